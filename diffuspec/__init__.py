@@ -1,0 +1,1 @@
+"""diffuspec: lossless speculative decoding with a diffusion language model as drafter."""

@@ -1,0 +1,77 @@
+"""Every error diffuspec raises on purpose.
+
+DiffuspecError
+├── ConfigError                  a configuration value, or an unknown key
+├── InvalidRequestError          a prompt or a sampling option of one request
+│   └── ContextLengthError       prompt and answer do not fit the target's context
+├── ModelLoadError               a model directory that cannot be used
+│   ├── VocabularyError          drafter, target and proxy do not share token ids
+│   └── OutOfMemoryError         weights and cache do not fit the device
+├── NgramError                   an n-gram file that cannot be used
+├── MissingDependencyError       an optional package is not installed
+├── OverloadedError              the queue is full; try again later
+├── RequestCancelledError        the request was cancelled by its owner
+└── WorkerError                  a role failed while working
+    ├── DrafterError             drafting failed; decoding goes on without drafts
+    └── VerifierError            verification failed; the request cannot go on
+
+Messages name the offending value and say what would be right.
+"""
+
+from __future__ import annotations
+
+
+class DiffuspecError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class ConfigError(DiffuspecError):
+    """A configuration value is wrong, or a key is unknown."""
+
+
+class InvalidRequestError(DiffuspecError):
+    """A request asks for something that cannot be done; found before any work is done."""
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt and requested answer do not fit into the target's context."""
+
+
+class ModelLoadError(DiffuspecError):
+    """A model directory cannot be loaded."""
+
+
+class VocabularyError(ModelLoadError):
+    """Drafter, target, tokenizer or proxy do not share token ids."""
+
+
+class OutOfMemoryError(ModelLoadError):
+    """Weights and cache do not fit the device; found before weights are read."""
+
+
+class NgramError(DiffuspecError):
+    """An n-gram file cannot be read, or was not made over these token ids."""
+
+
+class MissingDependencyError(DiffuspecError):
+    """An optional package is needed for this and is not installed."""
+
+
+class OverloadedError(DiffuspecError):
+    """Too many requests are waiting; the same request may succeed later."""
+
+
+class RequestCancelledError(DiffuspecError):
+    """The request was cancelled before it finished."""
+
+
+class WorkerError(DiffuspecError):
+    """A role failed while working."""
+
+
+class DrafterError(WorkerError):
+    """The drafter failed; decoding goes on without drafts."""
+
+
+class VerifierError(WorkerError):
+    """The verifier failed; the request cannot go on."""
