@@ -1,0 +1,1 @@
+"""The embedded `tiny` model pair: its corpus, tokenizer, models and training."""
