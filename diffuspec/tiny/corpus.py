@@ -80,7 +80,7 @@ def training_conversations(
 ) -> Iterator[Conversation]:
     """Endless conversations that are not held out, families mixed by weight (default: evenly)."""
     rng = random.Random(seed)
-    shares = {family: 1.0 for family in FAMILIES} if weights is None else dict(weights)
+    shares = dict.fromkeys(FAMILIES, 1.0) if weights is None else dict(weights)
     families = list(shares)
     while True:
         family = rng.choices(families, weights=list(shares.values()))[0]

@@ -1,6 +1,6 @@
 """The kinds of conversation the `tiny` pair learns, one module each.
 
-Every module has `compose(rng, size) -> Conversation`. What the user says is drawn from
+Every family has `compose(rng, size) -> Conversation`. What the user says is drawn from
 `rng`; every answer is a function of what the user said, so there is one right answer and an
 exact text match is the measure. `size` in [0, 1] bounds the length of what is drawn.
 """
@@ -18,3 +18,11 @@ class Conversation:
 
     def __post_init__(self) -> None:
         assert len(self.turns) == len(self.answers) >= 1, (self.turns, self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the user says once, and the right answer to it."""
+
+    turn: str
+    answer: str

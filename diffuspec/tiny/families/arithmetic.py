@@ -4,18 +4,20 @@ import random
 from dataclasses import dataclass
 
 from diffuspec.tiny.families import Conversation
-from diffuspec.tiny.families.pools import Person, people, scaled
+from diffuspec.tiny.families.pools import Person, people, scaled, words
 
 FAMILY = "math_reasoning"
 
 _MAX_VALUE = 99
-_THINGS = (
+_THINGS = words(
     "apples pears plums eggs nuts books pens cards stamps coins stones shells balls "
     "cakes cups plates boxes flowers tickets photos buttons marbles candles toys"
-).split()
-_PLACES = ("basket", "box", "bag", "room", "drawer", "garden shed")
-
-# The answer form goes with the question's phrasing.
+)
+_OPENINGS = (
+    "{name} has {start} {things}.",
+    "{name} starts with {start} {things}.",
+    "{name} owns {start} {things}.",
+)
 _QUESTIONS = (
     "How many {things} does {name} have now?",
     "How many {things} does {name} have in the end?",
@@ -60,13 +62,6 @@ def compose(rng: random.Random, size: float) -> Conversation:
     return Conversation(FAMILY, (turn,), (_worked(hero, things, opening, start, steps),))
 
 
-_OPENINGS = (
-    "{name} has {start} {things}.",
-    "{name} starts with {start} {things}.",
-    "{name} owns {start} {things}.",
-)
-
-
 def _worked(hero: Person, things: str, opening: str, start: int, steps: list[_Step]) -> str:
     sentences = [opening]
     value = start
@@ -103,9 +98,9 @@ def _gain(rng: random.Random, hero: Person, other: Person, things: str, value: i
     more = rng.randint(2, min(20, _MAX_VALUE - value))
     told = rng.choice(
         (
-            f"{hero.Subject} buys {more} more {things}.",
-            f"{hero.Subject} finds {more} more {things}.",
-            f"{hero.Subject} gets {more} {things} from {other.name}.",
+            f"{hero.opening} buys {more} more {things}.",
+            f"{hero.opening} finds {more} more {things}.",
+            f"{hero.opening} gets {more} {things} from {other.name}.",
             f"{other.name} gives {hero.name} {more} {things}.",
         )
     )
@@ -116,9 +111,9 @@ def _loss(rng: random.Random, hero: Person, other: Person, things: str, value: i
     fewer = rng.randint(2, min(20, value - 2))
     told = rng.choice(
         (
-            f"{hero.Subject} gives {fewer} {things} to {other.name}.",
-            f"{hero.Subject} sells {fewer} {things} to {other.name}.",
-            f"{hero.Subject} loses {fewer} {things}.",
+            f"{hero.opening} gives {fewer} {things} to {other.name}.",
+            f"{hero.opening} sells {fewer} {things} to {other.name}.",
+            f"{hero.opening} loses {fewer} {things}.",
             f"{other.name} takes {fewer} of the {things}.",
         )
     )
@@ -129,7 +124,7 @@ def _growth(rng: random.Random, hero: Person, other: Person, things: str, value:
     factor = rng.randint(2, 5)
     told = rng.choice(
         (
-            f"Then {hero.subject} gets {factor} times as many {things}.",
+            f"A day later {hero.subject} has {factor} times as many {things}.",
             f"A week later {hero.subject} has {factor} times as many {things}.",
         )
     )

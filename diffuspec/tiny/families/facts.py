@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 
 from diffuspec.tiny.families import Conversation
-from diffuspec.tiny.families.pools import DAYS, MONTHS, with_article
+from diffuspec.tiny.families.pools import DAYS, MONTHS, with_article, words
 
 FAMILY = "qa"
+
+_FRAMES = ("{question}", "{question}", "I have a question. {question}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ def compose(rng: random.Random, size: float) -> Conversation:
     """Draw a fact and a way to ask for it; facts have one length, whatever the size."""
     kind = rng.choice(_kinds_by_share())
     row = rng.choice(kind.rows)
-    turn = rng.choice(kind.questions).format_map(row)
+    question = rng.choice(kind.questions).format_map(row)
+    turn = rng.choice(_FRAMES).format(question=question)
     return Conversation(FAMILY, (turn,), (kind.answer.format_map(row),))
 
 
@@ -153,10 +156,10 @@ _OPPOSITES = (
     "full empty|early late|hard soft|strong weak|clean dirty|wet dry|open closed|left right|"
     "loud quiet|near far|thick thin"
 )
-_PLANETS = "Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune".split()
-_ORDINALS = (
+_PLANETS = words("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune")
+_ORDINALS = words(
     "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
-).split()
+)
 
 
 def _kinds() -> Iterator[_Kind]:
@@ -300,7 +303,7 @@ def _neighbour_kinds() -> Iterator[_Kind]:
         )
 
 
-def _in_order(names: list[str]) -> tuple[Mapping[str, str], ...]:
+def _in_order(names: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
     """Rows of a cycle of names: each with its place, and the names before and after it."""
     return tuple(
         {

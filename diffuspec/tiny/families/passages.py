@@ -113,7 +113,9 @@ _SUBJECTS = (
         {
             "When was the {surname} Bridge built?": "the {surname} Bridge was built in {year}",
             "Who built the {surname} Bridge?": "the {surname} Bridge was built by {founder}",
-            "Which river does the {surname} Bridge cross?": "the {surname} Bridge crosses the river {river}",
+            "Which river does the {surname} Bridge cross?": (
+                "the {surname} Bridge crosses the river {river}"
+            ),
             "Where is the {surname} Bridge?": "the {surname} Bridge stands in {town}",
         },
     ),
@@ -126,7 +128,9 @@ _SUBJECTS = (
             "Its new building was opened in {month}.",
         ),
         {
-            "When was the {surname} Company founded?": "the {surname} Company was founded in {year}",
+            "When was the {surname} Company founded?": (
+                "the {surname} Company was founded in {year}"
+            ),
             "Who founded the {surname} Company?": "the {surname} Company was founded by {founder}",
             "What does the {surname} Company make?": "the {surname} Company makes {product}",
             "Where does the {surname} Company work?": "the {surname} Company works in {town}",
@@ -144,7 +148,9 @@ _SUBJECTS = (
             "When was the writer {founder} born?": "the writer {founder} was born in {year}",
             "Where was the writer {founder} born?": "the writer {founder} was born in {town}",
             "What was the job of the writer {founder}?": "the writer {founder} was {job}",
-            "What did the writer {founder} first write about?": "the writer {founder} first wrote about {topic}",
+            "What did the writer {founder} first write about?": (
+                "the writer {founder} first wrote about {topic}"
+            ),
         },
     ),
 )

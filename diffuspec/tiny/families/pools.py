@@ -7,31 +7,38 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GIRLS = (
+
+def words(text: str) -> tuple[str, ...]:
+    """The words of a text, a short way to write a pool down."""
+    return tuple(text.split())
+
+
+GIRLS = words(
     "Anna Clara Emma Eva Julia Laura Lena Lisa Lucy Maria Mia Nina Nora Olga Paula "
     "Rosa Ruth Sara Sofia Tina Vera Alice Ella Grace Helen Irene Jane Kate Mary Zoe"
-).split()
-BOYS = (
+)
+BOYS = words(
     "Adam Alex Ben Carl Daniel David Erik Felix Frank George Hugo Ivan Jack James Jonas "
-    "Leo Lucas Mark Martin Max Oscar Paul Peter Robert Sam Simon Thomas Tom Victor Walter"
-).split()
-SURNAMES = (
+    "Leo Lucas Mark Martin Max Noah Paul Peter Robert Sam Simon Thomas Tom Victor Walter"
+)
+SURNAMES = words(
     "Adler Baker Berg Brown Carter Cook Dahl Fischer Fox Green Hall Hansen Hill Hunter "
     "Jensen Keller King Lang Larsen Lee Lindholm Marsh Meyer Miller Moore Novak Olsen "
     "Palmer Parker Reed Rossi Schmidt Stone Taylor Turner Vogel Walker Weber White Wood"
-).split()
-TOWNS = (
+)
+TOWNS = words(
     "Ashford Bakewell Brookfield Clayton Clifton Crossley Dalton Eastwood Fairview Fernhill "
     "Glenwood Greenfield Hartley Highbridge Kingsford Lakeside Linton Longfield Marlow "
     "Meadowbrook Millbrook Newport Norwood Oakdale Redhill Riverton Rosewood Seaton Shelby "
     "Stonebridge Sunfield Tarsund Thornton Waterford Westbrook Whitby Winfield Woodside"
-).split()
-CITIES = "Athens Berlin Boston Dublin Lisbon London Madrid Oslo Paris Prague Rome Vienna".split()
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
-MONTHS = (
+)
+CITIES = words("Athens Berlin Boston Dublin Lisbon London Madrid Oslo Paris Prague Rome Vienna")
+DAYS = words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
+MONTHS = words(
     "January February March April May June July August September October November December"
-).split()
-NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight")
+)
+PET_NAMES = words("Bella Luna Rex Rocky Milo Daisy Coco Lucky Oscar Simba")
+NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +50,7 @@ class Person:
     possessive: str
 
     @property
-    def Subject(self) -> str:  # noqa: N802 - capital where it opens a sentence
+    def opening(self) -> str:
         """The subject pronoun at the start of a sentence."""
         return self.subject.capitalize()
 

@@ -12,12 +12,14 @@ from functools import cache
 from pathlib import Path
 
 from diffuspec.tiny.families import Conversation
-from diffuspec.tiny.families.pools import scaled
+from diffuspec.tiny.families.pools import scaled, words
 
 FAMILY = "code"
 
-_PACKAGES = ("asyncio", "collections", "concurrent", "email", "html", "http", "importlib", "json")
-_PACKAGES += ("logging", "multiprocessing", "unittest", "urllib", "xml", "wsgiref")
+_PACKAGES = words(
+    "asyncio collections concurrent email html http importlib json logging multiprocessing "
+    "unittest urllib wsgiref xml"
+)
 _REQUEST = "Continue this Python code from the module {module}:\n"
 _HELD_OUT_ONE_IN = 10
 _MIN_MODULE_LINES = 40
@@ -51,7 +53,7 @@ def compose(rng: random.Random, size: float) -> Conversation:
         start = _draw_start(rng, module)
         shown = _trimmed(module.lines[start : start + num_shown])
         rest = module.lines[start + len(shown) : start + len(shown) + num_next]
-        answer = "\n".join(rest).rstrip()
+        answer = "\n".join(rest).strip("\n")
         if shown and len(rest) == num_next and answer.strip() and _is_plain(shown + rest):
             turn = _REQUEST.format(module=module.name) + "\n".join(shown)
             return Conversation(FAMILY, (turn,), (answer,))
