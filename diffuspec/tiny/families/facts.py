@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from diffuspec.tiny.families import Conversation
-from diffuspec.tiny.families.pools import DAYS, MONTHS, with_article, words
+from diffuspec.tiny.families.fact_tables import (
+    ANIMALS,
+    BOOKS,
+    COUNTRIES,
+    ELEMENTS,
+    INVENTIONS,
+    OPPOSITES,
+    ORDINALS,
+    PLANETS,
+)
+from diffuspec.tiny.families.pools import DAYS, MONTHS, with_article
 
 FAMILY = "qa"
 
@@ -41,127 +51,6 @@ def _kinds_by_share() -> tuple[_Kind, ...]:
     return tuple(kind for kind in _kinds() for _ in kind.rows)
 
 
-def _rows(names: str, table: str) -> tuple[Mapping[str, str], ...]:
-    """Rows of `a | b | c` lines, keyed by the column names."""
-    keys = names.split()
-    lines = (line.split("|") for line in table.strip().splitlines())
-    return tuple(dict(zip(keys, (cell.strip() for cell in cells), strict=True)) for cells in lines)
-
-
-_COUNTRIES = _rows(
-    "country capital continent language currency",
-    """
-    France | Paris | Europe | French | euro
-    Germany | Berlin | Europe | German | euro
-    Italy | Rome | Europe | Italian | euro
-    Spain | Madrid | Europe | Spanish | euro
-    Portugal | Lisbon | Europe | Portuguese | euro
-    Austria | Vienna | Europe | German | euro
-    Greece | Athens | Europe | Greek | euro
-    Poland | Warsaw | Europe | Polish | zloty
-    Sweden | Stockholm | Europe | Swedish | krona
-    Norway | Oslo | Europe | Norwegian | krone
-    Denmark | Copenhagen | Europe | Danish | krone
-    Hungary | Budapest | Europe | Hungarian | forint
-    Iceland | Reykjavik | Europe | Icelandic | krona
-    Finland | Helsinki | Europe | Finnish | euro
-    Japan | Tokyo | Asia | Japanese | yen
-    China | Beijing | Asia | Chinese | yuan
-    Thailand | Bangkok | Asia | Thai | baht
-    Vietnam | Hanoi | Asia | Vietnamese | dong
-    South Korea | Seoul | Asia | Korean | won
-    Iran | Tehran | Asia | Persian | rial
-    Egypt | Cairo | Africa | Arabic | pound
-    Morocco | Rabat | Africa | Arabic | dirham
-    Ghana | Accra | Africa | English | cedi
-    Brazil | Brasilia | South America | Portuguese | real
-    Argentina | Buenos Aires | South America | Spanish | peso
-    Chile | Santiago | South America | Spanish | peso
-    Peru | Lima | South America | Spanish | sol
-    Cuba | Havana | North America | Spanish | peso
-    Mexico | Mexico City | North America | Spanish | peso
-    Australia | Canberra | Oceania | English | dollar
-    """,
-)
-_ANIMALS = _rows(
-    "animal young sound legs",
-    """
-    dog | puppy | barks | four
-    cat | kitten | meows | four
-    cow | calf | moos | four
-    horse | foal | neighs | four
-    sheep | lamb | bleats | four
-    lion | cub | roars | four
-    pig | piglet | grunts | four
-    duck | duckling | quacks | two
-    hen | chick | clucks | two
-    owl | owlet | hoots | two
-    """,
-)
-_ELEMENTS = _rows(
-    "element symbol number",
-    """
-    hydrogen | H | 1
-    helium | He | 2
-    carbon | C | 6
-    nitrogen | N | 7
-    oxygen | O | 8
-    neon | Ne | 10
-    sodium | Na | 11
-    sulfur | S | 16
-    calcium | Ca | 20
-    iron | Fe | 26
-    copper | Cu | 29
-    zinc | Zn | 30
-    silver | Ag | 47
-    tin | Sn | 50
-    gold | Au | 79
-    lead | Pb | 82
-    """,
-)
-_BOOKS = _rows(
-    "book author country",
-    """
-    Hamlet | William Shakespeare | England
-    Macbeth | William Shakespeare | England
-    Oliver Twist | Charles Dickens | England
-    Emma | Jane Austen | England
-    Frankenstein | Mary Shelley | England
-    Dracula | Bram Stoker | Ireland
-    Ulysses | James Joyce | Ireland
-    Faust | Johann Wolfgang von Goethe | Germany
-    War and Peace | Leo Tolstoy | Russia
-    Moby-Dick | Herman Melville | America
-    Don Quixote | Miguel de Cervantes | Spain
-    Les Miserables | Victor Hugo | France
-    The Metamorphosis | Franz Kafka | Prague
-    The Odyssey | Homer | Greece
-    """,
-)
-_INVENTIONS = _rows(
-    "thing person country",
-    """
-    the telephone | Alexander Graham Bell | Scotland
-    dynamite | Alfred Nobel | Sweden
-    the diesel engine | Rudolf Diesel | Germany
-    the World Wide Web | Tim Berners-Lee | England
-    the saxophone | Adolphe Sax | Belgium
-    the battery | Alessandro Volta | Italy
-    the Braille alphabet | Louis Braille | France
-    the lightning rod | Benjamin Franklin | America
-    """,
-)
-_OPPOSITES = (
-    "hot cold|big small|old new|fast slow|high low|long short|light dark|happy sad|rich poor|"
-    "full empty|early late|hard soft|strong weak|clean dirty|wet dry|open closed|left right|"
-    "loud quiet|near far|thick thin"
-)
-_PLANETS = words("Mercury Venus Earth Mars Jupiter Saturn Uranus Neptune")
-_ORDINALS = words(
-    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
-)
-
-
 def _kinds() -> Iterator[_Kind]:
     yield from _country_kinds()
     yield from _animal_kinds()
@@ -173,7 +62,7 @@ def _kinds() -> Iterator[_Kind]:
 def _country_kinds() -> Iterator[_Kind]:
     about = "{country} is a country in {continent}, and its main language is {language}."
     yield _Kind(
-        _COUNTRIES,
+        COUNTRIES,
         (
             "What is the capital of {country}?",
             "Which city is the capital of {country}?",
@@ -184,7 +73,7 @@ def _country_kinds() -> Iterator[_Kind]:
         "The capital of {country} is {capital}. " + about,
     )
     yield _Kind(
-        _COUNTRIES,
+        COUNTRIES,
         (
             "Which country has the capital {capital}?",
             "{capital} is the capital of which country?",
@@ -195,7 +84,7 @@ def _country_kinds() -> Iterator[_Kind]:
         "{capital} is the capital of {country}. " + about,
     )
     yield _Kind(
-        _COUNTRIES,
+        COUNTRIES,
         (
             "Which language do people speak in {country}?",
             "What is the main language of {country}?",
@@ -207,7 +96,7 @@ def _country_kinds() -> Iterator[_Kind]:
         "{country} is a country in {continent}, and its capital is {capital}.",
     )
     yield _Kind(
-        _COUNTRIES,
+        COUNTRIES,
         (
             "What is the currency of {country}?",
             "How do people pay in {country}?",
@@ -221,7 +110,7 @@ def _country_kinds() -> Iterator[_Kind]:
 
 
 def _animal_kinds() -> Iterator[_Kind]:
-    rows = tuple(_with_articles(row) for row in _ANIMALS)
+    rows = tuple(_with_articles(row) for row in ANIMALS)
     yield _Kind(
         rows,
         (
@@ -264,7 +153,7 @@ def _with_articles(row: Mapping[str, str]) -> Mapping[str, str]:
 
 def _order_kinds() -> Iterator[_Kind]:
     yield _Kind(
-        _in_order(_PLANETS),
+        _in_order(PLANETS),
         (
             "Which planet is the {nth} from the sun?",
             "What is the {nth} planet from the sun?",
@@ -308,7 +197,7 @@ def _in_order(names: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
     return tuple(
         {
             "name": name,
-            "nth": _ORDINALS[place],
+            "nth": ORDINALS[place],
             "before": names[place - 1],
             "after": names[(place + 1) % len(names)],
         }
@@ -317,9 +206,9 @@ def _in_order(names: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
 
 
 def _word_kinds() -> Iterator[_Kind]:
-    pairs = [pair.split() for pair in _OPPOSITES.split("|")]
+    turned = tuple({"word": row["other"], "other": row["word"]} for row in OPPOSITES)
     yield _Kind(
-        tuple({"word": a, "other": b} for x, y in pairs for a, b in ((x, y), (y, x))),
+        OPPOSITES + turned,
         (
             'What is the opposite of "{word}"?',
             'Which word is the opposite of "{word}"?',
@@ -330,7 +219,7 @@ def _word_kinds() -> Iterator[_Kind]:
         'The opposite of "{word}" is "{other}". Something that is {word} is not {other}.',
     )
     yield _Kind(
-        _ELEMENTS,
+        ELEMENTS,
         (
             "What is the chemical symbol of {element}?",
             "Which symbol does {element} have?",
@@ -345,7 +234,7 @@ def _word_kinds() -> Iterator[_Kind]:
 
 def _people_kinds() -> Iterator[_Kind]:
     yield _Kind(
-        _BOOKS,
+        BOOKS,
         (
             'Who wrote "{book}"?',
             'Who is the author of "{book}"?',
@@ -356,7 +245,7 @@ def _people_kinds() -> Iterator[_Kind]:
         '"{book}" was written by {author}. The author of "{book}" came from {country}.',
     )
     yield _Kind(
-        _INVENTIONS,
+        INVENTIONS,
         (
             "Who invented {thing}?",
             "Who is known as the inventor of {thing}?",
