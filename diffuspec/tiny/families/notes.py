@@ -11,7 +11,7 @@ from diffuspec.tiny.families.pools import CITIES, DAYS, PET_NAMES, people, with_
 
 _MEALS = ("a dinner", "a party", "a picnic", "a concert", "a lunch", "a film evening")
 _GIFTS = words("book lamp scarf clock vase hat camera guitar kite puzzle")
-_HEROES = words("cat dog fox mouse bear owl boy girl")
+_HEROES = words("cat dog fox mouse bear owl rabbit wolf")
 _FINDS = words("key map coin ring letter lamp bell crown")
 _PLACES = words("garden forest castle cave village tower")
 
