@@ -1,0 +1,201 @@
+"""Packed ragged attention over the cache, through transformers' attention interface.
+
+The new tokens of all sequences stand in one row [1, T], so that every linear layer costs the
+tokens actually there. The attention function finds what belongs to whom in the PackedBatch that
+the runner passes along as a keyword argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AttentionInterface
+
+from diffuspec.models.cache import KVCache
+
+ATTENTION_NAME = "diffuspec"
+MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """New rows of one sequence.
+
+    They are written to the slot's rows start .. start + num_rows - 1. Each sees all of the rows
+    before start; among themselves visible says which columns a row sees.
+    """
+
+    slot: int
+    start: int
+    num_rows: int
+    visible: Literal["causal", "full"] | NDArray[np.bool_]  # or [num_rows, num_rows]
+
+
+class Attention(Protocol):
+    """What the attention function hands every layer's work to."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """query [heads, T, dim], key and value [kv_heads, T, dim] -> [T, heads, dim]."""
+        ...
+
+
+class PackedBatch:
+    """One forward's segments, their cache rows and masks, prepared once for all layers."""
+
+    def __init__(
+        self, segments: Sequence[Segment], positions: NDArray[np.int64], cache: KVCache
+    ) -> None:
+        self._parts: list[_Part] = []
+        first = 0
+        for segment in segments:
+            last = first + segment.num_rows
+            self._parts.append(_Part(segment, positions[first:last], cache))
+            first = last
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        if len(self._parts) == 1:
+            return self._parts[0].attend(layer, query, key, value, scaling, window)
+        outputs, first = [], 0
+        for part in self._parts:
+            rows = slice(first, first + part.num_rows)
+            first = rows.stop
+            mine = query[:, rows], key[:, rows], value[:, rows]
+            outputs.append(part.attend(layer, *mine, scaling, window))
+        return torch.cat(outputs)
+
+
+class _Part:
+    """One segment's share of the work."""
+
+    def __init__(self, segment: Segment, positions: NDArray[np.int64], cache: KVCache) -> None:
+        self.num_rows = segment.num_rows
+        self._start = segment.start
+        self._end = segment.start + segment.num_rows
+        self._positions = positions
+        self._visible = segment.visible
+        self._new_rows = cache.rows(segment.slot, self._start, self._end)
+        self._all_rows = cache.rows(segment.slot, 0, self._end)
+        self._like = self._all_rows[0]
+        self._mask = _new_rows_mask(segment, self._like)
+        self._window_masks: dict[int, torch.Tensor] = {}
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        self._new_rows[2 * layer].copy_(key)
+        self._new_rows[2 * layer + 1].copy_(value)
+        keys, values = self._all_rows[2 * layer], self._all_rows[2 * layer + 1]
+        mask, column = self._mask, self._start
+        if window is not None and self._end > window:
+            mask, column = self._window_mask(window), 0
+        num_heads = query.shape[0]
+        if num_heads * self.num_rows * self._end <= MAX_SCORES:
+            return _attend(query, keys, values, mask, column, scaling)
+        step = max(1, MAX_SCORES // (num_heads * self._end))
+        outputs = []
+        for first in range(0, self.num_rows, step):
+            rows = slice(first, first + step)
+            row_mask = None if mask is None else mask[rows]
+            outputs.append(_attend(query[:, rows], keys, values, row_mask, column, scaling))
+        return torch.cat(outputs)
+
+    def _window_mask(self, window: int) -> torch.Tensor:
+        """Return the whole additive mask [num_rows, end] where a row sees `window` positions."""
+        if window not in self._window_masks:
+            columns = np.concatenate([np.arange(self._start), self._positions])
+            far = self._positions[:, None] - columns[None, :] >= window
+            mask = torch.zeros((self.num_rows, self._end), dtype=torch.float32)
+            if self._mask is not None:
+                mask[:, self._start :] = self._mask
+            mask[torch.from_numpy(far)] = -torch.inf
+            self._window_masks[window] = mask.to(self._like)
+        return self._window_masks[window]
+
+
+def _attend(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor | None,
+    column: int,
+    scaling: float,
+) -> torch.Tensor:
+    """Return [rows, heads, dim]; the additive mask applies from a column on."""
+    num_heads, num_rows, dim = query.shape
+    num_kv_heads, num_columns, _ = keys.shape
+    packed = query.reshape(num_kv_heads, -1, dim)
+    scores = torch.baddbmm(
+        keys.new_empty(()), packed, keys.transpose(1, 2), beta=0, alpha=scaling
+    )  # [kv_heads, heads / kv_heads * rows, columns]
+    if mask is not None:
+        scores.view(num_heads, num_rows, num_columns)[:, :, column:].add_(mask)
+    weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+    output = torch.bmm(weights, values)
+    return output.view(num_heads, num_rows, dim).transpose(0, 1)
+
+
+def _new_rows_mask(segment: Segment, like: torch.Tensor) -> torch.Tensor | None:
+    """Return the additive mask [num_rows, num_rows] among new rows; None: all visible."""
+    visible = segment.visible
+    if isinstance(visible, str):
+        is_causal = visible == "causal" and segment.num_rows > 1
+        return _causal_mask(segment.num_rows, like.dtype, like.device) if is_causal else None
+    mask = np.where(visible, np.float32(0), np.float32(-np.inf))
+    return torch.from_numpy(mask).to(like)
+
+
+@lru_cache(maxsize=64)
+def _causal_mask(num_rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((num_rows, num_rows), -torch.inf, dtype=dtype, device=device).triu(1)
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    packed: Attention | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim]."""
+    assert packed is not None, "a model with our attention is called through ModelRunner"
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    layer: Any = module.layer_idx
+    output = packed.attend(layer, query[0], key[0], value[0], scaling, sliding_window)
+    return output.unsqueeze(0), None
+
+
+# No mask function is registered under this name: transformers then builds no mask at all.
+AttentionInterface.register(ATTENTION_NAME, packed_attention)

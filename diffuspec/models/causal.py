@@ -1,0 +1,276 @@
+"""The target: verifies draft trees with a causal LM and its own cache."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffuspec import draft_tree
+from diffuspec.acceptance import Acceptance, accept
+from diffuspec.config import TargetConfig
+from diffuspec.errors import InvalidRequestError, VerifierError, WorkerError
+from diffuspec.interfaces import TargetInfo
+from diffuspec.models.attention import Segment
+from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
+from diffuspec.models.runner import ModelRunner
+from diffuspec.types import DraftTree, TokenLogprobs, Verdict, VerifyRequest
+
+MAX_PREFILL_ROWS = 2048  # bounds activations: a longer prefix is fed in several forwards
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """One request's rows in a step: its uncached prefix tokens, then the draft tree."""
+
+    request: VerifyRequest
+    slot: int
+    start: int  # prefix tokens cached already
+    first_logits: int = 0  # its root's row among the step's logits
+
+    @property
+    def num_tail(self) -> int:
+        return len(self.request.prefix) - self.start
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tail + self.request.tree.num_nodes
+
+    @property
+    def logit_rows(self) -> slice:
+        return slice(self.first_logits, self.first_logits + 1 + self.request.tree.num_nodes)
+
+
+class CausalTarget:
+    """A Verifier over a transformers causal LM.
+
+    Work happens in one thread of its own, so that awaiting it does not block the event loop.
+    """
+
+    def __init__(self, runner: ModelRunner, info: TargetInfo, max_tree_nodes: int) -> None:
+        self.runner = runner
+        self._info = info
+        self._max_tree_nodes = max_tree_nodes
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="target")
+
+    @classmethod
+    def load(cls, config: TargetConfig) -> Self:
+        """Load the target that a configuration names. Raises ModelLoadError."""
+        tokenizer = load_tokenizer(config.path)
+        loaded = load_model(
+            config.path,
+            device=config.device,
+            dtype=config.dtype,
+            num_slots=config.max_sequences,
+            max_len=config.max_model_len,
+            num_scratch_rows=config.max_tree_nodes,
+        )
+        info = TargetInfo(
+            vocab_size=check_tokenizer(config.path, tokenizer, loaded.num_embeddings),
+            max_model_len=config.max_model_len or loaded.max_positions,
+            max_sequences=config.max_sequences,
+            eos_token_ids=loaded.eos_token_ids,
+        )
+        return cls(loaded.runner, info, config.max_tree_nodes)
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._info
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Verify a batch. Raises InvalidRequestError before any work, VerifierError after."""
+        self._check(requests)
+        if not requests:
+            return []
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._verify, list(requests))
+
+    async def release(self, request_id: str) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self.runner.cache.release, request_id)
+
+    def close(self) -> None:
+        """Stop the worker thread once what it is doing is done."""
+        self._executor.shutdown()
+
+    def _check(self, requests: Sequence[VerifyRequest]) -> None:
+        limit = self._info.max_sequences
+        if len(requests) > limit:
+            raise VerifierError(f"{len(requests)} requests in one batch, max_sequences is {limit}")
+        if len({request.request_id for request in requests}) < len(requests):
+            ids = sorted(request.request_id for request in requests)
+            raise InvalidRequestError(f"a request id appears twice in one batch: {ids}")
+        for request in requests:
+            try:
+                self._check_request(request)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"request {request.request_id}: {error}") from error
+
+    def _check_request(self, request: VerifyRequest) -> None:
+        prefix, tree, vocab_size = request.prefix, request.tree, self._info.vocab_size
+        limit = self._info.max_model_len
+        if not 1 <= len(prefix) <= limit:
+            raise InvalidRequestError(f"prefix must have 1 to {limit} tokens, got {len(prefix)}")
+        low, high = int(prefix.min()), int(prefix.max())
+        if low < 0 or high >= vocab_size:
+            wrong = low if low < 0 else high
+            raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
+        if tree.num_nodes > self._max_tree_nodes:
+            raise InvalidRequestError(
+                f"draft tree must have at most {self._max_tree_nodes} nodes, got {tree.num_nodes}"
+            )
+        draft_tree.validate(tree)
+        if tree.num_nodes and max(tree.token_ids) >= vocab_size:
+            wrong = max(tree.token_ids)
+            raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {wrong}")
+
+    def _verify(self, requests: list[VerifyRequest]) -> list[Verdict]:
+        started = time.monotonic()
+        try:
+            plans = self._plan(requests)
+            logits = self._forward(plans)
+            acceptances = self._accept(plans, logits)
+            logprobs = _logprobs(plans, acceptances, logits)
+        except WorkerError as error:
+            raise VerifierError(str(error)) from error
+        except Exception as error:  # torch raises what it likes
+            raise VerifierError(f"the target's forward pass failed: {error}") from error
+        for plan, acceptance in zip(plans, acceptances, strict=True):
+            self._commit(plan, acceptance)
+        seconds = time.monotonic() - started
+        return [
+            Verdict(acceptance.token_ids, acceptance.accepted_nodes, row_logprobs, seconds)
+            for acceptance, row_logprobs in zip(acceptances, logprobs, strict=True)
+        ]
+
+    def _plan(self, requests: Sequence[VerifyRequest]) -> list[_Plan]:
+        cache = self.runner.cache
+        cache.begin_step()
+        plans, first_row = [], 0
+        for request in requests:
+            slot, start = cache.acquire(request.request_id, request.prefix)
+            plan = _Plan(request, slot, start)
+            self._prefill(plan)
+            plan.first_logits = first_row
+            first_row += 1 + request.tree.num_nodes
+            plans.append(plan)
+        return plans
+
+    def _prefill(self, plan: _Plan) -> None:
+        """Feed all but the last MAX_STEP_ROWS uncached prefix tokens of a long prefix."""
+        prefix = plan.request.prefix
+        while plan.num_tail > MAX_PREFILL_ROWS:
+            chunk = prefix[plan.start : plan.start + MAX_PREFILL_ROWS]
+            positions = np.arange(plan.start, plan.start + len(chunk))
+            segment = Segment(plan.slot, plan.start, len(chunk), "causal")
+            last_row = np.array([len(chunk) - 1])
+            self.runner.forward([segment], chunk.astype(np.int64), positions, last_row)
+            self.runner.cache.commit(plan.slot, chunk, len(chunk))
+            plan.start += len(chunk)
+
+    def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
+        """Return float32 logits of every root and node, [R, vocab_size]. Raises VerifierError."""
+        token_ids: list[NDArray[Any]] = []
+        positions: list[NDArray[Any]] = []
+        keep: list[NDArray[Any]] = []
+        segments = []
+        first_row = 0
+        for plan in plans:
+            prefix, tree = plan.request.prefix, plan.request.tree
+            token_ids += [prefix[plan.start :], np.array(tree.token_ids, np.int64)]
+            positions += [
+                np.arange(plan.start, len(prefix)),
+                len(prefix) - 1 + draft_tree.depths(tree),
+            ]
+            root = first_row + plan.num_tail - 1
+            keep.append(np.arange(root, root + 1 + tree.num_nodes))
+            visible = _visible_rows(tree, plan.num_tail)
+            segments.append(Segment(plan.slot, plan.start, plan.num_rows, visible))
+            first_row += plan.num_rows
+        logits = self.runner.forward(
+            segments,
+            np.concatenate(token_ids, dtype=np.int64),
+            np.concatenate(positions, dtype=np.int64),
+            np.concatenate(keep, dtype=np.int64),
+        )[:, : self._info.vocab_size]
+        self._check_finite(plans, logits)
+        return logits
+
+    def _check_finite(self, plans: Sequence[_Plan], logits: torch.Tensor) -> None:
+        finite = logits.amax(dim=-1).isfinite()
+        if bool(finite.all()):
+            return
+        bad = []
+        for plan in plans:
+            if not bool(finite[plan.logit_rows].all()):
+                bad.append(plan.request.request_id)
+                self.runner.cache.clear(plan.request.request_id)
+        raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
+
+    def _accept(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[Acceptance]:
+        is_plain = [
+            p.request.sampling.is_greedy and not p.request.sampling.has_penalties for p in plans
+        ]
+        argmax = logits.argmax(dim=-1).tolist() if any(is_plain) else []
+        return [
+            accept(plan.request.tree, argmax[plan.logit_rows] if plain else _draw(plan, logits))
+            for plan, plain in zip(plans, is_plain, strict=True)
+        ]
+
+    def _commit(self, plan: _Plan, acceptance: Acceptance) -> None:
+        tail = plan.request.prefix[plan.start :]
+        nodes = acceptance.accepted_nodes
+        token_ids = np.concatenate([tail, np.array(acceptance.token_ids[:-1], np.int32)])
+        rows = [plan.num_tail + node for node in nodes]
+        self.runner.cache.commit(plan.slot, token_ids, plan.num_tail, rows)
+
+
+def _visible_rows(tree: DraftTree, num_tail: int) -> Literal["causal"] | NDArray[np.bool_]:
+    """Return what the prefix tail and the tree's nodes see of each other."""
+    if draft_tree.is_chain(tree):
+        return "causal"
+    num_rows = num_tail + tree.num_nodes
+    visible = np.tri(num_rows, dtype=np.bool_)
+    visible[num_tail:, num_tail:] = draft_tree.ancestor_mask(tree)
+    return visible
+
+
+def _logprobs(
+    plans: Sequence[_Plan], acceptances: Sequence[Acceptance], logits: torch.Tensor
+) -> list[tuple[TokenLogprobs, ...] | None]:
+    """Return, for requests that ask, the committed tokens' log-probabilities."""
+    found: list[tuple[TokenLogprobs, ...] | None] = []
+    for plan, acceptance in zip(plans, acceptances, strict=True):
+        num_top = plan.request.sampling.logprobs
+        if num_top is None:
+            found.append(None)
+            continue
+        rows = [plan.first_logits, *(plan.first_logits + 1 + n for n in acceptance.accepted_nodes)]
+        logprobs = logits[rows].log_softmax(dim=-1)
+        found.append(_token_logprobs(logprobs, acceptance.token_ids, num_top))
+    return found
+
+
+def _token_logprobs(
+    logprobs: torch.Tensor, token_ids: Sequence[int], num_top: int
+) -> tuple[TokenLogprobs, ...]:
+    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logprobs.device)[:, None])
+    values, ids = logprobs.topk(num_top, dim=-1)
+    return tuple(
+        TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))
+        for (logprob,), top_ids, top_values in zip(
+            chosen.tolist(), ids.tolist(), values.tolist(), strict=True
+        )
+    )
+
+
+def _draw(plan: _Plan, logits: torch.Tensor) -> list[int]:
+    """Return the target's own token at the root and at every node."""
+    raise NotImplementedError

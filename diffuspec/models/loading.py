@@ -1,0 +1,191 @@
+"""From a directory to a model: safetensors only, nothing remote, nothing half-done.
+
+Whatever can be found wrong is found before weights are read. Every failure is a ModelLoadError
+that names the directory and says what would be right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+
+from diffuspec.config import Device, DType
+from diffuspec.errors import ModelLoadError, VocabularyError
+from diffuspec.models.attention import ATTENTION_NAME
+from diffuspec.models.cache import CacheShape
+from diffuspec.models.checkpoint import Checkpoint, check_fits, inspect_checkpoint, read_json
+from diffuspec.models.runner import ModelRunner
+
+# Fields of Dream's config.json that must not reach Qwen2Config.
+_DREAM_ONLY = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what its directory says of it."""
+
+    runner: ModelRunner
+    checkpoint: Checkpoint
+    num_embeddings: int  # token ids it can be fed: 0 .. num_embeddings - 1
+    max_positions: int  # the longest sequence it was trained for
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(
+    path: Path,
+    *,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    num_slots: int,
+    max_len: int | None = None,
+    num_scratch_rows: int = 0,
+) -> LoadedModel:
+    """Load a causal LM (a diffusion LM's weights are one) and its cache.
+
+    The cache has num_slots slots of max_len rows (None: as many as the model was trained for)
+    and num_scratch_rows more, for rows that are not kept. Raises ModelLoadError.
+    """
+    checkpoint = inspect_checkpoint(path)
+    config = _transformers_config(checkpoint)
+    max_positions = int(config.max_position_embeddings)
+    if max_len is not None and max_len > max_positions:
+        raise ModelLoadError(
+            f"{path} was trained for {max_positions} positions, max_model_len is {max_len}"
+        )
+    num_rows = (max_len or max_positions) + num_scratch_rows
+    where = _resolve_device(path, device)
+    precision = _resolve_dtype(dtype, where)
+    cache_bytes = _cache_shape(config).num_bytes(num_slots, num_rows, precision)
+    check_fits(path, checkpoint.num_weights * precision.itemsize, cache_bytes, where)
+    model = _read_weights(checkpoint, config, precision).to(where)
+    runner = ModelRunner(model, num_slots, num_rows)
+    num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+    return LoadedModel(
+        runner, checkpoint, num_embeddings, max_positions, _eos_token_ids(checkpoint)
+    )
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Load a model directory's fast tokenizer. Raises ModelLoadError."""
+    if not path.is_dir():
+        raise ModelLoadError(f"model directory {path} does not exist")
+    if not (path / "tokenizer.json").is_file():
+        raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
+    try:
+        with _quiet():
+            return AutoTokenizer.from_pretrained(
+                path, use_fast=True, trust_remote_code=False, local_files_only=True
+            )
+    except Exception as error:  # transformers and tokenizers raise what they like
+        raise ModelLoadError(f"{path}: cannot load its tokenizer: {error}") from error
+
+
+def check_tokenizer(path: Path, tokenizer: Any, num_embeddings: int) -> int:
+    """Return how many ids the tokenizer knows. Raises VocabularyError if the model has fewer."""
+    num_ids = max(tokenizer.get_vocab().values()) + 1
+    if num_ids > num_embeddings:
+        raise VocabularyError(
+            f"{path}: the tokenizer knows {num_ids} token ids, the model only {num_embeddings}"
+        )
+    return int(num_ids)
+
+
+def _transformers_config(checkpoint: Checkpoint) -> Any:
+    path = checkpoint.path
+    try:
+        with _quiet():
+            if checkpoint.is_dream:
+                fields = {k: v for k, v in checkpoint.config.items() if k not in _DREAM_ONLY}
+                return Qwen2Config(**fields)
+            config = AutoConfig.from_pretrained(
+                path, trust_remote_code=False, local_files_only=True
+            )
+    except Exception as error:  # unknown model types, and values of the wrong kind
+        raise ModelLoadError(f"{path}: config.json cannot be used: {error}") from error
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(f"{path}: {config.model_type} is not a causal LM of transformers")
+    return config
+
+
+def _read_weights(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> Any:
+    path = checkpoint.path
+    try:
+        with _quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except Exception as error:  # transformers, safetensors and torch raise what they like
+        raise ModelLoadError(f"{path}: cannot load its weights: {error}") from error
+    model, info = loaded
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if keys := sorted(map(str, info[problem])):
+            what = problem.removesuffix("_keys")
+            raise ModelLoadError(
+                f"{path}: {len(keys)} {what} weights for {type(model).__name__}: "
+                + ", ".join(keys[:3])
+            )
+    return model
+
+
+def _cache_shape(config: Any) -> CacheShape:
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return CacheShape(config.num_hidden_layers, num_kv_heads, head_dim)
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return what ends an answer, the most usual first."""
+    found: list[int] = []
+    sources = [checkpoint.config]
+    if (checkpoint.path / "generation_config.json").exists():
+        sources.insert(0, read_json(checkpoint.path, "generation_config.json"))
+    for source in sources:
+        value = source.get("eos_token_id")
+        found.extend(value if isinstance(value, list) else [] if value is None else [value])
+    return tuple(dict.fromkeys(found))
+
+
+def _resolve_device(path: Path, device: Device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError(f"{path} was to be loaded on cuda, but no CUDA device is available")
+    return torch.device(device)
+
+
+def _resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from printing progress bars and reports: failures become our errors."""
+    log: Any = transformers.utils.logging
+    verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(logging.CRITICAL)
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if has_bars:
+            log.enable_progress_bar()
