@@ -1,0 +1,119 @@
+"""Training examples: conversations as token ids, in batches of like length.
+
+A chunk of batches is a function of (seed, chunk index, progress), so that training resumes exactly.
+Besides the corpus there is one artificial family, `copy`: a run of random ids to be repeated. It
+makes attention learn to copy early, which the families that quote their prompt depend on.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerFast
+
+from diffuspec.tiny.corpus import Conversation, conversation, is_held_out
+
+FAMILY_WEIGHTS = {
+    "mt_bench": 0.20,
+    "translation": 0.16,
+    "summarization": 0.14,
+    "qa": 0.12,
+    "math_reasoning": 0.19,
+    "rag": 0.14,
+    "code": 0.05,
+}
+MAX_EXAMPLE_TOKENS = 512
+BATCHES_PER_CHUNK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation. is_answer marks the tokens that the model must produce."""
+
+    token_ids: list[int]
+    is_answer: list[bool]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+class Encoder:
+    """Turns conversations into examples."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer = tokenizer
+        self._user = self._ids("<|im_start|>user\n")
+        self._assistant = self._ids("<|im_end|>\n<|im_start|>assistant\n")
+        self._end = self._ids("<|im_end|>")
+        self._newline = self._ids("\n")
+        self._num_ids = len(tokenizer)
+
+    def conversation(self, source: Conversation) -> Example:
+        turns = [self._ids(text) for text in source.turns]
+        return self.turns(turns, [self._ids(text) for text in source.answers])
+
+    def turns(self, turns: Sequence[list[int]], answers: Sequence[list[int]]) -> Example:
+        token_ids: list[int] = []
+        is_answer: list[bool] = []
+        for turn, answer in zip(turns, answers, strict=True):
+            asked = [*self._user, *turn, *self._assistant]
+            if token_ids:
+                asked = [*self._newline, *asked]
+            said = [*answer, *self._end]
+            token_ids += asked + said
+            is_answer += [False] * len(asked) + [True] * len(said)
+        return Example(token_ids, is_answer)
+
+    def copy(self, rng: random.Random) -> Example:
+        run = [rng.randrange(3, self._num_ids) for _ in range(rng.randint(4, 48))]
+        return self.turns([run], [run])
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+
+def training_batches(
+    encoder: Encoder, seed: int, chunk: int, progress: float, tokens_per_batch: int
+) -> Iterator[list[Example]]:
+    """Yield one chunk of batches, each of examples of like length.
+
+    progress in [0, 1] steers the curriculum: passages and problems grow during the first 40 %,
+    copying is frequent at the start and rare later.
+    """
+    rng = random.Random(f"{seed}/{chunk}")
+    longest = min(1.0, 0.15 + progress / 0.4)
+    copy_share = 0.25 if progress < 0.15 else 0.03
+    examples: list[Example] = []
+    num_tokens = 0
+    while num_tokens < BATCHES_PER_CHUNK * tokens_per_batch:
+        example = _draw(encoder, rng, longest, copy_share)
+        if example.num_tokens <= MAX_EXAMPLE_TOKENS:
+            examples.append(example)
+            num_tokens += example.num_tokens
+    batches = _cut(sorted(examples, key=lambda example: example.num_tokens), tokens_per_batch)
+    rng.shuffle(batches)
+    yield from batches
+
+
+def _draw(encoder: Encoder, rng: random.Random, longest: float, copy_share: float) -> Example:
+    if rng.random() < copy_share:
+        return encoder.copy(rng)
+    families = list(FAMILY_WEIGHTS)
+    family = rng.choices(families, weights=list(FAMILY_WEIGHTS.values()))[0]
+    while True:
+        drawn = conversation(family, rng, longest * rng.random())
+        if not is_held_out(drawn):
+            return encoder.conversation(drawn)
+
+
+def _cut(examples: list[Example], tokens_per_batch: int) -> list[list[Example]]:
+    batches: list[list[Example]] = [[]]
+    for example in examples:  # ascending: the newest one is the longest of its batch
+        if batches[-1] and (len(batches[-1]) + 1) * example.num_tokens > tokens_per_batch:
+            batches.append([])
+        batches[-1].append(example)
+    return batches
