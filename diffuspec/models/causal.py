@@ -21,6 +21,7 @@ from diffuspec.interfaces import TargetInfo
 from diffuspec.models.attention import Segment
 from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
 from diffuspec.models.runner import ModelRunner
+from diffuspec.sampling import target_tokens, token_logprobs
 from diffuspec.types import DraftTree, TokenLogprobs, Verdict, VerifyRequest
 
 MAX_PREFILL_ROWS = 2048  # bounds activations: a longer prefix is fed in several forwards
@@ -137,7 +138,10 @@ class CausalTarget:
             plans = self._plan(requests)
             logits = self._forward(plans)
             acceptances = self._accept(plans, logits)
-            logprobs = _logprobs(plans, acceptances, logits)
+            logprobs = [
+                _logprobs(plan, acceptance, logits)
+                for plan, acceptance in zip(plans, acceptances, strict=True)
+            ]
         except WorkerError as error:
             raise VerifierError(str(error)) from error
         except Exception as error:  # torch raises what it likes
@@ -215,14 +219,8 @@ class CausalTarget:
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
 
     def _accept(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[Acceptance]:
-        is_plain = [
-            p.request.sampling.is_greedy and not p.request.sampling.has_penalties for p in plans
-        ]
-        argmax = logits.argmax(dim=-1).tolist() if any(is_plain) else []
-        return [
-            accept(plan.request.tree, argmax[plan.logit_rows] if plain else _draw(plan, logits))
-            for plan, plain in zip(plans, is_plain, strict=True)
-        ]
+        chosen = target_tokens(logits, [plan.request for plan in plans]).tolist()
+        return [accept(plan.request.tree, chosen[plan.logit_rows]) for plan in plans]
 
     def _commit(self, plan: _Plan, acceptance: Acceptance) -> None:
         tail = plan.request.prefix[plan.start :]
@@ -243,34 +241,12 @@ def _visible_rows(tree: DraftTree, num_tail: int) -> Literal["causal"] | NDArray
 
 
 def _logprobs(
-    plans: Sequence[_Plan], acceptances: Sequence[Acceptance], logits: torch.Tensor
-) -> list[tuple[TokenLogprobs, ...] | None]:
-    """Return, for requests that ask, the committed tokens' log-probabilities."""
-    found: list[tuple[TokenLogprobs, ...] | None] = []
-    for plan, acceptance in zip(plans, acceptances, strict=True):
-        num_top = plan.request.sampling.logprobs
-        if num_top is None:
-            found.append(None)
-            continue
-        rows = [plan.first_logits, *(plan.first_logits + 1 + n for n in acceptance.accepted_nodes)]
-        logprobs = logits[rows].log_softmax(dim=-1)
-        found.append(_token_logprobs(logprobs, acceptance.token_ids, num_top))
-    return found
-
-
-def _token_logprobs(
-    logprobs: torch.Tensor, token_ids: Sequence[int], num_top: int
-) -> tuple[TokenLogprobs, ...]:
-    chosen = logprobs.gather(1, torch.tensor(token_ids, device=logprobs.device)[:, None])
-    values, ids = logprobs.topk(num_top, dim=-1)
-    return tuple(
-        TokenLogprobs(logprob, tuple(zip(top_ids, top_values, strict=True)))
-        for (logprob,), top_ids, top_values in zip(
-            chosen.tolist(), ids.tolist(), values.tolist(), strict=True
-        )
-    )
-
-
-def _draw(plan: _Plan, logits: torch.Tensor) -> list[int]:
-    """Return the target's own token at the root and at every node."""
-    raise NotImplementedError
+    plan: _Plan, acceptance: Acceptance, logits: torch.Tensor
+) -> tuple[TokenLogprobs, ...] | None:
+    """Return the committed tokens' log-probabilities if the request asks for them."""
+    num_top = plan.request.sampling.logprobs
+    if num_top is None:
+        return None
+    rows = [plan.first_logits, *(plan.first_logits + 1 + n for n in acceptance.accepted_nodes)]
+    chosen = torch.tensor(acceptance.token_ids, device=logits.device)
+    return tuple(token_logprobs(logits[rows], chosen, num_top))
