@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -23,18 +23,28 @@ ATTENTION_NAME = "diffuspec"
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
 
+Visible: TypeAlias = Literal["causal", "full"] | NDArray[np.bool_]  # or [n, n]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """New rows of one sequence.
+    """New rows of one sequence, n of them.
 
-    They are written to the slot's rows start .. start + num_rows - 1. Each sees all of the rows
-    before start; among themselves visible says which columns a row sees.
+    They are written to the slot's rows from start on. Each sees all of the rows before start;
+    among themselves `visible` says which columns a row sees. Segments run in order: one may see
+    what an earlier one of the same slot has written.
     """
 
     slot: int
     start: int
-    num_rows: int
-    visible: Literal["causal", "full"] | NDArray[np.bool_]  # or [num_rows, num_rows]
+    token_ids: NDArray[np.integer]  # [n]
+    positions: NDArray[np.integer]  # [n]
+    visible: Visible
+    logit_rows: Sequence[int] | NDArray[np.integer]  # rows whose logits are wanted, in this order
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
 
 
 class Attention(Protocol):
@@ -56,15 +66,8 @@ class Attention(Protocol):
 class PackedBatch:
     """One forward's segments, their cache rows and masks, prepared once for all layers."""
 
-    def __init__(
-        self, segments: Sequence[Segment], positions: NDArray[np.int64], cache: KVCache
-    ) -> None:
-        self._parts: list[_Part] = []
-        first = 0
-        for segment in segments:
-            last = first + segment.num_rows
-            self._parts.append(_Part(segment, positions[first:last], cache))
-            first = last
+    def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
+        self._parts = [_Part(segment, cache) for segment in segments]
 
     def attend(
         self,
@@ -89,12 +92,11 @@ class PackedBatch:
 class _Part:
     """One segment's share of the work."""
 
-    def __init__(self, segment: Segment, positions: NDArray[np.int64], cache: KVCache) -> None:
+    def __init__(self, segment: Segment, cache: KVCache) -> None:
         self.num_rows = segment.num_rows
         self._start = segment.start
         self._end = segment.start + segment.num_rows
-        self._positions = positions
-        self._visible = segment.visible
+        self._positions = segment.positions
         self._new_rows = cache.rows(segment.slot, self._start, self._end)
         self._all_rows = cache.rows(segment.slot, 0, self._end)
         self._like = self._all_rows[0]

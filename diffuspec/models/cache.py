@@ -101,7 +101,7 @@ class KVCache:
         if slot is None:
             slot = self._assign(request_id, prefix)
         slot.last_step = self._step
-        slot.length = min(slot.common_prefix(prefix), len(prefix) - 1)
+        slot.length = min(slot.common_prefix(prefix), max(len(prefix) - 1, 0))
         return slot.index, slot.length
 
     def commit(

@@ -7,22 +7,21 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from diffuspec import draft_tree
 from diffuspec.acceptance import Acceptance, accept
 from diffuspec.config import TargetConfig
 from diffuspec.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.interfaces import TargetInfo
-from diffuspec.models.attention import Segment
+from diffuspec.models.attention import Segment, Visible
 from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
 from diffuspec.models.runner import ModelRunner
 from diffuspec.sampling import target_tokens, token_logprobs
-from diffuspec.types import DraftTree, TokenLogprobs, Verdict, VerifyRequest
+from diffuspec.types import TokenLogprobs, Verdict, VerifyRequest
 
 MAX_PREFILL_ROWS = 2048  # bounds activations: a longer prefix is fed in several forwards
 
@@ -34,7 +33,7 @@ class _Plan:
     request: VerifyRequest
     slot: int
     start: int  # prefix tokens cached already
-    first_logits: int = 0  # its root's row among the step's logits
+    first_logits: int  # its root's row among the step's logits
 
     @property
     def num_tail(self) -> int:
@@ -74,7 +73,7 @@ class CausalTarget:
             num_scratch_rows=config.max_tree_nodes,
         )
         info = TargetInfo(
-            vocab_size=check_tokenizer(config.path, tokenizer, loaded.num_embeddings),
+            vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),
             max_model_len=config.max_model_len or loaded.max_positions,
             max_sequences=config.max_sequences,
             eos_token_ids=loaded.eos_token_ids,
@@ -132,6 +131,7 @@ class CausalTarget:
             wrong = max(tree.token_ids)
             raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {wrong}")
 
+    @torch.inference_mode()
     def _verify(self, requests: list[VerifyRequest]) -> list[Verdict]:
         started = time.monotonic()
         try:
@@ -157,53 +157,18 @@ class CausalTarget:
     def _plan(self, requests: Sequence[VerifyRequest]) -> list[_Plan]:
         cache = self.runner.cache
         cache.begin_step()
-        plans, first_row = [], 0
+        plans, first_logits = [], 0
         for request in requests:
             slot, start = cache.acquire(request.request_id, request.prefix)
-            plan = _Plan(request, slot, start)
-            self._prefill(plan)
-            plan.first_logits = first_row
-            first_row += 1 + request.tree.num_nodes
-            plans.append(plan)
+            start = self.runner.extend(slot, request.prefix, start, MAX_PREFILL_ROWS)
+            plans.append(_Plan(request, slot, start, first_logits))
+            first_logits += 1 + request.tree.num_nodes
         return plans
-
-    def _prefill(self, plan: _Plan) -> None:
-        """Feed all but the last MAX_STEP_ROWS uncached prefix tokens of a long prefix."""
-        prefix = plan.request.prefix
-        while plan.num_tail > MAX_PREFILL_ROWS:
-            chunk = prefix[plan.start : plan.start + MAX_PREFILL_ROWS]
-            positions = np.arange(plan.start, plan.start + len(chunk))
-            segment = Segment(plan.slot, plan.start, len(chunk), "causal")
-            last_row = np.array([len(chunk) - 1])
-            self.runner.forward([segment], chunk.astype(np.int64), positions, last_row)
-            self.runner.cache.commit(plan.slot, chunk, len(chunk))
-            plan.start += len(chunk)
 
     def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
         """Return float32 logits of every root and node, [R, vocab_size]. Raises VerifierError."""
-        token_ids: list[NDArray[Any]] = []
-        positions: list[NDArray[Any]] = []
-        keep: list[NDArray[Any]] = []
-        segments = []
-        first_row = 0
-        for plan in plans:
-            prefix, tree = plan.request.prefix, plan.request.tree
-            token_ids += [prefix[plan.start :], np.array(tree.token_ids, np.int64)]
-            positions += [
-                np.arange(plan.start, len(prefix)),
-                len(prefix) - 1 + draft_tree.depths(tree),
-            ]
-            root = first_row + plan.num_tail - 1
-            keep.append(np.arange(root, root + 1 + tree.num_nodes))
-            visible = _visible_rows(tree, plan.num_tail)
-            segments.append(Segment(plan.slot, plan.start, plan.num_rows, visible))
-            first_row += plan.num_rows
-        logits = self.runner.forward(
-            segments,
-            np.concatenate(token_ids, dtype=np.int64),
-            np.concatenate(positions, dtype=np.int64),
-            np.concatenate(keep, dtype=np.int64),
-        )[:, : self._info.vocab_size]
+        logits = self.runner.forward([_segment(plan) for plan in plans])
+        logits = logits[:, : self._info.vocab_size]
         self._check_finite(plans, logits)
         return logits
 
@@ -230,14 +195,21 @@ class CausalTarget:
         self.runner.cache.commit(plan.slot, token_ids, plan.num_tail, rows)
 
 
-def _visible_rows(tree: DraftTree, num_tail: int) -> Literal["causal"] | NDArray[np.bool_]:
-    """Return what the prefix tail and the tree's nodes see of each other."""
-    if draft_tree.is_chain(tree):
-        return "causal"
-    num_rows = num_tail + tree.num_nodes
-    visible = np.tri(num_rows, dtype=np.bool_)
-    visible[num_tail:, num_tail:] = draft_tree.ancestor_mask(tree)
-    return visible
+def _segment(plan: _Plan) -> Segment:
+    """Lay out the prefix tail and the tree; logits are wanted of the root and every node."""
+    prefix, tree, num_tail = plan.request.prefix, plan.request.tree, plan.num_tail
+    tail = prefix[plan.start :]
+    tail_positions = np.arange(plan.start, len(prefix))
+    logit_rows = np.arange(num_tail - 1, num_tail + tree.num_nodes)
+    if tree.num_nodes == 0:
+        return Segment(plan.slot, plan.start, tail, tail_positions, "causal", logit_rows)
+    token_ids = np.concatenate([tail, np.array(tree.token_ids, np.int32)])
+    positions = np.concatenate([tail_positions, len(prefix) - 1 + draft_tree.depths(tree)])
+    visible: Visible = "causal"
+    if not draft_tree.is_chain(tree):
+        visible = np.tri(len(token_ids), dtype=np.bool_)
+        visible[num_tail:, num_tail:] = draft_tree.ancestor_mask(tree)
+    return Segment(plan.slot, plan.start, token_ids, positions, visible, logit_rows)
 
 
 def _logprobs(

@@ -40,6 +40,16 @@ class Checkpoint:
         return bool(self.config.get("model_type") == _DREAM_MODEL_TYPE)
 
     @property
+    def max_positions(self) -> int:
+        """Return the longest sequence it was trained for. Raises ModelLoadError."""
+        value = self.config.get("max_position_embeddings")
+        if not isinstance(value, int) or value < 2:
+            raise ModelLoadError(
+                f"{self.path}: max_position_embeddings must be 2 or more, got {value!r}"
+            )
+        return value
+
+    @property
     def diffusion(self) -> DiffusionSettings:
         """Return how to draft with it. Raises ModelLoadError when it is no diffusion LM."""
         mask_token_id = self.config.get("mask_token_id")

@@ -33,8 +33,6 @@ class LoadedModel:
     """A model ready to run, and what its directory says of it."""
 
     runner: ModelRunner
-    checkpoint: Checkpoint
-    num_embeddings: int  # token ids it can be fed: 0 .. num_embeddings - 1
     max_positions: int  # the longest sequence it was trained for
     eos_token_ids: tuple[int, ...]
 
@@ -55,7 +53,7 @@ def load_model(
     """
     checkpoint = inspect_checkpoint(path)
     config = _transformers_config(checkpoint)
-    max_positions = int(config.max_position_embeddings)
+    max_positions = checkpoint.max_positions
     if max_len is not None and max_len > max_positions:
         raise ModelLoadError(
             f"{path} was trained for {max_positions} positions, max_model_len is {max_len}"
@@ -67,10 +65,7 @@ def load_model(
     check_fits(path, checkpoint.num_weights * precision.itemsize, cache_bytes, where)
     model = _read_weights(checkpoint, config, precision).to(where)
     runner = ModelRunner(model, num_slots, num_rows)
-    num_embeddings = int(model.get_input_embeddings().weight.shape[0])
-    return LoadedModel(
-        runner, checkpoint, num_embeddings, max_positions, _eos_token_ids(checkpoint)
-    )
+    return LoadedModel(runner, max_positions, _eos_token_ids(checkpoint))
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -88,12 +83,12 @@ def load_tokenizer(path: Path) -> Any:
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error}") from error
 
 
-def check_tokenizer(path: Path, tokenizer: Any, num_embeddings: int) -> int:
+def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
     """Return how many ids the tokenizer knows. Raises VocabularyError if the model has fewer."""
     num_ids = max(tokenizer.get_vocab().values()) + 1
-    if num_ids > num_embeddings:
+    if num_ids > vocab_size:
         raise VocabularyError(
-            f"{path}: the tokenizer knows {num_ids} token ids, the model only {num_embeddings}"
+            f"{path}: the tokenizer knows {num_ids} token ids, the model only {vocab_size}"
         )
     return int(num_ids)
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from diffuspec.errors import ModelLoadError
 from diffuspec.models.attention import PackedBatch, Segment
 from diffuspec.models.cache import CacheShape, KVCache
+from diffuspec.types import TokenIds
 
 
 class ModelRunner:
@@ -26,28 +27,23 @@ class ModelRunner:
         self._model = model.eval()
         parameter = next(model.parameters())
         self.device = parameter.device
-        self.cache = KVCache(
-            _probe(model, self.device), num_slots, max_len, parameter.dtype, self.device
-        )
+        shape, self.vocab_size = _probe(model, self.device)  # columns of the logits
+        self.cache = KVCache(shape, num_slots, max_len, parameter.dtype, self.device)
         self.forward_seconds = 0.0
         self.num_forwards = 0
 
     @torch.inference_mode()
-    def forward(
-        self,
-        segments: Sequence[Segment],
-        token_ids: NDArray[np.int64],  # [T]
-        positions: NDArray[np.int64],  # [T]
-        keep_rows: NDArray[np.int64],  # [R], rows whose logits are wanted, in any order
-    ) -> torch.Tensor:
-        """Write the rows into the cache and return float32 logits of the rows to keep, [R, V]."""
-        packed = PackedBatch(segments, positions, self.cache)
+    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        """Write the rows into the cache and return their segments' logits, [R, V] float32."""
+        packed = PackedBatch(segments, self.cache)
+        token_ids = np.concatenate([segment.token_ids for segment in segments])
+        positions = np.concatenate([segment.positions for segment in segments])
         started = time.monotonic()
         logits = _call(
             self._model,
-            torch.from_numpy(token_ids).to(self.device),
-            torch.from_numpy(positions).to(self.device),
-            torch.from_numpy(keep_rows).to(self.device),
+            self._to_device(token_ids),
+            self._to_device(positions),
+            self._to_device(_logit_rows(segments)),
             packed,
         ).float()
         if self.device.type == "cuda":
@@ -55,6 +51,30 @@ class ModelRunner:
         self.forward_seconds += time.monotonic() - started
         self.num_forwards += 1
         return logits
+
+    def extend(self, slot: int, prefix: TokenIds, start: int, max_rows: int) -> int:
+        """Feed a prefix causally until at most max_rows tokens of it are left.
+
+        Returns how many are cached then. The slot's length must be start.
+        """
+        while len(prefix) - start > max_rows:
+            chunk = prefix[start : start + max_rows]
+            positions = np.arange(start, start + len(chunk))
+            self.forward([Segment(slot, start, chunk, positions, "causal", [len(chunk) - 1])])
+            self.cache.commit(slot, chunk, len(chunk))
+            start += len(chunk)
+        return start
+
+    def _to_device(self, values: NDArray[np.integer]) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int64, copy=False)).to(self.device)
+
+
+def _logit_rows(segments: Sequence[Segment]) -> NDArray[np.integer]:
+    rows, first = [], 0
+    for segment in segments:
+        rows.append(np.asarray(segment.logit_rows) + first)
+        first += segment.num_rows
+    return np.concatenate(rows)
 
 
 def _call(
@@ -97,18 +117,18 @@ class _ShapeProbe:
 
 
 @torch.inference_mode()
-def _probe(model: torch.nn.Module, device: torch.device) -> CacheShape:
-    """Run one token through the model to learn the cache's shape (local heads, if sharded).
+def _probe(model: torch.nn.Module, device: torch.device) -> tuple[CacheShape, int]:
+    """Run one token to learn the cache's shape (local heads, if sharded) and vocabulary size.
 
     Raises ModelLoadError for a model whose layers are not all plain attention of one shape.
     """
     probe = _ShapeProbe()
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    _call(model, zero, zero, zero, probe)
+    logits = _call(model, zero, zero, zero, probe)
     layers = [layer for layer, _, _ in probe.shapes]
     kinds = {(heads, dim) for _, heads, dim in probe.shapes}
     if layers != list(range(len(layers))) or len(kinds) != 1:
         name = type(model).__name__
         raise ModelLoadError(f"{name} is not a stack of attention layers of one shape")
     ((num_kv_heads, head_dim),) = kinds
-    return CacheShape(len(layers), num_kv_heads, head_dim)
+    return CacheShape(len(layers), num_kv_heads, head_dim), logits.shape[-1]

@@ -1,0 +1,249 @@
+"""The drafter: a diffusion LM that fills a block of masks in one forward pass."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffuspec.config import DrafterConfig
+from diffuspec.errors import DrafterError, VocabularyError
+from diffuspec.interfaces import TargetInfo
+from diffuspec.lattice import Pruning, ban_ids, build_lattices
+from diffuspec.models.attention import Segment
+from diffuspec.models.checkpoint import DiffusionSettings, inspect_checkpoint
+from diffuspec.models.draft_rows import lay_out, num_shared_tokens
+from diffuspec.models.loading import load_model
+from diffuspec.models.runner import ModelRunner
+from diffuspec.sampling import perturb_logits
+from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, TokenIds
+
+NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
+MAX_PREFILL_ROWS = 512  # a longer uncached prefix is fed in chunks where it is causal
+
+
+@dataclass(slots=True, eq=False)
+class _Draft:
+    """One request of a batch and its block so far."""
+
+    request: DraftRequest
+    prefix: TokenIds  # the request's, cut from the left to what the model can see
+    block: TokenIds  # [k], masks and the tokens that refinement has fixed
+    is_masked: NDArray[np.bool_]  # [k]
+    logits: torch.Tensor  # [k, V], each position's from the last pass in which it was masked
+
+    def update(self, logits: torch.Tensor) -> None:
+        if self.logits.shape != logits.shape:
+            self.logits = logits
+        else:
+            still_masked = torch.from_numpy(self.is_masked).to(logits.device)
+            self.logits = torch.where(still_masked[:, None], logits, self.logits)
+
+    def fix_most_confident(self, count: int) -> None:
+        """Put the likeliest token in the place of that many masks."""
+        logprobs, token_ids = self.logits.log_softmax(dim=-1).max(dim=-1)
+        order = np.argsort(np.where(self.is_masked, -logprobs.cpu().numpy(), np.inf), kind="stable")
+        chosen = order[: min(count, int(self.is_masked.sum()))]
+        self.block[chosen] = token_ids.cpu().numpy()[chosen]
+        self.is_masked[chosen] = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    slot: int
+    segments: list[Segment]
+    committed: TokenIds  # leading new rows that stay in the cache
+
+
+class DiffusionDrafter:
+    """A LatticeModel over a diffusion LM: Dream (full attention) or a block-causal one.
+
+    With the prefix cache, a block-causal drafter's prefix states are exact; Dream's are those of
+    earlier steps, made anew every refresh_every tokens. Requests of one batch that carry the same
+    id (hypothetical prefixes) share a slot and a forward pass. Ids that the target does not know,
+    and the mask, are never drafted. Work happens in one thread of its own.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        settings: DiffusionSettings,
+        config: DrafterConfig,
+        target: TargetInfo,
+        max_positions: int,
+    ) -> None:
+        _check_vocabulary(runner.vocab_size, settings.mask_token_id, target.vocab_size)
+        self.runner = runner
+        self._mask_token_id = settings.mask_token_id
+        self._attention = settings.attention
+        self._max_positions = max_positions
+        self._num_scratch_rows = runner.cache.max_len - max_positions
+        self._uses_cache = config.prefix_cache
+        self._refresh_every = config.refresh_every
+        self._num_steps = config.num_refinement_steps
+        ban = ban_ids(runner.vocab_size, target.vocab_size, (settings.mask_token_id,))
+        self._ban = ban.to(runner.device)
+        self._num_known_ids = target.vocab_size
+        self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
+        self._refreshed_at: dict[str, int] = {}  # request id -> prefix length at its full pass
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="drafter")
+
+    @classmethod
+    def load(cls, config: DrafterConfig, target: TargetInfo) -> Self:
+        """Load the drafter that a configuration names. Raises ModelLoadError."""
+        checkpoint = inspect_checkpoint(config.path)
+        settings = checkpoint.diffusion
+        wanted = target.max_model_len + MAX_DRAFT_TOKENS
+        loaded = load_model(
+            config.path,
+            device=config.device,
+            dtype=config.dtype,
+            num_slots=target.max_sequences,
+            max_len=min(wanted, checkpoint.max_positions),
+            num_scratch_rows=NUM_SCRATCH_ROWS,
+        )
+        return cls(loaded.runner, settings, config, target, min(wanted, checkpoint.max_positions))
+
+    async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
+        """Draft a batch; see `LatticeModel.lattices`. Raises DrafterError."""
+        for request in requests:
+            self._check(request)
+        if not requests:
+            return []
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._executor, self._draft, list(requests))
+
+    async def release(self, request_id: str) -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, self._release, request_id)
+
+    def close(self) -> None:
+        """Stop the worker thread once what it is doing is done."""
+        self._executor.shutdown()
+
+    def _check(self, request: DraftRequest) -> None:
+        prefix, k = request.prefix, request.num_draft_tokens
+        limit = min(MAX_DRAFT_TOKENS, self._max_positions - 1)
+        if not 1 <= k <= limit:
+            raise DrafterError(f"num_draft_tokens must be from 1 to {limit}, got {k}")
+        if len(prefix) == 0:
+            raise DrafterError(f"request {request.request_id} has an empty prefix")
+        low, high = int(prefix.min()), int(prefix.max())
+        if low < 0 or high >= self._num_known_ids:
+            wrong = low if low < 0 else high
+            raise DrafterError(f"token ids must be below {self._num_known_ids}, got {wrong}")
+
+    def _release(self, request_id: str) -> None:
+        self.runner.cache.release(request_id)
+        self._refreshed_at.pop(request_id, None)
+
+    @torch.inference_mode()
+    def _draft(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
+        try:
+            drafts = [self._begin(request) for request in requests]
+            for step in range(self._num_steps):
+                if step:
+                    for draft in drafts:
+                        draft.fix_most_confident(math.ceil(len(draft.block) / self._num_steps))
+                self._fill(drafts)
+            lengths = [len(draft.block) for draft in drafts]
+            return build_lattices(torch.cat([d.logits for d in drafts]), lengths, self._pruning)
+        except DrafterError:
+            raise
+        except Exception as error:  # torch raises what it likes
+            raise DrafterError(f"the drafter's forward pass failed: {error}") from error
+
+    def _begin(self, request: DraftRequest) -> _Draft:
+        k = request.num_draft_tokens
+        block = np.full(k, self._mask_token_id, np.int32)
+        prefix = _cut(request.prefix, self._max_positions - k)
+        return _Draft(request, prefix, block, np.ones(k, np.bool_), torch.empty(0))
+
+    def _fill(self, drafts: Sequence[_Draft]) -> None:
+        """Run the model over every draft's prefix and block, and update its logits."""
+        groups: dict[str, list[_Draft]] = {}
+        for draft in drafts:
+            groups.setdefault(draft.request.request_id, []).append(draft)
+        ids, num_slots = list(groups), self.runner.cache.num_slots
+        for first in range(0, len(ids), num_slots):
+            self._fill_groups([groups[name] for name in ids[first : first + num_slots]])
+
+    def _fill_groups(self, groups: Sequence[Sequence[_Draft]]) -> None:
+        self.runner.cache.begin_step()
+        plans = [self._plan(group) for group in groups]
+        logits = self.runner.forward([segment for plan in plans for segment in plan.segments])
+        if not bool(logits.amax(dim=-1).isfinite().all()):
+            for group in groups:
+                self.runner.cache.clear(group[0].request.request_id)
+            raise DrafterError("the drafter's logits are not finite")
+        logits += self._ban
+        first = 0
+        for draft in (draft for group in groups for draft in group):
+            last = first + len(draft.block)
+            draft.update(_perturb(logits[first:last], draft.request))
+            first = last
+        for plan in plans:
+            self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
+
+    def _plan(self, group: Sequence[_Draft]) -> _Plan:
+        """Lay out the drafts of one request id and say which new prefix rows to keep."""
+        request_id, prefixes = group[0].request.request_id, [draft.prefix for draft in group]
+        shared = prefixes[0][: num_shared_tokens(prefixes)]
+        slot, start = self.runner.cache.acquire(request_id, shared)
+        committed = shared
+        if self._attention == "full":
+            # What the rows see changes with the draft: only a draft of its own leaves any behind.
+            committed = shared if len(group) == 1 else shared[:start]
+            if len(group) == 1 and self._is_refresh_due(request_id, start, len(shared)):
+                self._refreshed_at[request_id] = len(shared)
+                start = 0
+        if not self._uses_cache:
+            start, committed = 0, shared[:0]
+        self.runner.cache.truncate(slot, start)
+        if self._attention == "block_causal" and self._uses_cache:
+            start = self.runner.extend(slot, shared, start, MAX_PREFILL_ROWS)
+        blocks = [draft.block for draft in group]
+        kind, max_rows = self._attention, self._num_scratch_rows
+        segments = lay_out(prefixes, blocks, slot, start, len(shared), kind, max_rows)
+        return _Plan(slot, list(segments), committed[start:])
+
+    def _is_refresh_due(self, request_id: str, num_cached: int, num_tokens: int) -> bool:
+        refreshed_at = self._refreshed_at.get(request_id)
+        if num_cached == 0 or refreshed_at is None:
+            return True
+        return num_tokens - refreshed_at >= self._refresh_every
+
+
+def _perturb(logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
+    """Add the target's own sampling noise: a sampled token is to be guessed, not the mode."""
+    first = len(request.prefix)
+    return perturb_logits(logits, request.sampling, range(first, first + len(logits)))
+
+
+def _cut(prefix: TokenIds, limit: int) -> TokenIds:
+    """Drop the beginning of a prefix longer than the limit, in large steps.
+
+    Where it is cut stays the same for many tokens, so that the cache stays of use.
+    """
+    if len(prefix) <= limit:
+        return prefix
+    step = max(1, limit // 2)
+    return prefix[math.ceil((len(prefix) - limit) / step) * step :]
+
+
+def _check_vocabulary(vocab_size: int, mask_token_id: int, num_known_ids: int) -> None:
+    """Raises VocabularyError when the drafter cannot read the target's tokens."""
+    if num_known_ids > vocab_size:
+        raise VocabularyError(
+            f"the target knows {num_known_ids} token ids, the drafter only {vocab_size}: "
+            "they must share a tokenizer"
+        )
+    if not 0 <= mask_token_id < vocab_size:
+        raise VocabularyError(f"mask_token_id must be below {vocab_size}, got {mask_token_id}")
