@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from diffuspec.types import Draft, DraftRequest, Lattice, Verdict, VerifyRequest
+from diffuspec.types import (
+    MAX_TREE_NODES,
+    Draft,
+    DraftRequest,
+    Lattice,
+    Verdict,
+    VerifyRequest,
+)
 
 ProxyState: TypeAlias = Any  # opaque; belongs to the proxy that made it
 
@@ -24,6 +31,7 @@ class TargetInfo:
     max_model_len: int  # prompt and output tokens of one request
     max_sequences: int  # requests verified at the same time
     eos_token_ids: tuple[int, ...]
+    max_tree_nodes: int = MAX_TREE_NODES  # drafted tokens verified in one step of one request
 
 
 class Drafter(Protocol):

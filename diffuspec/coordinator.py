@@ -1,0 +1,408 @@
+"""The loop: draft, verify, commit, adapt, for many requests at once.
+
+Two loops work on one set of sequences. The draft loop takes every sequence that needs a draft and
+drafts for all of them in one batch; the verify loop takes every sequence that is ready and verifies
+them in one batch. While some are drafted, others are verified. The roles are known by their
+interfaces alone: this code is the same in one process and on a cluster.
+
+A drafter that fails costs speed, never a request: its sequences go on without drafts, and it is
+asked again after a pause. A verifier that fails ends the requests it was working on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence as Batch
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from diffuspec.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.draft_length import Economics, make_draft_length
+from diffuspec.draft_tree import depths
+from diffuspec.errors import (
+    ContextLengthError,
+    DiffuspecError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+    VerifierError,
+)
+from diffuspec.interfaces import Drafter, Verifier
+from diffuspec.metrics import Metrics
+from diffuspec.sequence import Increment, Sequence
+from diffuspec.text import TextStream
+from diffuspec.types import (
+    EMPTY_DRAFT,
+    SamplingParams,
+    SpeculationParams,
+    StepStats,
+    TokenIds,
+    Verdict,
+)
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class _Ticket:
+    """A sequence on its way through the loops, and where its increments go."""
+
+    sequence: Sequence
+    submitted_at: float
+    increments: asyncio.Queue[Increment | DiffuspecError] = field(default_factory=asyncio.Queue)
+    step_started_at: float = 0.0
+    drafting_seconds: float = 0.0  # of the coming step, the way to the drafter included
+    is_abandoned: bool = False
+
+
+class _Inbox:
+    """Tickets waiting for a loop. take() returns all of them, at least one."""
+
+    def __init__(self) -> None:
+        self._tickets: deque[_Ticket] = deque()
+        self._filled = asyncio.Event()
+
+    def put(self, ticket: _Ticket) -> None:
+        self._tickets.append(ticket)
+        self._filled.set()
+
+    async def take(self) -> list[_Ticket]:
+        await self._filled.wait()
+        taken = list(self._tickets)
+        self._tickets.clear()
+        self._filled.clear()
+        return taken
+
+
+class _Breaker:
+    """Keeps a failing drafter from being asked at every step."""
+
+    def __init__(self) -> None:
+        self._pause_seconds = 0.0
+        self._open_until = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        return time.monotonic() < self._open_until
+
+    def succeeded(self) -> None:
+        self._pause_seconds = 0.0
+
+    def failed(self) -> None:
+        doubled = max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS)
+        self._pause_seconds = min(doubled, _MAX_PAUSE_SECONDS)
+        self._open_until = time.monotonic() + self._pause_seconds
+
+
+class Coordinator:
+    """Owns the sequences. Lives in one event loop; use it as an async context manager."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        drafter: Drafter | None,
+        config: CoordinatorConfig,
+        draft_length: DraftLengthConfig,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.metrics = metrics or Metrics()
+        self._verifier = verifier
+        self._drafter = drafter
+        self._config = config
+        self._draft_length = draft_length
+        self._economics = Economics(draft_length.max_draft_tokens)
+        self._breaker = _Breaker()
+        self._waiting: deque[_Ticket] = deque()
+        self._running: set[_Ticket] = set()
+        self._needs_draft = _Inbox()
+        self._ready = _Inbox()
+        self._request_numbers = itertools.count(1)
+        self._loops: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Coordinator:
+        self._loops = [
+            asyncio.create_task(self._draft_loop(), name="draft loop"),
+            asyncio.create_task(self._verify_loop(), name="verify loop"),
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        for ticket in [*self._waiting, *self._running]:
+            ticket.increments.put_nowait(RequestCancelledError("the coordinator was shut down"))
+        self._waiting.clear()
+        await self._retire(list(self._running))
+
+    async def stream(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        text: TextStream | None = None,
+        request_id: str | None = None,
+    ) -> AsyncIterator[Increment]:
+        """Yield one increment per step until the request is finished.
+
+        Closing the iterator cancels the request and frees its slot within one step. Raises
+        InvalidRequestError or OverloadedError before any work, VerifierError when it cannot go on.
+        """
+        ticket = self._submit(prompt_token_ids, sampling, speculation, text, request_id)
+        try:
+            while True:
+                item = await ticket.increments.get()
+                if isinstance(item, DiffuspecError):
+                    raise item
+                yield item
+                if item.finish_reason is not None:
+                    return
+        finally:
+            self._abandon(ticket)
+
+    # ---- the two loops
+
+    async def _draft_loop(self) -> None:
+        while True:
+            await self._draft(await self._needs_draft.take())
+
+    async def _verify_loop(self) -> None:
+        while True:
+            await self._verify(await self._ready.take())
+
+    async def _draft(self, tickets: list[_Ticket]) -> None:
+        """Draft for all of these in one batch; without a draft they are ready all the same."""
+        tickets = await self._drop_abandoned(tickets)
+        if not tickets:
+            return
+        assert self._drafter is not None
+        started = time.monotonic()
+        requests = [ticket.sequence.draft_request() for ticket in tickets]
+        try:
+            drafts = await self._drafter.draft(requests)
+        except Exception as error:
+            logger.warning("drafting failed, decoding goes on without drafts: %s", error)
+            self._breaker.failed()
+            for ticket in tickets:
+                self._skip_draft(ticket, "drafter_error")
+            return
+        self._breaker.succeeded()
+        seconds = time.monotonic() - started
+        num_positions = sum(request.num_draft_tokens for request in requests)
+        self._economics.costs.draft.observe(num_positions, seconds)
+        for ticket, draft in zip(tickets, drafts, strict=True):
+            ticket.drafting_seconds = seconds
+            ticket.sequence.draft = ticket.sequence.draft_length.trim(draft)
+            self._ready.put(ticket)
+
+    async def _verify(self, tickets: list[_Ticket]) -> None:
+        """Verify all of these in one batch, commit what comes out, and send them on."""
+        tickets = await self._drop_abandoned(tickets)
+        if not tickets:
+            return
+        started = time.monotonic()
+        chunks = [t.sequence.next_chunk(self._config.prefill_chunk_tokens) for t in tickets]
+        requests = [
+            chunk or ticket.sequence.verify_request()
+            for chunk, ticket in zip(chunks, tickets, strict=True)
+        ]
+        try:
+            verdicts = await self._verifier.verify(requests)
+        except Exception as error:
+            await self._fail(tickets, error)
+            return
+        seconds = time.monotonic() - started
+        self._learn_costs(tickets, verdicts, seconds)
+        for ticket, chunk, verdict in zip(tickets, chunks, verdicts, strict=True):
+            if chunk is not None:
+                self._send_on(ticket)
+            else:
+                self._finish_step(ticket, verdict, seconds)
+        await self._retire([ticket for ticket in tickets if ticket.sequence.is_finished])
+
+    def _finish_step(self, ticket: _Ticket, verdict: Verdict, verifying_seconds: float) -> None:
+        sequence, now = ticket.sequence, time.monotonic()
+        is_first = sequence.num_output_tokens == 0
+        sequence.adapt(verdict)
+        token_ids, pieces = sequence.commit(verdict)
+        step = _step_stats(ticket, verdict, len(token_ids), now)
+        increment = Increment(
+            token_ids=token_ids,
+            num_accepted_tokens=step.num_accepted_tokens,
+            pieces=pieces,
+            text="".join(pieces),
+            logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
+            finish_reason=sequence.finish_reason,
+            step=step,
+        )
+        ticket.increments.put_nowait(increment)
+        self.metrics.observe_step(step)
+        overhead = step.step_seconds - ticket.drafting_seconds - verifying_seconds
+        self._economics.costs.observe_overhead(max(overhead, 0.0))
+        if is_first:
+            self.metrics.observe_first_token(now - ticket.submitted_at)
+        ticket.step_started_at = now
+        if sequence.finish_reason is None:
+            self._send_on(ticket)
+        else:
+            lasted = now - ticket.submitted_at
+            self.metrics.observe_finish(sequence.finish_reason, sequence.num_prompt_tokens, lasted)
+
+    def _send_on(self, ticket: _Ticket) -> None:
+        """Decide where a sequence goes next: to the drafter, or straight to the verifier."""
+        sequence = ticket.sequence
+        if sequence.has_chunks_left(self._config.prefill_chunk_tokens):
+            self._ready.put(ticket)
+        elif self._drafter is None or sequence.plan_draft() <= 0:
+            self._skip_draft(ticket, None)
+        elif self._breaker.is_open:
+            self._skip_draft(ticket, "drafter_unavailable")
+        else:
+            sequence.fallback = None
+            self._needs_draft.put(ticket)
+
+    def _skip_draft(self, ticket: _Ticket, reason: str | None) -> None:
+        sequence = ticket.sequence
+        sequence.draft, sequence.num_draft_tokens = EMPTY_DRAFT, 0
+        sequence.fallback = reason
+        ticket.drafting_seconds = 0.0
+        self._ready.put(ticket)
+
+    def _learn_costs(
+        self, tickets: Batch[_Ticket], verdicts: Batch[Verdict], seconds: float
+    ) -> None:
+        """Learn from decoding steps only: how many prompt rows were cached is not known here."""
+        if all(ticket.sequence.num_output_tokens for ticket in tickets):
+            num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
+            num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
+            costs = self._economics.costs
+            costs.observe_verify(num_rows, len(tickets), num_tokens, seconds)
+
+    # ---- the life of a request
+
+    def _submit(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        text: TextStream | None,
+        request_id: str | None,
+    ) -> _Ticket:
+        self._check(prompt_token_ids, sampling, speculation)
+        is_full = len(self._running) >= self._verifier.info.max_sequences
+        if is_full and len(self._waiting) >= self._config.max_waiting:
+            limit = self._config.max_waiting
+            raise OverloadedError(f"{limit} requests are waiting already; try again later")
+        sequence = Sequence(
+            request_id=f"{request_id or 'request'}-{next(self._request_numbers)}",
+            prompt_token_ids=prompt_token_ids,
+            sampling=sampling,
+            speculation=speculation,
+            draft_length=make_draft_length(speculation, self._draft_length, self._economics),
+            eos_token_ids=self._verifier.info.eos_token_ids,
+            text=text,
+        )
+        ticket = _Ticket(sequence, time.monotonic())
+        self._waiting.append(ticket)
+        self._admit()
+        return ticket
+
+    def _check(
+        self, prompt: TokenIds, sampling: SamplingParams, speculation: SpeculationParams
+    ) -> None:
+        info = self._verifier.info
+        if not len(prompt):
+            raise InvalidRequestError("the prompt is empty; it needs at least one token")
+        wrong = prompt[(prompt < 0) | (prompt >= info.vocab_size)]
+        if len(wrong):
+            raise InvalidRequestError(
+                f"prompt token ids must be from 0 to {info.vocab_size - 1}, got {wrong[0]}"
+            )
+        if len(prompt) + sampling.max_tokens > info.max_model_len:
+            raise ContextLengthError(
+                f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} do not fit the "
+                f"target's context of {info.max_model_len} tokens"
+            )
+        if speculation.max_nodes > info.max_tree_nodes:
+            raise InvalidRequestError(
+                f"max_nodes must be at most {info.max_tree_nodes}, got {speculation.max_nodes}"
+            )
+        too_high = [i for i in sampling.stop_token_ids if not 0 <= i < info.vocab_size]
+        if too_high:
+            raise InvalidRequestError(
+                f"stop_token_ids must be from 0 to {info.vocab_size - 1}, got {too_high[0]}"
+            )
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._verifier.info.max_sequences:
+            ticket = self._waiting.popleft()
+            self._running.add(ticket)
+            ticket.step_started_at = time.monotonic()
+            self.metrics.observe_admission(ticket.step_started_at - ticket.submitted_at)
+            self._send_on(ticket)
+        self.metrics.waiting.set(len(self._waiting))
+        self.metrics.running.set(len(self._running))
+
+    def _abandon(self, ticket: _Ticket) -> None:
+        """Nobody listens any more: out of the queue, or dropped where a loop meets it next."""
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            self.metrics.waiting.set(len(self._waiting))
+        ticket.is_abandoned = True
+        if ticket in self._running and not ticket.sequence.is_finished:
+            self.metrics.observe_cancel()
+
+    async def _drop_abandoned(self, tickets: list[_Ticket]) -> list[_Ticket]:
+        await self._retire([ticket for ticket in tickets if ticket.is_abandoned])
+        return [ticket for ticket in tickets if not ticket.is_abandoned]
+
+    async def _fail(self, tickets: list[_Ticket], error: Exception) -> None:
+        if not isinstance(error, DiffuspecError):
+            logger.exception("verification failed", exc_info=error)
+            error = VerifierError(f"verification failed: {error}")
+        for ticket in tickets:
+            ticket.increments.put_nowait(error)
+        await self._retire(tickets)
+
+    async def _retire(self, tickets: list[_Ticket]) -> None:
+        """Free what the workers hold for these and let others in."""
+        for ticket in tickets:
+            self._running.discard(ticket)
+            request_id = ticket.sequence.request_id
+            await self._verifier.release(request_id)
+            if self._drafter is not None:
+                await self._release_drafter(self._drafter, request_id)
+        if tickets:
+            self._admit()
+
+    async def _release_drafter(self, drafter: Drafter, request_id: str) -> None:
+        try:
+            await drafter.release(request_id)
+        except Exception as error:
+            logger.warning("the drafter could not release %s: %s", request_id, error)
+
+
+def _step_stats(
+    ticket: _Ticket, verdict: Verdict, num_committed_tokens: int, now: float
+) -> StepStats:
+    sequence, draft = ticket.sequence, ticket.sequence.draft
+    return StepStats(
+        num_draft_tokens=sequence.num_draft_tokens,
+        num_tree_nodes=draft.tree.num_nodes,
+        num_accepted_tokens=min(verdict.num_accepted_tokens, num_committed_tokens),
+        num_committed_tokens=num_committed_tokens,
+        tree_depth=int(np.max(depths(draft.tree), initial=0)),
+        draft_seconds=draft.draft_seconds,
+        search_seconds=draft.search_seconds,
+        verify_seconds=verdict.verify_seconds,
+        step_seconds=now - ticket.step_started_at,
+        fallback=sequence.fallback,
+    )

@@ -1,0 +1,261 @@
+"""Everything in one process: roles wired from a configuration, text in and text out.
+
+    with Engine.from_config(tiny_config()) as engine:
+        [answer] = engine.generate(["Once upon a time"])
+
+An engine belongs to one event loop at a time: `generate` uses one of its own, `stream` and
+`complete` use the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from diffuspec.config import EngineConfig, SearchConfig
+from diffuspec.coordinator import Coordinator
+from diffuspec.drafter import DiffuSpecDrafter
+from diffuspec.errors import InvalidRequestError
+from diffuspec.interfaces import CausalProxy, TargetInfo
+from diffuspec.metrics import Metrics, RequestStats, summarize
+from diffuspec.models.causal import CausalTarget
+from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.models.loading import load_tokenizer
+from diffuspec.ngram.kenlm_proxy import KenlmProxy
+from diffuspec.search import PathSearch
+from diffuspec.sequence import Increment
+from diffuspec.text import TextStream, backend
+from diffuspec.types import (
+    FinishReason,
+    SamplingParams,
+    SpeculationParams,
+    StepStats,
+    TokenIds,
+    TokenLogprobs,
+)
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+_MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
+_GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished answer. The text excludes EOS and what a stop string cut off."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    logprobs: tuple[TokenLogprobs, ...] | None
+    num_prompt_tokens: int
+    steps: tuple[StepStats, ...]
+
+    @property
+    def stats(self) -> RequestStats:
+        return summarize(self.steps, self.num_prompt_tokens)
+
+
+class Engine:
+    """A target, perhaps a drafter, and the loop between them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        verifier: CausalTarget,
+        lattice_model: DiffusionDrafter | None,
+        tokenizer: Any,
+    ) -> None:
+        self.config = config
+        self.verifier = verifier
+        self.lattice_model = lattice_model
+        self._drafter: DiffuSpecDrafter | None = None
+        if lattice_model is not None:
+            search = _path_search(config.search, verifier.info)
+            self._drafter = DiffuSpecDrafter(lattice_model, search)
+        self.tokenizer = tokenizer
+        self.metrics = Metrics()
+        self.default_speculation = SpeculationParams(**config.speculation.model_dump())
+        self._coordinator: Coordinator | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner = asyncio.Runner()
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> Engine:
+        """Load what the configuration names. Raises ModelLoadError, NgramError, ConfigError."""
+        verifier = CausalTarget.load(config.target)
+        lattice_model = None
+        if config.drafter is not None:
+            lattice_model = DiffusionDrafter.load(config.drafter, verifier.info)
+        return cls(config, verifier, lattice_model, load_tokenizer(config.target.path))
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the loop and the worker threads. Requests still running are cancelled."""
+        if self._coordinator is not None and self._loop is self._runner.get_loop():
+            self._runner.run(self._coordinator.__aexit__(None, None, None))
+        self._runner.close()
+        self.verifier.close()
+        if self.lattice_model is not None:
+            self.lattice_model.close()
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+    ) -> list[Completion]:
+        """Answer all prompts, decoding them together; not to be called from a coroutine."""
+        return self._runner.run(self._complete_all(prompts, sampling, speculation))
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> Completion:
+        """Answer one prompt."""
+        token_ids = self.encode(prompt)
+        stream = self._stream(token_ids, sampling, speculation, request_id)
+        return _collect([increment async for increment in stream], len(token_ids))
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncIterator[Increment]:
+        """Yield what every step adds. Closing the iterator cancels the request."""
+        token_ids = self.encode(prompt)
+        async for increment in self._stream(token_ids, sampling, speculation, request_id):
+            yield increment
+
+    def encode(self, prompt: Prompt) -> TokenIds:
+        """Return token ids of a text, of chat messages by the target's template, or of ids.
+
+        Raises InvalidRequestError, before tokenising what cannot fit.
+        """
+        if isinstance(prompt, str):
+            return self._tokenize(prompt)
+        if all(isinstance(item, Mapping) for item in prompt) and prompt:
+            return self._tokenize(self._render(prompt))  # type: ignore[arg-type]
+        try:
+            return np.array(prompt, np.int32).reshape(-1)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequestError(
+                f"a prompt must be text, chat messages or token ids: {error}"
+            ) from error
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        for message in messages:
+            if not (
+                isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+            ):
+                keys = sorted(map(str, message))
+                raise InvalidRequestError(
+                    f"a chat message needs a text `role` and a text `content`, got keys {keys}"
+                )
+        if self.tokenizer.chat_template is None:
+            raise InvalidRequestError(
+                "the target's tokenizer has no chat template; send plain text"
+            )
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # templates raise what their authors chose
+            raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+        return text
+
+    def _tokenize(self, text: str) -> TokenIds:
+        limit = self.verifier.info.max_model_len * _MAX_CHARACTERS_PER_TOKEN
+        if len(text) > limit:
+            raise InvalidRequestError(
+                f"a prompt of {len(text)} characters cannot fit the target's context "
+                f"of {self.verifier.info.max_model_len} tokens"
+            )
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    async def _complete_all(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+    ) -> list[Completion]:
+        admitted = asyncio.Semaphore(self.config.coordinator.max_waiting or 1)
+
+        async def one(prompt: Prompt) -> Completion:
+            async with admitted:
+                return await self.complete(prompt, sampling, speculation)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(prompt)) for prompt in prompts]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _stream(
+        self,
+        token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str | None,
+    ) -> AsyncIterator[Increment]:
+        coordinator = await self._started()
+        text = TextStream(backend(self.tokenizer), sampling.stop)
+        chosen = speculation or self.default_speculation
+        stream = coordinator.stream(token_ids, sampling, chosen, text, request_id)
+        try:
+            async for increment in stream:
+                yield increment
+        finally:
+            await stream.aclose()  # type: ignore[attr-defined]
+
+    async def _started(self) -> Coordinator:
+        """Return the coordinator of this event loop, started."""
+        loop = asyncio.get_running_loop()
+        if self._coordinator is not None and self._loop is loop:
+            return self._coordinator
+        if self._loop is not None and not self._loop.is_closed() and self._loop.is_running():
+            raise RuntimeError("this engine is in use in another event loop")
+        config = self.config
+        coordinator = Coordinator(
+            self.verifier, self._drafter, config.coordinator, config.draft_length, self.metrics
+        )
+        self._coordinator, self._loop = await coordinator.__aenter__(), loop
+        return self._coordinator
+
+
+def _collect(increments: Sequence[Increment], num_prompt_tokens: int) -> Completion:
+    last = increments[-1]
+    assert last.finish_reason is not None
+    logprobs = None
+    if last.logprobs is not None:
+        logprobs = tuple(one for increment in increments for one in increment.logprobs or ())
+    return Completion(
+        token_ids=tuple(i for increment in increments for i in increment.token_ids),
+        text="".join(increment.text for increment in increments),
+        finish_reason=last.finish_reason,
+        logprobs=logprobs,
+        num_prompt_tokens=num_prompt_tokens,
+        steps=tuple(increment.step for increment in increments),
+    )
+
+
+def _path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
+    proxy: CausalProxy | None = None
+    if config.ngram is not None:
+        proxy = KenlmProxy(config.ngram, vocab_size=info.vocab_size)
+    return PathSearch(proxy, beam_width=config.beam_width, eos_token_ids=info.eos_token_ids)

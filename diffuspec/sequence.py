@@ -1,0 +1,165 @@
+"""Sequence: the one mutable object of a request, touched by the coordinator alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from diffuspec.draft_length import DraftLength
+from diffuspec.drafter_weight import AdaptiveWeight
+from diffuspec.text import TextStream
+from diffuspec.types import (
+    EMPTY_DRAFT,
+    Draft,
+    DraftRequest,
+    FinishReason,
+    SamplingParams,
+    SpeculationParams,
+    StepStats,
+    TokenIds,
+    TokenLogprobs,
+    Verdict,
+    VerifyRequest,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Increment:
+    """What one step added to an answer.
+
+    The first num_accepted_tokens of the tokens were drafted, the rest is the target's own.
+    pieces holds the text that each token released; text is all of it, and at the end also what
+    was held back.
+    """
+
+    token_ids: tuple[int, ...]
+    num_accepted_tokens: int
+    pieces: tuple[str, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason | None
+    step: StepStats
+
+
+class Sequence:
+    """A prompt, what was committed after it, and how the next step will be drafted."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        draft_length: DraftLength,
+        eos_token_ids: tuple[int, ...],
+        text: TextStream | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.sampling = sampling
+        self.draft_length = draft_length
+        self.finish_reason: FinishReason | None = None
+        self.draft: Draft = EMPTY_DRAFT
+        self.num_draft_tokens = 0  # asked of the drafter for the coming step
+        self.fallback: str | None = None
+        self.num_prefilled = 0  # prompt tokens the target has seen in chunks
+        self._speculation = speculation
+        self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
+        self._text = text
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._stop_ids |= frozenset(eos_token_ids)
+        self._tokens = np.zeros(self.num_prompt_tokens + sampling.max_tokens, np.int32)
+        self._tokens[: self.num_prompt_tokens] = prompt_token_ids
+        self._tokens.flags.writeable = False  # views of it go to the workers
+        self._num_tokens = self.num_prompt_tokens
+
+    @property
+    def prefix(self) -> TokenIds:
+        return self._tokens[: self._num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._num_tokens - self.num_prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def plan_draft(self) -> int:
+        """Decide the next draft's length: no longer than what may still be committed."""
+        room = self.sampling.max_tokens - self.num_output_tokens - 1
+        self.num_draft_tokens = min(self.draft_length.num_draft_tokens(), room)
+        return self.num_draft_tokens
+
+    def draft_request(self) -> DraftRequest:
+        speculation = self._speculation
+        weight = self._weight.value if self._weight is not None else speculation.drafter_weight
+        assert not isinstance(weight, str)
+        return DraftRequest(
+            request_id=self.request_id,
+            prefix=self.prefix,
+            num_draft_tokens=self.num_draft_tokens,
+            tree_shape=speculation.tree_shape,
+            max_nodes=speculation.max_nodes,
+            drafter_weight=weight,
+            sampling=self.sampling,
+        )
+
+    def has_chunks_left(self, max_tokens: int) -> bool:
+        """Whether the prompt has more than one chunk that the target has not seen."""
+        return self.num_prompt_tokens - self.num_prefilled > max_tokens
+
+    def next_chunk(self, max_tokens: int) -> VerifyRequest | None:
+        """A piece of the prompt to be read by the target ahead of the first step, if it is long."""
+        if not self.has_chunks_left(max_tokens):
+            return None
+        self.num_prefilled += max_tokens
+        chunk = self._tokens[: self.num_prefilled]
+        return VerifyRequest(self.request_id, chunk, len(chunk), EMPTY_DRAFT.tree, SamplingParams())
+
+    def verify_request(self) -> VerifyRequest:
+        return VerifyRequest(
+            self.request_id, self.prefix, self.num_prompt_tokens, self.draft.tree, self.sampling
+        )
+
+    def adapt(self, verdict: Verdict) -> None:
+        """Let the controllers learn from a drafted step's outcome."""
+        if self.draft is EMPTY_DRAFT:
+            return
+        self.draft_length.observe(self.draft, verdict)
+        if self._weight is not None:
+            self._weight.observe(self.draft, verdict)
+
+    def commit(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Append the verdict's tokens up to the first that ends the request.
+
+        Returns the tokens kept and the text that each released; sets finish_reason.
+        """
+        pieces: list[str] = []
+        for token_id in verdict.token_ids:
+            self._append(token_id)
+            pieces.append(self._take(token_id))
+            if self.is_finished:
+                pieces[-1] += self._text.finish() if self._text is not None else ""
+                break
+        return verdict.token_ids[: len(pieces)], tuple(pieces)
+
+    def _append(self, token_id: int) -> None:
+        self._tokens.flags.writeable = True
+        self._tokens[self._num_tokens] = token_id
+        self._tokens.flags.writeable = False
+        self._num_tokens += 1
+
+    def _take(self, token_id: int) -> str:
+        """Release a token's text and see whether it ends the request."""
+        if token_id in self._stop_ids:
+            self.finish_reason = FinishReason.STOP
+            return ""
+        piece = self._text.push(token_id) if self._text is not None else ""
+        if self._text is not None and self._text.is_stopped:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_output_tokens >= self.sampling.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        return piece
