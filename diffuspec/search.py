@@ -1,0 +1,286 @@
+"""Causal-consistency path search (CPS): from a lattice to a draft tree.
+
+The drafter guesses every position by itself; a causal proxy says which guesses follow each other.
+Eq. 8 weighs the two: S(path) = sum of lambda * l_dlm + (1 - lambda) * l_ng, the proxy's term
+conditional on what comes before, all natural logarithms.
+
+Plain Python on short lists: columns are mostly one to six candidates wide, where this is faster
+than any array library. Columns with a single candidate are not scored where nothing hangs on it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
+
+from diffuspec.draft_tree import best_path
+from diffuspec.interfaces import CausalProxy, ProxyState
+from diffuspec.types import Draft, DraftRequest, DraftTree, Lattice
+
+_MAX_CONTEXT_TOKENS = 8  # of the prefix, for the proxy: more than any n-gram looks back
+
+
+class PathSearch:
+    """`PathScorer` in this process: beam search (Eq. 8) or best-first expansion.
+
+    Without a proxy, or with a drafter weight of 1, the drafter's scores alone decide.
+    """
+
+    def __init__(
+        self,
+        proxy: CausalProxy | None,
+        *,
+        beam_width: int = 3,  # B
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        self._proxy = proxy
+        self._beam_width = beam_width
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    async def search(
+        self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
+    ) -> list[Draft]:
+        """Return one draft per lattice, in order; see `PathScorer.search`."""
+        start = time.perf_counter()
+        drafts = [
+            self.search_one(request, lattice)
+            for request, lattice in zip(requests, lattices, strict=True)
+        ]
+        seconds = time.perf_counter() - start
+        return [replace(draft, search_seconds=seconds) for draft in drafts]
+
+    def search_one(self, request: DraftRequest, lattice: Lattice) -> Draft:
+        """Return the draft tree of the shape that the request asks for, best nodes first.
+
+        path: the best path of the beam. beams: the paths of all its final beams, merged.
+        best_first: the max_nodes nodes that are likeliest to be reached. Any of them is cut to
+        max_nodes by what is least likely to be reached, and may be cut further in the same way.
+        """
+        scorer = _Scorer(self._proxy, request)
+        columns = _columns(lattice, scorer.drafter_weight, self._eos_token_ids)
+        if request.tree_shape == "best_first":
+            nodes = _best_first(columns, scorer, request.max_nodes)
+        else:
+            beams = _beam_search(columns, scorer, self._beam_width)
+            beams = beams[:1] if request.tree_shape == "path" else beams
+            nodes = _merge(beams)[: request.max_nodes]
+        return _draft(nodes, lattice.num_tokens_before_eos, scorer.has_proxy)
+
+
+@dataclass(slots=True, eq=False)
+class _Column:
+    token_ids: list[int]
+    logprobs: list[float]  # the drafter's
+    weighted: list[float]  # lambda * l_dlm
+
+
+@dataclass(slots=True, eq=False)
+class _Scored:
+    """A column after one history. proxy_logprobs None: the proxy was not asked."""
+
+    column: _Column
+    mixed: list[float]  # the terms of Eq. 8
+    proxy_logprobs: list[float] | None = None
+    states: list[ProxyState] | None = None  # the proxy's, after each candidate
+
+    def state_after(self, choice: int) -> ProxyState:
+        return None if self.states is None else self.states[choice]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    parent: _Node | None
+    scored: _Scored
+    choice: int  # candidate of the column
+    confidence: float = 0.0
+    reach: float = 0.0  # sum of confidences from the root: ln P(node is accepted)
+    index: int = -1  # in the draft
+
+    @property
+    def token_id(self) -> int:
+        return self.scored.column.token_ids[self.choice]
+
+
+def _columns(lattice: Lattice, weight: float, eos_token_ids: frozenset[int]) -> list[_Column]:
+    """Return the lattice as lists, up to the first column that EOS ends.
+
+    EOS is dropped where there is anything else. A path that ended there would win for having
+    fewer terms (Eq. 8 is a sum, not a mean), and it would gain nothing: when EOS is what the
+    target says, it comes out of the verification of its parent anyway.
+    """
+    columns = []
+    sizes = lattice.num_candidates.tolist()
+    rows = zip(lattice.token_ids.tolist(), lattice.logprobs.tolist(), sizes, strict=True)
+    for ids, logprobs, size in rows:
+        ids, logprobs = ids[:size], logprobs[:size]
+        has_eos = not eos_token_ids.isdisjoint(ids)
+        others = [i for i, token_id in enumerate(ids) if token_id not in eos_token_ids]
+        if has_eos and others:
+            ids, logprobs = [ids[i] for i in others], [logprobs[i] for i in others]
+        logprobs[0] = min(logprobs[0], 0.0)  # the largest; rounding may take it above
+        columns.append(_Column(ids, logprobs, [weight * logprob for logprob in logprobs]))
+        if has_eos and not others:
+            break
+    return columns
+
+
+class _Scorer:
+    """The terms of Eq. 8 for one request."""
+
+    def __init__(self, proxy: CausalProxy | None, request: DraftRequest) -> None:
+        weight = request.drafter_weight
+        self._proxy = proxy if weight < 1 else None
+        self._prefix = request.prefix
+        self.has_proxy = self._proxy is not None
+        self.drafter_weight = weight if self.has_proxy else 1.0
+
+    def score(self, column: _Column, states: Sequence[ProxyState]) -> list[_Scored]:
+        """Score a column after each of the states."""
+        if self._proxy is None:
+            return [_Scored(column, column.weighted)] * len(states)
+        rest = 1 - self.drafter_weight
+        rows, next_states = self._proxy.expand(states, column.token_ids)
+        scored = []
+        for row, afters in zip(rows, next_states, strict=True):
+            mixed = [w + rest * logprob for w, logprob in zip(column.weighted, row, strict=True)]
+            scored.append(_Scored(column, mixed, row, afters))
+        return scored
+
+    def score_after(self, column: _Column, node: _Node | None) -> _Scored:
+        """Score a column after a node; the proxy is not asked about a single candidate."""
+        if self._proxy is None or len(column.token_ids) == 1:
+            return _Scored(column, column.weighted)
+        return self.score(column, [self.state_after(node)])[0]
+
+    def state_after(self, node: _Node | None) -> ProxyState:
+        """Return the proxy's state after a node, or after the prefix."""
+        if self._proxy is None:
+            return None
+        token_ids: list[int] = []
+        while node is not None and node.scored.states is None:
+            token_ids.append(node.token_id)
+            node = node.parent
+        token_ids.reverse()
+        if node is None or node.scored.states is None:
+            context: list[int] = self._prefix[-_MAX_CONTEXT_TOKENS:].tolist()
+            return self._proxy.begin(context + token_ids)
+        state = node.scored.states[node.choice]
+        for token_id in token_ids:
+            state = self._proxy.expand([state], [token_id])[1][0][0]
+        return state
+
+
+def _confidences(scored: _Scored) -> list[float]:
+    """Return ln P(candidate is right | its history is) for every candidate.
+
+    exp of Eq. 8's terms is no distribution. Normalised over the column it is one, the geometric
+    mean of the two sides, given that one of the candidates is right; and the drafter's mass on
+    the column is the probability of that. With lambda = 1 this is the drafter's own l_dlm.
+    """
+    logprobs = scored.column.logprobs
+    top = max(scored.mixed)
+    if scored.proxy_logprobs is None or len(logprobs) == 1 or top == -math.inf:
+        return logprobs
+    exp = math.exp
+    mass = min(sum([exp(logprob) for logprob in logprobs]), 1.0)
+    total = sum([exp(term - top) for term in scored.mixed])
+    shift = math.log(mass / total) - top
+    return [term + shift for term in scored.mixed]
+
+
+def _beam_search(columns: list[_Column], scorer: _Scorer, width: int) -> list[_Node | None]:
+    """Return the last nodes of the final beams, best first, without confidences as yet."""
+    start, last = _forced_beginning(columns)
+    beams = [last]
+    scores = [0.0]  # what all beams have in common is left out
+    states = [scorer.state_after(last)] if start < len(columns) else []
+    for column in columns[start:]:
+        scored = scorer.score(column, states)
+        totals = [
+            score + term for score, row in zip(scores, scored, strict=True) for term in row.mixed
+        ]
+        best: Sequence[int] = range(len(totals))
+        if len(totals) > width:
+            best = sorted(best, key=totals.__getitem__, reverse=True)[:width]
+        origins = [divmod(i, len(column.token_ids)) for i in best]
+        beams = [_Node(beams[beam], scored[beam], choice) for beam, choice in origins]
+        states = [scored[beam].state_after(choice) for beam, choice in origins]
+        scores = [totals[i] for i in best]
+    return [beams[i] for i in sorted(range(len(beams)), key=scores.__getitem__, reverse=True)]
+
+
+def _forced_beginning(columns: list[_Column]) -> tuple[int, _Node | None]:
+    """Return how many columns in front have a single candidate, and the last node there."""
+    last = None
+    for depth, column in enumerate(columns):
+        if len(column.token_ids) > 1:
+            return depth, last
+        last = _Node(last, _Scored(column, column.weighted), 0)
+    return len(columns), last
+
+
+def _merge(beams: list[_Node | None]) -> list[_Node]:
+    """Return the nodes of all beams, each once, likeliest to be reached first."""
+    nodes: dict[int, _Node] = {}  # by identity: beams share the nodes of their common beginning
+    for node in beams:
+        path: list[_Node] = []
+        while node is not None and id(node) not in nodes:
+            path.append(node)
+            node = node.parent
+        for node in reversed(path):
+            node.confidence = _confidences(node.scored)[node.choice]
+            node.reach = node.confidence + (node.parent.reach if node.parent else 0.0)
+            nodes[id(node)] = node
+    # The sort is stable and no confidence is above 0: a child stays behind its parent.
+    return sorted(nodes.values(), key=lambda node: node.reach, reverse=True)
+
+
+def _best_first(columns: list[_Column], scorer: _Scorer, max_nodes: int) -> list[_Node]:
+    """Return the max_nodes nodes likeliest to be reached, in that order.
+
+    The heap holds the children of the nodes taken so far; as no child is likelier than its
+    parent, what is popped next is the likeliest of all that is left.
+    """
+    nodes: list[_Node] = []
+    heap: list[tuple[float, int, int, int, float, _Scored, _Node | None]] = []
+    serial = count()  # older entries first where two are as likely
+    node: _Node | None = None
+    depth, reach = 0, 0.0
+    while len(nodes) < max_nodes:
+        if depth < len(columns):
+            scored = scorer.score_after(columns[depth], node)
+            for choice, confidence in enumerate(_confidences(scored)):
+                cost = -reach - confidence
+                heappush(heap, (cost, next(serial), depth + 1, choice, confidence, scored, node))
+        if not heap:
+            break
+        cost, _, depth, choice, confidence, scored, parent = heappop(heap)
+        reach = -cost
+        node = _Node(parent, scored, choice, confidence, reach)
+        nodes.append(node)
+    return nodes
+
+
+def _draft(nodes: list[_Node], num_tokens_before_eos: int, has_proxy: bool) -> Draft:
+    parents = []
+    for index, node in enumerate(nodes):
+        node.index = index
+        parents.append(-1 if node.parent is None else node.parent.index)
+    tree = DraftTree(tuple([node.token_id for node in nodes]), tuple(parents))
+    best = [nodes[index].scored for index in best_path(tree)]
+    return Draft(
+        tree,
+        tuple([node.confidence for node in nodes]),
+        num_tokens_before_eos,
+        drafter_choices=tuple([scored.column.token_ids[0] for scored in best]),
+        proxy_choices=tuple([_proxy_choice(scored) for scored in best]) if has_proxy else (),
+    )
+
+
+def _proxy_choice(scored: _Scored) -> int:
+    token_ids, logprobs = scored.column.token_ids, scored.proxy_logprobs
+    return token_ids[0] if logprobs is None else token_ids[logprobs.index(max(logprobs))]
