@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from diffuspec.draft_tree import (
     ancestor_mask,
@@ -38,6 +38,7 @@ def test_merging_shares_beginnings_and_keeps_siblings_distinct():
     assert tree == DraftTree((5, 7, 9, 8, 6), (-1, 0, 1, 0, -1))
 
 
+@settings(deadline=None)
 @given(paths)
 def test_merged_paths_are_a_valid_tree_that_holds_every_path(given_paths):
     tree = merge_paths(given_paths)
@@ -47,6 +48,7 @@ def test_merged_paths_are_a_valid_tree_that_holds_every_path(given_paths):
     assert held == {path[:n] for path in given_paths for n in range(1, len(path) + 1)}
 
 
+@settings(deadline=None)
 @given(trees)
 def test_mask_and_depths_follow_the_paths(tree):
     mask, found = ancestor_mask(tree), depths(tree)
@@ -94,6 +96,7 @@ def test_pruning_refuses_orphans():
         prune(FORKED, [0, 4])
 
 
+@settings(deadline=None)
 @given(trees, st.data())
 def test_pruned_trees_are_valid_and_hold_the_same_paths(tree, data):
     wanted = data.draw(st.sets(st.sampled_from(range(tree.num_nodes)))) if tree.num_nodes else ()
