@@ -64,10 +64,16 @@ class Attention(Protocol):
 
 
 class PackedBatch:
-    """One forward's segments, their cache rows and masks, prepared once for all layers."""
+    """One forward's segments, their cache rows and masks, prepared once for all layers.
 
-    def __init__(self, segments: Sequence[Segment], cache: KVCache) -> None:
-        self._parts = [_Part(segment, cache) for segment in segments]
+    With a block size, columns are taken in blocks of that fixed size, so that what a row gets does
+    not depend, to the last bit, on how many rows come after it.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], cache: KVCache, block_size: int | None = None
+    ) -> None:
+        self._parts = [_Part(segment, cache, block_size) for segment in segments]
 
     def attend(
         self,
@@ -92,16 +98,20 @@ class PackedBatch:
 class _Part:
     """One segment's share of the work."""
 
-    def __init__(self, segment: Segment, cache: KVCache) -> None:
+    def __init__(self, segment: Segment, cache: KVCache, block_size: int | None) -> None:
         self.num_rows = segment.num_rows
         self._start = segment.start
         self._end = segment.start + segment.num_rows
+        self._num_columns = self._end
+        self._block_size = block_size
+        if block_size:
+            self._num_columns = -(-self._end // block_size) * block_size
         self._positions = segment.positions
         self._new_rows = cache.rows(segment.slot, self._start, self._end)
-        self._all_rows = cache.rows(segment.slot, 0, self._end)
+        self._all_rows = cache.rows(segment.slot, 0, self._num_columns)
         self._like = self._all_rows[0]
         self._mask = _new_rows_mask(segment, self._like)
-        self._window_masks: dict[int, torch.Tensor] = {}
+        self._wide_masks: dict[int | None, torch.Tensor] = {}
 
     def attend(
         self,
@@ -116,8 +126,10 @@ class _Part:
         self._new_rows[2 * layer + 1].copy_(value)
         keys, values = self._all_rows[2 * layer], self._all_rows[2 * layer + 1]
         mask, column = self._mask, self._start
-        if window is not None and self._end > window:
-            mask, column = self._window_mask(window), 0
+        if self._block_size or (window is not None and self._end > window):
+            mask, column = self._wide_mask(window), 0
+        if self._block_size and mask is not None:
+            return _attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
         num_heads = query.shape[0]
         if num_heads * self.num_rows * self._end <= MAX_SCORES:
             return _attend(query, keys, values, mask, column, scaling)
@@ -129,17 +141,19 @@ class _Part:
             outputs.append(_attend(query[:, rows], keys, values, row_mask, column, scaling))
         return torch.cat(outputs)
 
-    def _window_mask(self, window: int) -> torch.Tensor:
-        """Return the whole additive mask [num_rows, end] where a row sees `window` positions."""
-        if window not in self._window_masks:
-            columns = np.concatenate([np.arange(self._start), self._positions])
-            far = self._positions[:, None] - columns[None, :] >= window
-            mask = torch.zeros((self.num_rows, self._end), dtype=torch.float32)
+    def _wide_mask(self, window: int | None) -> torch.Tensor:
+        """Return the additive mask over all columns; a row sees `window` positions back."""
+        if window not in self._wide_masks:
+            mask = torch.zeros((self.num_rows, self._num_columns), dtype=torch.float32)
+            mask[:, self._end :] = -torch.inf
             if self._mask is not None:
-                mask[:, self._start :] = self._mask
-            mask[torch.from_numpy(far)] = -torch.inf
-            self._window_masks[window] = mask.to(self._like)
-        return self._window_masks[window]
+                mask[:, self._start : self._end] = self._mask
+            if window is not None:
+                columns = np.concatenate([np.arange(self._start), self._positions])
+                far = self._positions[:, None] - columns[None, :] >= window
+                mask[:, : self._end][torch.from_numpy(far)] = -torch.inf
+            self._wide_masks[window] = mask.to(self._like)
+        return self._wide_masks[window]
 
 
 def _attend(
@@ -162,6 +176,37 @@ def _attend(
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
     output = torch.bmm(weights, values)
     return output.view(num_heads, num_rows, dim).transpose(0, 1)
+
+
+def _attend_in_blocks(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float,
+    block_size: int,
+) -> torch.Tensor:
+    """As _attend, over one block of columns after the other.
+
+    A block that a row does not see changes nothing of the row's running sums, and every product
+    has the same shape whatever the number of columns.
+    """
+    num_heads, num_rows, dim = query.shape
+    num_kv_heads, num_columns, _ = keys.shape
+    packed = query.reshape(num_kv_heads, -1, dim)
+    highest = torch.full((num_kv_heads, packed.shape[1], 1), -torch.inf, device=query.device)
+    total = torch.zeros_like(highest)
+    output = torch.zeros(packed.shape, device=query.device)
+    for first in range(0, num_columns, block_size):
+        block = slice(first, first + block_size)
+        scores = torch.bmm(packed, keys[:, block].transpose(1, 2)).float() * scaling
+        scores.view(num_heads, num_rows, block_size).add_(mask[:, block])
+        previous, highest = highest, torch.maximum(highest, scores.amax(-1, keepdim=True))
+        weights = (scores - highest).exp()
+        shrink = (previous - highest).exp()
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        output = output * shrink + torch.bmm(weights.to(values.dtype), values[:, block]).float()
+    return (output / total).to(values.dtype).view(num_heads, num_rows, dim).transpose(0, 1)
 
 
 def _new_rows_mask(segment: Segment, like: torch.Tensor) -> torch.Tensor | None:

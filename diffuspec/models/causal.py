@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -34,6 +34,7 @@ class _Plan:
     slot: int
     start: int  # prefix tokens cached already
     first_logits: int  # its root's row among the step's logits
+    nodes: Sequence[int]  # of the tree that was asked for, those that are verified
 
     @property
     def num_tail(self) -> int:
@@ -51,7 +52,9 @@ class _Plan:
 class CausalTarget:
     """A Verifier over a transformers causal LM.
 
-    Work happens in one thread of its own, so that awaiting it does not block the event loop.
+    Work happens in one thread of its own, so that awaiting it does not block the event loop. A
+    runner of fixed shapes verifies a tree's best path only: a branch's rows are not where plain
+    decoding has them, and the order of a sum shows in its last bit.
     """
 
     def __init__(self, runner: ModelRunner, info: TargetInfo, max_tree_nodes: int) -> None:
@@ -71,6 +74,7 @@ class CausalTarget:
             num_slots=config.max_sequences,
             max_len=config.max_model_len,
             num_scratch_rows=config.max_tree_nodes,
+            fixed_rows=1 + config.max_tree_nodes if config.exact else None,
         )
         info = TargetInfo(
             vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),
@@ -150,8 +154,13 @@ class CausalTarget:
             self._commit(plan, acceptance)
         seconds = time.monotonic() - started
         return [
-            Verdict(acceptance.token_ids, acceptance.accepted_nodes, row_logprobs, seconds)
-            for acceptance, row_logprobs in zip(acceptances, logprobs, strict=True)
+            Verdict(
+                acceptance.token_ids,
+                tuple(plan.nodes[node] for node in acceptance.accepted_nodes),
+                row_logprobs,
+                seconds,
+            )
+            for plan, acceptance, row_logprobs in zip(plans, acceptances, logprobs, strict=True)
         ]
 
     def _plan(self, requests: Sequence[VerifyRequest]) -> list[_Plan]:
@@ -161,8 +170,12 @@ class CausalTarget:
         for request in requests:
             slot, start = cache.acquire(request.request_id, request.prefix)
             start = self.runner.extend(slot, request.prefix, start, MAX_PREFILL_ROWS)
-            plans.append(_Plan(request, slot, start, first_logits))
-            first_logits += 1 + request.tree.num_nodes
+            nodes: Sequence[int] = range(request.tree.num_nodes)
+            if self.runner.is_exact:
+                nodes = draft_tree.best_path(request.tree)
+                request = replace(request, tree=draft_tree.prune(request.tree, nodes))
+            plans.append(_Plan(request, slot, start, first_logits, nodes))
+            first_logits += 1 + len(nodes)
         return plans
 
     def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:

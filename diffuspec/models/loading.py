@@ -45,11 +45,13 @@ def load_model(
     num_slots: int,
     max_len: int | None = None,
     num_scratch_rows: int = 0,
+    fixed_rows: int | None = None,
 ) -> LoadedModel:
     """Load a causal LM (a diffusion LM's weights are one) and its cache.
 
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for)
-    and num_scratch_rows more, for rows that are not kept. Raises ModelLoadError.
+    and num_scratch_rows more, for rows that are not kept. fixed_rows: see ModelRunner. Raises
+    ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     config = _transformers_config(checkpoint)
@@ -64,7 +66,7 @@ def load_model(
     cache_bytes = _cache_shape(config).num_bytes(num_slots, num_rows, precision)
     check_fits(path, checkpoint.num_weights * precision.itemsize, cache_bytes, where)
     model = _read_weights(checkpoint, config, precision).to(where)
-    runner = ModelRunner(model, num_slots, num_rows)
+    runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
     return LoadedModel(runner, max_positions, _eos_token_ids(checkpoint))
 
 

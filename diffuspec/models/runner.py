@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,27 +15,58 @@ from diffuspec.models.attention import PackedBatch, Segment
 from diffuspec.models.cache import CacheShape, KVCache
 from diffuspec.types import TokenIds
 
+EXACT_BLOCK = 256  # columns of attention taken at a time in fixed shapes
+
 
 class ModelRunner:
     """Runs a causal LM that was loaded with our attention.
 
     Rows are packed segment by segment. All calls come from one thread. forward_seconds and
     num_forwards add up what the model calls took, prefill included.
+
+    With fixed_rows, every model call has that many rows of one segment, padded: the same kernels
+    run whatever is in a step, and a row's logits are the same to the last bit. Segments must be
+    causal then.
     """
 
-    def __init__(self, model: torch.nn.Module, num_slots: int, max_len: int) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        num_slots: int,
+        max_len: int,
+        fixed_rows: int | None = None,
+    ) -> None:
         self._model = model.eval()
         parameter = next(model.parameters())
         self.device = parameter.device
         shape, self.vocab_size = _probe(model, self.device)  # columns of the logits
-        self.cache = KVCache(shape, num_slots, max_len, parameter.dtype, self.device)
+        self._fixed_rows = fixed_rows
+        num_rows = max_len
+        if fixed_rows is not None:
+            num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
+        self.cache = KVCache(shape, num_slots, num_rows, parameter.dtype, self.device)
         self.forward_seconds = 0.0
         self.num_forwards = 0
+
+    @property
+    def is_exact(self) -> bool:
+        return self._fixed_rows is not None
 
     @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Write the rows into the cache and return their segments' logits, [R, V] float32."""
-        packed = PackedBatch(segments, self.cache)
+        if self._fixed_rows is None:
+            return self._forward(segments)
+        pieces = [
+            self._forward([padded])[rows]
+            for segment in segments
+            for padded, rows in _fixed_pieces(segment, self._fixed_rows)
+        ]
+        return torch.cat(pieces)
+
+    def _forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        block_size = None if self._fixed_rows is None else EXACT_BLOCK
+        packed = PackedBatch(segments, self.cache, block_size)
         token_ids = np.concatenate([segment.token_ids for segment in segments])
         positions = np.concatenate([segment.positions for segment in segments])
         started = time.monotonic()
@@ -67,6 +98,23 @@ class ModelRunner:
 
     def _to_device(self, values: NDArray[np.integer]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int64, copy=False)).to(self.device)
+
+
+def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
+    """Cut a causal segment into pieces of num_rows rows, the last one padded.
+
+    Yields each piece, which keeps the logits of all of its rows, and which of these are wanted.
+    """
+    assert isinstance(segment.visible, str) and segment.visible == "causal"
+    for first in range(0, segment.num_rows, num_rows):
+        token_ids = segment.token_ids[first : first + num_rows]
+        padded = np.zeros(num_rows, np.int64)
+        padded[: len(token_ids)] = token_ids
+        positions = segment.positions[first] + np.arange(num_rows)
+        start = segment.start + first
+        every_row = np.arange(num_rows)
+        wanted = [row - first for row in segment.logit_rows if 0 <= row - first < num_rows]
+        yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted
 
 
 def _logit_rows(segments: Sequence[Segment]) -> NDArray[np.integer]:

@@ -1,0 +1,105 @@
+"""A small causal LM as CPS's causal proxy, in the place of the n-gram model.
+
+The paper allows either. A state is the path taken since the prefix; one forward scores every state
+of a column, all of them over the shared, cached prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from diffuspec.config import Device, DType
+from diffuspec.errors import VocabularyError
+from diffuspec.models.attention import Segment
+from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
+from diffuspec.models.runner import ModelRunner
+from diffuspec.types import TokenIds
+
+_MAX_PATH_ROWS = 1024  # of all states of a column together
+_MAX_PREFILL_ROWS = 512
+_REQUEST_ID = "proxy"  # the one slot that matters: the prefix scored last
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    prefix: tuple[int, ...]
+    path: tuple[int, ...]
+
+
+class CausalLmProxy:
+    """`CausalProxy` over a transformers causal LM with the target's token ids.
+
+    Exact: a candidate's score is the model's ln P(token | prefix, path). It costs a forward per
+    column of the lattice, so the model must be far smaller than the drafter.
+    """
+
+    def __init__(self, runner: ModelRunner, max_context_tokens: int, vocab_size: int) -> None:
+        self.max_context_tokens = max_context_tokens
+        self._runner = runner
+        self._vocab_size = vocab_size
+
+    @classmethod
+    def load(
+        cls, path: Path, *, vocab_size: int, device: Device = "auto", dtype: DType = "auto"
+    ) -> Self:
+        """Load a model directory. Raises ModelLoadError, VocabularyError."""
+        loaded = load_model(
+            path, device=device, dtype=dtype, num_slots=2, num_scratch_rows=_MAX_PATH_ROWS
+        )
+        known = check_tokenizer(path, load_tokenizer(path), loaded.runner.vocab_size)
+        if known != vocab_size:
+            raise VocabularyError(
+                f"{path} knows {known} token ids, the target {vocab_size}: a causal proxy must "
+                "share the target's tokenizer"
+            )
+        return cls(loaded.runner, loaded.max_positions - _MAX_PATH_ROWS, vocab_size)
+
+    def begin(self, context: Sequence[int]) -> _State:
+        return _State(tuple(context), ())
+
+    def expand(
+        self, states: Sequence[_State], candidates: Sequence[int]
+    ) -> tuple[list[list[float]], list[list[_State]]]:
+        """Score every candidate after every state; see `CausalProxy.expand`."""
+        segment = self._segment(states)
+        logits = self._runner.forward([segment])[:, : self._vocab_size]
+        scores: list[list[float]] = logits.log_softmax(dim=-1)[:, list(candidates)].tolist()
+        after = [
+            [_State(state.prefix, (*state.path, token_id)) for token_id in candidates]
+            for state in states
+        ]
+        return scores, after
+
+    def _segment(self, states: Sequence[_State]) -> Segment:
+        """The uncached prefix rows, then every state's path, each path blind to the others."""
+        prefix: TokenIds = np.array(states[0].prefix, np.int32)
+        cache = self._runner.cache
+        cache.begin_step()
+        slot, start = cache.acquire(_REQUEST_ID, prefix)
+        start = self._runner.extend(slot, prefix, start, _MAX_PREFILL_ROWS)
+        if len(prefix) - start > 1:  # keep all but the last row for the columns to come
+            start = self._runner.extend(slot, prefix, start, 1)
+        paths = [state.path for state in states]
+        lengths = [len(path) for path in paths]
+        num_rows = 1 + sum(lengths)
+        visible = np.zeros((num_rows, num_rows), np.bool_)
+        visible[:, 0] = True
+        logit_rows, row = [], 1
+        for length in lengths:
+            visible[row : row + length, row : row + length] = np.tri(length, dtype=np.bool_)
+            row += length
+            logit_rows.append(row - 1 if length else 0)
+        positions = [np.arange(len(prefix), len(prefix) + length) for length in lengths]
+        return Segment(
+            slot,
+            start,
+            np.concatenate([prefix[-1:], *(np.array(path, np.int32) for path in paths)]),
+            np.concatenate([np.array([len(prefix) - 1]), *positions]),
+            visible,
+            logit_rows,
+        )
