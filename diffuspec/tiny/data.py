@@ -26,6 +26,7 @@ FAMILY_WEIGHTS = {
 }
 MAX_EXAMPLE_TOKENS = 512
 BATCHES_PER_CHUNK = 8
+ANSWERED_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,18 @@ class Encoder:
 
 
 def training_batches(
-    encoder: Encoder, seed: int, chunk: int, progress: float, tokens_per_batch: int
+    encoder: Encoder,
+    seed: int,
+    chunk: int,
+    progress: float,
+    tokens_per_batch: int,
+    answered: Sequence[Example] = (),
 ) -> Iterator[list[Example]]:
     """Yield one chunk of batches, each of examples of like length.
 
     progress in [0, 1] steers the curriculum: passages and problems grow during the first 40 %,
-    copying is frequent at the start and rare later.
+    copying is frequent at the start and rare later. When there are answers of the target's own,
+    every other example is one of them.
     """
     rng = random.Random(f"{seed}/{chunk}")
     longest = min(1.0, 0.15 + progress / 0.4)
@@ -90,7 +97,10 @@ def training_batches(
     examples: list[Example] = []
     num_tokens = 0
     while num_tokens < BATCHES_PER_CHUNK * tokens_per_batch:
-        example = _draw(encoder, rng, longest, copy_share)
+        if answered and rng.random() < ANSWERED_SHARE:
+            example = rng.choice(answered)
+        else:
+            example = _draw(encoder, rng, longest, copy_share)
         if example.num_tokens <= MAX_EXAMPLE_TOKENS:
             examples.append(example)
             num_tokens += example.num_tokens

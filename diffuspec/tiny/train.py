@@ -1,18 +1,45 @@
-"""Make the tiny pair again: `python -m diffuspec.tiny.train tokenizer | target | drafter | ...`."""
+"""Make the tiny pair again.
+
+    python -m diffuspec.tiny.train tokenizer
+    python -m diffuspec.tiny.train target
+    python -m diffuspec.tiny.train drafter
+    python -m diffuspec.tiny.train ngram       # needs KenLM's build_binary on PATH
+    python -m diffuspec.tiny.train align       # the drafter, on the target's own answers
+    python -m diffuspec.tiny.train export      # into the package
+    python -m diffuspec.tiny.train evaluate    # held-out accuracy of the exported target
+
+Every step reads what the ones before left in the run folder. Training resumes from its last
+checkpoint when it is started again.
+"""
 
 from __future__ import annotations
 
+import itertools
+import shutil
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
+from rich.console import Console
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
+from diffuspec import tiny
+from diffuspec.engine import Engine
+from diffuspec.ngram.arpa import write_arpa
+from diffuspec.ngram.estimate import estimate
+from diffuspec.ngram.kenlm_file import build_binary
 from diffuspec.tiny import tokenizer as tiny_tokenizer
-from diffuspec.tiny.corpus import Conversation, held_out_questions
-from diffuspec.tiny.data import MAX_EXAMPLE_TOKENS, Encoder, Example
+from diffuspec.tiny.answers import read_answers, write_answers
+from diffuspec.tiny.corpus import (
+    Conversation,
+    held_out_questions,
+    training_conversations,
+    write_questions,
+)
+from diffuspec.tiny.data import FAMILY_WEIGHTS, MAX_EXAMPLE_TOKENS, Encoder, Example
 from diffuspec.tiny.drafter import draft_loss, drafter_config, mean_acceptance
 from diffuspec.tiny.target import answer_accuracy, next_token_loss, target_config
 from diffuspec.tiny.training import TrainingPlan, train
@@ -21,16 +48,18 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 RunDir = Annotated[Path, typer.Option(help="Where checkpoints live.")]
 Chunks = Annotated[int, typer.Option(help="Chunks of 8 batches of about 4,096 tokens.")]
 Threads = Annotated[int, typer.Option(help="CPU threads.")]
+Conversations = Annotated[int, typer.Option(help="Conversations to draw from the corpus.")]
+RUN = Path("runs/tiny")
 
 
 @app.command()
-def tokenizer(run: RunDir = Path("runs/tiny")) -> None:
+def tokenizer(run: RunDir = RUN) -> None:
     """Train the tokenizer."""
     tiny_tokenizer.build_tokenizer(run / "tokenizer")
 
 
 @app.command()
-def target(run: RunDir = Path("runs/tiny"), chunks: Chunks = 500, threads: Threads = 2) -> None:
+def target(run: RunDir = RUN, chunks: Chunks = 300, threads: Threads = 2) -> None:
     """Train the target."""
     torch.set_num_threads(threads)
     torch.manual_seed(1)
@@ -45,29 +74,68 @@ def target(run: RunDir = Path("runs/tiny"), chunks: Chunks = 500, threads: Threa
         )
 
     plan = TrainingPlan(num_chunks=chunks)
-    train(model, lambda b, _: next_token_loss(model, b), report, encoder, plan, run / "target.pt")
-    model.save_pretrained(run / "target")
-    _tokenizer(run).save_pretrained(run / "target")
+    train(model, lambda b: next_token_loss(model, b), report, encoder, plan, run / "target.pt")
+    _save(model, run, "target")
 
 
 @app.command()
-def drafter(run: RunDir = Path("runs/tiny"), chunks: Chunks = 500, threads: Threads = 2) -> None:
+def drafter(run: RunDir = RUN, chunks: Chunks = 300, threads: Threads = 2) -> None:
     """Train the drafter on the corpus."""
-    torch.set_num_threads(threads)
     torch.manual_seed(2)
-    encoder = _encoder(run)
-    held_out = held_out_examples(encoder, per_family=16)
     model = Qwen2ForCausalLM(drafter_config())
-
-    def report() -> str:
-        return " ".join(
-            f"{family} {mean_acceptance(model, batch):.2f}" for family, batch in held_out.items()
-        )
-
     plan = TrainingPlan(num_chunks=chunks, seed=8)
-    train(model, lambda b, _: draft_loss(model, b), report, encoder, plan, run / "drafter.pt")
-    model.save_pretrained(run / "drafter")
-    _tokenizer(run).save_pretrained(run / "drafter")
+    _train_drafter(model, run, plan, threads, [])
+
+
+@app.command()
+def align(
+    run: RunDir = RUN,
+    chunks: Chunks = 60,
+    conversations: Conversations = 4000,
+    threads: Threads = 2,
+) -> None:
+    """Train the drafter a little more, half of it on the target's own greedy answers."""
+    answers = run / "answers.jsonl"
+    if not answers.exists():
+        overrides = {"target": {"path": run / "target"}, "drafter": {"path": run / "drafter"}}
+        with Engine.from_config(tiny.tiny_config(**overrides)) as engine:
+            write_answers(engine, answers, conversations, seed=11)
+    torch.manual_seed(3)
+    model = Qwen2ForCausalLM.from_pretrained(run / "drafter", trust_remote_code=False)
+    plan = TrainingPlan(num_chunks=chunks, seed=9, matrix_lr=0.005, other_lr=1e-3)
+    _train_drafter(model, run, plan, threads, read_answers(answers))
+
+
+@app.command()
+def ngram(run: RunDir = RUN, conversations: Conversations = 60_000) -> None:
+    """Estimate the 3-gram over the corpus's token ids and make it a quantised binary."""
+    encoder = _encoder(run)
+    drawn = itertools.islice(training_conversations(5, weights=FAMILY_WEIGHTS), conversations)
+    write_arpa(estimate(_sentences(encoder, drawn)), run / "ngram.arpa")
+    build_binary(run / "ngram.arpa", run / "ngram.bin")
+
+
+@app.command()
+def export(run: RunDir = RUN, per_family: int = 24) -> None:
+    """Put weights (as float16), n-gram and held-out questions into the package."""
+    for name in ("target", "drafter"):
+        model = Qwen2ForCausalLM.from_pretrained(run / name, trust_remote_code=False)
+        model.half().save_pretrained(tiny.WEIGHTS / name)
+        _tokenizer(run).save_pretrained(tiny.WEIGHTS / name)
+    shutil.copy(run / "ngram.bin", tiny.NGRAM)
+    write_questions(held_out_questions(per_family), tiny.QUESTIONS)
+
+
+@app.command()
+def evaluate(per_family: int = 100, threads: Threads = 2) -> None:
+    """Print how many held-out questions the exported target answers exactly."""
+    torch.set_num_threads(threads)
+    path = tiny.TARGET
+    model = Qwen2ForCausalLM.from_pretrained(path, trust_remote_code=False).float().eval()
+    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(path))
+    for family, examples in held_out_examples(encoder, per_family).items():
+        flags = [answer_accuracy(model, [example])[0] for example in examples]
+        Console().print(f"{family}: {_share(flags)} ({sum(flags) / len(flags):.0%})")
 
 
 def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Example]]:
@@ -81,6 +149,33 @@ def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Examp
         if example.num_tokens <= MAX_EXAMPLE_TOKENS:
             families[question.category].append(example)
     return families
+
+
+def _train_drafter(
+    model: Qwen2ForCausalLM, run: Path, plan: TrainingPlan, threads: int, answered: list[Example]
+) -> None:
+    torch.set_num_threads(threads)
+    encoder = _encoder(run)
+    held_out = held_out_examples(encoder, per_family=16)
+
+    def report() -> str:
+        return " ".join(
+            f"{family} {mean_acceptance(model, batch):.2f}" for family, batch in held_out.items()
+        )
+
+    checkpoint = run / ("aligned.pt" if answered else "drafter.pt")
+    train(model, lambda b: draft_loss(model, b), report, encoder, plan, checkpoint, answered)
+    _save(model, run, "drafter")
+
+
+def _sentences(encoder: Encoder, drawn: Iterator[Conversation]) -> Iterator[list[int]]:
+    for source in drawn:
+        yield encoder.conversation(source).token_ids
+
+
+def _save(model: Qwen2ForCausalLM, run: Path, name: str) -> None:
+    model.save_pretrained(run / name)
+    _tokenizer(run).save_pretrained(run / name)
 
 
 def _tokenizer(run: Path) -> PreTrainedTokenizerFast:

@@ -6,7 +6,7 @@ warms up, stays, and falls linearly to zero over the last third.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,6 @@ class TrainingPlan:
     other_lr: float = 3e-3
     seed: int = 7
     report_every: int = 25  # chunks
-    curriculum: bool = True
 
 
 class Optimizers:
@@ -72,13 +71,18 @@ def lr_scale(progress: float) -> float:
 
 def train(
     model: nn.Module,
-    loss_of: Callable[[list[Example], float], torch.Tensor],
+    loss_of: Callable[[list[Example]], torch.Tensor],
     report: Callable[[], str],
     encoder: Encoder,
     plan: TrainingPlan,
     checkpoint: Path,
+    answered: Sequence[Example] = (),
 ) -> None:
-    """Run the plan from the last checkpoint, if there is one, to its end."""
+    """Run the plan from the last checkpoint, if there is one, to its end.
+
+    answered: examples whose answers are the target's own; training on them aligns a drafter that
+    has learnt the corpus already, so the curriculum is over.
+    """
     optimizers = Optimizers(model, plan)
     start = _resume(model, optimizers, checkpoint)
     console = Console()
@@ -87,11 +91,12 @@ def train(
         task = bar.add_task(checkpoint.stem, total=plan.num_chunks, completed=start)
         for chunk in range(start, plan.num_chunks):
             progress = chunk / plan.num_chunks
-            stage = progress if plan.curriculum else 1.0
+            stage = 1.0 if answered else progress
             losses = []
-            for batch in training_batches(encoder, plan.seed, chunk, stage, plan.tokens_per_batch):
+            size = plan.tokens_per_batch
+            for batch in training_batches(encoder, plan.seed, chunk, stage, size, answered):
                 with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = loss_of(batch, progress)
+                    loss = loss_of(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizers.step(lr_scale(progress))
                 losses.append(loss.item())
