@@ -1,0 +1,5 @@
+"""`python -m diffuspec` is the `diffuspec` command."""
+
+from diffuspec.cli import main
+
+main()

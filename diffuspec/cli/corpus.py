@@ -1,0 +1,121 @@
+"""Token ids out of text files, conversations and token files, for estimating n-gram models.
+
+A text file is cut at line ends into pieces of about PIECE_CHARACTERS; a line of a .jsonl file is a
+piece of its own. Every piece becomes a sentence of the estimate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from diffuspec.errors import ConfigError
+
+PIECE_CHARACTERS = 1 << 16
+
+_EXPECTED = (
+    "expected a list of token ids, or an object with token_ids, text or messages"
+    " (a list of {role, content})"
+)
+
+
+class CorpusReader:
+    """Reads files as sequences of token ids; loads the tokenizer only if there is text."""
+
+    def __init__(self, files: Sequence[Path], tokenizer_dir: Path) -> None:
+        """Raises ConfigError for files that are not there, before any is read."""
+        for file in files:
+            if not file.is_file():
+                raise ConfigError(f"{file} is not a file")
+        self._files = files
+        self._tokenizer_dir = tokenizer_dir
+        self._num_bytes = sum(file.stat().st_size for file in files)
+
+    def read(self, on_progress: Callable[[float], None]) -> Iterator[Sequence[int]]:
+        """Yield the pieces; on_progress hears the share of bytes read. Raises ConfigError."""
+        num_read = 0
+        for file in self._files:
+            pieces = self._lines if file.suffix == ".jsonl" else self._pieces
+            for token_ids, num_bytes in pieces(file):
+                yield token_ids
+                num_read += num_bytes
+                on_progress(num_read / max(1, self._num_bytes))
+
+    def _pieces(self, file: Path) -> Iterator[tuple[Sequence[int], int]]:
+        """Yield the token ids of a text file in pieces, and how many bytes each took."""
+        lines: list[str] = []
+        num_characters = num_bytes = 0
+        for _, line, size in _text_lines(file):
+            lines.append(line)
+            num_characters += len(line)
+            num_bytes += size
+            if num_characters >= PIECE_CHARACTERS:
+                yield self._encode("".join(lines)), num_bytes
+                lines.clear()
+                num_characters = num_bytes = 0
+        if lines:
+            yield self._encode("".join(lines)), num_bytes
+
+    def _lines(self, file: Path) -> Iterator[tuple[Sequence[int], int]]:
+        """Yield the token ids of each line of a .jsonl file, and how many bytes it took."""
+        for number, line, size in _text_lines(file):
+            if not line.strip():
+                continue
+            try:
+                yield self._parse(json.loads(line)), size
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{file}, line {number}: {error}") from error
+
+    def _parse(self, data: Any) -> Sequence[int]:
+        if isinstance(data, list):
+            return _token_ids(data)
+        if isinstance(data, dict):
+            if "token_ids" in data:
+                return _token_ids(data["token_ids"])
+            if isinstance(data.get("text"), str):
+                return self._encode(data["text"])
+            if isinstance(data.get("messages"), list):
+                return self._encode(self._render(data["messages"]))
+        raise ValueError(_EXPECTED)
+
+    def _render(self, messages: list[Any]) -> str:
+        try:
+            rendered: str = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        except Exception as error:  # templates raise what their authors chose
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+        return rendered
+
+    def _encode(self, text: str) -> Sequence[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        from diffuspec.models.loading import load_tokenizer
+
+        return load_tokenizer(self._tokenizer_dir)
+
+    @cached_property
+    def _backend(self) -> Any:
+        from diffuspec.text import backend
+
+        return backend(self._tokenizer)
+
+
+def _text_lines(file: Path) -> Iterator[tuple[int, str, int]]:
+    """Yield line number, text and size in bytes. Raises ConfigError."""
+    with file.open("rb") as stream:
+        for number, raw in enumerate(stream, start=1):
+            try:
+                yield number, raw.decode("utf-8"), len(raw)
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{file}, line {number}: not UTF-8 text") from error
+
+
+def _token_ids(value: Any) -> list[int]:
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise ValueError("token ids must be a list of integers")
+    return value

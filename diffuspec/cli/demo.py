@@ -1,0 +1,114 @@
+"""`diffuspec demo`: the embedded pair on a held-out question of every family."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from diffuspec.cli import display, options
+from diffuspec.types import SamplingParams
+
+if TYPE_CHECKING:
+    from diffuspec.bench.questions import Question
+    from diffuspec.bench.run import Record
+    from diffuspec.engine import Engine
+
+_DIFFUSPEC = "cost_aware_best_first"  # the library's default, under the benchmark's name
+_SHOWN_FAMILY = "math_reasoning"
+
+Repeats = Annotated[int, typer.Option(min=1, help="Times each is run; the median counts.")]
+MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
+
+
+def run(repeats: Repeats = 3, max_tokens: MaxTokens = 256, threads: options.Threads = None) -> None:
+    """Show an answer, then plain decoding and DiffuSpec side by side.
+
+    Exits with 1 if any token differs.
+    """
+    from diffuspec.bench.questions import first_per_family, load_questions
+    from diffuspec.tiny import QUESTIONS, tiny_config
+
+    config = tiny_config()
+    questions = first_per_family(load_questions(QUESTIONS), 1)
+    console = display.stdout_console()
+    with options.open_engine(config, threads) as engine:
+        _show_answer(engine, questions, max_tokens, console)
+        with Console(stderr=True).status("plain decoding and DiffuSpec, in turns"):
+            records = _measure(engine, questions, repeats, max_tokens)
+    is_same = _show_table(questions, records, console)
+    if not is_same:
+        raise typer.Exit(1)
+
+
+def _show_answer(
+    engine: Engine, questions: Sequence[Question], max_tokens: int, console: Console
+) -> None:
+    shown = next((q for q in questions if q.family == _SHOWN_FAMILY), questions[0])
+    question = shown.turns[0]
+    console.print(f"> {question}\n", markup=False, soft_wrap=True)
+    prompt = [{"role": "user", "content": question}]
+    sampling = SamplingParams(max_tokens=max_tokens)
+    stats = asyncio.run(display.stream_answer(engine, prompt, sampling))
+    display.show_statistics(stats)
+    console.print()
+
+
+def _measure(
+    engine: Engine, questions: Sequence[Question], repeats: int, max_tokens: int
+) -> tuple[Record, ...]:
+    from diffuspec.bench.run import ChatCodec, RunSettings, run_questions, warm_up
+    from diffuspec.bench.systems import BASELINE, open_systems
+
+    settings = RunSettings(max_tokens, engine.verifier.info.max_model_len, repeats)
+    codec = ChatCodec(engine.tokenizer)
+    with open_systems(engine, (BASELINE, _DIFFUSPEC)) as systems:
+        warm_up(systems, questions, codec, settings)
+        return run_questions(systems, questions, codec, settings).records
+
+
+def _show_table(questions: Sequence[Question], records: Sequence[Record], console: Console) -> bool:
+    """Print a line per family; return whether all tokens are the same."""
+    from diffuspec.bench.run import find_mismatches, median_answers
+    from diffuspec.bench.stats import SPEC_BENCH, compute_rows
+    from diffuspec.bench.systems import BASELINE
+
+    asked = {question.family: " ".join(question.turns[0].split()) for question in questions}
+    wrong = {mismatch.question_id for mismatch in find_mismatches(records)}
+    differing = {question.family for question in questions if question.question_id in wrong}
+    rows = compute_rows(median_answers(records), (BASELINE, _DIFFUSPEC))
+    table = _table()
+    for plain, drafted in zip(rows[::2], rows[1::2], strict=True):
+        family = drafted.family
+        if family == SPEC_BENCH:
+            continue
+        is_same = family not in differing if family in asked else not differing
+        table.add_row(
+            family,
+            asked.get(family, ""),
+            str(drafted.num_output_tokens),
+            f"{plain.tokens_per_second:.0f}",
+            f"{drafted.tokens_per_second:.0f}",
+            f"{drafted.speedup:.2f}x",
+            f"{drafted.mean_acceptance_length:.2f}",
+            "yes" if is_same else "[red]NO[/red]",
+            end_section=family == questions[-1].family,
+        )
+    console.print(table)
+    return not differing
+
+
+def _table() -> Table:
+    table = Table(
+        caption="tokens per second, one request at a time, greedy", caption_justify="left"
+    )
+    table.add_column("family", no_wrap=True)
+    table.add_column("question", no_wrap=True, overflow="ellipsis", max_width=40, min_width=8)
+    for title in ("tokens", "plain/s", "DiffuSpec/s", "speed-up", "acceptance length"):
+        table.add_column(title, justify="right")
+    table.add_column("same tokens")
+    return table

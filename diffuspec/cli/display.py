@@ -1,0 +1,112 @@
+"""How answers look: coloured on a terminal, plain in a pipe, or one JSON object."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from diffuspec.metrics import RequestStats, summarize
+
+if TYPE_CHECKING:
+    from diffuspec.engine import Completion, Engine, Prompt
+    from diffuspec.sequence import Increment
+    from diffuspec.types import SamplingParams, StepStats, TokenLogprobs
+
+_ACCEPTED_STYLE = "green"
+_OWN_STYLE = "bold yellow"
+_LEGEND = Text.assemble(
+    ("green", _ACCEPTED_STYLE),
+    ": drafted and accepted; ",
+    ("yellow", _OWN_STYLE),
+    ": the target's own",
+)
+
+
+def stdout_console() -> Console:
+    """A pipe has no width; give it room for a table."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    return console
+
+
+async def stream_answer(engine: Engine, prompt: Prompt, sampling: SamplingParams) -> RequestStats:
+    """Print an answer on stdout as it arrives, and return its statistics."""
+    console = stdout_console()
+    token_ids = engine.encode(prompt).tolist()
+    steps: list[StepStats] = []
+    last = ""
+    async for increment in engine.stream(token_ids, sampling):
+        _show(increment, console)
+        steps.append(increment.step)
+        last = increment.text or last
+    if not last.endswith("\n"):
+        console.file.write("\n")
+    console.file.flush()
+    return summarize(steps, len(token_ids))
+
+
+def _show(increment: Increment, console: Console) -> None:
+    if console.is_terminal:
+        console.print(_styled(increment), end="", soft_wrap=True)
+    else:
+        console.file.write(increment.text)
+    console.file.flush()
+
+
+def _styled(increment: Increment) -> Text:
+    styled = Text()
+    for position, piece in enumerate(increment.pieces):
+        is_accepted = position < increment.num_accepted_tokens
+        piece = piece.replace("\x1b", "␛")  # no terminal commands from a model
+        styled.append(piece, _ACCEPTED_STYLE if is_accepted else _OWN_STYLE)
+    return styled
+
+
+def show_statistics(stats: RequestStats) -> None:
+    """Print a line about the answer on stderr; on a terminal also what the colours mean."""
+    total = stats.total_seconds or 1.0
+    parts = [
+        f"{stats.num_prompt_tokens} + {stats.num_output_tokens} tokens",
+        f"{stats.total_seconds:.2f} s, {stats.tokens_per_second:.0f} tokens/s",
+        f"{stats.num_steps} steps of {stats.mean_acceptance_length:.2f} tokens",
+        f"draft {stats.draft_seconds / total:.0%}",
+        f"search {stats.search_seconds / total:.0%}",
+        f"verify {stats.verify_seconds / total:.0%}",
+    ]
+    console = Console(stderr=True, highlight=False)
+    console.print(" · ".join(parts), style="dim", soft_wrap=True)
+    if console.is_terminal and stats.num_accepted_tokens:
+        console.print(_LEGEND, style="dim", soft_wrap=True)
+
+
+def as_json(completion: Completion) -> str:
+    """One line holding a JSON object."""
+    stats = completion.stats
+    statistics = dataclasses.asdict(stats)
+    statistics["mean_acceptance_length"] = stats.mean_acceptance_length
+    statistics["tokens_per_second"] = stats.tokens_per_second
+    fields: dict[str, object] = {
+        "token_ids": list(completion.token_ids),
+        "text": completion.text,
+        "finish_reason": completion.finish_reason.value,
+    }
+    if completion.logprobs is not None:
+        fields["logprobs"] = [
+            _logprob_fields(token_id, logprobs)
+            for token_id, logprobs in zip(completion.token_ids, completion.logprobs, strict=True)
+        ]
+    fields["statistics"] = statistics
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _logprob_fields(token_id: int, logprobs: TokenLogprobs) -> dict[str, object]:
+    return {
+        "token_id": token_id,
+        "logprob": logprobs.logprob,
+        "top": [{"token_id": other, "logprob": logprob} for other, logprob in logprobs.top],
+    }

@@ -1,0 +1,102 @@
+"""`diffuspec generate`: answer one prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from diffuspec.cli import display, options
+from diffuspec.cli.prompts import read_prompt
+from diffuspec.errors import InvalidRequestError
+from diffuspec.types import SamplingParams
+
+if TYPE_CHECKING:
+    from diffuspec.engine import Prompt
+
+EXAMPLES = """[bold]Examples[/bold]
+
+\b
+  diffuspec generate "Translate this into German: The house is big."
+  diffuspec generate --file question.txt --temperature 0.8 --seed 7
+  echo "def add(a, b):" | diffuspec generate --raw --json
+  diffuspec generate "Hello" --target Qwen2.5-7B-Instruct --drafter Dream-7B
+  diffuspec generate "Hello" --draft-length off      [dim]# the same text, slower[/dim]
+"""
+
+PromptText = Annotated[str | None, typer.Argument(help="Without it, or with -: read from stdin.")]
+PromptFile = Annotated[Path | None, typer.Option(help="Read the prompt from a file.")]
+Chat = Annotated[
+    bool, typer.Option("--chat/--raw", help="The prompt is a chat message, or text to continue.")
+]
+System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT")]
+
+
+def run(
+    prompt: PromptText = None,
+    file: PromptFile = None,
+    chat: Chat = True,
+    system: System = None,
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: options.TopP = 1.0,
+    top_k: options.TopK = 0,
+    seed: options.Seed = 0,
+    repetition_penalty: options.RepetitionPenalty = 1.0,
+    presence_penalty: options.PresencePenalty = 0.0,
+    frequency_penalty: options.FrequencyPenalty = 0.0,
+    stop: options.Stop = None,
+    stop_token_id: options.StopTokenId = None,
+    ignore_eos: options.IgnoreEos = False,
+    logprobs: options.Logprobs = None,
+    target: options.Target = None,
+    drafter: options.Drafter = None,
+    ngram: options.Ngram = None,
+    config: options.Config = None,
+    threads: options.Threads = None,
+    draft_length: options.DraftLength = None,
+    tree: options.Tree = None,
+    max_nodes: options.MaxNodes = None,
+    drafter_weight: options.DrafterWeight = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Answer one prompt: a diffusion LM drafts, the target's own tokens come out."""
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    if logprobs is not None and not json:
+        raise InvalidRequestError("--logprobs is shown with --json only")
+    speculation = options.drafting(draft_length, tree, max_nodes, drafter_weight)
+    settings = options.engine_config(config, target, drafter, ngram, speculation)
+    request = _prompt(read_prompt(prompt, file), chat, system)
+    with options.open_engine(settings, threads) as engine:
+        if json:
+            completion = asyncio.run(engine.complete(request, sampling))
+            typer.echo(display.as_json(completion))
+        else:
+            stats = asyncio.run(display.stream_answer(engine, request, sampling))
+            if not quiet:
+                display.show_statistics(stats)
+
+
+def _prompt(text: str, chat: bool, system: str | None) -> Prompt:
+    if not chat:
+        if system is not None:
+            raise InvalidRequestError("--system is a message of a chat and does not go with --raw")
+        return text
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return [*messages, {"role": "user", "content": text}]

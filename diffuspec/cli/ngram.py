@@ -1,0 +1,101 @@
+"""`diffuspec ngram build`: estimate the causal proxy from text, conversations or token ids."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from diffuspec.cli.corpus import CorpusReader
+from diffuspec.errors import ConfigError, MissingDependencyError
+from diffuspec.tiny import TARGET
+
+EXAMPLES = """[bold]Examples[/bold]
+
+\b
+  diffuspec ngram build manual.txt novel.txt --out text.arpa
+  diffuspec ngram build chats.jsonl --target Qwen2.5-7B --out chats.bin
+
+A line of a .jsonl file is a list of token ids, or an object with token_ids, text, or messages (a list of role and content). Every other file is text. A .bin file is smaller and loads faster; making one needs KenLM's build_binary.
+"""  # noqa: E501 - a paragraph of the help, wrapped when it is shown
+
+Files = Annotated[list[Path], typer.Argument(help="Text files, or .jsonl files.")]
+Out = Annotated[
+    Path, typer.Option(help="The model: an ARPA file or a KenLM binary.", metavar="FILE.arpa|.bin")
+]
+Order = Annotated[int, typer.Option(help="Tokens in an n-gram, 2 to 6.")]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option("--target", help="Whose tokenizer reads text. Default: tiny.", metavar="DIR"),
+]
+
+
+def run(files: Files, out: Out, order: Order = 3, target: Tokenizer = None) -> None:
+    """Estimate an n-gram model over token ids, as KenLM's lmplz does."""
+    _check(out, order)
+    reader = CorpusReader(files, target or TARGET)
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        num_ngrams = _build(reader, out, order, _Stages(progress).show)
+    counts = " / ".join(f"{count:,}" for count in num_ngrams)
+    typer.echo(f"{out}: {counts} n-grams of order 1 to {order}, {out.stat().st_size:,} bytes")
+
+
+def _check(out: Path, order: int) -> None:
+    """Find what cannot work before any work is done. Raises ConfigError."""
+    from diffuspec.ngram.kenlm_file import MAX_ORDER, MIN_ORDER
+
+    if not MIN_ORDER <= order <= MAX_ORDER:
+        raise ConfigError(f"--order must be from {MIN_ORDER} to {MAX_ORDER}, got {order}")
+    if out.suffix not in (".arpa", ".bin"):
+        raise ConfigError(f"--out must end in .arpa or .bin, got {out}")
+    if not out.parent.is_dir():
+        raise ConfigError(f"--out: there is no directory {out.parent}")
+    if out.suffix == ".bin" and shutil.which("build_binary") is None:
+        raise MissingDependencyError(
+            "a .bin file needs KenLM's build_binary on PATH (built from github.com/kpu/kenlm);"
+            " an .arpa file works as well and needs nothing"
+        )
+
+
+class _Stages:
+    """A progress bar per stage, from its first report on."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, stage: str, done: float) -> None:
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=1.0)
+        self._progress.update(self._tasks[stage], completed=done)
+
+
+def _build(
+    reader: CorpusReader, out: Path, order: int, report: Callable[[str, float], None]
+) -> list[int]:
+    """Write the model, complete or not at all; return its number of n-grams by order."""
+    from diffuspec.ngram.arpa import write_arpa
+    from diffuspec.ngram.estimate import estimate
+    from diffuspec.ngram.kenlm_file import build_binary
+
+    sentences = reader.read(partial(report, "reading"))
+    model = estimate(sentences, order=order, on_progress=report)
+    if out.suffix == ".arpa":
+        write_arpa(model, out, report)
+    else:
+        with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+            arpa = Path(folder) / "model.arpa"
+            write_arpa(model, arpa, report)
+            report("packing", 0.0)
+            build_binary(arpa, out)
+            report("packing", 1.0)
+    return [len(table) for table in model.tables]

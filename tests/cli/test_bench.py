@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffuspec.bench.main import BenchOptions
+from tests.cli.conftest import error_line
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
+    """Collect what the benchmark is asked for instead of running it; tokens differ in it."""
+    seen: list[BenchOptions] = []
+
+    def run(options: BenchOptions) -> int:
+        seen.append(options)
+        return 1
+
+    monkeypatch.setattr("diffuspec.bench.main.run_benchmark", run)
+    return seen
+
+
+def test_nothing_asked_for_is_the_whole_benchmark(
+    diffuspec: Run, asked: list[BenchOptions]
+) -> None:
+    diffuspec("bench")
+    assert asked == [BenchOptions()]
+
+
+def test_every_option_arrives(diffuspec: Run, asked: list[BenchOptions]) -> None:
+    options = (
+        "--target t --drafter d --ngram n.bin --questions q.jsonl --limit 2 --max-tokens 9"
+        " --repeats 3 --threads 1 --out o --ablations --systems plain,paper"
+    )
+    diffuspec("bench", *options.split())
+    assert asked == [
+        BenchOptions(
+            target=Path("t"),
+            drafter=Path("d"),
+            ngram=Path("n.bin"),
+            questions=Path("q.jsonl"),
+            limit=2,
+            max_tokens=9,
+            repeats=3,
+            threads=1,
+            out=Path("o"),
+            ablations=True,
+            systems=("plain", "paper"),
+        )
+    ]
+
+
+def test_exit_code_is_the_benchmarks(diffuspec: Run, asked: list[BenchOptions]) -> None:
+    assert diffuspec("bench").exit_code == 1
+
+
+def test_wrong_options_are_named(diffuspec: Run, asked: list[BenchOptions]) -> None:
+    result = diffuspec("bench", "--limit", "0")
+    assert error_line(result) == "limit must be 1 or more, got 0"
+    assert result.exit_code == 2

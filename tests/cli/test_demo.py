@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffuspec.bench.systems import EngineSystem
+from diffuspec.config import EngineConfig, parse_config
+from tests.bench.conftest import pair  # noqa: F401 - the fixture
+from tests.cli.test_ngram import write_lines
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def embedded(
+    pair: tuple[Path, Path],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Let a random pair and two families of questions stand for the embedded ones."""
+
+    def config() -> EngineConfig:
+        return parse_config({"target": {"path": pair[0]}, "drafter": {"path": pair[1]}})
+
+    questions = [
+        {"question_id": 1, "category": "qa", "turns": ["Who?"]},
+        {"question_id": 2, "category": "qa", "turns": ["What?"]},
+        {"question_id": 3, "category": "math_reasoning", "turns": ["One and\none?", "And one?"]},
+    ]
+    path = write_lines(tmp_path / "questions.jsonl", questions)
+    monkeypatch.setattr("diffuspec.tiny.tiny_config", config)
+    monkeypatch.setattr("diffuspec.tiny.QUESTIONS", path)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("│").split("│")]
+
+
+@pytest.mark.usefixtures("embedded")
+def test_a_line_per_family_and_the_same_tokens(diffuspec: Run) -> None:
+    result = diffuspec("demo", "--repeats", "1", "--max-tokens", "12")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("> One and\none?\n")
+    rows = [cells(line) for line in result.stdout.splitlines() if line.startswith("│")]
+    assert [row[0] for row in rows] == ["qa", "math_reasoning", "all"]
+    assert [row[1] for row in rows] == ["Who?", "One and one?", ""]
+    assert [row[-1] for row in rows] == ["yes", "yes", "yes"]
+    num_tokens = [int(row[2]) for row in rows]
+    assert 0 < num_tokens[0] <= 12
+    assert num_tokens[2] == num_tokens[0] + num_tokens[1]
+
+
+@pytest.mark.usefixtures("embedded")
+def test_other_tokens_are_a_failure(diffuspec: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = EngineSystem.answer
+
+    def wrong(system: EngineSystem, prompt_ids: Any, max_tokens: int) -> Any:
+        shorter = max_tokens - (system.name != "plain")
+        return answer(system, prompt_ids, shorter)
+
+    monkeypatch.setattr(EngineSystem, "answer", wrong)
+    result = diffuspec("demo", "--repeats", "1", "--max-tokens", "4")
+    assert result.exit_code == 1
+    assert "NO" in result.stdout

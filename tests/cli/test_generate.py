@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffuspec.cli import display
+from diffuspec.config import EngineConfig, SpeculationConfig
+from diffuspec.errors import DrafterError, ModelLoadError, OverloadedError, VerifierError
+from diffuspec.sequence import Increment
+from diffuspec.types import SamplingParams
+from tests.cli.conftest import STEP, TEXT, FakeEngine, error_line
+
+Run = Callable[..., Any]
+QUESTION = [{"role": "user", "content": "Hi there"}]
+
+
+@pytest.mark.parametrize("ending", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("source", ["argument", "file", "stdin", "-"])
+def test_prompt_comes_from_argument_file_or_stdin(
+    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path, source: str, ending: str
+) -> None:
+    file = tmp_path / "question.txt"
+    file.write_bytes(b"Hi there" + ending.encode())
+    arguments = {"argument": ["Hi there"], "file": ["--file", str(file)], "stdin": [], "-": ["-"]}
+    result = diffuspec("generate", *arguments[source], stdin="Hi there" + ending)
+    assert result.exit_code == 0
+    assert engine.last.prompt == QUESTION
+
+
+def test_text_on_stdout_and_statistics_on_stderr(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    result = diffuspec("generate", "Hi there")
+    assert result.stdout == f"{TEXT}\n"
+    assert result.stderr == (
+        "5 + 4 tokens · 0.10 s, 40 tokens/s · 2 steps of 2.00 tokens"
+        " · draft 10% · search 5% · verify 80%\n"
+    )
+    assert engine.last.is_closed
+
+
+def test_quiet_drops_the_statistics(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    result = diffuspec("generate", "Hi there", "--quiet")
+    assert (result.stdout, result.stderr) == (f"{TEXT}\n", "")
+
+
+def test_terminal_tells_accepted_from_own_tokens(
+    diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    result = diffuspec("generate", "Hi there")
+    green, yellow, end = "\x1b[32m", "\x1b[1;33m", "\x1b[0m"
+    assert f"{green}Gr{end}{green}üße{end}{yellow}, {end}{yellow}Welt{end}\n" == result.stdout
+    assert "drafted and accepted" in result.stderr
+
+
+def test_terminal_gets_no_commands_from_the_model() -> None:
+    increment = Increment((1,), 0, ("\x1b[2J",), "\x1b[2J", None, None, STEP)
+    assert display._styled(increment).plain == "␛[2J"
+
+
+def test_json_holds_tokens_text_and_statistics(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    result = diffuspec("generate", "Hi there", "--json")
+    assert result.stderr == ""
+    assert result.stdout.count("\n") == 1
+    answer = json.loads(result.stdout)
+    statistics = answer.pop("statistics")
+    assert answer == {"token_ids": [7, 8, 9, 2], "text": TEXT, "finish_reason": "stop"}
+    assert statistics["num_prompt_tokens"] == 5
+    assert statistics["num_output_tokens"] == 4
+    assert statistics["num_steps"] == 2
+    assert statistics["num_accepted_tokens"] == 2
+    assert statistics["mean_acceptance_length"] == 2.0
+    assert statistics["tokens_per_second"] == pytest.approx(40)
+
+
+def test_json_holds_logprobs_when_asked(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    result = diffuspec("generate", "Hi there", "--json", "--logprobs", "2")
+    logprobs = json.loads(result.stdout)["logprobs"]
+    assert [entry["token_id"] for entry in logprobs] == [7, 8, 9, 2]
+    top = [{"token_id": 7, "logprob": -0.5}, {"token_id": 9, "logprob": -1.5}]
+    assert logprobs[0] == {"token_id": 7, "logprob": -0.5, "top": top}
+
+
+def test_raw_prompt_is_text_and_system_is_a_message(
+    diffuspec: Run, engine: type[FakeEngine]
+) -> None:
+    diffuspec("generate", "def f(", "--raw")
+    assert engine.last.prompt == "def f("
+    diffuspec("generate", "Hi there", "--system", "Be brief.")
+    assert engine.last.prompt == [{"role": "system", "content": "Be brief."}, *QUESTION]
+
+
+def test_sampling_options_arrive(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    diffuspec("generate", "Hi")
+    assert engine.last.sampling == SamplingParams()
+    options = (
+        "--temperature 0.7 --top-p 0.9 --top-k 40 --seed -3 --repetition-penalty 1.1"
+        " --presence-penalty 0.2 --frequency-penalty -0.3 --max-tokens 12"
+        " --stop END --stop ### --stop-token-id 5 --stop-token-id 6 --ignore-eos"
+    )
+    diffuspec("generate", "Hi", *options.split())
+    assert engine.last.sampling == SamplingParams(
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        seed=-3,
+        repetition_penalty=1.1,
+        presence_penalty=0.2,
+        frequency_penalty=-0.3,
+        max_tokens=12,
+        stop=("END", "###"),
+        stop_token_ids=(5, 6),
+        ignore_eos=True,
+    )
+
+
+def models(config: EngineConfig) -> tuple[str, str | None, str | None]:
+    drafter, ngram = config.drafter, config.search.ngram
+    return (
+        str(config.target.path),
+        None if drafter is None else str(drafter.path),
+        None if ngram is None else str(ngram),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", ("tiny/target", "tiny/drafter", "tiny/ngram.bin")),
+        ("--drafter none", ("tiny/target", None, "tiny/ngram.bin")),
+        ("--ngram none", ("tiny/target", "tiny/drafter", None)),
+        ("--drafter other", ("tiny/target", "other", "tiny/ngram.bin")),
+        ("--target big", ("big", None, None)),
+        ("--target big --drafter d --ngram n.arpa", ("big", "d", "n.arpa")),
+        ("--config FILE", ("yaml/target", "yaml/drafter", "yaml.bin")),
+        ("--config FILE --target big --drafter none", ("big", None, "yaml.bin")),
+    ],
+)
+def test_models_are_embedded_named_or_configured(
+    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path, options: str, expected: object
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(
+        "target: {path: yaml/target}\n"
+        "drafter: {path: yaml/drafter, prefix_cache: false}\n"
+        "search: {ngram: yaml.bin}\n"
+    )
+    result = diffuspec("generate", "Hi", *options.replace("FILE", str(file)).split())
+    assert result.exit_code == 0, result.stderr
+    assert models(engine.last.config) == expected
+
+
+def test_options_override_a_field_and_keep_the_others_of_the_file(
+    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path
+) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text(
+        "target: {path: t, max_sequences: 3}\n"
+        "drafter: {path: d, prefix_cache: false}\n"
+        "speculation: {max_nodes: 9, tree_shape: path}\n"
+    )
+    diffuspec("generate", "Hi", "--config", file, "--drafter", "other", "--tree", "beams")
+    config = engine.last.config
+    assert config.target.max_sequences == 3
+    assert config.drafter is not None
+    assert (str(config.drafter.path), config.drafter.prefix_cache) == ("other", False)
+    assert (config.speculation.max_nodes, config.speculation.tree_shape) == (9, "beams")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", {}),
+        ("--draft-length paper", {"policy": "paper"}),
+        ("--draft-length fixed", {"policy": "fixed"}),
+        ("--draft-length off", {"policy": "off"}),
+        ("--draft-length 12", {"policy": "fixed", "num_draft_tokens": 12}),
+        ("--tree path --max-nodes 7", {"tree_shape": "path", "max_nodes": 7}),
+        ("--drafter-weight 0.25", {"drafter_weight": 0.25}),
+        ("--drafter-weight adaptive", {"drafter_weight": "adaptive"}),
+    ],
+)
+def test_drafting_options_arrive(
+    diffuspec: Run, engine: type[FakeEngine], options: str, expected: dict[str, Any]
+) -> None:
+    result = diffuspec("generate", "Hi", *options.split())
+    assert result.exit_code == 0, result.stderr
+    assert engine.last.config.speculation == SpeculationConfig(**expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--temperature -1", "temperature must be from 0 to 10, got -1.0"),
+        ("--temperature nan", "temperature must be from 0 to 10, got nan"),
+        ("--top-p 0", "top_p must be above 0 and at most 1, got 0.0"),
+        ("--max-tokens 0", "max_tokens must be 1 or more, got 0"),
+        ("--logprobs 21 --json", "logprobs must be from 0 to 20, got 21"),
+        ("--logprobs 2", "--logprobs is shown with --json only"),
+        ("--raw --system x", "--system is a message of a chat and does not go with --raw"),
+        ("--file nowhere.txt", "give the prompt either as the argument or with --file, not both"),
+        ("--draft-length soon", "--draft-length must be paper, cost_aware, fixed, off or a number"),
+        ("--draft-length 500", "speculation.num_draft_tokens: Input should be less than or equal"),
+        ("--max-nodes 0", "speculation.max_nodes: Input should be greater than or equal to 1"),
+        ("--drafter-weight 2", "--drafter-weight must be from 0 to 1, or adaptive, got '2'"),
+        ("--drafter-weight nan", "--drafter-weight must be from 0 to 1, or adaptive, got 'nan'"),
+        ("--config nowhere.yaml", "cannot read configuration nowhere.yaml"),
+    ],
+)
+def test_wrong_values_are_named_in_one_line(
+    diffuspec: Run, engine: type[FakeEngine], options: str, message: str
+) -> None:
+    result = diffuspec("generate", "Hi", *options.split())
+    assert error_line(result).startswith(message)
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        ([""], b"", "the prompt is empty"),
+        ([], b" \n", "the prompt is empty"),
+        ([], b"\xff\xfe", "standard input is not UTF-8 text"),
+        (["--file", "nowhere.txt"], b"", "cannot read nowhere.txt: No such file or directory"),
+        (["--file", "."], b"", "cannot read .: Is a directory"),
+    ],
+)
+def test_prompts_that_cannot_be_read(
+    diffuspec: Run, engine: type[FakeEngine], arguments: list[str], stdin: bytes, message: str
+) -> None:
+    result = diffuspec("generate", *arguments, stdin=stdin)
+    assert error_line(result).startswith(message)
+    assert result.exit_code == 2
+
+
+@pytest.mark.parametrize("options", ["--temperature hot", "--tree bush", "--threads 0", "--typo"])
+def test_unusable_options_name_themselves(
+    diffuspec: Run, engine: type[FakeEngine], options: str
+) -> None:
+    result = diffuspec("generate", "Hi", *options.split())
+    assert result.exit_code == 2
+    assert options.split()[0] in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (VerifierError("the target\nfailed"), 1),
+        (DrafterError("the target failed"), 1),
+        (OverloadedError("the target failed"), 1),
+        (ModelLoadError("the target failed"), 2),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_errors_are_one_line_and_an_exit_code(
+    diffuspec: Run, engine: type[FakeEngine], error: Exception, code: int, options: list[str]
+) -> None:
+    engine.error = error
+    result = diffuspec("generate", "Hi", *options)
+    assert error_line(result) == "the target failed"
+    assert result.exit_code == code
+    assert engine.last.is_closed
+
+
+def test_interruption_ends_with_130(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    engine.error = KeyboardInterrupt()
+    result = diffuspec("generate", "Hi")
+    assert result.exit_code == 130
+    assert result.stderr.strip() == ""
+
+
+def test_warnings_of_the_library_are_shown(
+    diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(config: EngineConfig) -> FakeEngine:
+        logging.getLogger("diffuspec.tiny").warning("no proxy")
+        logging.getLogger("diffuspec.tiny").info("not this")
+        return FakeEngine(config)
+
+    monkeypatch.setattr(engine, "from_config", opened)
+    result = diffuspec("generate", "Hi", "--quiet")
+    assert result.stderr == "warning: no proxy\n"
+    assert not logging.getLogger("diffuspec").handlers

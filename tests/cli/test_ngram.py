@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffuspec.cli.corpus import CorpusReader
+from diffuspec.errors import ConfigError
+from diffuspec.ngram.arpa import write_arpa
+from diffuspec.ngram.estimate import estimate
+from diffuspec.ngram.kenlm_file import read_num_ngrams
+from tests.bench.conftest import pair  # noqa: F401 - the fixture
+from tests.cli.conftest import error_line
+
+Run = Callable[..., Any]
+SENTENCES = [[5, 6, 7, 5, 6], [6, 7], [5]]
+
+
+def write_lines(path: Path, lines: Sequence[object]) -> Path:
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def read(files: Sequence[Path], tokenizer_dir: Path) -> list[list[int]]:
+    return [list(ids) for ids in CorpusReader(files, tokenizer_dir).read(lambda done: None)]
+
+
+@pytest.mark.parametrize("order", [2, 3])
+def test_token_ids_become_the_model_that_estimate_makes(
+    diffuspec: Run, tmp_path: Path, order: int
+) -> None:
+    corpus = write_lines(tmp_path / "ids.jsonl", [SENTENCES[0], {"token_ids": SENTENCES[1]}, [5]])
+    out = tmp_path / "model.arpa"
+    result = diffuspec("ngram", "build", corpus, "--out", out, "--order", str(order))
+    assert result.exit_code == 0, result.stderr
+    expected = tmp_path / "expected.arpa"
+    write_arpa(estimate(SENTENCES, order=order), expected)
+    assert out.read_bytes() == expected.read_bytes()
+    counts = " / ".join(map(str, read_num_ngrams(out)))
+    size = out.stat().st_size
+    assert result.stdout == f"{out}: {counts} n-grams of order 1 to {order}, {size:,} bytes\n"
+    assert result.stderr == ""
+
+
+def test_text_and_conversations_go_through_the_tokenizer(
+    pair: tuple[Path, Path],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    text = tmp_path / "some.txt"
+    text.write_text("ab\nc\n", encoding="utf-8")
+    messages = [{"role": "user", "content": "a"}]
+    lines = write_lines(tmp_path / "more.jsonl", [{"text": "ab"}, {"messages": messages}])
+    spelled, short, chat = read([text, lines], pair[0])
+    assert len(spelled) == 5
+    assert spelled[:2] == short
+    assert chat[0] == 1  # <|im_start|>
+    assert chat[-1] == 2  # <|im_end|>
+
+
+def test_long_text_is_cut_at_line_ends(
+    pair: tuple[Path, Path],  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("diffuspec.cli.corpus.PIECE_CHARACTERS", 8)
+    file = tmp_path / "some.txt"
+    file.write_text("abcdef\nab\nabcdefghijkl\nx", encoding="utf-8")
+    assert [len(piece) for piece in read([file], pair[0])] == [10, 13, 1]
+
+
+def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
+    files = [write_lines(tmp_path / f"{i}.jsonl", SENTENCES) for i in range(2)]
+    heard: list[float] = []
+    assert len(list(CorpusReader(files, tmp_path).read(heard.append))) == 6
+    assert heard == sorted(heard)
+    assert heard[-1] == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "Expecting property name"),
+        ("3", "expected a list of token ids, or an object with token_ids, text or messages"),
+        ('{"turns": ["a"]}', "expected a list of token ids"),
+        ('[1, "2"]', "token ids must be a list of integers"),
+        ("[true]", "token ids must be a list of integers"),
+        ('{"token_ids": 3}', "token ids must be a list of integers"),
+        ('{"messages": [3]}', "the chat template refused the messages"),
+    ],
+)
+def test_wrong_lines_are_named(
+    pair: tuple[Path, Path],  # noqa: F811
+    tmp_path: Path,
+    line: str,
+    message: str,
+) -> None:
+    file = tmp_path / "corpus.jsonl"
+    file.write_text(f"[1, 2]\n{line}\n")
+    with pytest.raises(ConfigError) as caught:
+        read([file], pair[0])
+    assert str(caught.value).startswith(f"{file}, line 2: {message}")
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "corpus.txt"
+    file.write_bytes(b"good\n\xff\xfe\n")
+    with pytest.raises(ConfigError, match="line 2: not UTF-8 text"):
+        read([file], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("ids.jsonl --out x.arpa --order 1", "--order must be from 2 to 6, got 1"),
+        ("ids.jsonl --out x.arpa --order 7", "--order must be from 2 to 6, got 7"),
+        ("ids.jsonl --out x.txt", "--out must end in .arpa or .bin, got x.txt"),
+        ("ids.jsonl --out no/x.arpa", "--out: there is no directory no"),
+        ("nowhere.txt --out x.arpa", "nowhere.txt is not a file"),
+        ("empty.jsonl --out x.arpa", "the corpus is empty"),
+        ("ids.jsonl --out x.bin", "a .bin file needs KenLM's build_binary on PATH"),
+        ("words.txt --out x.arpa --target no", "model directory no does not exist"),
+    ],
+)
+def test_what_cannot_work_leaves_nothing_behind(
+    diffuspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no build_binary there
+    write_lines(tmp_path / "ids.jsonl", SENTENCES)
+    (tmp_path / "words.txt").write_text("some words")
+    (tmp_path / "empty.jsonl").touch()
+    result = diffuspec("ngram", "build", *options.split())
+    assert error_line(result).startswith(message)
+    assert result.exit_code == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"ids.jsonl", "words.txt", "empty.jsonl"}
+
+
+def test_binary_is_made_by_kenlm(
+    diffuspec: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "build_binary"  # stands for KenLM's: writes its last argument
+    program.write_text('#!/bin/sh\nfor last; do :; done\necho binary > "$last"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    corpus = write_lines(tmp_path / "ids.jsonl", SENTENCES)
+    out = tmp_path / "model.bin"
+    result = diffuspec("ngram", "build", corpus, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    assert out.read_text() == "binary\n"
+    assert {path.name for path in tmp_path.iterdir()} == {"build_binary", "ids.jsonl", "model.bin"}

@@ -1,0 +1,102 @@
+"""The command as a process of its own: exit codes, standard streams, signals, pipes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import diffuspec
+from tests.bench.conftest import pair  # noqa: F401 - the fixture
+from tests.cli.conftest import error_line
+
+Run = Callable[..., Any]
+
+# `diffuspec generate Hi` over an engine that never stops talking.
+ENDLESS = """
+import asyncio
+from tests.cli.conftest import STEP, FakeEngine, Increment, embedded_config
+import diffuspec.cli.options, diffuspec.engine
+
+class Endless(FakeEngine):
+    async def stream(self, prompt, sampling):
+        while True:
+            yield Increment((7,), 0, ("word\\n",), "word\\n", None, None, STEP)
+            await asyncio.sleep(0.01)
+
+diffuspec.engine.Engine = Endless
+diffuspec.cli.options.tiny_config = embedded_config
+diffuspec.cli.app(args=["generate", "Hi"])
+"""
+ROOT = Path(diffuspec.__file__).parents[1]
+
+
+def start(*command: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, *command], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
+
+
+def test_json_from_stdin_by_real_models(pair: tuple[Path, Path]) -> None:  # noqa: F811
+    models = ["--target", str(pair[0]), "--drafter", str(pair[1])]
+    options = ["--json", "--max-tokens", "16", "--ignore-eos", "--threads", "1"]
+    with start("-m", "diffuspec", "generate", *models, *options) as process:
+        stdout, stderr = process.communicate("Hello\n")
+    assert (process.returncode, stderr) == (0, "")
+    answer = json.loads(stdout)
+    assert len(answer["token_ids"]) == 16
+    assert answer["finish_reason"] == "length"
+    assert answer["statistics"]["num_output_tokens"] == 16
+
+
+def test_interruption_ends_with_130_and_no_traceback() -> None:
+    with start("-c", ENDLESS) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "word\n"
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+    assert process.returncode == 130
+    assert stderr.strip() == ""
+
+
+def test_reader_that_goes_away_ends_the_answer() -> None:
+    with start("-c", ENDLESS) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "word\n"
+        process.stdout.close()
+        stderr = process.stderr.read()
+    assert process.returncode != 0
+    assert "Traceback" not in stderr
+
+
+def test_missing_models_are_the_users_mistake(diffuspec: Run, tmp_path: Path) -> None:
+    result = diffuspec("generate", "Hi", "--target", tmp_path / "nowhere")
+    assert error_line(result) == f"model directory {tmp_path}/nowhere does not exist"
+    assert result.exit_code == 2
+
+
+def test_version_and_help(diffuspec: Run) -> None:
+    version = diffuspec("--version")
+    assert (version.exit_code, version.stderr) == (0, "")
+    assert version.stdout.startswith("diffuspec ")
+    for command in ([], ["generate"], ["bench"], ["demo"], ["ngram", "build"]):
+        help_text = diffuspec(*command, "--help")
+        assert help_text.exit_code == 0
+        assert "Usage: " in help_text.stdout
+    assert "--draft-length" in diffuspec("generate", "--help").stdout
+    assert "Examples" in diffuspec("ngram", "build", "--help").stdout
+
+
+@pytest.mark.parametrize("command", [["ngram", "shrink"], ["answer"], ["--typo"]])
+def test_unknown_commands_are_the_users_mistake(diffuspec: Run, command: list[str]) -> None:
+    result = diffuspec(*command)
+    assert result.exit_code == 2
+    assert command[-1] in result.stderr
