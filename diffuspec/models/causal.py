@@ -57,10 +57,9 @@ class CausalTarget:
     decoding has them, and the order of a sum shows in its last bit.
     """
 
-    def __init__(self, runner: ModelRunner, info: TargetInfo, max_tree_nodes: int) -> None:
+    def __init__(self, runner: ModelRunner, info: TargetInfo) -> None:
         self.runner = runner
         self._info = info
-        self._max_tree_nodes = max_tree_nodes
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="target")
 
     @classmethod
@@ -81,8 +80,9 @@ class CausalTarget:
             max_model_len=config.max_model_len or loaded.max_positions,
             max_sequences=config.max_sequences,
             eos_token_ids=loaded.eos_token_ids,
+            max_tree_nodes=config.max_tree_nodes,
         )
-        return cls(loaded.runner, info, config.max_tree_nodes)
+        return cls(loaded.runner, info)
 
     @property
     def info(self) -> TargetInfo:
@@ -126,9 +126,10 @@ class CausalTarget:
         if low < 0 or high >= vocab_size:
             wrong = low if low < 0 else high
             raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
-        if tree.num_nodes > self._max_tree_nodes:
+        max_nodes = self._info.max_tree_nodes
+        if tree.num_nodes > max_nodes:
             raise InvalidRequestError(
-                f"draft tree must have at most {self._max_tree_nodes} nodes, got {tree.num_nodes}"
+                f"draft tree must have at most {max_nodes} nodes, got {tree.num_nodes}"
             )
         draft_tree.validate(tree)
         if tree.num_nodes and max(tree.token_ids) >= vocab_size:

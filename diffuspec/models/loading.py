@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 from diffuspec.config import Device, DType
 from diffuspec.errors import ModelLoadError, VocabularyError
@@ -71,16 +71,18 @@ def load_model(
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Load a model directory's fast tokenizer. Raises ModelLoadError."""
+    """Load a model directory's tokenizer, as its tokenizer.json has it. Raises ModelLoadError.
+
+    Not by AutoTokenizer, which goes by the model type and would silently read a tokenizer of
+    one's own as that family's.
+    """
     if not path.is_dir():
         raise ModelLoadError(f"model directory {path} does not exist")
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
     try:
         with _quiet():
-            return AutoTokenizer.from_pretrained(
-                path, use_fast=True, trust_remote_code=False, local_files_only=True
-            )
+            return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise what they like
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error}") from error
 

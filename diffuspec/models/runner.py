@@ -36,7 +36,7 @@ class ModelRunner:
         max_len: int,
         fixed_rows: int | None = None,
     ) -> None:
-        self._model = model.eval()
+        self.model: Any = model.eval()
         parameter = next(model.parameters())
         self.device = parameter.device
         shape, self.vocab_size = _probe(model, self.device)  # columns of the logits
@@ -71,7 +71,7 @@ class ModelRunner:
         positions = np.concatenate([segment.positions for segment in segments])
         started = time.monotonic()
         logits = _call(
-            self._model,
+            self.model,
             self._to_device(token_ids),
             self._to_device(positions),
             self._to_device(_logit_rows(segments)),

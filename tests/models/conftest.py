@@ -1,0 +1,126 @@
+"""Tiny random checkpoints, saved as a user would find them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 120
+MASK_TOKEN_ID = 119  # the target's tokenizer does not know it
+NUM_KNOWN_IDS = 118
+MAX_POSITIONS = 256
+
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
+}
+
+
+def make_model(family: str, seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    return FAMILIES[family]().eval()
+
+
+def save_tokenizer(path: Path, num_ids: int = NUM_KNOWN_IDS) -> None:
+    vocabulary = {f"w{i}": i for i in range(num_ids)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+
+
+def edit_json(file: Path, **changes: Any) -> None:
+    """Set keys of a JSON file; None removes one."""
+    data = json.loads(file.read_text())
+    data.update(changes)
+    file.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+
+
+@pytest.fixture
+def save_target(tmp_path: Path) -> Callable[[str], Path]:
+    """Save a random target of a family, with its tokenizer."""
+
+    def save(family: str) -> Path:
+        path = tmp_path / family
+        make_model(family).save_pretrained(path)
+        save_tokenizer(path)
+        return path
+
+    return save
+
+
+@pytest.fixture
+def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
+    """Save a random diffusion LM: `block_causal`, `full`, or `dream` in Dream's own layout."""
+
+    def save(kind: str) -> Path:
+        path = tmp_path / kind
+        make_model("qwen2", seed=1).save_pretrained(path)
+        config = path / "config.json"
+        edit_json(config, mask_token_id=MASK_TOKEN_ID)
+        if kind == "dream":
+            _make_dream(config)
+        else:
+            edit_json(config, diffusion_attention=kind)
+        return path
+
+    return save
+
+
+def _make_dream(config: Path) -> None:
+    """Turn a Qwen2 config.json into one as Dream-7B ships it."""
+    edit_json(
+        config,
+        model_type="Dream",
+        architectures=["DreamModel"],
+        auto_map={
+            "AutoConfig": "configuration_dream.DreamConfig",
+            "AutoModel": "modeling_dream.DreamModel",
+        },
+        rope_theta=10000.0,
+        rope_parameters=None,
+        rope_scaling=None,
+        layer_types=None,
+        use_sliding_window=False,
+        sliding_window=None,
+        max_window_layers=28,
+        use_mrope=False,
+        torch_dtype="bfloat16",
+        dtype=None,
+        transformers_version="4.46.2",
+        attention_dropout=0.0,
+        use_cache=True,
+    )

@@ -1,0 +1,186 @@
+"""Packed ragged forwards give what transformers gives each sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from diffuspec.models.attention import Segment, Visible
+from diffuspec.models.loading import load_model
+from diffuspec.models.runner import ModelRunner
+from tests.models.conftest import FAMILIES, MAX_POSITIONS, VOCAB_SIZE, make_model
+
+NUM_SLOTS = 4
+RNG = np.random.default_rng(7)
+
+
+def random_tokens(length: int) -> NDArray[np.int64]:
+    return RNG.integers(0, VOCAB_SIZE, length)
+
+
+def segment(
+    slot: int, start: int, token_ids: NDArray[np.int64], visible: Visible = "causal"
+) -> Segment:
+    length = len(token_ids)
+    positions = np.arange(start, start + length)
+    return Segment(slot, start, token_ids, positions, visible, range(length))
+
+
+@torch.inference_mode()
+def reference(
+    model: Any, token_ids: Sequence[int] | NDArray[np.int64], visible: torch.Tensor | None = None
+) -> torch.Tensor:
+    mask = None if visible is None else visible[None, None]
+    logits: torch.Tensor = model(torch.tensor(token_ids)[None], attention_mask=mask).logits[0]
+    return logits
+
+
+def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> None:
+    assert logits.dtype == torch.float32
+    assert (logits - expected).abs().max() < 1e-4
+    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def runner(family: str, save_target: Callable[[str], Path]) -> ModelRunner:
+    return load_model(save_target(family), num_slots=NUM_SLOTS, num_scratch_rows=32).runner
+
+
+def test_ragged_batch_equals_separate_forwards(family: str, runner: ModelRunner) -> None:
+    model = make_model(family)
+    sequences = [random_tokens(length) for length in (40, 17, 9, 1)]
+    starts = (25, 16, 0, 0)  # one has 15 new rows, one a single one, two are new
+    for slot, (token_ids, start) in enumerate(zip(sequences, starts, strict=True)):
+        if start:
+            runner.forward([segment(slot, 0, token_ids[:start])])
+    batch = [
+        segment(slot, start, token_ids[start:])
+        for slot, (token_ids, start) in enumerate(zip(sequences, starts, strict=True))
+    ]
+    logits = runner.forward(batch)
+    expected = [
+        reference(model, token_ids)[start:]
+        for token_ids, start in zip(sequences, starts, strict=True)
+    ]
+    assert_same(logits, torch.cat(expected))
+
+
+def test_one_token_at_a_time_equals_one_forward(family: str, runner: ModelRunner) -> None:
+    token_ids = random_tokens(20)
+    logits = [runner.forward([segment(1, i, token_ids[i : i + 1])]) for i in range(20)]
+    assert_same(torch.cat(logits), reference(make_model(family), token_ids))
+
+
+def test_rows_written_before_a_rollback_leave_no_trace(family: str, runner: ModelRunner) -> None:
+    token_ids, other = random_tokens(12), random_tokens(20)
+    runner.forward([segment(0, 0, np.concatenate([token_ids[:8], other]))])
+    logits = runner.forward([segment(0, 8, token_ids[8:])])
+    assert_same(logits, reference(make_model(family), token_ids)[8:])
+
+
+def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunner) -> None:
+    prefix = random_tokens(15)
+    parents, depth = [-1, 0, 0, -1, 3, 1], [1, 2, 2, 1, 2, 3]
+    nodes = random_tokens(len(parents))
+    visible = np.tri(1 + len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        visible[1 + node, 1:] = visible[1 + parent, 1:]
+        visible[1 + node, 1 + node] = True
+    visible[0] = [True] + [False] * len(parents)
+    runner.forward([segment(0, 0, prefix[:-1])])
+    positions = 14 + np.array([0, *depth])
+    rows = np.concatenate([prefix[-1:], nodes])
+    logits = runner.forward([Segment(0, 14, rows, positions, visible, range(len(rows)))])
+    model = make_model(family)
+    for node in range(len(parents)):
+        path, current = [], node
+        while current >= 0:
+            path.insert(0, int(nodes[current]))
+            current = parents[current]
+        assert_same(logits[1 + node][None], reference(model, [*prefix, *path])[-1:])
+
+
+def test_full_attention(save_target: Callable[[str], Path]) -> None:
+    runner = load_model(save_target("qwen2"), num_slots=1).runner
+    token_ids = random_tokens(30)
+    logits = runner.forward([segment(0, 0, token_ids, "full")])
+    visible = torch.ones(30, 30, dtype=torch.bool)
+    assert_same(logits, reference(make_model("qwen2"), token_ids, visible))
+
+
+def test_later_segment_sees_what_an_earlier_one_wrote(runner: ModelRunner, family: str) -> None:
+    token_ids = random_tokens(14)
+    logits = runner.forward([segment(2, 0, token_ids[:9]), segment(2, 9, token_ids[9:])])
+    assert_same(logits, reference(make_model(family), token_ids))
+
+
+def test_only_wanted_rows_give_logits_in_the_order_asked(runner: ModelRunner, family: str) -> None:
+    token_ids = random_tokens(10)
+    first = Segment(0, 0, token_ids, np.arange(10), "causal", [7, 2])
+    second = Segment(1, 0, token_ids[:4], np.arange(4), "causal", [3])
+    expected = reference(make_model(family), token_ids)[[7, 2, 3]]
+    assert_same(runner.forward([first, second]), expected)
+
+
+def test_long_segments_go_in_chunks_of_rows(
+    runner: ModelRunner, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffuspec.models.attention.MAX_SCORES", 4 * 50 * 7)
+    token_ids = random_tokens(50)
+    assert_same(
+        runner.forward([segment(0, 0, token_ids)]), reference(make_model(family), token_ids)
+    )
+
+
+def test_extending_feeds_a_long_prefix_in_pieces(runner: ModelRunner, family: str) -> None:
+    prefix = random_tokens(MAX_POSITIONS // 2).astype(np.int32)
+    runner.cache.begin_step()
+    slot, start = runner.cache.acquire("a", prefix)
+    start = runner.extend(slot, prefix, start, 20)
+    assert start == 120
+    assert runner.num_forwards == 6
+    logits = runner.forward([segment(slot, start, prefix[start:].astype(np.int64))])
+    assert_same(logits, reference(make_model(family), prefix)[start:])
+
+
+def test_forwards_are_counted_and_timed(runner: ModelRunner) -> None:
+    assert (runner.num_forwards, runner.forward_seconds) == (0, 0)
+    runner.forward([segment(0, 0, random_tokens(5))])
+    assert runner.num_forwards == 1
+    assert runner.forward_seconds > 0
+
+
+@pytest.fixture
+def exact_runner(
+    family: str, save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> ModelRunner:
+    monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
+    path = save_target(family)
+    return load_model(path, num_slots=2, num_scratch_rows=8, fixed_rows=9).runner
+
+
+def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
+    exact_runner: ModelRunner, family: str
+) -> None:
+    length = 150
+    token_ids = random_tokens(length)
+    alone = [exact_runner.forward([segment(0, i, token_ids[i : i + 1])]) for i in range(length)]
+    expected = torch.cat(alone)
+    assert_same(expected, reference(make_model(family), token_ids))
+    first, logits = 0, []
+    while first < length:
+        last = min(length, first + int(RNG.integers(1, 25)))
+        logits.append(exact_runner.forward([segment(1, first, token_ids[first:last])]))
+        first = last
+    assert torch.equal(torch.cat(logits), expected)
