@@ -1,0 +1,36 @@
+"""One thread for torch, property tests that are the same on every run, shared checkpoints."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from tests.checkpoints import save_drafter, save_target
+
+torch.set_num_threads(1)
+settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)
+settings.load_profile("diffuspec")
+
+
+@pytest.fixture(scope="session")
+def target_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return where a random target of a family is; it is made once."""
+
+    @cache
+    def path(family: str) -> Path:
+        return save_target(tmp_path_factory.mktemp(family), family)
+
+    return path
+
+
+@pytest.fixture(scope="session")
+def drafter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where a random block-causal drafter is, over the ids of the random targets."""
+    return save_drafter(tmp_path_factory.mktemp("drafter"))
