@@ -1,6 +1,7 @@
 """From committed tokens to text: UTF-8 that spans tokens, stop strings that span bursts.
 
 Text is released as soon as it can no longer become part of a stop string, and never after one.
+The stop string that is complete first ends the text, whatever tokens it came in.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ class TextStream:
         if not self._stop:
             return piece
         text = self._held + piece
-        ends = [at for stop in self._stop if (at := text.find(stop)) >= 0]
-        if ends:
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
             self.is_stopped = True
             self._held = ""
-            return text[: min(ends)]
+            return text[: min(found)[1]]
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
