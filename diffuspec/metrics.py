@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from diffuspec.types import FinishReason, StepStats
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_MAX_POSITIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,10 @@ class Metrics:
         self._drafts = counter("spec_decode_num_drafts", "Drafts verified.")
         self._draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
         self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        self._accepted_at = counter(
+        self._accepted_at_position = counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", ["position"]
         )
+        self._accepted_at: list[Counter] = []  # its children so far, from position 0 on
         self._fallbacks = counter("fallback", "Steps verified without their draft.", ["reason"])
         self._step = histogram("step_seconds", "Time in a step, by stage.", ["stage"])
         self._queue = histogram("request_queue_time_seconds", "Submission to admission.")
@@ -99,10 +99,15 @@ class Metrics:
             self._drafts.inc()
             self._draft_tokens.inc(step.num_tree_nodes)
             self._accepted.inc(step.num_accepted_tokens)
-            for position in range(min(step.num_accepted_tokens, _MAX_POSITIONS)):
-                self._accepted_at.labels(str(position)).inc()
+            self._count_positions(step.num_accepted_tokens)
         if step.fallback is not None:
             self._fallbacks.labels(step.fallback).inc()
+
+    def _count_positions(self, num_accepted_tokens: int) -> None:
+        for position in range(len(self._accepted_at), num_accepted_tokens):
+            self._accepted_at.append(self._accepted_at_position.labels(str(position)))
+        for accepted in self._accepted_at[:num_accepted_tokens]:
+            accepted.inc()
 
     def observe_admission(self, queue_seconds: float) -> None:
         self._queue.observe(queue_seconds)
