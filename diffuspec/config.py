@@ -7,7 +7,7 @@ algorithm are the paper's constants (arXiv 2510.02358).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -78,7 +78,7 @@ class SpeculationConfig(_Config):
     num_draft_tokens: int = Field(20, ge=1, le=MAX_DRAFT_TOKENS)
     tree_shape: TreeShape = "best_first"
     max_nodes: int = Field(32, ge=1, le=MAX_TREE_NODES)
-    drafter_weight: float | Literal["adaptive"] = 0.5  # lambda of Eq. 8
+    drafter_weight: Annotated[float, Field(ge=0, le=1)] | Literal["adaptive"] = 0.5  # lambda, Eq. 8
 
 
 class CoordinatorConfig(_Config):
@@ -86,6 +86,7 @@ class CoordinatorConfig(_Config):
 
     max_waiting: int = Field(64, ge=0, le=100_000)
     prefill_chunk_tokens: int = Field(256, ge=1)  # prompt tokens of one request in one step
+    max_draft_seconds: float = Field(60.0, gt=0)  # then decoding goes on without drafts
 
 
 class EngineConfig(_Config):
@@ -97,6 +98,15 @@ class EngineConfig(_Config):
     draft_length: DraftLengthConfig = DraftLengthConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     coordinator: CoordinatorConfig = CoordinatorConfig()
+
+    @model_validator(mode="after")
+    def _fits_the_target(self) -> Self:
+        nodes, limit = self.speculation.max_nodes, self.target.max_tree_nodes
+        if nodes > limit:
+            raise ValueError(
+                f"speculation.max_nodes {nodes} is above target.max_tree_nodes {limit}"
+            )
+        return self
 
 
 def load_config(path: Path) -> EngineConfig:
