@@ -1,0 +1,1 @@
+"""The benchmark: question files, interleaved runs, statistics, reports and plots."""
