@@ -1,0 +1,217 @@
+"""Interleaved runs: every system answers every question, one request at a time.
+
+The order of the systems rotates from question to question, so that neither a machine that slows
+down nor what a predecessor left in the processor's caches favours one of them. The second turn of
+a conversation contains the baseline's answer to the first: all systems see the same prompts, and
+as the others are lossless it is their own answer too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from diffuspec.bench.questions import Question
+from diffuspec.bench.systems import BASELINE, TRANSFORMERS_PROMPT_LOOKUP, Answer, System
+from diffuspec.errors import ConfigError, InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """How long and how often."""
+
+    max_tokens: int
+    max_model_len: int  # prompt and answer together
+    num_repeats: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One answer of one system."""
+
+    system: str
+    family: str
+    question_id: int
+    turn: int  # from 0
+    repeat: int  # from 0
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """An answer that differs from the baseline's, though it should not."""
+
+    system: str
+    question_id: int
+    turn: int
+    repeat: int
+    position: int  # of the first token that differs
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it counts against us: all of ours must equal plain, and plain generate's greedy.
+
+        Prompt lookup is transformers' own; where it differs, it is reported and no more.
+        """
+        return self.system != TRANSFORMERS_PROMPT_LOOKUP
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """All answers, and the (question id, turn) pairs that did not fit into the context."""
+
+    records: tuple[Record, ...]
+    skipped: tuple[tuple[int, int], ...] = ()
+
+
+class ChatCodec:
+    """Conversations to token ids and answers to text, by a transformers tokenizer.
+
+    Without a chat template the texts are put below each other, as for a base model.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Return the prompt whose continuation is the assistant's next answer."""
+        return list(self._tokenizer.encode(self._render(messages), add_special_tokens=False))
+
+    def _render(self, messages: Sequence[dict[str, str]]) -> str:
+        if self._tokenizer.chat_template is None:
+            return "".join(message["content"] + "\n" for message in messages)
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages), tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:  # templates raise what their authors chose
+            raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def warm_up(
+    systems: Sequence[System],
+    questions: Sequence[Question],
+    codec: ChatCodec,
+    settings: RunSettings,
+) -> None:
+    """Let every system answer the first question that fits, unmeasured. Raises ConfigError."""
+    for question in questions:
+        prompt = codec.encode([_user(question.turns[0])])
+        if room := _room(prompt, settings):
+            for system in systems:
+                system.answer(prompt, room)
+            return
+    limit = settings.max_model_len
+    raise ConfigError(f"no question fits into the target's context of {limit} tokens")
+
+
+def run_questions(
+    systems: Sequence[System],
+    questions: Sequence[Question],
+    codec: ChatCodec,
+    settings: RunSettings,
+    on_answer: Callable[[Record], None] = lambda record: None,
+) -> Run:
+    """Answer all questions num_repeats times with every system; the first one is the baseline."""
+    assert systems[0].name == BASELINE
+    records: list[Record] = []
+    skipped: dict[tuple[int, int], None] = {}
+    for repeat in range(settings.num_repeats):
+        for number, question in enumerate(questions):
+            conversation = _Conversation(question, repeat, codec, settings)
+            for record in conversation.hold(_rotated(systems, number + repeat)):
+                on_answer(record)
+                records.append(record)
+            skipped.update(dict.fromkeys(conversation.skipped))
+    return Run(tuple(records), tuple(skipped))
+
+
+@dataclass(slots=True, eq=False)
+class _Conversation:
+    question: Question
+    repeat: int
+    codec: ChatCodec
+    settings: RunSettings
+    num_turns_held: int = 0
+
+    def hold(self, systems: Sequence[System]) -> Iterator[Record]:
+        """Yield the answers turn by turn, until a turn no longer fits into the context."""
+        messages: list[dict[str, str]] = []
+        for turn, text in enumerate(self.question.turns):
+            messages.append(_user(text))
+            prompt = self.codec.encode(messages)
+            room = _room(prompt, self.settings)
+            if not room:
+                return
+            for system in systems:
+                answer = system.answer(prompt, room)
+                yield self._record(system, turn, answer)
+                if system.name == BASELINE:
+                    reply = self.codec.decode(answer.token_ids)
+            messages.append({"role": "assistant", "content": reply})
+            self.num_turns_held += 1
+
+    @property
+    def skipped(self) -> list[tuple[int, int]]:
+        turns = range(self.num_turns_held, len(self.question.turns))
+        return [(self.question.question_id, turn) for turn in turns]
+
+    def _record(self, system: System, turn: int, answer: Answer) -> Record:
+        question = self.question
+        return Record(system.name, question.family, question.question_id, turn, self.repeat, answer)
+
+
+def find_mismatches(records: Sequence[Record]) -> list[Mismatch]:
+    """Compare every system's tokens with the baseline's, answer by answer."""
+    expected = {_key(record): record.answer for record in records if record.system == BASELINE}
+    found = []
+    for record in records:
+        position = _first_difference(record.answer.token_ids, expected[_key(record)].token_ids)
+        if position is not None:
+            found.append(Mismatch(record.system, *_key(record), position))
+    return found
+
+
+def median_answers(records: Sequence[Record]) -> list[Record]:
+    """Return, of the repeats of each answer, the one of median duration (the lower of two).
+
+    A whole record is kept, so that its times belong together.
+    """
+    repeats: dict[tuple[str, int, int], list[Record]] = defaultdict(list)
+    for record in records:
+        repeats[record.system, record.question_id, record.turn].append(record)
+    return [
+        sorted(same, key=lambda record: record.answer.seconds)[(len(same) - 1) // 2]
+        for same in repeats.values()
+    ]
+
+
+def _key(record: Record) -> tuple[int, int, int]:
+    return record.question_id, record.turn, record.repeat
+
+
+def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    pairs = enumerate(zip_longest(ours, theirs))
+    return next((position for position, (a, b) in pairs if a != b), None)
+
+
+def _rotated(systems: Sequence[System], by: int) -> list[System]:
+    first = by % len(systems)
+    return [*systems[first:], *systems[:first]]
+
+
+def _room(prompt: Sequence[int], settings: RunSettings) -> int:
+    """Return how many tokens may be generated after a prompt."""
+    return max(0, min(settings.max_tokens, settings.max_model_len - len(prompt)))
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}

@@ -1,0 +1,275 @@
+"""The systems that are compared: values with a name and one method.
+
+Ours differ in how they draft and share one engine, hence one target; the ones of transformers run
+`generate` on a second copy of the same weights, with the same threads and the same EOS ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from diffuspec.config import EngineConfig
+from diffuspec.engine import Engine
+from diffuspec.errors import ConfigError, ModelLoadError
+from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.types import (
+    DraftLengthPolicy,
+    SamplingParams,
+    SpeculationParams,
+    StepStats,
+    TreeShape,
+)
+
+BASELINE = "plain"
+TRANSFORMERS_GREEDY = "transformers_greedy"
+TRANSFORMERS_PROMPT_LOOKUP = "transformers_prompt_lookup"
+TREE_SHAPES: tuple[TreeShape, ...] = ("path", "beams", "best_first")
+
+ENGINE_SYSTEMS = (BASELINE, "paper", *(f"cost_aware_{shape}" for shape in TREE_SHAPES))
+TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
+ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
+
+PROMPT_LOOKUP_TOKENS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer and what it cost."""
+
+    token_ids: tuple[int, ...]  # up to and including EOS, if that ended it
+    seconds: float  # wall clock of the whole call, reading the prompt included
+    num_steps: int  # passes of the target that gave tokens
+    steps: tuple[StepStats, ...] = ()  # empty where the system is not ours
+    forward_seconds: float | None = None  # in the forwards of both models; None: not known
+
+
+class System(Protocol):
+    """Something that continues a prompt greedily."""
+
+    @property
+    def name(self) -> str: ...
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        """Answer one prompt from scratch: nothing is kept from earlier prompts."""
+        ...
+
+
+def speculation_for(name: str, defaults: SpeculationParams) -> SpeculationParams:
+    """Return how one of our systems drafts; what its name leaves open is taken from defaults.
+
+    plain, paper, cost_aware_SHAPE, and fixed_K_SHAPE for any draft length K. Raises ConfigError.
+    """
+    if name == BASELINE:
+        return SpeculationParams(policy="off")
+    if name == "paper":
+        return SpeculationParams(policy="paper", tree_shape="path", drafter_weight=0.5)
+    match = re.fullmatch(rf"(cost_aware|fixed_(\d+))_({'|'.join(TREE_SHAPES)})", name)
+    if match is None:
+        raise ConfigError(
+            f"systems must be among {', '.join(ALL_SYSTEMS)}, fixed_K_SHAPE, got {name!r}"
+        )
+    shape: TreeShape = next(shape for shape in TREE_SHAPES if shape == match[3])
+    policy: DraftLengthPolicy = "cost_aware" if match[2] is None else "fixed"
+    length = defaults.num_draft_tokens if match[2] is None else int(match[2])
+    return replace(defaults, policy=policy, num_draft_tokens=length, tree_shape=shape)
+
+
+class EngineSystem:
+    """An engine that drafts in one way."""
+
+    def __init__(self, name: str, engine: Engine, speculation: SpeculationParams) -> None:
+        self._name = name
+        self._engine = engine
+        self._speculation = speculation
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        runners = _runners(self._engine)
+        for runner in runners:
+            _forget(runner)
+        sampling = SamplingParams(max_tokens=max_tokens)
+        forwards = sum(runner.forward_seconds for runner in runners)
+        started = time.perf_counter()
+        (completion,) = self._engine.generate([list(prompt_ids)], sampling, self._speculation)
+        seconds = time.perf_counter() - started
+        forwards = sum(runner.forward_seconds for runner in runners) - forwards
+        steps = tuple(step for step in completion.steps if step.num_committed_tokens)
+        return Answer(completion.token_ids, seconds, len(steps), completion.steps, forwards)
+
+
+def _runners(engine: Engine) -> list[Any]:
+    """Return what runs the target and, if there is one, the drafter."""
+    roles: list[Any] = [engine.verifier]
+    if engine.lattice_model is not None:
+        roles.append(engine.lattice_model)
+    return [role.runner for role in roles]
+
+
+def _forget(runner: Any) -> None:
+    """Empty a cache, so that no system finds the prompt that another one has just read."""
+    for slot in range(runner.cache.num_slots):
+        runner.cache.truncate(slot, 0)
+
+
+class TransformersSystem:
+    """`generate` of a transformers model, greedy."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Any,
+        eos_token_ids: Sequence[int],
+        prompt_lookup_num_tokens: int | None = None,
+    ) -> None:
+        self._name = name
+        self._model = model
+        self._eos_token_ids = list(eos_token_ids)
+        self._prompt_lookup_num_tokens = prompt_lookup_num_tokens
+        self._num_forwards = 0
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        input_ids = torch.tensor([list(prompt_ids)], device=self._model.device)
+        config = self._generation_config(max_tokens)
+        self._num_forwards = 0
+        hook = self._model.register_forward_hook(self._count)
+        try:
+            started = time.perf_counter()
+            output = self._model.generate(
+                input_ids, attention_mask=torch.ones_like(input_ids), generation_config=config
+            )
+            token_ids = output[0, input_ids.shape[1] :].tolist()
+            seconds = time.perf_counter() - started
+        finally:
+            hook.remove()
+        return Answer(self._cut(token_ids), seconds, self._num_forwards)
+
+    def _generation_config(self, max_tokens: int) -> GenerationConfig:
+        return _generation_config(
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=self._eos_token_ids or None,
+            pad_token_id=self._eos_token_ids[0] if self._eos_token_ids else 0,
+            prompt_lookup_num_tokens=self._prompt_lookup_num_tokens,
+        )
+
+    def _cut(self, token_ids: list[int]) -> tuple[int, ...]:
+        """Return the tokens up to and including EOS."""
+        ends = [i for i, token_id in enumerate(token_ids) if token_id in self._eos_token_ids]
+        return tuple(token_ids[: ends[0] + 1] if ends else token_ids)
+
+    def _count(self, *_: object) -> None:
+        self._num_forwards += 1
+
+
+def load_transformers_model(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
+    """Load a checkpoint as a user of transformers would. Raises ModelLoadError.
+
+    The checkpoint's generation settings (penalties, temperature) are dropped: greedy means greedy.
+    """
+    try:
+        with _no_progress_bar():
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+            )
+    except Exception as error:  # transformers, safetensors and torch raise what they like
+        raise ModelLoadError(f"{path}: transformers cannot load it: {error}") from error
+    model.generation_config = _generation_config()
+    return model.eval().to(device)
+
+
+def _generation_config(**fields: Any) -> GenerationConfig:
+    make: Any = GenerationConfig  # untyped
+    config: GenerationConfig = make(**fields)
+    return config
+
+
+@contextlib.contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    log: Any = transformers.utils.logging
+    was_enabled = log.is_progress_bar_enabled()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            log.enable_progress_bar()
+
+
+@contextlib.contextmanager
+def open_systems(engine: Engine, names: Sequence[str]) -> Iterator[list[System]]:
+    """Yield the named systems around an engine, in the order of the names.
+
+    Each of ours has a loop of its own over the engine's models, so that what one learns about
+    costs and acceptance does not help another. Raises ConfigError, ModelLoadError.
+    """
+    defaults = engine.default_speculation
+    speculations = {
+        name: speculation_for(name, defaults) for name in names if name not in TRANSFORMERS_SYSTEMS
+    }
+    model: Any = None
+    with contextlib.ExitStack() as stack:
+        systems: list[System] = []
+        for name in names:
+            if name in speculations:
+                own = stack.enter_context(sibling(engine))
+                systems.append(EngineSystem(name, own, speculations[name]))
+                continue
+            if model is None:
+                cache = _runners(engine)[0].cache
+                model = load_transformers_model(
+                    engine.config.target.path, cache.device, cache.dtype
+                )
+            lookup = PROMPT_LOOKUP_TOKENS if name == TRANSFORMERS_PROMPT_LOOKUP else None
+            eos_token_ids = engine.verifier.info.eos_token_ids
+            systems.append(TransformersSystem(name, model, eos_token_ids, lookup))
+        yield systems
+
+
+def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
+    """Return another engine over the same target, and the same drafter unless config differs there.
+
+    Only one of the two may work at a time. Closing it leaves what they share open.
+    """
+    config = config or engine.config
+    lattice_model: Any = None
+    if config.drafter == engine.config.drafter:
+        lattice_model = engine.lattice_model and _Shared(engine.lattice_model)
+    elif config.drafter is not None:
+        lattice_model = DiffusionDrafter.load(config.drafter, engine.verifier.info)
+    verifier: Any = _Shared(engine.verifier)
+    return Engine(config, verifier, lattice_model, engine.tokenizer)
+
+
+class _Shared:
+    """A role that somebody else will close."""
+
+    def __init__(self, role: object) -> None:
+        self._role = role
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._role, name)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,161 @@
+"""The systems on a small random pair: same tokens, counted passes, nothing remembered."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffuspec.bench.systems import (
+    ALL_SYSTEMS,
+    BASELINE,
+    TRANSFORMERS_GREEDY,
+    TRANSFORMERS_PROMPT_LOOKUP,
+    EngineSystem,
+    System,
+    TransformersSystem,
+    load_transformers_model,
+    open_systems,
+    sibling,
+    speculation_for,
+)
+from diffuspec.config import EngineConfig, parse_config
+from diffuspec.engine import Engine
+from diffuspec.errors import ConfigError, ModelLoadError
+from diffuspec.types import SpeculationParams
+
+PROMPT = [1, 20, 30, 40, 20, 30]
+OURS = [name for name in ALL_SYSTEMS if name != BASELINE and not name.startswith("transformers")]
+
+
+def pair_config(pair: tuple[Path, Path]) -> EngineConfig:
+    target, drafter = pair
+    return parse_config(
+        {"target": {"path": target, "max_sequences": 1}, "drafter": {"path": drafter}}
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(pair: tuple[Path, Path]) -> Iterator[Engine]:
+    with Engine.from_config(pair_config(pair)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def systems(engine: Engine) -> Iterator[dict[str, System]]:
+    with open_systems(engine, ALL_SYSTEMS) as opened:
+        yield {system.name: system for system in opened}
+
+
+def test_all_systems_are_opened_in_the_order_of_their_names(systems: dict[str, System]) -> None:
+    assert tuple(systems) == ALL_SYSTEMS
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_SYSTEMS if name != BASELINE])
+def test_every_system_gives_the_tokens_of_plain_decoding(
+    systems: dict[str, System], name: str
+) -> None:
+    expected = systems[BASELINE].answer(PROMPT, 24)
+    assert systems[name].answer(PROMPT, 24).token_ids == expected.token_ids
+    assert len(expected.token_ids) == expected.num_steps == 24
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_answers_carry_their_steps(systems: dict[str, System], name: str) -> None:
+    answer = systems[name].answer(PROMPT, 24)
+    assert answer.num_steps == len(answer.steps) <= 24
+    assert sum(step.num_committed_tokens for step in answer.steps) == 24
+    assert all(step.fallback is None for step in answer.steps)
+    assert answer.forward_seconds is not None and 0 < answer.forward_seconds < answer.seconds
+
+
+def test_drafting_saves_steps(systems: dict[str, System]) -> None:
+    assert systems["paper"].answer(PROMPT, 24).num_steps < 24
+
+
+def test_the_passes_of_transformers_are_counted(systems: dict[str, System]) -> None:
+    greedy = systems[TRANSFORMERS_GREEDY].answer(PROMPT, 24)
+    lookup = systems[TRANSFORMERS_PROMPT_LOOKUP].answer(PROMPT, 24)
+    assert greedy.num_steps == 24
+    assert 0 < lookup.num_steps < 24
+    assert greedy.steps == () and greedy.forward_seconds is None
+
+
+@pytest.mark.parametrize("prompt_lookup_num_tokens", [None, 10])
+def test_answers_of_transformers_end_with_eos(
+    pair: tuple[Path, Path], systems: dict[str, System], prompt_lookup_num_tokens: int | None
+) -> None:
+    token_ids = systems[BASELINE].answer(PROMPT, 24).token_ids
+    eos = next(token_id for token_id in token_ids if token_id != token_ids[0])
+    model = load_transformers_model(pair[0], torch.device("cpu"), torch.float32)
+    system = TransformersSystem("any", model, (9999, eos), prompt_lookup_num_tokens)
+    answer = system.answer(PROMPT, 24)
+    assert answer.token_ids == token_ids[: token_ids.index(eos) + 1]
+
+
+def test_no_prompt_is_remembered_from_an_answer_to_the_next(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert engine.lattice_model is not None
+    num_cached: list[int] = []
+    for cache in (engine.verifier.runner.cache, engine.lattice_model.runner.cache):
+        monkeypatch.setattr(cache, "acquire", spy_on(cache.acquire, num_cached))
+    with open_systems(engine, ("paper",)) as (system,):
+        system.answer(PROMPT, 4)
+        assert num_cached[:2] == [0, 0]  # the drafter's first, the target's first
+        num_cached.clear()
+        system.answer(PROMPT, 4)
+        assert num_cached[:2] == [0, 0]
+
+
+def spy_on(
+    acquire: Callable[..., tuple[int, int]], num_cached: list[int]
+) -> Callable[..., tuple[int, int]]:
+    def spy(*arguments: object) -> tuple[int, int]:
+        slot, start = acquire(*arguments)
+        num_cached.append(start)
+        return slot, start
+
+    return spy
+
+
+def test_a_sibling_shares_the_models_and_leaves_them_open(engine: Engine) -> None:
+    with sibling(engine) as other:
+        assert other.verifier.runner is engine.verifier.runner
+        first = EngineSystem("a", other, SpeculationParams(policy="off")).answer(PROMPT, 4)
+    with sibling(engine) as other:
+        again = EngineSystem("a", other, SpeculationParams(policy="off")).answer(PROMPT, 4)
+    assert first.token_ids == again.token_ids
+
+
+def test_a_sibling_with_another_drafter_configuration_has_its_own(engine: Engine) -> None:
+    drafter = engine.config.drafter
+    assert drafter is not None
+    changed = drafter.model_copy(update={"num_refinement_steps": 2})
+    with sibling(engine, engine.config.model_copy(update={"drafter": changed})) as other:
+        assert other.lattice_model is not None and engine.lattice_model is not None
+        assert other.lattice_model.runner is not engine.lattice_model.runner
+        assert other.verifier.runner is engine.verifier.runner
+
+
+def test_names_say_how_to_draft() -> None:
+    defaults = SpeculationParams(max_nodes=48, drafter_weight="adaptive")
+    assert speculation_for("plain", defaults).policy == "off"
+    paper = speculation_for("paper", defaults)
+    assert (paper.policy, paper.tree_shape, paper.drafter_weight) == ("paper", "path", 0.5)
+    beams = speculation_for("cost_aware_beams", defaults)
+    assert (beams.policy, beams.tree_shape, beams.max_nodes) == ("cost_aware", "beams", 48)
+    fixed = speculation_for("fixed_12_best_first", defaults)
+    assert (fixed.policy, fixed.num_draft_tokens) == ("fixed", 12)
+    assert fixed.tree_shape == "best_first"
+
+
+@pytest.mark.parametrize("name", ["", "eagle", "cost_aware", "fixed_path", "cost_aware_star"])
+def test_unknown_names_are_refused_with_what_there_is(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"systems must be among plain, .*got '{name}'"):
+        speculation_for(name, SpeculationParams())
+
+
+def test_what_transformers_cannot_load_is_our_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="transformers cannot load it"):
+        load_transformers_model(tmp_path, torch.device("cpu"), torch.float32)
