@@ -1,0 +1,165 @@
+"""From answers to the figures that are reported.
+
+Speed-up is given in two conventions: `speedup` pools, all tokens over all seconds, and is the
+headline; `spec_bench_speedup` is Spec-Bench's, the mean over questions of tokens per second (the
+turns of a question pooled) over the baseline's same mean. Acceptance length is Spec-Bench's MAT:
+committed tokens per step, pooled over all steps, the target's own token included.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from diffuspec.bench.questions import SPEC_BENCH_FAMILIES
+from diffuspec.bench.run import Record
+from diffuspec.bench.systems import BASELINE, Answer
+from diffuspec.types import StepStats
+
+ALL_FAMILIES = "all"
+SPEC_BENCH = "spec_bench"  # the six families together, where there are others besides
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Where the time of an engine's answers went."""
+
+    draft_share: float
+    search_share: float
+    verify_share: float
+    other_share: float
+    overhead_ms_per_step: float  # of a step's time, what is in neither model's forward
+    search_ms_per_step: float
+    mean_draft_tokens: float  # asked for, over the steps that had a draft
+    num_fallbacks: int  # steps that should have had a draft and had none
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One system on one family, on "spec_bench" or on "all"."""
+
+    system: str
+    family: str
+    num_questions: int
+    num_output_tokens: int
+    num_steps: int
+    num_accepted_tokens: int  # the target's own token of each step not included
+    seconds: float
+    tokens_per_second: float
+    speedup: float
+    spec_bench_speedup: float
+    mean_acceptance_length: float
+    costs: Costs | None  # None: the system is not ours
+
+
+def compute_rows(records: Sequence[Record], systems: Sequence[str]) -> list[Row]:
+    """Return a row per family and system, families in order of appearance, "all" last."""
+    rows = []
+    for family, members in _groups(records).items():
+        by_system: dict[str, list[Record]] = defaultdict(list)
+        for record in records:
+            if record.family in members:
+                by_system[record.system].append(record)
+        baseline = by_system[BASELINE]
+        rows += [_row(name, family, by_system[name], baseline) for name in systems]
+    return rows
+
+
+def headline_family(rows: Sequence[Row]) -> str:
+    """Return what the headline figures are about: the six families, or all there are."""
+    return SPEC_BENCH if any(row.family == SPEC_BENCH for row in rows) else ALL_FAMILIES
+
+
+def acceptance_by_position(records: Sequence[Record]) -> dict[str, list[float]]:
+    """Return per system that drafts the share of drafts accepted up to position 1, 2, ...
+
+    A draft shorter than a position counts as not accepted there, as in vLLM's figures.
+    """
+    steps: dict[str, list[StepStats]] = defaultdict(list)
+    for record in records:
+        steps[record.system] += [step for step in record.answer.steps if step.num_tree_nodes]
+    return {system: _survival(own) for system, own in steps.items() if own}
+
+
+def _groups(records: Sequence[Record]) -> dict[str, frozenset[str]]:
+    families = dict.fromkeys(record.family for record in records)
+    groups = {family: frozenset((family,)) for family in families}
+    if 0 < len(families.keys() & set(SPEC_BENCH_FAMILIES)) < len(families):
+        groups[SPEC_BENCH] = frozenset(SPEC_BENCH_FAMILIES)
+    groups[ALL_FAMILIES] = frozenset(families)
+    return groups
+
+
+def _row(name: str, family: str, own: Sequence[Record], baseline: Sequence[Record]) -> Row:
+    answers = [record.answer for record in own]
+    num_tokens = sum(len(answer.token_ids) for answer in answers)
+    num_steps = sum(answer.num_steps for answer in answers)
+    return Row(
+        system=name,
+        family=family,
+        num_questions=len({record.question_id for record in own}),
+        num_output_tokens=num_tokens,
+        num_steps=num_steps,
+        num_accepted_tokens=sum(map(_num_accepted_tokens, answers)),
+        seconds=sum(answer.seconds for answer in answers),
+        tokens_per_second=_pooled_speed(own),
+        speedup=_ratio(_pooled_speed(own), _pooled_speed(baseline)),
+        spec_bench_speedup=_ratio(_mean_speed(own), _mean_speed(baseline)),
+        mean_acceptance_length=_ratio(num_tokens, num_steps),
+        costs=_costs(answers),
+    )
+
+
+def _num_accepted_tokens(answer: Answer) -> int:
+    if answer.steps:
+        return sum(step.num_accepted_tokens for step in answer.steps)
+    return len(answer.token_ids) - answer.num_steps
+
+
+def _pooled_speed(records: Sequence[Record]) -> float:
+    num_tokens = sum(len(record.answer.token_ids) for record in records)
+    return _ratio(num_tokens, sum(record.answer.seconds for record in records))
+
+
+def _mean_speed(records: Sequence[Record]) -> float:
+    questions: dict[int, list[Record]] = defaultdict(list)
+    for record in records:
+        questions[record.question_id].append(record)
+    return fmean(map(_pooled_speed, questions.values()))
+
+
+def _costs(answers: Sequence[Answer]) -> Costs | None:
+    if any(answer.forward_seconds is None for answer in answers):
+        return None
+    steps = [step for answer in answers for step in answer.steps]
+    seconds = sum(answer.seconds for answer in answers)
+    draft = sum(step.draft_seconds for step in steps)
+    search = sum(step.search_seconds for step in steps)
+    verify = sum(step.verify_seconds for step in steps)
+    forwards = sum(answer.forward_seconds or 0.0 for answer in answers)
+    overhead = sum(step.step_seconds for step in steps) - forwards
+    drafted = [step.num_draft_tokens for step in steps if step.num_draft_tokens]
+    return Costs(
+        draft_share=_ratio(draft, seconds),
+        search_share=_ratio(search, seconds),
+        verify_share=_ratio(verify, seconds),
+        other_share=_ratio(seconds - draft - search - verify, seconds),
+        overhead_ms_per_step=1000 * _ratio(overhead, len(steps)),
+        search_ms_per_step=1000 * _ratio(search, len(steps)),
+        mean_draft_tokens=fmean(drafted) if drafted else 0.0,
+        num_fallbacks=sum(step.fallback is not None for step in steps),
+    )
+
+
+def _survival(steps: Sequence[StepStats]) -> list[float]:
+    depth = max(step.tree_depth for step in steps)
+    return [
+        _ratio(sum(step.num_accepted_tokens >= position for step in steps), len(steps))
+        for position in range(1, depth + 1)
+    ]
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0
