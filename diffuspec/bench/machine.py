@@ -1,0 +1,66 @@
+"""What a result was measured on."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+_PACKAGES = ("diffuspec", "torch", "transformers", "numpy", "kenlm")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The header of a result file."""
+
+    cpu: str
+    num_threads: int
+    device: str  # where the models ran
+    dtype: str
+    platform: str
+    python: str
+    versions: dict[str, str]
+    date: str  # ISO 8601, UTC
+    command_line: str
+
+
+def describe_machine(device: torch.device, dtype: torch.dtype) -> Machine:
+    """Look at this process and the machine it runs on."""
+    return Machine(
+        cpu=_cpu_model(Path("/proc/cpuinfo")),
+        num_threads=torch.get_num_threads(),
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        dtype=str(dtype).removeprefix("torch."),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        versions={name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        command_line=_command_line(sys.argv),
+    )
+
+
+def _cpu_model(cpuinfo: Path) -> str:
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _command_line(arguments: Sequence[str]) -> str:
+    return shlex.join([Path(arguments[0]).name, *arguments[1:]])

@@ -1,0 +1,258 @@
+"""Results as tables on the terminal, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from diffuspec.bench.machine import Machine
+from diffuspec.bench.overhead import DraftCost, StepOverhead
+from diffuspec.bench.run import Mismatch
+from diffuspec.bench.stats import ALL_FAMILIES, SPEC_BENCH, Row, headline_family
+from diffuspec.bench.systems import BASELINE
+
+_FAMILY_TITLES = {SPEC_BENCH: "the six Spec-Bench families", ALL_FAMILIES: "all families"}
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """A table as it is shown anywhere: the first column is text, the others are figures."""
+
+    title: str
+    columns: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+
+    def to_rich(self) -> Table:
+        """Return a table that stays within 80 columns: headings are broken into lines."""
+        table = Table(title=self.title, title_justify="left", box=box.SIMPLE, pad_edge=False)
+        for i, column in enumerate(self.columns):
+            heading = column.replace(" " if " " in column else "_", "\n")
+            table.add_column(heading, justify="right" if i else "left", overflow="fold")
+        table.columns[0].no_wrap = True
+        for row in self.cells:
+            table.add_row(*row)
+        return table
+
+    def to_markdown(self) -> str:
+        rule = ("---", *("---:" for _ in self.columns[1:]))
+        lines = [f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.cells)]
+        return "\n".join([f"**{self.title}**", "", *lines, ""])
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Everything one benchmark found."""
+
+    machine: Machine
+    rows: tuple[Row, ...]
+    mismatches: tuple[Mismatch, ...]
+    skipped: tuple[tuple[int, int], ...]  # (question id, turn) that did not fit
+    draft_costs: tuple[DraftCost, ...] = ()
+    step_overheads: tuple[StepOverhead, ...] = ()
+
+    def tables(self) -> list[TextTable]:
+        tables = [speed_table(self.rows, self.mismatches), time_table(self.rows)]
+        tables += families_tables(self.rows)
+        if self.draft_costs:
+            tables.append(draft_cost_table(self.draft_costs))
+        if self.step_overheads:
+            tables.append(step_overhead_table(self.step_overheads))
+        return tables
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "machine": asdict(self.machine),
+            "rows": [row_to_json(row) for row in self.rows],
+            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
+            "skipped": [{"question_id": q, "turn": turn} for q, turn in self.skipped],
+            "draft_costs": [asdict(cost) for cost in self.draft_costs],
+            "step_overheads": [asdict(overhead) for overhead in self.step_overheads],
+        }
+
+
+def row_to_json(row: Row) -> dict[str, Any]:
+    """Flatten a row; the costs of a system that is not ours are null."""
+    data = asdict(row)
+    costs = data.pop("costs") or dict.fromkeys(_COST_FIELDS)
+    return {**data, **costs}
+
+
+_COST_FIELDS = (
+    "draft_share",
+    "search_share",
+    "verify_share",
+    "other_share",
+    "overhead_ms_per_step",
+    "search_ms_per_step",
+    "mean_draft_tokens",
+    "num_fallbacks",
+)
+
+
+def speed_table(rows: Sequence[Row], mismatches: Sequence[Mismatch]) -> TextTable:
+    """Compare the systems over the headline families."""
+    own = _headline_rows(rows)
+    family = _FAMILY_TITLES[own[0].family]
+    num_questions, num_tokens = own[0].num_questions, own[0].num_output_tokens
+    return TextTable(
+        f"Speed over {family} ({num_questions} questions, {num_tokens} tokens)",
+        (
+            "system",
+            "tokens/s",
+            "speed-up",
+            "speed-up (Spec-Bench)",
+            "acceptance length",
+            "same tokens",
+        ),
+        tuple(_speed_cells(row, mismatches) for row in own),
+    )
+
+
+def _speed_cells(row: Row, mismatches: Sequence[Mismatch]) -> tuple[str, ...]:
+    num_different = sum(mismatch.system == row.system for mismatch in mismatches)
+    return (
+        row.system,
+        f"{row.tokens_per_second:.1f}",
+        f"{row.speedup:.2f}x",
+        f"{row.spec_bench_speedup:.2f}x",
+        f"{row.mean_acceptance_length:.2f}",
+        f"no: {num_different}" if num_different else "yes",
+    )
+
+
+def time_table(rows: Sequence[Row]) -> TextTable:
+    """Where the time of our systems goes, over the headline families."""
+    columns = ("system", "draft", "search", "verify", "other", "overhead ms/step", "search ms/step")
+    cells = [
+        (
+            row.system,
+            f"{costs.draft_share:.1%}",
+            f"{costs.search_share:.1%}",
+            f"{costs.verify_share:.1%}",
+            f"{costs.other_share:.1%}",
+            f"{costs.overhead_ms_per_step:.2f}",
+            f"{costs.search_ms_per_step:.2f}",
+        )
+        for row in _headline_rows(rows)
+        if (costs := row.costs) is not None
+    ]
+    title = "Share of the time; overhead is what is in neither model's forward, search included"
+    return TextTable(title, columns, tuple(cells))
+
+
+def _headline_rows(rows: Sequence[Row]) -> list[Row]:
+    family = headline_family(rows)
+    return [row for row in rows if row.family == family]
+
+
+def families_tables(rows: Sequence[Row]) -> list[TextTable]:
+    """Speed-up and acceptance length of every system on every family."""
+    systems = tuple(name for name in dict.fromkeys(row.system for row in rows) if name != BASELINE)
+    families: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        families.setdefault(row.family, {})[row.system] = row
+    speedups, lengths = [], []
+    for family, by_system in families.items():
+        own = [by_system[system] for system in systems]
+        speedups.append((family, *(f"{row.speedup:.2f}x" for row in own)))
+        lengths.append((family, *(f"{row.mean_acceptance_length:.2f}" for row in own)))
+    columns = ("family", *systems)
+    return [
+        TextTable("Speed-up over plain by family", columns, tuple(speedups)),
+        TextTable("Acceptance length by family", columns, tuple(lengths)),
+    ]
+
+
+def draft_cost_table(costs: Sequence[DraftCost]) -> TextTable:
+    """Drafting cost by prefix length, the prefix cache on and off."""
+    lengths = sorted({cost.num_prefix_tokens for cost in costs})
+    by_key = {(cost.prefix_cache, cost.num_prefix_tokens): cost for cost in costs}
+    cells = []
+    for cached in sorted({cost.prefix_cache for cost in costs}, reverse=True):
+        own = [by_key[cached, length] for length in lengths]
+        name = "on" if cached else "off"
+        cells.append((f"{name}, min", *(f"{cost.min_ms:.2f}" for cost in own)))
+        cells.append((f"{name}, median", *(f"{cost.median_ms:.2f}" for cost in own)))
+    title = f"Drafting {costs[0].num_draft_tokens} tokens, ms, by prefix length"
+    return TextTable(title, ("prefix cache", *map(str, lengths)), tuple(cells))
+
+
+def step_overhead_table(overheads: Sequence[StepOverhead]) -> TextTable:
+    """What a step costs besides the two forwards."""
+    cells = [
+        (
+            f"{overhead.tree_shape}",
+            f"{overhead.min_ms:.2f}",
+            f"{overhead.median_ms:.2f}",
+            f"{overhead.median_search_ms:.2f}",
+        )
+        for overhead in overheads
+    ]
+    title = f"Own overhead per step at {overheads[0].num_draft_tokens} draft tokens, ms"
+    return TextTable(title, ("tree", "min", "median", "search, median"), tuple(cells))
+
+
+def notes(results: Results) -> list[str]:
+    """Say what a reader of the tables has to know besides."""
+    machine = results.machine
+    lines = [
+        f"{machine.cpu}, {machine.device} ({machine.dtype}), {machine.num_threads} threads,"
+        f" torch {machine.versions['torch']}, transformers {machine.versions['transformers']}."
+    ]
+    if results.skipped:
+        lines.append(describe_skipped(results.skipped))
+    for system, count in num_fallbacks(results.rows).items():
+        lines.append(f"{system}: {count} steps had no draft because drafting failed.")
+    return lines + describe_mismatches(results.mismatches)
+
+
+def num_fallbacks(rows: Sequence[Row]) -> dict[str, int]:
+    """Return how many steps lost their draft, for the systems where any did."""
+    return {
+        row.system: row.costs.num_fallbacks
+        for row in rows
+        if row.family == ALL_FAMILIES and row.costs is not None and row.costs.num_fallbacks
+    }
+
+
+def describe_skipped(skipped: Sequence[tuple[int, int]]) -> str:
+    """Say how much was left out."""
+    return f"{len(skipped)} turns did not fit into the target's context and were left out."
+
+
+def describe_mismatches(mismatches: Sequence[Mismatch]) -> list[str]:
+    """Return a line per system whose tokens differ, with the first place where they do."""
+    lines = []
+    for system in dict.fromkeys(mismatch.system for mismatch in mismatches):
+        own = [mismatch for mismatch in mismatches if mismatch.system == system]
+        first = own[0]
+        lines.append(
+            f"{system}: {len(own)} answers differ from plain's, first in question"
+            f" {first.question_id}, turn {first.turn + 1}, token {first.position}."
+        )
+    return lines
+
+
+def print_tables(tables: Sequence[TextTable], lines: Sequence[str], console: Console) -> None:
+    """Print tables and the notes below them."""
+    for table in tables:
+        console.print(table.to_rich())
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def write_report(
+    folder: Path, name: str, data: dict[str, Any], tables: Sequence[TextTable], lines: Sequence[str]
+) -> None:
+    """Write NAME.json and NAME.md into a folder that exists."""
+    text = json.dumps(data, indent=2, allow_nan=False)
+    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    parts = [table.to_markdown() for table in tables]
+    (folder / f"{name}.md").write_text("\n".join([*parts, *lines, ""]), encoding="utf-8")

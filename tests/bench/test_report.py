@@ -1,0 +1,161 @@
+"""Tables and files, from rows that are known."""
+
+import io
+import json
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from diffuspec.bench.machine import _command_line, _cpu_model, describe_machine
+from diffuspec.bench.overhead import DraftCost, StepOverhead
+from diffuspec.bench.report import (
+    Results,
+    TextTable,
+    notes,
+    print_tables,
+    speed_table,
+    time_table,
+    write_report,
+)
+from diffuspec.bench.run import Mismatch
+from diffuspec.bench.stats import compute_rows
+from diffuspec.types import StepStats
+from tests.bench.conftest import make_record
+
+SYSTEMS = ("plain", "paper", "transformers_greedy")
+
+
+def make_results(mismatches: tuple[Mismatch, ...] = (), fallback: str | None = None) -> Results:
+    step = StepStats(20, 20, 3, 4, 20, 0.2, 0.1, 0.4, 0.8, fallback)
+    records = [
+        record
+        for question_id, family in enumerate(("qa", "code"))
+        for record in (
+            make_record("plain", range(4), 2.0, family=family, question_id=question_id),
+            make_record(
+                "paper",
+                range(4),
+                1.0,
+                family=family,
+                question_id=question_id,
+                steps=(step,),
+                forward_seconds=0.5,
+            ),
+            make_record(
+                "transformers_greedy", range(4), 2.5, family=family, question_id=question_id
+            ),
+        )
+    ]
+    return Results(
+        machine=describe_machine(torch.device("cpu"), torch.float32),
+        rows=tuple(compute_rows(records, SYSTEMS)),
+        mismatches=mismatches,
+        skipped=((9, 1),),
+        draft_costs=tuple(
+            DraftCost(cached, length, 20, 3, 1.0, 1.5)
+            for cached in (True, False)
+            for length in (100, 500)
+        ),
+        step_overheads=(StepOverhead("path", 20, 3, 0.5, 0.75, 0.25),),
+    )
+
+
+def test_the_speed_table_compares_the_systems() -> None:
+    table = speed_table(make_results().rows, ())
+    assert table.title == "Speed over the six Spec-Bench families (1 questions, 4 tokens)"
+    assert table.cells == (
+        ("plain", "2.0", "1.00x", "1.00x", "1.00", "yes"),
+        ("paper", "4.0", "2.00x", "2.00x", "4.00", "yes"),
+        ("transformers_greedy", "1.6", "0.80x", "0.80x", "1.00", "yes"),
+    )
+
+
+def test_the_time_table_is_about_our_systems() -> None:
+    table = time_table(make_results().rows)
+    assert table.cells == (("paper", "20.0%", "10.0%", "40.0%", "30.0%", "300.00", "100.00"),)
+
+
+def test_tokens_that_differ_are_counted_and_located() -> None:
+    mismatches = tuple(Mismatch("paper", number, 1, 0, 17) for number in (3, 4))
+    results = make_results(mismatches)
+    assert [row[-1] for row in speed_table(results.rows, mismatches).cells] == [
+        "yes",
+        "no: 2",
+        "yes",
+    ]
+    expected = "paper: 2 answers differ from plain's, first in question 3, turn 2, token 17."
+    assert expected in notes(results)
+
+
+def test_what_was_left_out_or_failed_is_told() -> None:
+    lines = notes(make_results(fallback="drafter_error"))
+    assert "1 turns did not fit into the target's context and were left out." in lines
+    assert "paper: 2 steps had no draft because drafting failed." in lines
+
+
+def test_files_parse_back(tmp_path: Path) -> None:
+    results = make_results((Mismatch("paper", 3, 1, 0, 17),))
+    write_report(tmp_path, "results", results.to_json(), results.tables(), notes(results))
+    data = json.loads((tmp_path / "results.json").read_text())
+    assert [(row["system"], row["family"]) for row in data["rows"]] == [
+        (system, family) for family in ("qa", "code", "spec_bench", "all") for system in SYSTEMS
+    ]
+    paper = next(r for r in data["rows"] if (r["system"], r["family"]) == ("paper", "all"))
+    expected = {
+        "num_questions": 2,
+        "num_output_tokens": 8,
+        "seconds": 2.0,
+        "tokens_per_second": 4.0,
+        "speedup": 2.0,
+        "mean_acceptance_length": 4.0,
+        "num_accepted_tokens": 6,
+        "draft_share": 0.2,
+        "num_fallbacks": 0,
+    }
+    assert {key: paper[key] for key in expected} == expected
+    greedy = next(row for row in data["rows"] if row["system"] == "transformers_greedy")
+    assert greedy.keys() == paper.keys()
+    assert greedy["verify_share"] is None
+    assert data["mismatches"][0]["position"] == 17
+    assert data["skipped"] == [{"question_id": 9, "turn": 1}]
+    assert len(data["draft_costs"]) == 4
+    assert data["machine"]["num_threads"] == torch.get_num_threads()
+    assert data["machine"]["versions"]["torch"] == torch.__version__
+
+
+def test_markdown_has_every_table_with_as_many_cells_as_columns(tmp_path: Path) -> None:
+    results = make_results()
+    write_report(tmp_path, "results", results.to_json(), results.tables(), notes(results))
+    text = (tmp_path / "results.md").read_text()
+    for table in results.tables():
+        assert f"**{table.title}**" in text
+    blocks = [[line for line in b.splitlines() if line.startswith("|")] for b in text.split("**")]
+    for block in filter(None, blocks):
+        assert len({line.count("|") for line in block}) == 1
+    assert "| on, min | 1.00 | 1.00 |" in text
+    assert "| path | 0.50 | 0.75 | 0.25 |" in text
+
+
+def test_tables_fit_80_columns_and_lose_nothing() -> None:
+    results = make_results()
+    console = Console(file=io.StringIO(), width=80)
+    print_tables(results.tables(), notes(results), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in text
+    assert "transformers_greedy" in text and "2.00x" in text
+
+
+def test_headings_of_the_terminal_are_broken_at_spaces_or_else_underscores() -> None:
+    table = TextTable("", ("a b_c", "cost_aware_path"), (("1", "2"),)).to_rich()
+    assert [column.header for column in table.columns] == ["a\nb_c", "cost\naware\npath"]
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nmodel name\t: Some CPU @ 2 GHz\n")
+    assert _cpu_model(cpuinfo) == "Some CPU @ 2 GHz"
+    assert _cpu_model(tmp_path / "none")
+    assert _command_line(["/somewhere/bin/diffuspec", "bench", "--out", "a b"]) == (
+        "diffuspec bench --out 'a b'"
+    )
