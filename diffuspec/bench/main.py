@@ -1,0 +1,247 @@
+"""The benchmark from options to an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from diffuspec import tiny
+from diffuspec.bench import plots
+from diffuspec.bench.ablations import sweeps
+from diffuspec.bench.machine import Machine, describe_machine
+from diffuspec.bench.options import BenchOptions, engine_config, system_names
+from diffuspec.bench.overhead import (
+    NUM_DRAFT_TOKENS,
+    PREFIX_LENGTHS,
+    DraftCost,
+    StepOverhead,
+    measure_step_overhead,
+    sweep_draft_cost,
+)
+from diffuspec.bench.questions import Question, first_per_family, load_questions
+from diffuspec.bench.report import (
+    Results,
+    describe_mismatches,
+    describe_skipped,
+    notes,
+    print_tables,
+    write_report,
+)
+from diffuspec.bench.run import (
+    ChatCodec,
+    Record,
+    Run,
+    RunSettings,
+    find_mismatches,
+    median_answers,
+    run_questions,
+    warm_up,
+)
+from diffuspec.bench.stats import acceptance_by_position, compute_rows
+from diffuspec.bench.sweeps import ablation_config, num_answers, run_sweep
+from diffuspec.bench.systems import (
+    TREE_SHAPES,
+    open_systems,
+)
+from diffuspec.config import EngineConfig
+from diffuspec.engine import Engine
+from diffuspec.errors import ConfigError
+from diffuspec.models.diffusion import DiffusionDrafter
+
+__all__ = ["BenchOptions", "run_benchmark"]
+
+OnAnswer = Callable[[Record], None]
+
+
+def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
+    """Run, print tables, write results and plots into options.out.
+
+    Returns 0, or 1 when tokens differ that must not. Raises DiffuspecError; what can be found
+    wrong beforehand is found before anything is loaded.
+    """
+    console = console or Console()
+    plots.require_matplotlib()
+    names = system_names(options)
+    questions = load_questions(options.questions or tiny.QUESTIONS)
+    questions = first_per_family(questions, options.limit)
+    config = engine_config(options)
+    _make_folder(options.out)
+    with _threads(options.threads):
+        if options.ablations:
+            return _run_ablations(options, config, questions, console)
+        return _run_comparison(options, config, questions, names, console)
+
+
+def _run_comparison(
+    options: BenchOptions,
+    config: EngineConfig,
+    questions: Sequence[Question],
+    names: Sequence[str],
+    console: Console,
+) -> int:
+    with Engine.from_config(config) as engine:
+        machine = _machine(engine)
+        num_turns = sum(len(question.turns) for question in questions)
+        with _progress(num_turns * options.repeats * len(names)) as on_answer:
+            run = _compare(engine, names, questions, options, on_answer)
+        overheads = _step_overheads(engine, questions, options) if engine.lattice_model else []
+        costs = _draft_costs(engine) if engine.lattice_model else []
+    records = median_answers(run.records)
+    results = Results(
+        machine=machine,
+        rows=tuple(compute_rows(records, names)),
+        mismatches=tuple(find_mismatches(run.records)),
+        skipped=run.skipped,
+        draft_costs=tuple(costs),
+        step_overheads=tuple(overheads),
+    )
+    plots.plot_speedup(results.rows, options.out / "speedup.png")
+    plots.plot_time_share(results.rows, options.out / "time_share.png")
+    if curves := acceptance_by_position(records):
+        plots.plot_acceptance(curves, options.out / "acceptance.png")
+    write_report(options.out, "results", results.to_json(), results.tables(), notes(results))
+    print_tables(results.tables(), notes(results), console)
+    console.print(f"Written to {options.out}", highlight=False)
+    return int(any(mismatch.is_failure for mismatch in results.mismatches))
+
+
+def _compare(
+    engine: Engine,
+    names: Sequence[str],
+    questions: Sequence[Question],
+    options: BenchOptions,
+    on_answer: OnAnswer,
+) -> Run:
+    codec, settings = ChatCodec(engine.tokenizer), _settings(engine, options)
+    with open_systems(engine, names) as systems:
+        warm_up(systems, questions, codec, settings)
+        return run_questions(systems, questions, codec, settings, on_answer)
+
+
+def _draft_costs(engine: Engine) -> list[DraftCost]:
+    """Measure drafting by prefix length, on drafters of their own."""
+    info, config = engine.verifier.info, engine.config.drafter
+    assert config is not None
+    lengths = [n for n in PREFIX_LENGTHS if n + NUM_DRAFT_TOKENS <= info.max_model_len]
+    costs = []
+    for cached in (True, False):
+        model = DiffusionDrafter.load(config.model_copy(update={"prefix_cache": cached}), info)
+        with contextlib.closing(model):
+            costs += sweep_draft_cost(
+                model, lengths, prefix_cache=cached, vocab_size=info.vocab_size
+            )
+    return costs
+
+
+def _step_overheads(
+    engine: Engine, questions: Sequence[Question], options: BenchOptions
+) -> list[StepOverhead]:
+    """Measure our own overhead per step, over a question of each family, for each tree shape."""
+    codec, settings = ChatCodec(engine.tokenizer), _settings(engine, options)
+    sample = first_per_family(questions, 1)
+    prompts = [codec.encode([{"role": "user", "content": q.turns[0]}]) for q in sample]
+    prompts = [p for p in prompts if len(p) + settings.max_tokens <= settings.max_model_len]
+    if not prompts:
+        return []
+    names = {f"fixed_{NUM_DRAFT_TOKENS}_{shape}": shape for shape in TREE_SHAPES}
+    with open_systems(engine, list(names)) as systems:
+        return [
+            measure_step_overhead(
+                system, names[system.name], NUM_DRAFT_TOKENS, prompts, settings.max_tokens
+            )
+            for system in systems
+        ]
+
+
+def _run_ablations(
+    options: BenchOptions,
+    config: EngineConfig,
+    questions: Sequence[Question],
+    console: Console,
+) -> int:
+    chosen = sweeps()
+    results = []
+    with Engine.from_config(ablation_config(config)) as engine:
+        machine, settings = _machine(engine), _settings(engine, options)
+        total = num_answers(chosen, questions, options.repeats)
+        with _progress(total) as on_answer:
+            for sweep in chosen:
+                results.append(run_sweep(sweep, engine, questions, settings, on_answer))
+    for result in results:
+        result.plot(options.out / f"ablation_{result.sweep.name}.png")
+    tables = [table for result in results for table in result.tables()]
+    mismatches = [mismatch for result in results for mismatch in result.mismatches]
+    lines = describe_mismatches(mismatches)
+    if config.search.ngram is None:
+        lines.append("There is no n-gram model: CPS goes by the drafter alone.")
+    if skipped := results[0].skipped:
+        lines.append(describe_skipped(skipped))
+    data = {"machine": asdict(machine), "sweeps": [result.to_json() for result in results]}
+    write_report(options.out, "ablations", data, tables, lines)
+    print_tables(tables, lines, console)
+    console.print(f"Written to {options.out}", highlight=False)
+    return int(any(mismatch.is_failure for mismatch in mismatches))
+
+
+def _settings(engine: Engine, options: BenchOptions) -> RunSettings:
+    return RunSettings(options.max_tokens, engine.verifier.info.max_model_len, options.repeats)
+
+
+def _machine(engine: Engine) -> Machine:
+    cache = engine.verifier.runner.cache
+    return describe_machine(cache.device, cache.dtype)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot write into {folder}: {reason}") from error
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    """Set how many threads a forward uses; engines must be made inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[OnAnswer]:
+    """Show a bar on stderr. It moves between answers only: nothing runs beside a measurement."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
+        task = progress.add_task("warm-up", total=total)
+        progress.refresh()
+
+        def on_answer(record: Record) -> None:
+            description = f"{record.family}, {record.system}"
+            progress.update(task, advance=1, description=description, refresh=True)
+
+        yield on_answer

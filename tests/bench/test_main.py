@@ -1,0 +1,162 @@
+"""The benchmark as it is called: from options to files and an exit code."""
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from diffuspec.bench import main
+from diffuspec.bench.ablations import sweeps
+from diffuspec.bench.main import BenchOptions, run_benchmark
+from diffuspec.bench.options import engine_config, system_names
+from diffuspec.bench.systems import ALL_SYSTEMS, Answer, EngineSystem
+from diffuspec.engine import Engine
+from diffuspec.errors import ConfigError
+from tests.bench.conftest import write_lines
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    lines = [
+        {"question_id": 1, "category": "writing", "turns": ["hello", "more"]},
+        {"question_id": 2, "category": "qa", "turns": ["who?"]},
+        {"question_id": 3, "category": "qa", "turns": ["what?"]},
+    ]
+    return write_lines(tmp_path / "questions.jsonl", lines)
+
+
+def bench(options: BenchOptions) -> tuple[int, str]:
+    console = Console(file=io.StringIO(), width=100)
+    code = run_benchmark(options, console)
+    return code, console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_run_writes_tables_figures_and_plots(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path
+) -> None:
+    target, drafter = pair
+    out = tmp_path / "out" / "bench"
+    threads = torch.get_num_threads()
+    code, text = bench(
+        BenchOptions(target, drafter, questions=questions, limit=1, max_tokens=12, out=out)
+    )
+    assert code == 0
+    assert torch.get_num_threads() == threads
+    assert sorted(path.name for path in out.iterdir()) == [
+        "acceptance.png",
+        "results.json",
+        "results.md",
+        "speedup.png",
+        "time_share.png",
+    ]
+    data = json.loads((out / "results.json").read_text())
+    assert data["mismatches"] == []
+    rows = {row["system"]: row for row in data["rows"] if row["family"] == "all"}
+    assert tuple(rows) == ALL_SYSTEMS
+    assert len({row["num_output_tokens"] for row in rows.values()}) == 1
+    assert rows["plain"]["mean_acceptance_length"] == 1 < rows["paper"]["mean_acceptance_length"]
+    assert {cost["num_prefix_tokens"] for cost in data["draft_costs"]} == {100}
+    assert [found["tree_shape"] for found in data["step_overheads"]] == [
+        "path",
+        "beams",
+        "best_first",
+    ]
+    assert "Speed over all families (2 questions, " in text
+    assert "cost_aware_best_first" in (out / "results.md").read_text()
+
+
+def test_without_a_drafter_there_is_plain_decoding_and_transformers(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path
+) -> None:
+    options = BenchOptions(pair[0], questions=questions, limit=1, max_tokens=4, out=tmp_path)
+    assert bench(options)[0] == 0
+    data = json.loads((tmp_path / "results.json").read_text())
+    names = ["plain", "transformers_greedy", "transformers_prompt_lookup"]
+    assert [row["system"] for row in data["rows"] if row["family"] == "all"] == names
+    assert data["draft_costs"] == data["step_overheads"] == []
+
+
+def test_tokens_that_differ_end_in_exit_code_1(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = EngineSystem.answer
+
+    def wrong(self: EngineSystem, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        answer = right(self, prompt_ids, max_tokens)
+        if self.name == "plain":
+            return answer
+        spoilt = (*answer.token_ids[:-1], 7)
+        return Answer(spoilt, 1.0, answer.num_steps, answer.steps, answer.forward_seconds)
+
+    monkeypatch.setattr(EngineSystem, "answer", wrong)
+    options = BenchOptions(*pair, questions=questions, max_tokens=4, out=tmp_path)
+    code, text = bench(options)
+    assert code == 1
+    assert "paper: 4 answers differ from plain's, first in question 1, turn 1, token 3." in text
+    assert len(json.loads((tmp_path / "results.json").read_text())["mismatches"]) == 16
+
+
+def test_ablations_write_a_table_and_a_plot_per_sweep(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [sweep for sweep in sweeps() if sweep.name in ("beam_width", "draft_length")]
+    monkeypatch.setattr(main, "sweeps", lambda: chosen)
+    options = BenchOptions(
+        *pair, questions=questions, limit=1, max_tokens=4, ablations=True, out=tmp_path / "out"
+    )
+    code, text = bench(options)
+    assert code == 0
+    assert "Draft length (Table 5)" in text and "CPS goes by the drafter alone" in text
+    assert sorted(path.name for path in options.out.iterdir()) == [
+        "ablation_beam_width.png",
+        "ablation_draft_length.png",
+        "ablations.json",
+        "ablations.md",
+    ]
+    data = json.loads((options.out / "ablations.json").read_text())
+    assert [len(sweep["variants"]) for sweep in data["sweeps"]] == [7, 5]
+
+
+def test_plain_is_always_there_and_first() -> None:
+    options = BenchOptions(systems=("paper", "fixed_8_path", "plain", "paper"))
+    assert system_names(options) == ("plain", "paper", "fixed_8_path")
+
+
+def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    config = engine_config(BenchOptions(*pair, ngram=tmp_path / "x.bin"))
+    assert config.target.max_sequences == 1
+    assert (config.target.path, config.search.ngram) == (pair[0], tmp_path / "x.bin")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"limit": 0}, "limit must be 1 or more, got 0"),
+        ({"max_tokens": 0}, "max_tokens must be 1 or more"),
+        ({"repeats": -1}, "repeats must be 1 or more"),
+        ({"threads": 0}, "threads must be 1 or more"),
+        ({"drafter": Path("d")}, "a drafter needs a target"),
+        ({"systems": ("eagle",)}, "systems must be among"),
+        ({"target": Path("t"), "systems": ("paper",)}, "system paper needs a drafter"),
+        ({"questions": Path("none.jsonl")}, "cannot read questions from none.jsonl"),
+    ],
+)
+def test_wrong_options_are_found_before_anything_is_loaded(
+    options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        run_benchmark(BenchOptions(**options))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_is_found_before_anything_is_loaded(
+    pair: tuple[Path, Path], questions: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "from_config", lambda config: pytest.fail("loaded"))
+    with pytest.raises(ConfigError, match=r"cannot write into .*questions\.jsonl"):
+        run_benchmark(BenchOptions(*pair, questions=questions, out=questions / "out"))
