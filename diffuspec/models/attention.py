@@ -194,7 +194,8 @@ def _attend_in_blocks(
     num_heads, num_rows, dim = query.shape
     num_kv_heads, num_columns, _ = keys.shape
     packed = query.reshape(num_kv_heads, -1, dim)
-    highest = torch.full((num_kv_heads, packed.shape[1], 1), -torch.inf, device=query.device)
+    lowest = torch.finfo(torch.float32).min  # finite: a row may see nothing of the first blocks
+    highest = torch.full((num_kv_heads, packed.shape[1], 1), lowest, device=query.device)
     total = torch.zeros_like(highest)
     output = torch.zeros(packed.shape, device=query.device)
     for first in range(0, num_columns, block_size):

@@ -87,11 +87,13 @@ class KVCache:
         """Start a step: slots acquired from now on keep their rows until the next one."""
         self._step += 1
 
-    def acquire(self, request_id: str, prefix: TokenIds) -> tuple[int, int]:
+    def acquire(
+        self, request_id: str, prefix: TokenIds, max_cached: int | None = None
+    ) -> tuple[int, int]:
         """Return the request's slot and how many leading prefix tokens it has cached.
 
-        At least the last prefix token is left uncached, so that its row is computed and gives
-        logits. A request without a slot takes a free one, else the one idle for longest that was
+        At most max_cached are used: by default all but the last prefix token, so that its row is
+        computed and gives logits. A request without a slot takes a free one, else the one idle for longest that was
         not acquired in this step; the longest prefix cached in any slot is taken over or copied.
         Raises WorkerError when every slot was acquired in this step, or the prefix is too long.
         """
@@ -101,7 +103,8 @@ class KVCache:
         if slot is None:
             slot = self._assign(request_id, prefix)
         slot.last_step = self._step
-        slot.length = min(slot.common_prefix(prefix), max(len(prefix) - 1, 0))
+        limit = len(prefix) - 1 if max_cached is None else max_cached
+        slot.length = min(slot.common_prefix(prefix), limit)
         return slot.index, slot.length
 
     def commit(

@@ -196,7 +196,8 @@ class DiffusionDrafter:
         """Lay out the drafts of one request id and say which new prefix rows to keep."""
         request_id, prefixes = group[0].request.request_id, [draft.prefix for draft in group]
         shared = prefixes[0][: num_shared_tokens(prefixes)]
-        slot, start = self.runner.cache.acquire(request_id, shared)
+        max_cached = min(len(shared), *(len(prefix) - 1 for prefix in prefixes))
+        slot, start = self.runner.cache.acquire(request_id, prefixes[0], max_cached)
         committed = shared
         if self._attention == "full":
             # What the rows see changes with the draft: only a draft of its own leaves any behind.

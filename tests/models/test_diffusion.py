@@ -1,0 +1,374 @@
+"""The drafter: every row is read where an independent reference reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from diffuspec.config import DrafterConfig
+from diffuspec.errors import DrafterError, ModelLoadError, VocabularyError
+from diffuspec.interfaces import TargetInfo
+from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.sampling import gumbel_noise
+from diffuspec.types import DraftRequest, Lattice, SamplingParams
+from tests.models.conftest import (
+    MASK_TOKEN_ID,
+    MAX_POSITIONS,
+    NUM_KNOWN_IDS,
+    VOCAB_SIZE,
+    edit_json,
+    make_model,
+)
+
+K = 6
+EOS = 2
+PREFIX = np.random.default_rng(3).integers(3, NUM_KNOWN_IDS, 40).tolist()
+TARGET = TargetInfo(NUM_KNOWN_IDS, MAX_POSITIONS, max_sequences=2, eos_token_ids=(EOS,))
+KINDS = ("block_causal", "full", "dream")
+
+SaveDrafter = Callable[[str], Path]
+
+
+def load(path: Path, target: TargetInfo = TARGET, **options: object) -> DiffusionDrafter:
+    # Every candidate of every position, so that a lattice shows the whole distribution.
+    options = {"candidate_mass": 1.0, "max_candidates": VOCAB_SIZE, **options}
+    return DiffusionDrafter.load(DrafterConfig.model_validate({"path": path, **options}), target)
+
+
+def request(
+    prefix: Sequence[int], request_id: str = "a", k: int = K, seed: int | None = None
+) -> DraftRequest:
+    sampling = SamplingParams() if seed is None else SamplingParams(temperature=0.8, seed=seed)
+    return DraftRequest(
+        request_id, np.array(prefix, np.int32), k, "path", max_nodes=32, drafter_weight=0.5,
+        sampling=sampling,
+    )  # fmt: skip
+
+
+@torch.inference_mode()
+def reference_logits(
+    kind: str, prefix: Sequence[int], block: Sequence[int] = (MASK_TOKEN_ID,) * K
+) -> torch.Tensor:
+    """Logits of the draft positions, by the definition: row n predicts token n + 1."""
+    model = make_model("qwen2", seed=1)
+    length = len(prefix) + len(block)
+    visible = torch.ones(length, length, dtype=torch.bool)
+    if kind == "block_causal":
+        visible[: len(prefix)] = visible.tril()[: len(prefix)]
+    token_ids = torch.tensor([[*prefix, *block]])
+    logits = model(token_ids, attention_mask=visible[None, None]).logits[0]
+    predicted = logits[len(prefix) - 1 : -1].clone()
+    predicted[:, NUM_KNOWN_IDS:] = -torch.inf
+    predicted[:, MASK_TOKEN_ID] = -torch.inf
+    return predicted
+
+
+def assert_lattice(lattice: Lattice, logits: torch.Tensor) -> None:
+    """Check all candidates with their log-probabilities, up to the column that EOS leads."""
+    choices = logits.argmax(-1).tolist()
+    num_columns = choices.index(EOS) + 1 if EOS in choices else len(choices)
+    assert lattice.num_positions == num_columns
+    logprobs = logits.log_softmax(-1)
+    for column in range(num_columns - (EOS in choices)):
+        count = int(lattice.num_candidates[column])
+        assert count > NUM_KNOWN_IDS - 5
+        token_ids = torch.from_numpy(lattice.token_ids[column, :count]).long()
+        expected = logprobs[column][token_ids].numpy()
+        np.testing.assert_allclose(lattice.logprobs[column, :count], expected, atol=1e-4)
+        assert int(token_ids[0]) == choices[column]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+async def test_first_draft_equals_the_reference(
+    save_drafter: SaveDrafter, kind: str, prefix_cache: bool
+) -> None:
+    drafter = load(save_drafter(kind), prefix_cache=prefix_cache)
+    for length in (40, 3, 1):
+        [lattice] = await drafter.lattices([request(PREFIX[:length], f"{length}")])
+        assert_lattice(lattice, reference_logits(kind, PREFIX[:length]))
+    drafter.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix_cache"), [("block_causal", True), ("block_causal", False), ("dream", False)]
+)
+async def test_growing_prefix_equals_the_reference(
+    save_drafter: SaveDrafter, kind: str, prefix_cache: bool
+) -> None:
+    drafter = load(save_drafter(kind), prefix_cache=prefix_cache)
+    for length in (10, 11, 11, 15, 14, 40):
+        batch = [request(PREFIX[:length]), request(PREFIX[20:], "b")]
+        first, second = await drafter.lattices(batch)
+        assert_lattice(first, reference_logits(kind, PREFIX[:length]))
+        assert_lattice(second, reference_logits(kind, PREFIX[20:]))
+    drafter.close()
+
+
+async def test_block_causal_prefix_is_computed_once(save_drafter: SaveDrafter) -> None:
+    drafter = load(save_drafter("block_causal"))
+    await drafter.lattices([request(PREFIX[:30])])
+    _, cached = drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32))
+    assert cached == 30
+    drafter.close()
+
+
+async def test_dream_cache_is_refreshed_in_time(save_drafter: SaveDrafter) -> None:
+    drafter = load(save_drafter("dream"), refresh_every=8)
+    approximate = []
+    for length in range(10, 27):
+        [lattice] = await drafter.lattices([request(PREFIX[:length])])
+        try:
+            assert_lattice(lattice, reference_logits("dream", PREFIX[:length]))
+        except AssertionError:
+            approximate.append(length)
+    assert approximate == [*range(11, 18), *range(19, 26)]
+    drafter.close()
+
+
+async def test_dream_cache_feeds_new_tokens_and_masks_over_old_states(
+    save_drafter: SaveDrafter,
+) -> None:
+    """What the approximation is, by the reference model's own cache."""
+    drafter = load(save_drafter("dream"))
+    await drafter.lattices([request(PREFIX[:20])])
+    [lattice] = await drafter.lattices([request(PREFIX[:23])])
+    model = make_model("qwen2", seed=1)
+    masks = [MASK_TOKEN_ID] * K
+    with torch.inference_mode():
+        old = torch.tensor([PREFIX[:20] + masks])
+        mask = torch.zeros(1, 1, 20 + K, 20 + K)
+        cache = model(old, attention_mask=mask, use_cache=True).past_key_values
+        cache.crop(-K)
+        new = torch.tensor([PREFIX[20:23] + masks])
+        mask = torch.zeros(1, 1, 3 + K, 23 + K)
+        logits = model(new, attention_mask=mask, past_key_values=cache).logits[0, 2:-1]
+    logits = logits.clone()
+    logits[:, NUM_KNOWN_IDS:] = -torch.inf
+    assert_lattice(lattice, logits)
+    drafter.close()
+
+
+async def test_first_draft_token_is_read_at_the_last_prefix_token(
+    save_drafter: SaveDrafter,
+) -> None:
+    """The shift: for a block-causal drafter, position 1 is plain next-token prediction."""
+    drafter = load(save_drafter("block_causal"))
+    [lattice] = await drafter.lattices([request(PREFIX)])
+    with torch.inference_mode():
+        logits = make_model("qwen2", seed=1)(torch.tensor([PREFIX])).logits[0, -1]
+    logits = logits.clone()
+    logits[NUM_KNOWN_IDS:] = -torch.inf
+    assert int(lattice.token_ids[0, 0]) == int(logits.argmax())
+    assert lattice.logprobs[0, 0] == pytest.approx(float(logits.log_softmax(-1).max()), abs=1e-4)
+    drafter.close()
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+async def test_hypotheses_in_one_forward_equal_each_alone(
+    save_drafter: SaveDrafter, kind: str, prefix_cache: bool
+) -> None:
+    path = save_drafter(kind)
+    prefixes = [PREFIX[:20] + tail for tail in ([8], [5, 6, 7], [5, 6, 9], [5], [11, 12])]
+    drafter = load(path, prefix_cache=prefix_cache)
+    await drafter.lattices([request(PREFIX[:20])])
+    before = drafter.runner.num_forwards
+    hypotheses = [request(prefix, k=K + i) for i, prefix in enumerate(prefixes)]
+    together = await drafter.lattices([*hypotheses, request(PREFIX[:7], "other")])
+    assert drafter.runner.num_forwards == before + 1
+    for hypothesis, lattice in zip(hypotheses, together, strict=False):
+        alone = load(path, prefix_cache=prefix_cache)
+        await alone.lattices([request(PREFIX[:20])])
+        [expected] = await alone.lattices([hypothesis])
+        assert lattice.token_ids[:, :3].tolist() == expected.token_ids[:, :3].tolist()
+        np.testing.assert_allclose(lattice.logprobs[:, :3], expected.logprobs[:, :3], atol=1e-4)
+        alone.close()
+    assert_lattice(together[-1], reference_logits(kind, PREFIX[:7]))
+    drafter.close()
+
+
+async def test_many_hypotheses_are_spread_over_segments(
+    save_drafter: SaveDrafter, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffuspec.models.diffusion.NUM_SCRATCH_ROWS", 20)
+    drafter = load(save_drafter(kind), replace(TARGET, max_model_len=100), prefix_cache=False)
+    prefixes = [
+        [*PREFIX[:20], first, *PREFIX[:length]]
+        for first, length in ((3, 0), (3, 2), (4, 5), (3, 1), (9, 0))
+    ]
+    lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
+    for prefix, lattice in zip(prefixes, lattices, strict=True):
+        assert_lattice(lattice, reference_logits(kind, prefix))
+    drafter.close()
+
+
+async def test_prefixes_of_one_request_may_have_nothing_in_common(
+    save_drafter: SaveDrafter, kind: str
+) -> None:
+    drafter = load(save_drafter(kind))
+    prefixes = [PREFIX[:9], PREFIX[1:20], [77]]
+    lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
+    for prefix, lattice in zip(prefixes, lattices, strict=True):
+        assert_lattice(lattice, reference_logits(kind, prefix))
+    drafter.close()
+
+
+async def test_more_requests_than_slots_in_one_batch(save_drafter: SaveDrafter, kind: str) -> None:
+    drafter = load(save_drafter(kind))
+    batch = [request(PREFIX[i:20], f"{i}") for i in range(5)]
+    for i, lattice in enumerate(await drafter.lattices(batch)):
+        assert_lattice(lattice, reference_logits(kind, PREFIX[i:20]))
+    drafter.close()
+
+
+async def test_refinement_fixes_the_most_confident_masks_first(
+    save_drafter: SaveDrafter, kind: str
+) -> None:
+    k, num_steps = 7, 3
+    drafter = load(save_drafter(kind), num_refinement_steps=num_steps, prefix_cache=False)
+    [lattice] = await drafter.lattices([request(PREFIX, k=k)])
+    block = [MASK_TOKEN_ID] * k
+    logits = reference_logits(kind, PREFIX, block)
+    scores = logits.clone()
+    for _ in range(num_steps - 1):
+        confidences, choices = logits.log_softmax(-1).max(-1)
+        masked = [i for i in range(k) if block[i] == MASK_TOKEN_ID]
+        for i in sorted(masked, key=lambda i: -float(confidences[i]))[:3]:  # ceil(7 / 3)
+            block[i] = int(choices[i])
+        logits = reference_logits(kind, PREFIX, block)
+        for i in range(k):
+            if block[i] == MASK_TOKEN_ID:
+                scores[i] = logits[i]
+    assert_lattice(lattice, scores)
+    assert drafter.runner.num_forwards == num_steps
+    drafter.close()
+
+
+async def test_sampled_requests_are_drafted_with_the_targets_own_noise(
+    save_drafter: SaveDrafter,
+) -> None:
+    drafter = load(save_drafter("block_causal"))
+    [lattice] = await drafter.lattices([request(PREFIX, seed=11)])
+    positions = range(len(PREFIX), len(PREFIX) + K)
+    noise = gumbel_noise(11, positions, VOCAB_SIZE, "cpu")
+    assert_lattice(lattice, reference_logits("block_causal", PREFIX) / 0.8 + noise)
+    drafter.close()
+
+
+async def test_prefix_beyond_the_drafters_context_is_cut(save_drafter: SaveDrafter) -> None:
+    path = save_drafter("block_causal")
+    edit_json(path / "config.json", max_position_embeddings=32)
+    drafter = load(path)
+    starts = []
+    for length in range(26, 40):
+        [lattice] = await drafter.lattices([request(PREFIX[:length])])
+        limit = 32 - K
+        starts.append(0 if length <= limit else 13 * -(-(length - limit) // 13))
+        assert_lattice(lattice, reference_logits("block_causal", PREFIX[starts[-1] : length]))
+    assert starts == [0] + [13] * 13
+    drafter.close()
+
+
+async def test_dream_layout_is_read_as_qwen2(save_drafter: SaveDrafter) -> None:
+    path = save_drafter("dream")
+    config = json.loads((path / "config.json").read_text())
+    assert config["model_type"] == "Dream"
+    assert "auto_map" in config
+    drafter = load(path)
+    assert isinstance(drafter.runner.model, Qwen2ForCausalLM)
+    assert isinstance(drafter.runner.model.config, Qwen2Config)
+    drafter.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (request([]), "empty prefix"),
+        (request([3, NUM_KNOWN_IDS]), "below 118, got 118"),
+        (request([3, -5]), "below 118, got -5"),
+        (request([3], k=0), "from 1 to 128, got 0"),
+        (request([3], k=129), "from 1 to 128, got 129"),
+    ],
+)
+async def test_bad_requests_are_refused_before_any_work(
+    save_drafter: SaveDrafter, wrong: DraftRequest, message: str
+) -> None:
+    drafter = load(save_drafter("block_causal"))
+    with pytest.raises(DrafterError, match=message):
+        await drafter.lattices([request(PREFIX, "good"), wrong])
+    assert drafter.runner.num_forwards == 0
+    assert await drafter.lattices([]) == []
+    drafter.close()
+
+
+async def test_failing_forward_becomes_a_drafter_error_and_leaves_nothing(
+    save_drafter: SaveDrafter, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = load(save_drafter(kind))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("device lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter.runner, "_forward", fail)
+        with pytest.raises(DrafterError, match="device lost"):
+            await drafter.lattices([request(PREFIX)])
+    [lattice] = await drafter.lattices([request(PREFIX)])
+    assert_lattice(lattice, reference_logits(kind, PREFIX))
+    drafter.close()
+
+
+async def test_logits_that_are_not_numbers_are_an_error(save_drafter: SaveDrafter) -> None:
+    drafter = load(save_drafter("block_causal"))
+    with torch.inference_mode():
+        embedding = drafter.runner.model.get_input_embeddings().weight
+        good = embedding[7].clone()
+        embedding[7] = torch.nan
+    with pytest.raises(DrafterError, match="not finite"):
+        await drafter.lattices([request([3, 7])])
+    with torch.inference_mode():
+        embedding[7] = good
+    [lattice] = await drafter.lattices([request([3, 7, 5])])
+    assert_lattice(lattice, reference_logits("block_causal", [3, 7, 5]))
+    drafter.close()
+
+
+async def test_released_requests_leave_their_slot(save_drafter: SaveDrafter) -> None:
+    drafter = load(save_drafter("dream"))
+    for name in "abcdef":
+        await drafter.lattices([request(PREFIX, name)])
+        await drafter.release(name)
+    await drafter.release("nobody")
+    drafter.close()
+
+
+def test_pairs_that_share_no_vocabulary_are_refused(save_drafter: SaveDrafter) -> None:
+    path = save_drafter("block_causal")
+    with pytest.raises(VocabularyError, match="target knows 121 token ids, the drafter only 120"):
+        load(path, replace(TARGET, vocab_size=121))
+    edit_json(path / "config.json", mask_token_id=120)
+    with pytest.raises(VocabularyError, match="mask_token_id must be below 120, got 120"):
+        load(path)
+
+
+def test_plain_causal_lm_is_no_drafter(save_target: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelLoadError, match="not a diffusion LM"):
+        load(save_target("qwen2"))
+
+
+def test_unknown_kind_of_diffusion_attention_is_refused(save_drafter: SaveDrafter) -> None:
+    path = save_drafter("block_causal")
+    edit_json(path / "config.json", diffusion_attention="sideways")
+    with pytest.raises(ModelLoadError, match="'full' or 'block_causal', got 'sideways'"):
+        load(path)
