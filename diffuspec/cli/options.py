@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,7 +100,7 @@ def engine_config(
     target: Path | None = None,
     drafter: str | None = None,
     ngram: str | None = None,
-    speculation: dict[str, object] | None = None,
+    speculation: Mapping[str, Any] | None = None,
 ) -> EngineConfig:
     """Compose the configuration: a file, or a target alone, or the embedded pair; then options.
 
@@ -115,6 +116,8 @@ def engine_config(
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
     data["speculation"].update(speculation or {})
+    if (max_nodes := (speculation or {}).get("max_nodes")) is not None:
+        data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], max_nodes)
     return parse_config(data)
 
 
@@ -128,9 +131,9 @@ def _base(config: Path | None, target: Path | None) -> EngineConfig:
 
 def drafting(
     draft_length: str | None, tree: str | None, max_nodes: int | None, drafter_weight: str | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the fields of the speculation section that the options set. Raises ConfigError."""
-    fields: dict[str, object] = {}
+    fields: dict[str, Any] = {}
     if draft_length is not None:
         fields.update(_policy(draft_length))
     if tree is not None:
@@ -142,7 +145,7 @@ def drafting(
     return fields
 
 
-def _policy(value: str) -> dict[str, object]:
+def _policy(value: str) -> dict[str, Any]:
     if value in ("paper", "cost_aware", "fixed", "off"):
         return {"policy": value}
     try:

@@ -193,6 +193,12 @@ def test_drafting_options_arrive(
     assert engine.last.config.speculation == SpeculationConfig(**expected)
 
 
+def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    result = diffuspec("generate", "Hi", "--max-nodes", "200")
+    assert result.exit_code == 0, result.stderr
+    assert engine.last.config.speculation.max_nodes == 200
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
