@@ -1,8 +1,8 @@
 """Training examples: conversations as token ids, in batches of like length.
 
 A chunk of batches is a function of (seed, chunk index, progress), so that training resumes exactly.
-Besides the corpus there is one artificial family, `copy`: a run of random ids to be repeated. It
-makes attention learn to copy early, which the families that quote their prompt depend on.
+Besides the corpus there is one artificial family, `copy`: a run of shuffled tokens to be repeated.
+It makes attention learn to copy early, which the families that quote their prompt depend on.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Encoder:
         self._assistant = self._ids("<|im_end|>\n<|im_start|>assistant\n")
         self._end = self._ids("<|im_end|>")
         self._newline = self._ids("\n")
-        self._num_ids = len(tokenizer)
+        self._last_special_id = max(tokenizer.all_special_ids)
 
     def conversation(self, source: Conversation) -> Example:
         turns = [self._ids(text) for text in source.turns]
@@ -68,8 +68,10 @@ class Encoder:
             is_answer += [False] * len(asked) + [True] * len(said)
         return Example(token_ids, is_answer)
 
-    def copy(self, rng: random.Random) -> Example:
-        run = [rng.randrange(3, self._num_ids) for _ in range(rng.randint(4, 48))]
+    def copy(self, rng: random.Random, source: Example) -> Example:
+        """A run of the source's tokens in random order, to be repeated."""
+        plain = [token_id for token_id in source.token_ids if token_id > self._last_special_id]
+        run = rng.sample(plain, min(len(plain), rng.randint(4, 48)))
         return self.turns([run], [run])
 
     def _ids(self, text: str) -> list[int]:
@@ -93,7 +95,7 @@ def training_batches(
     """
     rng = random.Random(f"{seed}/{chunk}")
     longest = min(1.0, 0.15 + progress / 0.4)
-    copy_share = 0.25 if progress < 0.15 else 0.03
+    copy_share = 0.25 if progress < 0.15 else 0.08
     examples: list[Example] = []
     num_tokens = 0
     while num_tokens < BATCHES_PER_CHUNK * tokens_per_batch:
@@ -110,14 +112,12 @@ def training_batches(
 
 
 def _draw(encoder: Encoder, rng: random.Random, longest: float, copy_share: float) -> Example:
-    if rng.random() < copy_share:
-        return encoder.copy(rng)
     families = list(FAMILY_WEIGHTS)
     family = rng.choices(families, weights=list(FAMILY_WEIGHTS.values()))[0]
-    while True:
-        drawn = conversation(family, rng, longest * rng.random())
-        if not is_held_out(drawn):
-            return encoder.conversation(drawn)
+    while is_held_out(drawn := conversation(family, rng, longest * rng.random())):
+        pass
+    example = encoder.conversation(drawn)
+    return encoder.copy(rng, example) if rng.random() < copy_share else example
 
 
 def _cut(examples: list[Example], tokens_per_batch: int) -> list[list[Example]]:
