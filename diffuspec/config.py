@@ -51,8 +51,16 @@ class DrafterConfig(_Config):
 class SearchConfig(_Config):
     """The causal proxy and the beam over the lattice."""
 
-    ngram: Path | None = None  # KenLM file over token ids; None: the drafter alone
+    ngram: Path | None = None  # KenLM file over the target's token ids
+    causal_lm: Path | None = None  # in its place, a model directory with the target's tokenizer
     beam_width: int = Field(3, ge=1, le=64)  # B
+
+
+    @model_validator(mode="after")
+    def _one_proxy(self) -> Self:
+        if self.ngram is not None and self.causal_lm is not None:
+            raise ValueError("ngram and causal_lm are both given; the search takes one proxy")
+        return self
 
 
 class DraftLengthConfig(_Config):

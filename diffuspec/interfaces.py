@@ -71,6 +71,11 @@ class PathScorer(Protocol):
 class CausalProxy(Protocol):
     """Scores token ids left to right: ln P(token | state). Knows nothing of lattices."""
 
+    @property
+    def max_context_tokens(self) -> int:
+        """How many tokens before a position can matter."""
+        ...
+
     def begin(self, context: Sequence[int]) -> ProxyState:
         """Return the state after the context."""
         ...

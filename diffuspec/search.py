@@ -21,7 +21,6 @@ from diffuspec.draft_tree import best_path
 from diffuspec.interfaces import CausalProxy, ProxyState
 from diffuspec.types import Draft, DraftRequest, DraftTree, Lattice
 
-_MAX_CONTEXT_TOKENS = 8  # of the prefix, for the proxy: more than any n-gram looks back
 
 
 class PathSearch:
@@ -166,7 +165,7 @@ class _Scorer:
             node = node.parent
         token_ids.reverse()
         if node is None or node.scored.states is None:
-            context: list[int] = self._prefix[-_MAX_CONTEXT_TOKENS:].tolist()
+            context: list[int] = self._prefix[-self._proxy.max_context_tokens :].tolist()
             return self._proxy.begin(context + token_ids)
         state = node.scored.states[node.choice]
         for token_id in token_ids:

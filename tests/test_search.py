@@ -16,6 +16,8 @@ PREFIX = np.arange(40, dtype=np.int32)
 class TrigramProxy:
     """A made-up ln P(token | last two tokens) that counts what it is asked."""
 
+    max_context_tokens = 2
+
     def __init__(self):
         self.num_scores = 0
 
@@ -33,6 +35,8 @@ class TrigramProxy:
 
 
 class ForbiddenProxy:
+    max_context_tokens = 2
+
     def begin(self, context):
         raise AssertionError("the proxy was asked")
 

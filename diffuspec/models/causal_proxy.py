@@ -18,7 +18,7 @@ from diffuspec.errors import VocabularyError
 from diffuspec.models.attention import Segment
 from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
 from diffuspec.models.runner import ModelRunner
-from diffuspec.types import TokenIds
+from diffuspec.types import MAX_DRAFT_TOKENS, TokenIds
 
 _MAX_PATH_ROWS = 1024  # of all states of a column together
 _MAX_PREFILL_ROWS = 512
@@ -57,7 +57,7 @@ class CausalLmProxy:
                 f"{path} knows {known} token ids, the target {vocab_size}: a causal proxy must "
                 "share the target's tokenizer"
             )
-        return cls(loaded.runner, loaded.max_positions - _MAX_PATH_ROWS, vocab_size)
+        return cls(loaded.runner, max(1, loaded.max_positions - MAX_DRAFT_TOKENS), vocab_size)
 
     def begin(self, context: Sequence[int]) -> _State:
         return _State(tuple(context), ())
@@ -78,12 +78,7 @@ class CausalLmProxy:
     def _segment(self, states: Sequence[_State]) -> Segment:
         """The uncached prefix rows, then every state's path, each path blind to the others."""
         prefix: TokenIds = np.array(states[0].prefix, np.int32)
-        cache = self._runner.cache
-        cache.begin_step()
-        slot, start = cache.acquire(_REQUEST_ID, prefix)
-        start = self._runner.extend(slot, prefix, start, _MAX_PREFILL_ROWS)
-        if len(prefix) - start > 1:  # keep all but the last row for the columns to come
-            start = self._runner.extend(slot, prefix, start, 1)
+        slot, start = self._read(prefix)
         paths = [state.path for state in states]
         lengths = [len(path) for path in paths]
         num_rows = 1 + sum(lengths)
@@ -103,3 +98,17 @@ class CausalLmProxy:
             visible,
             logit_rows,
         )
+
+    def _read(self, prefix: TokenIds) -> tuple[int, int]:
+        """Cache all of the prefix but its last token; return slot and number of cached tokens."""
+        cache = self._runner.cache
+        cache.begin_step()
+        slot, start = cache.acquire(_REQUEST_ID, prefix)
+        end = len(prefix) - 1
+        while start < end:
+            chunk = prefix[start : min(start + _MAX_PREFILL_ROWS, end)]
+            positions = np.arange(start, start + len(chunk))
+            self._runner.forward([Segment(slot, start, chunk, positions, "causal", [0])])
+            cache.commit(slot, chunk, len(chunk))
+            start += len(chunk)
+        return slot, start

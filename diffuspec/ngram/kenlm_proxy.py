@@ -50,6 +50,10 @@ class KenlmProxy:
         self._null_state = kenlm.State()
         model.NullContextWrite(self._null_state)
 
+    @property
+    def max_context_tokens(self) -> int:
+        return self.order - 1
+
     def begin(self, context: Sequence[int]) -> ProxyState:
         """Return the state after the context, of which the last order - 1 tokens count.
 

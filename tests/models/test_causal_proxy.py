@@ -1,0 +1,81 @@
+"""The causal-LM proxy scores what the model itself says."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from diffuspec.errors import VocabularyError
+from diffuspec.models.causal_proxy import CausalLmProxy
+from diffuspec.search import PathSearch
+from diffuspec.types import DraftRequest, Lattice, SamplingParams
+from tests.checkpoints import NUM_IDS
+
+CONTEXT = [5, 17, 40, 3, 88, 21]
+
+
+@pytest.fixture
+def proxy(target_path):
+    return CausalLmProxy.load(
+        target_path("qwen2"), vocab_size=NUM_IDS, device="cpu", dtype="float32"
+    )
+
+
+def reference(path, token_ids):
+    """Ln P(next token | token_ids) by transformers."""
+    model = AutoModelForCausalLM.from_pretrained(path).eval()
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([token_ids])).logits[0, -1, :NUM_IDS]
+    return logits.log_softmax(-1)
+
+
+def test_candidates_are_scored_given_prefix_and_path(proxy, target_path):
+    state = proxy.begin(CONTEXT)
+    [scores], [after] = proxy.expand([state], [7, 9])
+    expected = reference(target_path("qwen2"), CONTEXT)[[7, 9]]
+    assert scores == pytest.approx(expected.tolist(), abs=1e-4)
+    scores, _ = proxy.expand(after, [11, 30])
+    for token_id, row in zip([7, 9], scores, strict=True):
+        expected = reference(target_path("qwen2"), [*CONTEXT, token_id])[[11, 30]]
+        assert row == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_states_of_unequal_length_do_not_see_each_other(proxy, target_path):
+    start = proxy.begin(CONTEXT)
+    longer = proxy.expand([start], [7])[1][0][0]
+    scores, _ = proxy.expand([start, longer], [11])
+    assert scores[0] == pytest.approx(
+        [float(reference(target_path("qwen2"), CONTEXT)[11])], abs=1e-4
+    )
+    expected = float(reference(target_path("qwen2"), [*CONTEXT, 7])[11])
+    assert scores[1] == pytest.approx([expected], abs=1e-4)
+
+
+def test_a_new_prefix_replaces_the_cached_one(proxy, target_path):
+    proxy.expand([proxy.begin(CONTEXT)], [1])
+    other = [*CONTEXT[:3], 60, 61]
+    [scores], _ = proxy.expand([proxy.begin(other)], [11])
+    assert scores == pytest.approx([float(reference(target_path("qwen2"), other)[11])], abs=1e-4)
+
+
+def test_the_search_takes_the_path_that_the_model_finds_likelier(proxy, target_path):
+    likeliest = int(reference(target_path("qwen2"), CONTEXT).argmax())
+    other = (likeliest + 1) % NUM_IDS
+    lattice = Lattice(
+        np.array([[other, likeliest]], np.int32),
+        np.log(np.array([[0.5, 0.5]], np.float32)),
+        np.array([2], np.int32),
+        1,
+    )
+    prefix = np.array(CONTEXT, np.int32)
+    request = DraftRequest("r", prefix, 1, "path", 8, 0.5, SamplingParams())
+    assert PathSearch(proxy).search_one(request, lattice).tree.token_ids == (likeliest,)
+    alone = replace(request, drafter_weight=1.0)
+    assert PathSearch(proxy).search_one(alone, lattice).tree.token_ids == (other,)
+
+
+def test_a_model_over_other_token_ids_is_refused(target_path):
+    with pytest.raises(VocabularyError, match="share the target's tokenizer"):
+        CausalLmProxy.load(target_path("qwen2"), vocab_size=NUM_IDS - 1)
