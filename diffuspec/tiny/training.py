@@ -31,6 +31,7 @@ class TrainingPlan:
     other_lr: float = 3e-3
     seed: int = 7
     report_every: int = 25  # chunks
+    stop_after: int | None = None  # chunks of this plan done now; the rest another time
 
 
 class Optimizers:
@@ -85,11 +86,12 @@ def train(
     """
     optimizers = Optimizers(model, plan)
     start = _resume(model, optimizers, checkpoint)
+    end = plan.num_chunks if plan.stop_after is None else plan.stop_after
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(checkpoint.stem, total=plan.num_chunks, completed=start)
-        for chunk in range(start, plan.num_chunks):
+        for chunk in range(start, end):
             progress = chunk / plan.num_chunks
             stage = 1.0 if answered else progress
             losses = []
@@ -102,7 +104,7 @@ def train(
                 losses.append(loss.item())
             mean = sum(losses) / len(losses)
             bar.update(task, completed=chunk + 1, description=f"{checkpoint.stem} loss {mean:.3f}")
-            if (chunk + 1) % plan.report_every == 0 or chunk + 1 == plan.num_chunks:
+            if (chunk + 1) % plan.report_every == 0 or chunk + 1 == end:
                 _save(model, optimizers, checkpoint, chunk + 1)
                 console.print(f"chunk {chunk + 1} loss {mean:.4f} {report()}")
 
