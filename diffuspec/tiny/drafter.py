@@ -39,10 +39,10 @@ def drafter_config() -> Qwen2Config:
         eos_token_id=2,
         pad_token_id=0,
         bos_token_id=None,
-        head_dim=32,
-        mask_token_id=MASK_TOKEN_ID,
-        diffusion_attention="block_causal",
     )
+    config.head_dim = 32
+    config.mask_token_id = MASK_TOKEN_ID
+    config.diffusion_attention = "block_causal"
     return config
 
 

@@ -56,7 +56,7 @@ def train_tokenizer(conversations: Iterable[Conversation]) -> PreTrainedTokenize
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(conversations), trainer)
-    return PreTrainedTokenizerFast(
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,

@@ -119,8 +119,10 @@ def ngram(run: RunDir = RUN, conversations: Conversations = 60_000) -> None:
 def export(run: RunDir = RUN, per_family: int = 24) -> None:
     """Put weights (as float16), n-gram and held-out questions into the package."""
     for name in ("target", "drafter"):
-        model = Qwen2ForCausalLM.from_pretrained(run / name, trust_remote_code=False)
-        model.half().save_pretrained(tiny.WEIGHTS / name)
+        model = Qwen2ForCausalLM.from_pretrained(
+            run / name, dtype=torch.float16, trust_remote_code=False
+        )
+        model.save_pretrained(tiny.WEIGHTS / name)
         _tokenizer(run).save_pretrained(tiny.WEIGHTS / name)
     shutil.copy(run / "ngram.bin", tiny.NGRAM)
     write_questions(held_out_questions(per_family), tiny.QUESTIONS)
@@ -131,7 +133,7 @@ def evaluate(per_family: int = 100, threads: Threads = 2) -> None:
     """Print how many held-out questions the exported target answers exactly."""
     torch.set_num_threads(threads)
     path = tiny.TARGET
-    model = Qwen2ForCausalLM.from_pretrained(path, trust_remote_code=False).float().eval()
+    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
     encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(path))
     for family, examples in held_out_examples(encoder, per_family).items():
         flags = [answer_accuracy(model, [example])[0] for example in examples]
@@ -179,7 +181,8 @@ def _save(model: Qwen2ForCausalLM, run: Path, name: str) -> None:
 
 
 def _tokenizer(run: Path) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast.from_pretrained(run / "tokenizer")
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(run / "tokenizer")
+    return loaded
 
 
 def _encoder(run: Path) -> Encoder:
