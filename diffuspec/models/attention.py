@@ -238,6 +238,9 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim]."""
     assert packed is not None, "a model with our attention is called through ModelRunner"
+    for option in ("softcap", "s_aux"):
+        if kwargs.get(option) is not None:
+            raise NotImplementedError(f"attention with {option} is not supported")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     layer: Any = module.layer_idx

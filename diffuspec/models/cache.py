@@ -93,9 +93,10 @@ class KVCache:
         """Return the request's slot and how many leading prefix tokens it has cached.
 
         At most max_cached are used: by default all but the last prefix token, so that its row is
-        computed and gives logits. A request without a slot takes a free one, else the one idle for longest that was
-        not acquired in this step; the longest prefix cached in any slot is taken over or copied.
-        Raises WorkerError when every slot was acquired in this step, or the prefix is too long.
+        computed and gives logits. A request without a slot takes a free one, else the one idle
+        for longest that was not acquired in this step; the longest prefix cached in any slot is
+        taken over or copied. Raises WorkerError when every slot was acquired in this step, or the
+        prefix is too long.
         """
         if len(prefix) > self.max_len:
             raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -110,9 +112,26 @@ def _gib(num_bytes: int) -> str:
 def _available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kibibytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return int(kibibytes) * 1024
+    return min(_free_bytes_of_machine(), _free_bytes_of_container())
+
+
+def _free_bytes_of_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
+    except (OSError, StopIteration):  # no Linux: take what is installed
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_bytes_of_container() -> int:
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        lines = (group / "memory.stat").read_text().splitlines()
+        return limit - used + sum(int(x.split()[1]) for x in lines if x.startswith("inactive_file"))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return sys.maxsize
 
 
 def _weight_files(path: Path) -> list[Path]:

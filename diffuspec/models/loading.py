@@ -63,10 +63,14 @@ def load_model(
     num_rows = (max_len or max_positions) + num_scratch_rows
     where = _resolve_device(path, device)
     precision = _resolve_dtype(dtype, where)
-    cache_bytes = _cache_shape(config).num_bytes(num_slots, num_rows, precision)
+    cache_bytes = _cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     check_fits(path, checkpoint.num_weights * precision.itemsize, cache_bytes, where)
     model = _read_weights(checkpoint, config, precision).to(where)
-    runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
+    try:
+        runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
+    except Exception as error:  # a model that does not take our attention fails in its own way
+        name = type(model).__name__
+        raise ModelLoadError(f"{path}: {name} cannot be run packed: {error!r}") from error
     return LoadedModel(runner, max_positions, _eos_token_ids(checkpoint))
 
 
@@ -84,7 +88,7 @@ def load_tokenizer(path: Path) -> Any:
         with _quiet():
             return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise what they like
-        raise ModelLoadError(f"{path}: cannot load its tokenizer: {error}") from error
+        raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
 
 
 def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
@@ -108,7 +112,7 @@ def _transformers_config(checkpoint: Checkpoint) -> Any:
                 path, trust_remote_code=False, local_files_only=True
             )
     except Exception as error:  # unknown model types, and values of the wrong kind
-        raise ModelLoadError(f"{path}: config.json cannot be used: {error}") from error
+        raise ModelLoadError(f"{path}: config.json cannot be used: {error!r}") from error
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelLoadError(f"{path}: {config.model_type} is not a causal LM of transformers")
     return config
@@ -129,7 +133,7 @@ def _read_weights(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> An
                 output_loading_info=True,
             )
     except Exception as error:  # transformers, safetensors and torch raise what they like
-        raise ModelLoadError(f"{path}: cannot load its weights: {error}") from error
+        raise ModelLoadError(f"{path}: cannot load its weights: {error!r}") from error
     model, info = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(map(str, info[problem])):
@@ -141,8 +145,10 @@ def _read_weights(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> An
     return model
 
 
-def _cache_shape(config: Any) -> CacheShape:
-    heads = config.num_attention_heads
+def _cache_shape(path: Path, config: Any) -> CacheShape:
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        raise ModelLoadError(f"{path}: {config.model_type} is not a stack of attention layers")
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return CacheShape(config.num_hidden_layers, num_kv_heads, head_dim)

@@ -176,7 +176,6 @@ def _probe(model: torch.nn.Module, device: torch.device) -> tuple[CacheShape, in
     layers = [layer for layer, _, _ in probe.shapes]
     kinds = {(heads, dim) for _, heads, dim in probe.shapes}
     if layers != list(range(len(layers))) or len(kinds) != 1:
-        name = type(model).__name__
-        raise ModelLoadError(f"{name} is not a stack of attention layers of one shape")
+        raise ModelLoadError("it is not a stack of attention layers of one shape")
     ((num_kv_heads, head_dim),) = kinds
     return CacheShape(len(layers), num_kv_heads, head_dim), logits.shape[-1]

@@ -51,9 +51,16 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 }
 
 
-def make_model(family: str, seed: int = 0) -> Any:
-    torch.manual_seed(seed)
+def make_model(family: str) -> Any:
+    torch.manual_seed(0)
     return FAMILIES[family]().eval()
+
+
+def make_drafter_model() -> Any:
+    """Dream's architecture: Qwen2 with a rope_theta of its own and untied embeddings."""
+    torch.manual_seed(1)
+    rope = {"rope_type": "default", "rope_theta": 500.0}
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, rope_parameters=rope)).eval()
 
 
 def save_tokenizer(path: Path, num_ids: int = NUM_KNOWN_IDS) -> None:
@@ -88,7 +95,7 @@ def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
 
     def save(kind: str) -> Path:
         path = tmp_path / kind
-        make_model("qwen2", seed=1).save_pretrained(path)
+        make_drafter_model().save_pretrained(path)
         config = path / "config.json"
         edit_json(config, mask_token_id=MASK_TOKEN_ID)
         if kind == "dream":
@@ -110,7 +117,7 @@ def _make_dream(config: Path) -> None:
             "AutoConfig": "configuration_dream.DreamConfig",
             "AutoModel": "modeling_dream.DreamModel",
         },
-        rope_theta=10000.0,
+        rope_theta=500.0,
         rope_parameters=None,
         rope_scaling=None,
         layer_types=None,
