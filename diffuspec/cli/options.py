@@ -86,11 +86,11 @@ Quiet = Annotated[bool, _option(_OUTPUT, "No statistics on stderr.", "--quiet")]
 
 def open_engine(config: EngineConfig, num_threads: int | None) -> Engine:
     """Load everything; num_threads None leaves it to torch. The caller closes the engine."""
-    import torch
-
     from diffuspec.engine import Engine
 
     if num_threads is not None:
+        import torch
+
         torch.set_num_threads(num_threads)
     return Engine.from_config(config)
 

@@ -103,6 +103,12 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
 
 
 @pytest.fixture
+def pair(target_path: Callable[[str], Path], drafter_path: Path) -> tuple[Path, Path]:
+    """Directories of a random target and a random drafter."""
+    return target_path("qwen2"), drafter_path
+
+
+@pytest.fixture
 def diffuspec(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Run the command in this process: `diffuspec("generate", "Hi").stdout`."""
     for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TERM", "TTY_COMPATIBLE"):

@@ -8,18 +8,13 @@ import pytest
 
 from diffuspec.bench.systems import EngineSystem
 from diffuspec.config import EngineConfig, parse_config
-from tests.bench.conftest import pair  # noqa: F401 - the fixture
 from tests.cli.test_ngram import write_lines
 
 Run = Callable[..., Any]
 
 
 @pytest.fixture
-def embedded(
-    pair: tuple[Path, Path],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a random pair and two families of questions stand for the embedded ones."""
 
     def config() -> EngineConfig:

@@ -12,7 +12,6 @@ from diffuspec.errors import ConfigError
 from diffuspec.ngram.arpa import write_arpa
 from diffuspec.ngram.estimate import estimate
 from diffuspec.ngram.kenlm_file import read_num_ngrams
-from tests.bench.conftest import pair  # noqa: F401 - the fixture
 from tests.cli.conftest import error_line
 
 Run = Callable[..., Any]
@@ -46,24 +45,22 @@ def test_token_ids_become_the_model_that_estimate_makes(
 
 
 def test_text_and_conversations_go_through_the_tokenizer(
-    pair: tuple[Path, Path],  # noqa: F811
-    tmp_path: Path,
+    pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     text = tmp_path / "some.txt"
     text.write_text("ab\nc\n", encoding="utf-8")
     messages = [{"role": "user", "content": "a"}]
-    lines = write_lines(tmp_path / "more.jsonl", [{"text": "ab"}, {"messages": messages}])
-    spelled, short, chat = read([text, lines], pair[0])
+    texts = [{"text": "ab"}, {"text": "<|start|>user:a"}, {"messages": messages}]
+    lines = write_lines(tmp_path / "more.jsonl", texts)
+    spelled, short, rendered, chat = read([text, lines], pair[0])
     assert len(spelled) == 5
     assert spelled[:2] == short
-    assert chat[0] == 1  # <|im_start|>
-    assert chat[-1] == 2  # <|im_end|>
+    assert chat == rendered
+    assert len(chat) == 1 + len("user:a")
 
 
 def test_long_text_is_cut_at_line_ends(
-    pair: tuple[Path, Path],  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffuspec.cli.corpus.PIECE_CHARACTERS", 8)
     file = tmp_path / "some.txt"
@@ -92,10 +89,7 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_lines_are_named(
-    pair: tuple[Path, Path],  # noqa: F811
-    tmp_path: Path,
-    line: str,
-    message: str,
+    pair: tuple[Path, Path], tmp_path: Path, line: str, message: str
 ) -> None:
     file = tmp_path / "corpus.jsonl"
     file.write_text(f"[1, 2]\n{line}\n")

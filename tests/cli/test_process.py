@@ -13,26 +13,36 @@ from typing import Any
 import pytest
 
 import diffuspec
-from tests.bench.conftest import pair  # noqa: F401 - the fixture
 from tests.cli.conftest import error_line
 
 Run = Callable[..., Any]
 
-# `diffuspec generate Hi` over an engine that never stops talking.
+# `diffuspec generate Hi` over an engine that never stops talking, and without torch starts at once.
 ENDLESS = """
-import asyncio
-from tests.cli.conftest import STEP, FakeEngine, Increment, embedded_config
-import diffuspec.cli.options, diffuspec.engine
+import asyncio, contextlib, sys, types
 
-class Endless(FakeEngine):
+import numpy as np
+
+class Engine(contextlib.nullcontext):
+    from_config = classmethod(lambda cls, config: cls())
+    __enter__ = lambda self: self
+    encode = lambda self, prompt: np.arange(3)
+
     async def stream(self, prompt, sampling):
         while True:
-            yield Increment((7,), 0, ("word\\n",), "word\\n", None, None, STEP)
+            yield Increment((7,), 0, ("word\\n",), "word\\n", None, None, StepStats(0, 0, 0, 1))
             await asyncio.sleep(0.01)
 
-diffuspec.engine.Engine = Endless
-diffuspec.cli.options.tiny_config = embedded_config
-diffuspec.cli.app(args=["generate", "Hi"])
+module = sys.modules["diffuspec.engine"] = types.ModuleType("diffuspec.engine")
+module.Engine, module.Completion, module.Prompt = Engine, object, object
+
+from diffuspec.cli import app, options
+from diffuspec.config import parse_config
+from diffuspec.sequence import Increment
+from diffuspec.types import StepStats
+
+options.tiny_config = lambda: parse_config({"target": {"path": "nowhere"}})
+app(args=["generate", "Hi"])
 """
 ROOT = Path(diffuspec.__file__).parents[1]
 
@@ -44,7 +54,8 @@ def start(*command: str) -> subprocess.Popen[str]:
     )
 
 
-def test_json_from_stdin_by_real_models(pair: tuple[Path, Path]) -> None:  # noqa: F811
+@pytest.mark.timeout(300)  # importing torch takes long on a busy machine
+def test_json_from_stdin_by_real_models(pair: tuple[Path, Path]) -> None:
     models = ["--target", str(pair[0]), "--drafter", str(pair[1])]
     options = ["--json", "--max-tokens", "16", "--ignore-eos", "--threads", "1"]
     with start("-m", "diffuspec", "generate", *models, *options) as process:
