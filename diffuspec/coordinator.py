@@ -5,18 +5,20 @@ drafts for all of them in one batch; the verify loop takes every sequence that i
 them in one batch. While some are drafted, others are verified. The roles are known by their
 interfaces alone: this code is the same in one process and on a cluster.
 
-A drafter that fails costs speed, never a request: its sequences go on without drafts, and it is
-asked again after a pause. A verifier that fails ends the requests it was working on.
+A drafter that fails, is late or answers nonsense costs speed, never a request: its sequences go on
+without drafts, and it is asked again after a pause. A verifier that fails ends the requests it was
+working on. Nothing that a worker does ends a loop.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence as Batch
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence as Batch
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +29,7 @@ from diffuspec.draft_tree import depths
 from diffuspec.errors import (
     ContextLengthError,
     DiffuspecError,
+    DrafterError,
     InvalidRequestError,
     OverloadedError,
     RequestCancelledError,
@@ -38,6 +41,8 @@ from diffuspec.sequence import Increment, Sequence
 from diffuspec.text import TextStream
 from diffuspec.types import (
     EMPTY_DRAFT,
+    Draft,
+    DraftRequest,
     SamplingParams,
     SpeculationParams,
     StepStats,
@@ -49,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
+_GRACE_SECONDS = 1.0  # for workers to let go of what they hold at shutdown
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +66,7 @@ class _Ticket:
     increments: asyncio.Queue[Increment | DiffuspecError] = field(default_factory=asyncio.Queue)
     step_started_at: float = 0.0
     drafting_seconds: float = 0.0  # of the coming step, the way to the drafter included
-    is_abandoned: bool = False
+    is_over: bool = False  # finished, failed, or nobody listens: dropped where a loop meets it
 
 
 class _Inbox:
@@ -126,22 +132,27 @@ class Coordinator:
         self._ready = _Inbox()
         self._request_numbers = itertools.count(1)
         self._loops: list[asyncio.Task[None]] = []
+        self._releases: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Coordinator:
         self._loops = [
-            asyncio.create_task(self._draft_loop(), name="draft loop"),
-            asyncio.create_task(self._verify_loop(), name="verify loop"),
+            asyncio.create_task(self._work_on(self._needs_draft, self._draft), name="draft loop"),
+            asyncio.create_task(self._work_on(self._ready, self._verify), name="verify loop"),
         ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for loop in self._loops:
+        loops, self._loops = self._loops, []
+        for loop in loops:
             loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
-        for ticket in [*self._waiting, *self._running]:
-            ticket.increments.put_nowait(RequestCancelledError("the coordinator was shut down"))
+        await asyncio.gather(*loops, return_exceptions=True)
+        tickets = [*self._waiting, *self._running]
         self._waiting.clear()
-        await self._retire(list(self._running))
+        self._end(tickets, RequestCancelledError("the coordinator was shut down"))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE_SECONDS):
+                await self._retire(tickets)
+                await asyncio.gather(*self._releases)
 
     async def stream(
         self,
@@ -150,7 +161,7 @@ class Coordinator:
         speculation: SpeculationParams,
         text: TextStream | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[Increment]:
+    ) -> AsyncGenerator[Increment]:
         """Yield one increment per step until the request is finished.
 
         Closing the iterator cancels the request and frees its slot within one step. Raises
@@ -170,24 +181,26 @@ class Coordinator:
 
     # ---- the two loops
 
-    async def _draft_loop(self) -> None:
+    async def _work_on(
+        self, inbox: _Inbox, work: Callable[[list[_Ticket]], Awaitable[None]]
+    ) -> None:
+        """Work on all that comes in, for ever; an error ends the requests it is about."""
         while True:
-            await self._draft(await self._needs_draft.take())
-
-    async def _verify_loop(self) -> None:
-        while True:
-            await self._verify(await self._ready.take())
+            tickets = await inbox.take()
+            try:
+                await work(tickets)
+            except Exception as error:
+                await self._fail(tickets, error)
 
     async def _draft(self, tickets: list[_Ticket]) -> None:
         """Draft for all of these in one batch; without a draft they are ready all the same."""
-        tickets = await self._drop_abandoned(tickets)
+        tickets = await self._drop_over(tickets)
         if not tickets:
             return
-        assert self._drafter is not None
         started = time.monotonic()
         requests = [ticket.sequence.draft_request() for ticket in tickets]
         try:
-            drafts = await self._drafter.draft(requests)
+            drafts = await self._ask_drafter(requests)
         except Exception as error:
             logger.warning("drafting failed, decoding goes on without drafts: %s", error)
             self._breaker.failed()
@@ -196,16 +209,36 @@ class Coordinator:
             return
         self._breaker.succeeded()
         seconds = time.monotonic() - started
-        num_positions = sum(request.num_draft_tokens for request in requests)
-        self._economics.costs.draft.observe(num_positions, seconds)
+        self._learn_drafting(tickets, seconds)
         for ticket, draft in zip(tickets, drafts, strict=True):
             ticket.drafting_seconds = seconds
-            ticket.sequence.draft = ticket.sequence.draft_length.trim(draft)
+            self._take_draft(ticket, draft)
+
+    async def _ask_drafter(self, requests: list[DraftRequest]) -> list[Draft]:
+        """Raises whatever a drafter does, and DrafterError when it is late or miscounts."""
+        assert self._drafter is not None
+        limit = self._config.max_draft_seconds
+        try:
+            async with asyncio.timeout(limit):
+                drafts = await self._drafter.draft(requests)
+        except TimeoutError as error:
+            raise DrafterError(f"no draft within {limit} seconds") from error
+        if len(drafts) != len(requests):
+            raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
+        return drafts
+
+    def _take_draft(self, ticket: _Ticket, draft: Draft) -> None:
+        try:
+            ticket.sequence.take_draft(draft, self._verifier.info)
+        except InvalidRequestError as error:
+            logger.warning("a draft for %s is dropped: %s", ticket.sequence.request_id, error)
+            self._skip_draft(ticket, "invalid_draft")
+        else:
             self._ready.put(ticket)
 
     async def _verify(self, tickets: list[_Ticket]) -> None:
         """Verify all of these in one batch, commit what comes out, and send them on."""
-        tickets = await self._drop_abandoned(tickets)
+        tickets = await self._drop_over(tickets)
         if not tickets:
             return
         started = time.monotonic()
@@ -214,13 +247,11 @@ class Coordinator:
             chunk or ticket.sequence.verify_request()
             for chunk, ticket in zip(chunks, tickets, strict=True)
         ]
-        try:
-            verdicts = await self._verifier.verify(requests)
-        except Exception as error:
-            await self._fail(tickets, error)
-            return
+        verdicts = await self._verifier.verify(requests)
+        if len(verdicts) != len(requests):
+            raise VerifierError(f"{len(verdicts)} verdicts for {len(requests)} requests")
         seconds = time.monotonic() - started
-        self._learn_costs(tickets, verdicts, seconds)
+        self._learn_verifying(tickets, verdicts, seconds)
         for ticket, chunk, verdict in zip(tickets, chunks, verdicts, strict=True):
             if chunk is not None:
                 self._send_on(ticket)
@@ -245,14 +276,16 @@ class Coordinator:
         )
         ticket.increments.put_nowait(increment)
         self.metrics.observe_step(step)
-        overhead = step.step_seconds - ticket.drafting_seconds - verifying_seconds
-        self._economics.costs.observe_overhead(max(overhead, 0.0))
         if is_first:
             self.metrics.observe_first_token(now - ticket.submitted_at)
+        else:
+            overhead = step.step_seconds - ticket.drafting_seconds - verifying_seconds
+            self._economics.costs.observe_overhead(max(overhead, 0.0))
         ticket.step_started_at = now
         if sequence.finish_reason is None:
             self._send_on(ticket)
         else:
+            ticket.is_over = True
             lasted = now - ticket.submitted_at
             self.metrics.observe_finish(sequence.finish_reason, sequence.num_prompt_tokens, lasted)
 
@@ -261,7 +294,7 @@ class Coordinator:
         sequence = ticket.sequence
         if sequence.has_chunks_left(self._config.prefill_chunk_tokens):
             self._ready.put(ticket)
-        elif self._drafter is None or sequence.plan_draft() <= 0:
+        elif self._drafter is None or sequence.plan_draft() == 0:
             self._skip_draft(ticket, None)
         elif self._breaker.is_open:
             self._skip_draft(ticket, "drafter_unavailable")
@@ -276,7 +309,13 @@ class Coordinator:
         ticket.drafting_seconds = 0.0
         self._ready.put(ticket)
 
-    def _learn_costs(
+    def _learn_drafting(self, tickets: Batch[_Ticket], seconds: float) -> None:
+        """Learn from decoding steps only: a request's first draft reads its whole prompt."""
+        if all(ticket.sequence.num_output_tokens for ticket in tickets):
+            num_positions = sum(ticket.sequence.num_draft_tokens for ticket in tickets)
+            self._economics.costs.observe_draft(num_positions, len(tickets), seconds)
+
+    def _learn_verifying(
         self, tickets: Batch[_Ticket], verdicts: Batch[Verdict], seconds: float
     ) -> None:
         """Learn from decoding steps only: how many prompt rows were cached is not known here."""
@@ -297,10 +336,7 @@ class Coordinator:
         request_id: str | None,
     ) -> _Ticket:
         self._check(prompt_token_ids, sampling, speculation)
-        is_full = len(self._running) >= self._verifier.info.max_sequences
-        if is_full and len(self._waiting) >= self._config.max_waiting:
-            limit = self._config.max_waiting
-            raise OverloadedError(f"{limit} requests are waiting already; try again later")
+        self._check_load()
         sequence = Sequence(
             request_id=f"{request_id or 'request'}-{next(self._request_numbers)}",
             prompt_token_ids=prompt_token_ids,
@@ -341,6 +377,14 @@ class Coordinator:
                 f"stop_token_ids must be from 0 to {info.vocab_size - 1}, got {too_high[0]}"
             )
 
+    def _check_load(self) -> None:
+        if not self._loops:
+            raise RequestCancelledError("the coordinator is not running")
+        num_decoding = sum(not ticket.is_over for ticket in self._running)
+        num_free = max(self._verifier.info.max_sequences - num_decoding, 0)
+        if len(self._waiting) >= self._config.max_waiting + num_free:
+            raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
+
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self._verifier.info.max_sequences:
             ticket = self._waiting.popleft()
@@ -353,41 +397,51 @@ class Coordinator:
 
     def _abandon(self, ticket: _Ticket) -> None:
         """Nobody listens any more: out of the queue, or dropped where a loop meets it next."""
+        if ticket.is_over:
+            return
+        ticket.is_over = True
+        self.metrics.observe_cancel()
         if ticket in self._waiting:
             self._waiting.remove(ticket)
             self.metrics.waiting.set(len(self._waiting))
-        ticket.is_abandoned = True
-        if ticket in self._running and not ticket.sequence.is_finished:
-            self.metrics.observe_cancel()
 
-    async def _drop_abandoned(self, tickets: list[_Ticket]) -> list[_Ticket]:
-        await self._retire([ticket for ticket in tickets if ticket.is_abandoned])
-        return [ticket for ticket in tickets if not ticket.is_abandoned]
+    async def _drop_over(self, tickets: list[_Ticket]) -> list[_Ticket]:
+        await self._retire([ticket for ticket in tickets if ticket.is_over])
+        return [ticket for ticket in tickets if not ticket.is_over]
 
     async def _fail(self, tickets: list[_Ticket], error: Exception) -> None:
         if not isinstance(error, DiffuspecError):
-            logger.exception("verification failed", exc_info=error)
-            error = VerifierError(f"verification failed: {error}")
-        for ticket in tickets:
-            ticket.increments.put_nowait(error)
+            logger.exception("decoding failed", exc_info=error)
+            error = VerifierError(f"decoding failed: {error}")
+        self._end(tickets, error)
         await self._retire(tickets)
+
+    def _end(self, tickets: list[_Ticket], error: DiffuspecError) -> None:
+        for ticket in tickets:
+            if not ticket.is_over:
+                ticket.is_over = True
+                ticket.increments.put_nowait(error)
 
     async def _retire(self, tickets: list[_Ticket]) -> None:
         """Free what the workers hold for these and let others in."""
         for ticket in tickets:
-            self._running.discard(ticket)
             request_id = ticket.sequence.request_id
-            await self._verifier.release(request_id)
             if self._drafter is not None:
-                await self._release_drafter(self._drafter, request_id)
+                # Not awaited: it may have to wait for a draft that is being made for others.
+                release = asyncio.create_task(_release(self._drafter, request_id))
+                self._releases.add(release)
+                release.add_done_callback(self._releases.discard)
+            await _release(self._verifier, request_id)
+            self._running.discard(ticket)
         if tickets:
             self._admit()
 
-    async def _release_drafter(self, drafter: Drafter, request_id: str) -> None:
-        try:
-            await drafter.release(request_id)
-        except Exception as error:
-            logger.warning("the drafter could not release %s: %s", request_id, error)
+
+async def _release(worker: Drafter | Verifier, request_id: str) -> None:
+    try:
+        await worker.release(request_id)
+    except Exception as error:
+        logger.warning("what a worker holds for %s could not be released: %s", request_id, error)
 
 
 def _step_stats(

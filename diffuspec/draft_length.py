@@ -20,7 +20,8 @@ from diffuspec.costs import StepCosts
 from diffuspec.draft_tree import depths, prune_draft
 from diffuspec.types import Draft, DraftLengthPolicy, SpeculationParams, Verdict
 
-_PROBE_EVERY = 16  # steps without a draft before one more is tried
+_MIN_PROBE_PAUSE = 16  # steps without a draft before one more is tried
+_PROBE_SHARE = 0.05  # of the time goes into such probes at most
 _SMOOTHING = 0.3
 _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
@@ -28,8 +29,8 @@ _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 class DraftLength(Protocol):
     """Sizes one request's drafts. Knows nothing of what the tokens are."""
 
-    def num_draft_tokens(self) -> int:
-        """Return the length of the next draft; 0: verify without one."""
+    def num_draft_tokens(self, limit: int) -> int:
+        """Return the length of the next draft, at most limit (1 or more); 0: go without one."""
         ...
 
     def trim(self, draft: Draft) -> Draft:
@@ -47,8 +48,8 @@ class FixedDraftLength:
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
 
-    def num_draft_tokens(self) -> int:
-        return self._num_draft_tokens
+    def num_draft_tokens(self, limit: int) -> int:
+        return min(self._num_draft_tokens, limit)
 
     def trim(self, draft: Draft) -> Draft:
         return draft
@@ -96,7 +97,8 @@ class CostAwareDraftLength:
     A draft is verified up to the number of nodes where (1 + sum of their reach) / (time of the
     step) is largest, the likeliest nodes first. The length is the one where the same ratio, with
     reach by depth averaged over the last drafts, is largest. When plain decoding beats both, the
-    request goes without drafts, but for a probe now and then.
+    request goes without drafts, but for a probe now and then, which is verified whole: what is
+    never verified is never seen to have become better.
     """
 
     def __init__(self, max_draft_tokens: int, economics: Economics) -> None:
@@ -105,31 +107,42 @@ class CostAwareDraftLength:
         self._acceptance = AcceptanceModel(economics.acceptance)
         self._survival = economics.survival[:max_draft_tokens].copy()
         self._num_nodes = 16.0
-        self._steps_without_draft = 0
+        self._steps_without_draft = math.inf  # a request's first draft is always made
         self._drafted = 0
+        self._is_probe = False
 
-    def num_draft_tokens(self) -> int:
+    def num_draft_tokens(self, limit: int) -> int:
         costs = self._shared.costs
+        longest = min(limit, self._lengths[-1])
+        lengths = [k for k in self._lengths if k < longest] + [longest]
+        self._is_probe = False
         if not (costs.draft.is_known and costs.verify.is_known):
-            return self._note(self._lengths[len(self._lengths) // 2])
-        tokens = costs.other_tokens + 1 + np.cumsum(self._survival)
+            return self._note(min(longest, self._lengths[len(self._lengths) // 2]))
+        others = round(costs.other_positions)
         rows = round(costs.other_rows) + 1
-        verify = costs.verify.seconds(rows + round(self._num_nodes))
-        draft = costs.draft.seconds(self._lengths[-1])
-        rest = verify[-1] + costs.overhead_seconds
-        rates = [tokens[k - 1] / (draft[k] + rest) for k in self._lengths]
+        tokens = costs.other_tokens + 1 + np.cumsum(self._survival)
+        draft = costs.draft.seconds(others + longest)[others:]
+        num_nodes = round(self._num_nodes)
+        verify = costs.verify.seconds(rows + max(longest, num_nodes))[rows:]
+        verify = verify + costs.overhead_seconds
+        rates = [tokens[k - 1] / (draft[k] + verify[num_nodes]) for k in lengths]
         best = int(np.argmax(rates))
-        plain_rate = (costs.other_tokens + 1) / verify[rows]
-        if rates[best] < plain_rate and self._steps_without_draft < _PROBE_EVERY:
+        length = lengths[best]
+        plain = verify[0] + (draft[0] if others else 0.0)  # the others draft all the same
+        if rates[best] < (costs.other_tokens + 1) / plain:
             self._steps_without_draft += 1
-            return 0
-        return self._note(self._lengths[best])
+            if not self._is_probe_due((draft[length] + verify[length]) / plain):
+                return 0
+            self._is_probe = True
+        return self._note(length)
 
     def trim(self, draft: Draft) -> Draft:
         if not draft.tree.num_nodes:
             return draft
         reach = np.array(self._acceptance.reach(draft))
         self._learn_survival(draft, reach)
+        if self._is_probe:
+            return draft
         order = np.argsort(-reach, kind="stable")  # parents first: reach only falls
         num_nodes = self._best_num_nodes(reach[order])
         self._num_nodes += _SMOOTHING * (num_nodes - self._num_nodes)
@@ -139,6 +152,10 @@ class CostAwareDraftLength:
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         self._acceptance.observe(draft, verdict)
+
+    def _is_probe_due(self, cost: float) -> bool:
+        """Whether it is time for a probe that costs so many plain steps."""
+        return self._steps_without_draft > max(_MIN_PROBE_PAUSE, cost / _PROBE_SHARE)
 
     def _note(self, num_draft_tokens: int) -> int:
         self._steps_without_draft = 0
@@ -151,7 +168,8 @@ class CostAwareDraftLength:
             return len(reach)
         rows = round(costs.other_rows) + 1
         verify = costs.verify.seconds(rows + len(reach))[rows:]
-        spent = costs.draft.seconds(self._drafted)[-1] + costs.overhead_seconds
+        positions = round(costs.other_positions) + self._drafted
+        spent = costs.draft.seconds(positions)[-1] + costs.overhead_seconds
         tokens = costs.other_tokens + 1 + np.concatenate([[0.0], np.cumsum(reach)])
         return int(np.argmax(tokens / (verify + spent)))
 

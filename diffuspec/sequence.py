@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffuspec.draft_length import DraftLength
+from diffuspec.draft_tree import depths, prune_draft, validate
 from diffuspec.drafter_weight import AdaptiveWeight
+from diffuspec.errors import InvalidRequestError
+from diffuspec.interfaces import TargetInfo
 from diffuspec.text import TextStream
 from diffuspec.types import (
     EMPTY_DRAFT,
@@ -90,7 +93,7 @@ class Sequence:
     def plan_draft(self) -> int:
         """Decide the next draft's length: no longer than what may still be committed."""
         room = self.sampling.max_tokens - self.num_output_tokens - 1
-        self.num_draft_tokens = min(self.draft_length.num_draft_tokens(), room)
+        self.num_draft_tokens = self.draft_length.num_draft_tokens(room) if room > 0 else 0
         return self.num_draft_tokens
 
     def draft_request(self) -> DraftRequest:
@@ -106,6 +109,26 @@ class Sequence:
             drafter_weight=weight,
             sampling=self.sampling,
         )
+
+    def take_draft(self, draft: Draft, target: TargetInfo) -> None:
+        """Keep what is worth verifying of a draft. Raises InvalidRequestError for a wrong one."""
+        tree = draft.tree
+        validate(tree)
+        limit = min(self._speculation.max_nodes, target.max_tree_nodes)
+        if tree.num_nodes > limit or len(draft.confidences) != tree.num_nodes:
+            raise InvalidRequestError(
+                f"a draft must have at most {limit} nodes and as many confidences, got "
+                f"{tree.num_nodes} and {len(draft.confidences)}"
+            )
+        highest = max(tree.token_ids, default=0)
+        if highest >= target.vocab_size:
+            raise InvalidRequestError(
+                f"draft token ids must be below {target.vocab_size}, got {highest}"
+            )
+        kept = np.flatnonzero(depths(tree) <= self.num_draft_tokens)
+        if len(kept) < tree.num_nodes:  # deeper than asked: those could not be committed
+            draft = prune_draft(draft, kept.tolist())
+        self.draft = self.draft_length.trim(draft)
 
     def has_chunks_left(self, max_tokens: int) -> bool:
         """Whether the prompt has more than one chunk that the target has not seen."""

@@ -1,0 +1,536 @@
+"""The loop, against fake workers: nothing that a worker or a client does stops or corrupts it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diffuspec import coordinator as coordinator_module
+from diffuspec.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.coordinator import Coordinator
+from diffuspec.errors import (
+    ContextLengthError,
+    DrafterError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+    VerifierError,
+)
+from diffuspec.interfaces import Drafter
+from diffuspec.sequence import Increment
+from diffuspec.types import (
+    Draft,
+    DraftRequest,
+    FinishReason,
+    SamplingParams,
+    SpeculationParams,
+    Verdict,
+    VerifyRequest,
+)
+from tests.fakes import (
+    FAKE_TARGET,
+    INVALID,
+    FakeDrafter,
+    FakeVerifier,
+    HangingDrafter,
+    always_right,
+    decode_plainly,
+    oracle_of,
+    sometimes_right,
+)
+
+PROMPT = [3, 1, 4, 1, 5]
+FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=24, ignore_eos=True)
+FIXED = SpeculationParams(policy="fixed", num_draft_tokens=4)
+
+pytestmark = pytest.mark.timeout(60)  # what hangs has failed
+
+
+@dataclass
+class Stage:
+    """A coordinator with its fake workers."""
+
+    coordinator: Coordinator
+    verifier: FakeVerifier
+    drafter: Any
+
+    def stream(
+        self,
+        prompt: Sequence[int] = PROMPT,
+        sampling: SamplingParams = SHORT,
+        speculation: SpeculationParams = FIXED,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Increment]:
+        ids = np.array(prompt, np.int64)
+        return self.coordinator.stream(ids, sampling, speculation, request_id=request_id)
+
+    async def tokens(self, *args: Any, **kwargs: Any) -> list[int]:
+        return [i async for step in self.stream(*args, **kwargs) for i in step.token_ids]
+
+    def start(self, *args: Any, **kwargs: Any) -> asyncio.Task[list[int]]:
+        return asyncio.create_task(self.tokens(*args, **kwargs))
+
+    def plain(self, prompt: Sequence[int] = PROMPT, sampling: SamplingParams = SHORT) -> list[int]:
+        return decode_plainly(self.verifier, prompt, sampling)
+
+    def metric(self, name: str, **labels: str) -> float:
+        registry = self.coordinator.metrics.registry
+        return registry.get_sample_value(f"diffuspec_{name}", labels) or 0.0
+
+
+@asynccontextmanager
+async def on_stage(
+    drafter: Drafter | str | None = "sometimes_right",
+    max_sequences: int = 2,
+    max_model_len: int = 512,
+    **config: Any,
+) -> AsyncIterator[Stage]:
+    verifier = FakeVerifier(
+        replace(FAKE_TARGET, max_sequences=max_sequences, max_model_len=max_model_len)
+    )
+    if drafter == "sometimes_right":
+        drafter = FakeDrafter(oracle_of(verifier), sometimes_right)
+    assert not isinstance(drafter, str)
+    settings = CoordinatorConfig(**config)
+    async with Coordinator(verifier, drafter, settings, DraftLengthConfig()) as coordinator:
+        yield Stage(coordinator, verifier, drafter)
+
+
+async def until(condition: Any) -> None:
+    """Give the loops as many turns as they need."""
+    for _ in range(200):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not happen within 200 turns of the event loop")
+
+
+# ---- what comes out
+
+
+@pytest.mark.parametrize("drafter", [None, "sometimes_right"])
+async def test_the_tokens_are_those_of_plain_decoding(drafter):
+    async with on_stage(drafter) as stage:
+        assert await stage.tokens() == stage.plain()
+
+
+async def test_increments_tell_accepted_tokens_from_the_targets_own():
+    async with on_stage() as stage:
+        increments = [step async for step in stage.stream()]
+    assert all(len(i.token_ids) == i.num_accepted_tokens + 1 for i in increments)
+    assert max(i.num_accepted_tokens for i in increments) > 1
+    assert [i.finish_reason for i in increments[:-1]] == [None] * (len(increments) - 1)
+    assert increments[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_requests_are_verified_together():
+    async with on_stage(max_sequences=4) as stage:
+        prompts = [[n, n + 1] for n in range(4)]
+        answers = await asyncio.gather(*(stage.tokens(prompt) for prompt in prompts))
+        assert answers == [stage.plain(prompt) for prompt in prompts]
+        assert max(map(len, stage.verifier.batches)) > 1
+
+
+async def test_requests_may_share_an_id_and_a_prompt():
+    async with on_stage() as stage:
+        same = [stage.tokens(request_id="same") for _ in range(2)]
+        assert await asyncio.gather(*same) == [stage.plain()] * 2
+        seen = {r.request_id for batch in stage.verifier.batches for r in batch}
+        assert len(seen) == 2 and all(name.startswith("same-") for name in seen)
+
+
+async def test_a_slow_consumer_gets_everything_and_holds_nobody_up():
+    async with on_stage() as stage:
+        slow = stage.stream()
+        received = list((await anext(slow)).token_ids)
+        assert await stage.tokens([9, 9]) == stage.plain([9, 9])
+        await until(lambda: not stage.verifier.held)
+        received += [i async for step in slow for i in step.token_ids]
+        assert received == stage.plain()
+
+
+async def test_everything_held_is_released_at_the_end():
+    async with on_stage() as stage:
+        await stage.tokens()
+        await until(lambda: not stage.verifier.held and stage.drafter.released)
+        assert stage.metric("num_requests_running") == 0
+
+
+# ---- admission
+
+
+async def test_requests_are_admitted_in_the_order_they_came():
+    async with on_stage(None, max_sequences=1) as stage:
+        tasks = [stage.start([n], SamplingParams(max_tokens=2)) for n in range(1, 6)]
+        await asyncio.gather(*tasks)
+        prompts = [batch[0].prefix[0] for batch in stage.verifier.batches]
+        assert prompts == sorted(prompts)
+
+
+async def test_a_full_queue_refuses_and_takes_again_later():
+    async with on_stage(None, max_sequences=1, max_waiting=1) as stage:
+        stage.verifier.gate.close()
+        tasks = [stage.start() for _ in range(2)]
+        await stage.verifier.gate.arrival()
+        with pytest.raises(OverloadedError, match="1 requests are waiting"):
+            await stage.tokens()
+        stage.verifier.gate.open()
+        assert await asyncio.gather(*tasks) == [stage.plain()] * 2
+        assert await stage.tokens() == stage.plain()
+
+
+async def test_with_no_queue_one_request_may_follow_another_at_once():
+    async with on_stage(max_sequences=1, max_waiting=0) as stage:
+        for _ in range(5):
+            assert await stage.tokens() == stage.plain()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "speculation", "error", "message"),
+    [
+        ([], SHORT, FIXED, InvalidRequestError, "the prompt is empty"),
+        ([1, -1], SHORT, FIXED, InvalidRequestError, "from 0 to 49, got -1"),
+        ([1, 50], SHORT, FIXED, InvalidRequestError, "from 0 to 49, got 50"),
+        ([1, 2**40], SHORT, FIXED, InvalidRequestError, f"got {2**40}"),
+        ([1] * 489, SHORT, FIXED, ContextLengthError, "489 .* 24 do not fit .* 512"),
+        ([1], replace(SHORT, max_tokens=512), FIXED, ContextLengthError, "do not fit"),
+        ([1], replace(SHORT, stop_token_ids=(50,)), FIXED, InvalidRequestError, "stop_token_ids"),
+        ([1], replace(SHORT, stop_token_ids=(-1,)), FIXED, InvalidRequestError, "got -1"),
+    ],
+)
+async def test_bad_requests_are_refused_before_any_work(
+    prompt, sampling, speculation, error, message
+):
+    async with on_stage() as stage:
+        with pytest.raises(error, match=message):
+            await stage.tokens(prompt, sampling, speculation)
+        assert not stage.verifier.batches and not stage.drafter.batches
+
+
+async def test_more_nodes_than_the_target_verifies_are_refused():
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_tree_nodes=8))
+    async with Coordinator(verifier, None, CoordinatorConfig(), DraftLengthConfig()) as coordinator:
+        with pytest.raises(InvalidRequestError, match="at most 8, got 32"):
+            await anext(coordinator.stream(np.array([1]), SHORT, FIXED))
+
+
+async def test_a_request_that_fills_the_context_exactly_is_answered():
+    async with on_stage() as stage:
+        assert len(await stage.tokens([1] * 488)) == 24
+
+
+# ---- chunked prefill
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 100, 101])
+async def test_a_prompt_read_in_chunks_gives_the_same_tokens(chunk):
+    prompt = [n % 50 for n in range(100)]
+    async with on_stage(prefill_chunk_tokens=chunk) as stage:
+        assert await stage.tokens(prompt) == stage.plain(prompt)
+        lengths = [len(r.prefix) for b in stage.verifier.batches for r in b][:3]
+        assert lengths[0] == min(chunk, 100)
+
+
+async def test_others_go_on_between_the_chunks_of_a_long_prompt():
+    async with on_stage(None, prefill_chunk_tokens=16) as stage:
+        other = stage.stream(PROMPT, FOREVER)
+        async with aclosing(other):
+            await anext(other)
+            long = stage.start([n % 50 for n in range(160)], SamplingParams(max_tokens=1))
+            await long
+        chunks = [
+            (len(batch), request)
+            for batch in stage.verifier.batches
+            for request in batch
+            if request.prefix[0] == 0
+        ]
+        assert [len(request.prefix) for _, request in chunks] == list(range(16, 161, 16))
+        assert {batch_size for batch_size, _ in chunks[:-1]} == {2}, "the other goes on beside them"
+
+
+# ---- cancellation
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+async def test_closing_a_stream_frees_its_slot_within_a_step(num_steps):
+    async with on_stage(max_sequences=1) as stage:
+        stream = stage.stream(PROMPT, FOREVER)
+        async with aclosing(stream):
+            for _ in range(num_steps + 1):
+                await anext(stream)
+        num_batches = len(stage.verifier.batches)
+        await until(lambda: not stage.verifier.held)
+        assert len(stage.verifier.batches) <= num_batches + 1
+        assert stage.metric("request_cancelled_total") == 1
+        assert await stage.tokens() == stage.plain()
+
+
+async def test_cancelling_while_waiting_leaves_the_queue():
+    async with on_stage(max_sequences=1, max_waiting=1) as stage:
+        stage.verifier.gate.close()
+        first, waiting = stage.start(), stage.start([9])
+        await stage.verifier.gate.arrival()
+        assert stage.metric("num_requests_waiting") == 1
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert stage.metric("num_requests_waiting") == 0
+        assert stage.metric("request_cancelled_total") == 1
+        stage.verifier.gate.open()
+        await first
+        assert not any(r.prefix[0] == 9 for b in stage.verifier.batches for r in b)
+
+
+async def test_cancelling_while_drafting_frees_the_slot_without_a_verification():
+    async with on_stage(max_sequences=1) as stage:
+        stage.drafter.gate.close()
+        task = stage.start()
+        await stage.drafter.gate.arrival()
+        task.cancel()
+        await asyncio.wait([task])
+        stage.drafter.gate.open()
+        assert await stage.tokens([9]) == stage.plain([9])
+        assert all(r.prefix[0] == 9 for b in stage.verifier.batches for r in b)
+
+
+async def test_cancelling_while_verifying_frees_the_slot_after_it():
+    async with on_stage(max_sequences=1) as stage:
+        stage.verifier.gate.close()
+        task = stage.start()
+        await stage.verifier.gate.arrival()
+        task.cancel()
+        await asyncio.wait([task])
+        stage.verifier.gate.open()
+        assert await stage.tokens([9]) == stage.plain([9])
+        assert [r.prefix[0] for b in stage.verifier.batches for r in b].count(3) == 1
+
+
+async def test_cancelling_one_request_leaves_its_neighbours_alone():
+    async with on_stage(max_sequences=4) as stage:
+        kept = [stage.start([n]) for n in (7, 8)]
+        stream = stage.stream([9], FOREVER)
+        async with aclosing(stream):
+            await anext(stream)
+        assert await asyncio.gather(*kept) == [stage.plain([7]), stage.plain([8])]
+
+
+async def test_a_finished_request_does_not_count_as_cancelled():
+    async with on_stage() as stage:
+        await stage.tokens()
+        assert stage.metric("request_cancelled_total") == 0
+        assert stage.metric("request_success_total", finished_reason="length") == 1
+
+
+# ---- a drafter that fails
+
+
+@pytest.fixture
+def quiet(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers fail here: neither report it nor wait long for them at shutdown."""
+    caplog.set_level(logging.CRITICAL)
+    monkeypatch.setattr(coordinator_module, "_GRACE_SECONDS", 0.02)
+
+
+@pytest.mark.parametrize("error", [DrafterError("no memory"), ValueError("a bug")])
+async def test_a_failing_drafter_costs_speed_only(error, quiet):
+    async with on_stage() as stage:
+        stage.drafter.error = error
+        increments = [step async for step in stage.stream()]
+        assert [i for step in increments for i in step.token_ids] == stage.plain()
+        assert increments[0].step.fallback == "drafter_error"
+        assert {step.step.fallback for step in increments[1:-1]} == {"drafter_unavailable"}
+        assert stage.drafter.num_calls == 1, "the breaker keeps it from being asked again"
+        assert stage.metric("fallback_total", reason="drafter_error") == 1
+        assert stage.metric("fallback_total", reason="drafter_unavailable") == 22
+
+
+async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(monkeypatch, quiet):
+    monkeypatch.setattr(coordinator_module, "_FIRST_PAUSE_SECONDS", 0.01)
+    async with on_stage() as stage:
+        stage.drafter.error = DrafterError("for a while")
+        stream = stage.stream(PROMPT, FOREVER)
+        async with aclosing(stream):
+            first = await anext(stream)
+            stage.drafter.error = None
+            async for step in stream:
+                if step.num_accepted_tokens:
+                    break
+        assert first.step.fallback == "drafter_error"
+        assert step.step.fallback is None
+
+
+def test_the_breaker_pauses_longer_after_every_failure_up_to_a_limit(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(coordinator_module.time, "monotonic", lambda: now)
+    breaker = coordinator_module._Breaker()
+    pauses = []
+    for _ in range(9):
+        breaker.failed()
+        began = now
+        while breaker.is_open:
+            now += 0.25
+        pauses.append(now - began)
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    breaker.succeeded()
+    breaker.failed()
+    now += 0.5
+    assert not breaker.is_open
+
+
+@pytest.mark.parametrize("strategy", INVALID)
+async def test_nonsense_from_a_drafter_is_dropped_for_that_request_alone(strategy, quiet):
+    async with on_stage() as stage:
+        honest = stage.drafter.strategy
+
+        def mixed(rng: Any, request: DraftRequest, truth: list[int]) -> Draft:
+            return (strategy if request.prefix[0] == 9 else honest)(rng, request, truth)
+
+        stage.drafter.strategy = mixed
+        bad, good = await asyncio.gather(stage.tokens([9]), stage.tokens())
+        assert (bad, good) == (stage.plain([9]), stage.plain())
+        assert stage.metric("fallback_total", reason="invalid_draft") > 0
+        assert stage.metric("spec_decode_num_accepted_tokens_total") > 0
+
+
+async def test_a_drafter_that_miscounts_has_failed(quiet):
+    class Miscounting(FakeDrafter):
+        async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            return []
+
+    verifier = FakeVerifier()
+    async with on_stage(Miscounting(oracle_of(verifier), always_right)) as stage:
+        assert await stage.tokens() == stage.plain()
+        assert stage.metric("fallback_total", reason="drafter_error") == 1
+
+
+async def test_a_drafter_that_is_late_is_given_up(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter, max_draft_seconds=0.02) as stage:
+        assert await stage.tokens() == stage.plain()
+        assert drafter.was_cancelled
+        assert stage.metric("fallback_total", reason="drafter_error") == 1
+        await until(lambda: not stage.verifier.held)
+
+
+async def test_a_drafter_that_will_not_release_holds_nobody_up(quiet):
+    async with on_stage(max_sequences=1) as stage:
+
+        async def never(request_id: str) -> None:
+            await asyncio.Event().wait()
+
+        stage.drafter.release = never
+        for prompt in ([7], [8]):
+            assert await stage.tokens(prompt) == stage.plain(prompt)
+
+
+# ---- a verifier that fails
+
+
+@pytest.mark.parametrize("error", [VerifierError("device lost"), RuntimeError("a bug")])
+async def test_a_failing_verifier_ends_the_requests_of_that_batch_alone(error, quiet):
+    async with on_stage(None, max_sequences=2) as stage:
+        stage.verifier.gate.close()
+        failing = [stage.start([n]) for n in (7, 8)]
+        waiting = stage.start([9])
+        await stage.verifier.gate.arrival()
+        assert [r.prefix[0] for r in stage.verifier.batches[0]] == [7, 8]
+        stage.verifier.error = error
+        stage.verifier.gate.open()
+        await until(lambda: all(task.done() for task in failing))
+        stage.verifier.error = None
+        for task in failing:
+            with pytest.raises(VerifierError, match=r"device lost|a bug"):
+                await task
+        assert await waiting == stage.plain([9])
+        await until(lambda: not stage.verifier.held)
+        assert stage.metric("request_cancelled_total") == 0
+
+
+async def test_a_verifier_that_miscounts_has_failed(quiet):
+    async with on_stage() as stage:
+
+        async def no_verdicts(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            return []
+
+        stage.verifier.verify = no_verdicts  # type: ignore[method-assign]
+        with pytest.raises(VerifierError, match="0 verdicts for 1 requests"):
+            await stage.tokens()
+
+
+async def test_a_verifier_that_cannot_release_stops_nobody(quiet):
+    async with on_stage(max_sequences=1) as stage:
+        stage.verifier.release_error = OSError("connection lost")
+        for prompt in ([7], [8]):
+            assert await stage.tokens(prompt) == stage.plain(prompt)
+
+
+async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monkeypatch):
+    async with on_stage() as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(coordinator_module, "_step_stats", lambda *_: 1 / 0)
+            with pytest.raises(VerifierError, match="division by zero"):
+                await stage.tokens()
+        assert await stage.tokens() == stage.plain()
+
+
+# ---- shutdown
+
+
+@pytest.mark.parametrize("where", ["verifier", "drafter"])
+async def test_shutdown_ends_every_stream_with_an_error(where):
+    async with on_stage(max_sequences=1) as stage:
+        getattr(stage, where).gate.close()
+        tasks = [stage.start() for _ in range(3)]
+        await getattr(stage, where).gate.arrival()
+    done, pending = await asyncio.wait(tasks, timeout=5)
+    assert not pending
+    assert {type(task.exception()) for task in done} == {RequestCancelledError}
+
+
+async def test_shutdown_does_not_wait_for_a_worker_that_hangs(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter) as stage:
+        task = stage.start()
+        await drafter.is_asked.wait()
+    assert drafter.was_cancelled
+    with pytest.raises(RequestCancelledError, match="shut down"):
+        await task
+
+
+async def test_requests_before_the_start_and_after_shutdown_are_refused():
+    async with on_stage() as stage:
+        pass
+    with pytest.raises(RequestCancelledError, match="not running"):
+        await stage.tokens()
+
+
+async def test_what_had_been_committed_before_shutdown_is_delivered():
+    async with on_stage(None, max_sequences=1) as stage:
+        stream = stage.stream(PROMPT, FOREVER)
+        received = list((await anext(stream)).token_ids)
+        await until(lambda: len(stage.verifier.batches) > 5)
+    with pytest.raises(RequestCancelledError):
+        async for step in stream:
+            received += step.token_ids
+    assert len(received) >= 5
+    assert received == stage.plain(PROMPT, FOREVER)[: len(received)]
+
+
+# ---- costs that are learnt
+
+
+async def test_costs_are_learnt_from_decoding_steps_and_not_from_prompts():
+    async with on_stage(prefill_chunk_tokens=16) as stage:
+        costs = stage.coordinator._economics.costs
+        await stage.tokens([1] * 100, SamplingParams(max_tokens=1))
+        assert not costs.verify.is_known and not costs.draft.is_known
+        assert costs.overhead_seconds == 0
+        await stage.tokens()
+        assert costs.verify.is_known and costs.draft.is_known
