@@ -10,7 +10,8 @@ An engine belongs to one event loop at a time: `generate` uses one of its own, `
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ from diffuspec.errors import InvalidRequestError
 from diffuspec.interfaces import CausalProxy, TargetInfo
 from diffuspec.metrics import Metrics, RequestStats, summarize
 from diffuspec.models.causal import CausalTarget
+from diffuspec.models.causal_proxy import CausalLmProxy
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading import load_tokenizer
 from diffuspec.ngram.kenlm_proxy import KenlmProxy
@@ -82,7 +84,7 @@ class Engine:
         self.default_speculation = SpeculationParams(**config.speculation.model_dump())
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._runner = asyncio.Runner()
+        self._runner: asyncio.Runner | None = None  # of generate
 
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
@@ -101,9 +103,11 @@ class Engine:
 
     def close(self) -> None:
         """Stop the loop and the worker threads. Requests still running are cancelled."""
-        if self._coordinator is not None and self._loop is self._runner.get_loop():
-            self._runner.run(self._coordinator.__aexit__(None, None, None))
-        self._runner.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            if self._coordinator is not None and self._loop is runner.get_loop():
+                runner.run(self._coordinator.__aexit__(None, None, None))
+            runner.close()
         self.verifier.close()
         if self.lattice_model is not None:
             self.lattice_model.close()
@@ -115,6 +119,8 @@ class Engine:
         speculation: SpeculationParams | None = None,
     ) -> list[Completion]:
         """Answer all prompts, decoding them together; not to be called from a coroutine."""
+        if self._runner is None:
+            self._runner = asyncio.Runner()
         return self._runner.run(self._complete_all(prompts, sampling, speculation))
 
     async def complete(
@@ -137,9 +143,10 @@ class Engine:
         request_id: str | None = None,
     ) -> AsyncIterator[Increment]:
         """Yield what every step adds. Closing the iterator cancels the request."""
-        token_ids = self.encode(prompt)
-        async for increment in self._stream(token_ids, sampling, speculation, request_id):
-            yield increment
+        stream = self._stream(self.encode(prompt), sampling, speculation, request_id)
+        async with contextlib.aclosing(stream):
+            async for increment in stream:
+                yield increment
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return token ids of a text, of chat messages by the target's template, or of ids.
@@ -148,14 +155,9 @@ class Engine:
         """
         if isinstance(prompt, str):
             return self._tokenize(prompt)
-        if all(isinstance(item, Mapping) for item in prompt) and prompt:
+        if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
             return self._tokenize(self._render(prompt))  # type: ignore[arg-type]
-        try:
-            return np.array(prompt, np.int32).reshape(-1)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidRequestError(
-                f"a prompt must be text, chat messages or token ids: {error}"
-            ) from error
+        return _token_ids(prompt)
 
     def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
         for message in messages:
@@ -185,7 +187,10 @@ class Engine:
                 f"a prompt of {len(text)} characters cannot fit the target's context "
                 f"of {self.verifier.info.max_model_len} tokens"
             )
-        return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+        try:
+            return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+        except TypeError as error:  # lone surrogates
+            raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
 
     async def _complete_all(
         self,
@@ -193,7 +198,8 @@ class Engine:
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
     ) -> list[Completion]:
-        admitted = asyncio.Semaphore(self.config.coordinator.max_waiting or 1)
+        num_sequences = self.verifier.info.max_sequences
+        admitted = asyncio.Semaphore(num_sequences + self.config.coordinator.max_waiting)
 
         async def one(prompt: Prompt) -> Completion:
             async with admitted:
@@ -212,16 +218,14 @@ class Engine:
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
         request_id: str | None,
-    ) -> AsyncIterator[Increment]:
+    ) -> AsyncGenerator[Increment]:
         coordinator = await self._started()
         text = TextStream(backend(self.tokenizer), sampling.stop)
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id)
-        try:
+        async with contextlib.aclosing(stream):
             async for increment in stream:
                 yield increment
-        finally:
-            await stream.aclose()  # type: ignore[attr-defined]
 
     async def _started(self) -> Coordinator:
         """Return the coordinator of this event loop, started."""
@@ -236,6 +240,19 @@ class Engine:
         )
         self._coordinator, self._loop = await coordinator.__aenter__(), loop
         return self._coordinator
+
+
+def _token_ids(prompt: object) -> TokenIds:
+    try:
+        ids = np.asarray(prompt)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(f"a prompt of token ids must be flat: {error}") from error
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidRequestError("a prompt must be text, chat messages or a list of token ids")
+    limits = np.iinfo(np.int32)
+    if ids.size and not limits.min <= int(ids.min()) <= int(ids.max()) <= limits.max:
+        raise InvalidRequestError(f"token ids must fit 32 bits, got {ids.min()} to {ids.max()}")
+    return ids.astype(np.int32)
 
 
 def _collect(increments: Sequence[Increment], num_prompt_tokens: int) -> Completion:
@@ -258,4 +275,6 @@ def _path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
     proxy: CausalProxy | None = None
     if config.ngram is not None:
         proxy = KenlmProxy(config.ngram, vocab_size=info.vocab_size)
+    elif config.causal_lm is not None:
+        proxy = CausalLmProxy.load(config.causal_lm, vocab_size=info.vocab_size)
     return PathSearch(proxy, beam_width=config.beam_width, eos_token_ids=info.eos_token_ids)

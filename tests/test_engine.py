@@ -1,0 +1,238 @@
+"""The engine over random checkpoints: forms of prompts, life cycle, and what an answer says."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diffuspec.config import parse_config
+from diffuspec.engine import Engine
+from diffuspec.errors import ContextLengthError, InvalidRequestError, RequestCancelledError
+from diffuspec.types import FinishReason, SamplingParams, SpeculationParams
+from tests.checkpoints import MAX_POSITIONS, byte_tokenizer
+
+PROMPT = "The quick brown fox"
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def make_engine(target: Path, drafter: Path | None = None, **sections: object) -> Engine:
+    drafting = {} if drafter is None else {"drafter": {"path": drafter, "device": "cpu"}}
+    settings = {"path": target, "device": "cpu", "max_sequences": 3}
+    return Engine.from_config(parse_config({"target": settings, **drafting, **sections}))
+
+
+@pytest.fixture(scope="module")
+def engine(target_path: Callable[[str], Path], drafter_path: Path) -> Iterator[Engine]:
+    with make_engine(target_path("qwen2"), drafter_path) as engine:
+        yield engine
+
+
+def ids(text: str) -> list[int]:
+    return byte_tokenizer().encode(text, add_special_tokens=False).ids
+
+
+# ---- prompts
+
+
+def test_a_prompt_is_text_messages_or_token_ids(engine):
+    rendered = "<|start|>user:hi<|start|>assistant:"
+    assert engine.encode("aé").tolist() == ids("aé")
+    assert engine.encode(MESSAGES).tolist() == ids(rendered)
+    for prompt in ([5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8)):
+        encoded = engine.encode(prompt)
+        assert encoded.tolist() == [5, 6] and encoded.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([1.5, 2.0], "list of token ids"),
+        (["a", "b"], "list of token ids"),
+        ([True], "list of token ids"),
+        ([[1, 2], [3, 4]], "list of token ids"),
+        ([[1, 2], [3]], "must be flat"),
+        ([1, {"role": "user"}], "list of token ids"),
+        ([None], "list of token ids"),
+        (b"ab", "list of token ids"),
+        ([2**31], "must fit 32 bits, got 2147483648"),
+        ([2**70], "list of token ids"),
+        ("\ud800", "valid Unicode"),
+        ([{"role": "user"}], "text `content`, got keys"),
+        ([{"role": 1, "content": "a"}], "text `role`"),
+        ([{"role": "user", "content": ["a"]}], "text `content`"),
+        ("x" * (MAX_POSITIONS * 16 + 1), "8193 characters cannot fit"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(engine, prompt, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.generate([prompt], SHORT)
+
+
+@pytest.mark.parametrize("prompt", ["", [], np.array([], np.int32)])
+def test_an_empty_prompt_is_refused(engine, prompt):
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+        engine.generate([prompt], SHORT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ([-1], InvalidRequestError, "from 0 to 257, got -1"),
+        ([258], InvalidRequestError, "from 0 to 257, got 258"),
+        ([1] * 501, ContextLengthError, "501 prompt tokens and max_tokens 12 do not fit"),
+    ],
+)
+def test_prompts_that_the_target_cannot_read_are_refused(engine, prompt, error, message):
+    with pytest.raises(error, match=message):
+        engine.generate([prompt], SHORT)
+
+
+def test_messages_need_a_chat_template(engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        engine.encode(MESSAGES)
+
+
+def test_a_template_that_refuses_says_so(engine, monkeypatch):
+    monkeypatch.setattr(
+        engine.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}"
+    )
+    with pytest.raises(InvalidRequestError, match="refused the messages: roles must alternate"):
+        engine.encode(MESSAGES)
+
+
+# ---- answers
+
+
+def test_an_answer_says_what_it_is(engine):
+    [answer] = engine.generate([PROMPT], SamplingParams(max_tokens=12, logprobs=2, ignore_eos=True))
+    assert len(answer.token_ids) == 12 and answer.finish_reason is FinishReason.LENGTH
+    assert answer.text == byte_tokenizer().decode(list(answer.token_ids))
+    assert answer.logprobs is not None and [len(one.top) for one in answer.logprobs] == [2] * 12
+    stats = answer.stats
+    assert (stats.num_prompt_tokens, stats.num_output_tokens) == (len(ids(PROMPT)), 12)
+    assert stats.num_steps == len(answer.steps) and stats.mean_acceptance_length >= 1
+
+
+def test_the_text_of_an_answer_leaves_out_eos(engine):
+    token = engine.generate([PROMPT], SHORT)[0].token_ids[5]
+    stopped = SamplingParams(max_tokens=12, ignore_eos=True, stop_token_ids=(token,))
+    [answer] = engine.generate([PROMPT], stopped)
+    assert answer.finish_reason is FinishReason.STOP and answer.token_ids[-1] == token
+    assert answer.text == byte_tokenizer().decode(list(answer.token_ids[:-1]))
+
+
+def test_many_prompts_are_answered_in_order(engine):
+    prompts = [f"number {n}" for n in range(7)]
+    together = engine.generate(prompts, SHORT)
+    alone = [engine.generate([prompt], SHORT)[0] for prompt in prompts]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+    assert engine.generate([], SHORT) == []
+
+
+def test_more_prompts_than_may_wait_are_answered_all_the_same(target_path):
+    with make_engine(target_path("qwen2"), coordinator={"max_waiting": 0}) as engine:
+        assert len(engine.generate(["a"] * 8, SHORT)) == 8
+
+
+def test_one_bad_prompt_fails_the_call_and_leaves_the_engine_usable(engine):
+    with pytest.raises(InvalidRequestError, match="got 999"):
+        engine.generate([PROMPT, [999]], FOREVER)
+    assert len(engine.generate([PROMPT], SHORT)[0].token_ids) == 12
+
+
+def test_a_request_chooses_how_it_is_drafted(engine):
+    for policy, drafted in (("off", False), ("fixed", True)):
+        speculation = SpeculationParams(policy=policy, num_draft_tokens=3)
+        [answer] = engine.generate([PROMPT], SHORT, speculation)
+        assert any(step.num_tree_nodes for step in answer.steps) is drafted
+
+
+# ---- streams and loops
+
+
+async def test_a_stream_gives_what_generate_gives(engine):
+    increments = [step async for step in engine.stream(PROMPT, SHORT)]
+    answer = await engine.complete(PROMPT, SHORT)
+    assert [i for step in increments for i in step.token_ids] == list(answer.token_ids)
+    assert "".join(step.text for step in increments) == answer.text
+
+
+async def test_closing_a_stream_cancels_its_request_at_once(engine):
+    stream = engine.stream(PROMPT, FOREVER)
+    await anext(stream)
+    coordinator = engine._coordinator
+    [ticket] = coordinator._running
+    await stream.aclose()
+    assert ticket.is_over
+    while coordinator._running:
+        await asyncio.sleep(0.001)
+    assert ticket.sequence.num_output_tokens < 400
+
+
+async def test_cancelling_a_completion_cancels_its_request(engine):
+    task = asyncio.create_task(engine.complete(PROMPT, FOREVER))
+    while engine._coordinator is None or not engine._coordinator._running:
+        await asyncio.sleep(0.001)
+    [ticket] = engine._coordinator._running
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ticket.is_over
+
+
+def test_an_engine_is_used_from_one_loop_after_the_other(engine):
+    first = engine.generate([PROMPT], SHORT)[0].token_ids
+    assert asyncio.run(engine.complete(PROMPT, SHORT)).token_ids == first
+    assert asyncio.run(engine.complete(PROMPT, SHORT)).token_ids == first
+    assert engine.generate([PROMPT], SHORT)[0].token_ids == first
+
+
+def test_a_loop_that_ended_with_a_stream_open_leaves_the_engine_usable(engine):
+    async def begin() -> None:
+        await anext(engine.stream(PROMPT, FOREVER))
+
+    asyncio.run(begin())
+    gc.collect()
+    assert len(engine.generate([PROMPT], SHORT)[0].token_ids) == 12
+
+
+async def test_two_loops_at_a_time_are_refused(engine):
+    await engine.complete(PROMPT, SHORT)
+    with pytest.raises(RuntimeError, match="in use in another event loop"):
+        await asyncio.to_thread(asyncio.run, engine.complete(PROMPT, SHORT))
+
+
+async def test_an_engine_may_be_closed_inside_a_coroutine(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12
+
+
+def test_closing_twice_is_fine(target_path):
+    engine = make_engine(target_path("qwen2"))
+    engine.generate([PROMPT], SHORT)
+    engine.close()
+    engine.close()
+
+
+def test_closing_ends_what_is_still_running(target_path):
+    engine = make_engine(target_path("qwen2"))
+    engine.generate([PROMPT], SHORT)
+    runner = engine._runner
+    assert runner is not None
+
+    async def begin() -> asyncio.Task[object]:
+        task = asyncio.create_task(engine.complete(PROMPT, FOREVER))
+        await asyncio.sleep(0.01)
+        return task
+
+    task = runner.run(begin())
+    engine.close()
+    assert task.cancelled() or isinstance(task.exception(), RequestCancelledError)
