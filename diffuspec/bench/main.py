@@ -138,11 +138,15 @@ def _draft_costs(engine: Engine) -> list[DraftCost]:
     assert config is not None
     lengths = [n for n in PREFIX_LENGTHS if n + NUM_DRAFT_TOKENS <= info.max_model_len]
     costs = []
-    for cached in (True, False):
+    for cached, num_runs in ((True, 15), (False, 5)):
         model = DiffusionDrafter.load(config.model_copy(update={"prefix_cache": cached}), info)
         with contextlib.closing(model):
             costs += sweep_draft_cost(
-                model, lengths, prefix_cache=cached, vocab_size=info.vocab_size
+                model,
+                lengths,
+                prefix_cache=cached,
+                vocab_size=info.vocab_size,
+                num_runs=num_runs,
             )
     return costs
 

@@ -50,14 +50,18 @@ def sweep_draft_cost(
     *,
     prefix_cache: bool,
     vocab_size: int,
-    num_runs: int = 15,
+    num_runs: int,
 ) -> list[DraftCost]:
-    """Time drafting for prefixes of each length; prefix_cache says how the model was set up."""
+    """Time drafting for prefixes of each length; prefix_cache says how the model was set up.
+
+    Only with the cache is the beginning of a prefix drafted for beforehand.
+    """
     rng = np.random.default_rng(0)
     costs = []
     for length in prefix_lengths:
-        prefix = rng.integers(vocab_size, size=length, dtype=np.int32)
-        times = asyncio.run(_time_drafts(model, prefix, rng, vocab_size, num_runs + 1))[1:]
+        prefix = rng.integers(vocab_size, size=length - NUM_NEW_TOKENS, dtype=np.int32)
+        tails = rng.integers(vocab_size, size=(num_runs + 1, NUM_NEW_TOKENS), dtype=np.int32)
+        times = asyncio.run(_time_drafts(model, prefix, tails, prefix_cache))[1:]  # 1 to warm up
         costs.append(
             DraftCost(
                 prefix_cache,
@@ -72,15 +76,14 @@ def sweep_draft_cost(
 
 
 async def _time_drafts(
-    model: LatticeModel, prefix: TokenIds, rng: np.random.Generator, vocab_size: int, num_runs: int
+    model: LatticeModel, prefix: TokenIds, tails: TokenIds, is_known: bool
 ) -> list[float]:
-    """Return the seconds of num_runs drafts, each with new last tokens after a known beginning."""
-    start = len(prefix) - NUM_NEW_TOKENS
+    """Return the seconds of a draft for the prefix with each of the tails."""
     times = []
-    for _ in range(num_runs):
-        tail = rng.integers(vocab_size, size=NUM_NEW_TOKENS, dtype=np.int32)
-        await model.lattices([_request(prefix[:start])])
-        request = _request(np.concatenate([prefix[:start], tail]))
+    for tail in tails:
+        if is_known:
+            await model.lattices([_request(prefix)])
+        request = _request(np.concatenate([prefix, tail]))
         started = time.perf_counter()
         await model.lattices([request])
         times.append(time.perf_counter() - started)

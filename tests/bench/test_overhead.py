@@ -55,6 +55,12 @@ def test_drafts_alternate_between_a_known_prefix_and_new_last_tokens() -> None:
     assert len(model.released) == 2
 
 
+def test_without_the_cache_nothing_is_drafted_beforehand() -> None:
+    model = CountingModel()
+    sweep_draft_cost(model, (20,), prefix_cache=False, vocab_size=9, num_runs=3)
+    assert [len(prefix) for prefix in model.prefixes] == [20] * 4
+
+
 def test_overhead_is_what_the_forwards_leave() -> None:
     assert round(overhead_ms_per_step(SteadySystem().answer([1, 2], 4)), 6) == 2
 
