@@ -29,7 +29,7 @@ from diffuspec.types import (
     VerifyRequest,
 )
 
-EOS = 0
+EOS = 17  # of the random checkpoints too
 FAKE_TARGET = TargetInfo(vocab_size=50, max_model_len=512, max_sequences=4, eos_token_ids=(EOS,))
 
 
@@ -169,7 +169,7 @@ def right_branch_is_late(rng: random.Random, request: DraftRequest, truth: list[
     tokens: list[int] = []
     parents: list[int] = []
     parent = -1
-    for token in truth:
+    for token in truth[: request.max_nodes // 3]:
         wrong = len(tokens)
         tokens += [_other(token), token, token]
         parents += [parent, wrong, parent]
@@ -181,12 +181,12 @@ def bushy(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
     """A random tree of few tokens with the truth hidden in it, with holes."""
     nodes: dict[tuple[int, int], int] = {}
     parents = [-1]
-    for _ in range(request.max_nodes):
+    for _ in range(request.max_nodes // 2):
         parent = rng.choice(parents[-6:])
         nodes.setdefault((parent, rng.randrange(1, 6)), len(nodes))
         parents.append(len(nodes) - 1)
     parent = -1
-    for token in truth:
+    for token in truth[: request.max_nodes // 2]:
         if rng.random() < 0.1:
             break
         parent = nodes.setdefault((parent, token), len(nodes))
@@ -278,7 +278,8 @@ class FakeDrafter:
     def _draft(self, request: DraftRequest) -> Draft:
         assert request.num_draft_tokens >= 1
         rng = random.Random(f"{self._seed} {request.request_id} {len(request.prefix)}")
-        return self.strategy(rng, request, self.oracle(request, request.num_draft_tokens))
+        num_tokens = min(request.num_draft_tokens, request.max_nodes - 1)
+        return self.strategy(rng, request, self.oracle(request, num_tokens))
 
 
 class HangingDrafter:
@@ -353,6 +354,8 @@ class FakePathScorer:
 
 class FakeCausalProxy:
     """A `CausalProxy` over bigrams: a token is likely after the one below it."""
+
+    max_context_tokens = 1
 
     def begin(self, context: Sequence[int]) -> int:
         return context[-1]
