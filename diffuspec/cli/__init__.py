@@ -5,6 +5,8 @@ What is heavy is imported inside the commands, so that help and mistakes answer 
 
 from __future__ import annotations
 
+import io
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -53,4 +55,7 @@ def _options(
 
 def main() -> None:
     """Run the command line of this process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what a narrow encoding lacks becomes a ?
+            stream.reconfigure(errors="replace")
     app()
