@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from diffuspec.engine import Engine
-from diffuspec.tiny.corpus import Conversation, conversation, is_held_out
-from diffuspec.tiny.data import FAMILY_WEIGHTS, Encoder, Example
+from diffuspec.tiny.corpus import Conversation
+from diffuspec.tiny.data import FAMILY_WEIGHTS, Encoder, Example, draw_conversation
 from diffuspec.types import SamplingParams
 
 MAX_ANSWER_TOKENS = 160
@@ -47,12 +47,9 @@ def read_answers(path: Path) -> list[Example]:
 def _draw(rng: random.Random) -> Conversation:
     families = [family for family in FAMILY_WEIGHTS if family != "code"]
     weights = [FAMILY_WEIGHTS[family] for family in families]
-    while True:
-        is_code = rng.random() < CODE_SHARE
-        family = "code" if is_code else rng.choices(families, weights)[0]
-        drawn = conversation(family, rng, rng.random())
-        if not is_held_out(drawn):
-            return drawn
+    is_code = rng.random() < CODE_SHARE
+    family = "code" if is_code else rng.choices(families, weights)[0]
+    return draw_conversation(family, rng, rng.random())
 
 
 def _answer(

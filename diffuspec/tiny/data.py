@@ -1,8 +1,8 @@
 """Training examples: conversations as token ids, in batches of like length.
 
 A chunk of batches is a function of (seed, chunk index, progress), so that training resumes exactly.
-Besides the corpus there is one artificial family, `copy`: a run of shuffled tokens to be repeated.
-It makes attention learn to copy early, which the families that quote their prompt depend on.
+Besides the corpus there is one artificial family: a run of shuffled tokens to be repeated. It keeps
+up the art of copying, which the families that quote their prompt depend on.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from transformers import PreTrainedTokenizerFast
 from diffuspec.tiny.corpus import Conversation, conversation, is_held_out
 
 FAMILY_WEIGHTS = {
-    "mt_bench": 0.20,
-    "translation": 0.16,
-    "summarization": 0.14,
-    "qa": 0.12,
-    "math_reasoning": 0.19,
+    "mt_bench": 0.17,
+    "translation": 0.21,
+    "summarization": 0.15,
+    "qa": 0.13,
+    "math_reasoning": 0.18,
     "rag": 0.14,
-    "code": 0.05,
+    "code": 0.02,
 }
 MAX_EXAMPLE_TOKENS = 512
 BATCHES_PER_CHUNK = 8
+COPY_SHARE = 0.03
+MIN_RUN, MAX_RUN = 6, 24
 ANSWERED_SHARE = 0.5
 
 
@@ -68,11 +70,16 @@ class Encoder:
             is_answer += [False] * len(asked) + [True] * len(said)
         return Example(token_ids, is_answer)
 
-    def copy(self, rng: random.Random, source: Example) -> Example:
-        """A run of the source's tokens in random order, to be repeated."""
+    def copy(self, rng: random.Random, source: Example, repeats: int = 1) -> Example:
+        """A run of the source's tokens in random order, to be said so many times."""
         plain = [token_id for token_id in source.token_ids if token_id > self._last_special_id]
-        run = rng.sample(plain, min(len(plain), rng.randint(4, 48)))
-        return self.turns([run], [run])
+        run = rng.sample(plain, min(len(plain), rng.randint(MIN_RUN, MAX_RUN)))
+        return self.turns([run], [run * repeats])
+
+    def copied_run(self, example: Example) -> range:
+        """Where the run stands in the question of an example made by `copy`."""
+        end = example.is_answer.index(True) - len(self._assistant)
+        return range(len(self._user), end)
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
@@ -89,20 +96,18 @@ def training_batches(
 ) -> Iterator[list[Example]]:
     """Yield one chunk of batches, each of examples of like length.
 
-    progress in [0, 1] steers the curriculum: passages and problems grow during the first 40 %,
-    copying is frequent at the start and rare later. When there are answers of the target's own,
-    every other example is one of them.
+    progress in [0, 1] steers the curriculum: passages and problems grow during the first 40 %.
+    When there are answers of the target's own, every other example is one of them.
     """
     rng = random.Random(f"{seed}/{chunk}")
     longest = min(1.0, 0.15 + progress / 0.4)
-    copy_share = 0.25 if progress < 0.15 else 0.08
     examples: list[Example] = []
     num_tokens = 0
     while num_tokens < BATCHES_PER_CHUNK * tokens_per_batch:
         if answered and rng.random() < ANSWERED_SHARE:
             example = rng.choice(answered)
         else:
-            example = _draw(encoder, rng, longest, copy_share)
+            example = _draw(encoder, rng, longest)
         if example.num_tokens <= MAX_EXAMPLE_TOKENS:
             examples.append(example)
             num_tokens += example.num_tokens
@@ -111,13 +116,17 @@ def training_batches(
     yield from batches
 
 
-def _draw(encoder: Encoder, rng: random.Random, longest: float, copy_share: float) -> Example:
-    families = list(FAMILY_WEIGHTS)
-    family = rng.choices(families, weights=list(FAMILY_WEIGHTS.values()))[0]
-    while is_held_out(drawn := conversation(family, rng, longest * rng.random())):
+def draw_conversation(family: str, rng: random.Random, size: float) -> Conversation:
+    """Draw from training's side of the corpus."""
+    while is_held_out(drawn := conversation(family, rng, size)):
         pass
-    example = encoder.conversation(drawn)
-    return encoder.copy(rng, example) if rng.random() < copy_share else example
+    return drawn
+
+
+def _draw(encoder: Encoder, rng: random.Random, longest: float) -> Example:
+    family = rng.choices(list(FAMILY_WEIGHTS), weights=list(FAMILY_WEIGHTS.values()))[0]
+    example = encoder.conversation(draw_conversation(family, rng, longest * rng.random()))
+    return encoder.copy(rng, example) if rng.random() < COPY_SHARE else example
 
 
 def _cut(examples: list[Example], tokens_per_batch: int) -> list[list[Example]]:

@@ -12,24 +12,26 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from diffuspec.tiny.data import Example
 from diffuspec.tiny.tokenizer import NUM_EMBEDDINGS
 
-PROMPT_LOSS_WEIGHT = 0.05
+PROMPT_LOSS_WEIGHT = 0.02
 
 
 def target_config() -> Qwen2Config:
-    return Qwen2Config(
+    config = Qwen2Config(
         vocab_size=NUM_EMBEDDINGS,
         hidden_size=192,
         intermediate_size=512,
         num_hidden_layers=16,
         num_attention_heads=6,
-        num_key_value_heads=2,
+        num_key_value_heads=6,  # copying needs values as wide as the model
         max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
         eos_token_id=2,
         pad_token_id=0,
         bos_token_id=None,
     )
+    config.head_dim = 32
+    return config
 
 
 def pad(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -33,6 +33,7 @@ from diffuspec.ngram.estimate import estimate
 from diffuspec.ngram.kenlm_file import build_binary
 from diffuspec.tiny import tokenizer as tiny_tokenizer
 from diffuspec.tiny.answers import read_answers, write_answers
+from diffuspec.tiny.copying import learn_to_copy
 from diffuspec.tiny.corpus import (
     Conversation,
     held_out_questions,
@@ -66,6 +67,8 @@ def target(run: RunDir = RUN, chunks: Chunks = 300, threads: Threads = 2) -> Non
     encoder = _encoder(run)
     held_out = held_out_examples(encoder, per_family=16)
     model = Qwen2ForCausalLM(target_config())
+    if not (run / "target.pt").exists():
+        learn_to_copy(model, encoder, max_steps=600, seed=6)
 
     def report() -> str:
         return " ".join(
