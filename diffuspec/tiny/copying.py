@@ -24,7 +24,7 @@ MATCH_HEADS = [(layer, head) for layer in (3, 6, 10) for head in (0, 1)]
 PREVIOUS_SHARPNESS = 6.0
 GUIDANCE_WEIGHT = 0.3
 BATCH = 32
-GOOD_ENOUGH = 0.98
+GOOD_ENOUGH = 0.95
 REPORT_EVERY = 20
 
 

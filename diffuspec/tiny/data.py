@@ -71,8 +71,8 @@ class Encoder:
         return Example(token_ids, is_answer)
 
     def copy(self, rng: random.Random, source: Example, repeats: int = 1) -> Example:
-        """A run of the source's tokens in random order, to be said so many times."""
-        plain = [token_id for token_id in source.token_ids if token_id > self._last_special_id]
+        """A run of different tokens of the source in random order, to be said so many times."""
+        plain = [i for i in sorted(set(source.token_ids)) if i > self._last_special_id]
         run = rng.sample(plain, min(len(plain), rng.randint(MIN_RUN, MAX_RUN)))
         return self.turns([run], [run * repeats])
 
