@@ -22,6 +22,7 @@ from diffuspec.errors import ModelLoadError, VocabularyError
 from diffuspec.models.attention import ATTENTION_NAME
 from diffuspec.models.cache import CacheShape
 from diffuspec.models.checkpoint import Checkpoint, check_fits, inspect_checkpoint, read_json
+from diffuspec.models.cpu_layers import use_cpu_layers
 from diffuspec.models.runner import ModelRunner
 
 # Fields of Dream's config.json that must not reach Qwen2Config.
@@ -66,6 +67,8 @@ def load_model(
     cache_bytes = _cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     check_fits(path, checkpoint.num_weights * precision.itemsize, cache_bytes, where)
     model = _read_weights(checkpoint, config, precision).to(where)
+    if where.type == "cpu":
+        use_cpu_layers(model)
     try:
         runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
     except Exception as error:  # a model that does not take our attention fails in its own way

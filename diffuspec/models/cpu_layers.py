@@ -1,0 +1,127 @@
+"""Faster layers for float32 models on CPUs; values agree to rounding.
+
+A step has 10 to 40 rows. For these torch's own matrix products are slow (on AMD processors above
+all), while oneDNN's over weights packed beforehand take half the time or less. Projections of the
+same input are computed as one product, and a norm in four small operations instead of seven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+MAX_BYTES = 1 << 30  # of weights: packed copies come on top of them
+MIN_PACKED_ROWS = 4  # below, oneDNN's cost per call outweighs what it saves
+
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def use_cpu_layers(model: nn.Module) -> None:
+    """Replace linear layers and RMS norms in place, if the model is one that this is for."""
+    parameters = list(model.parameters())
+    num_bytes = sum(parameter.nbytes for parameter in parameters)
+    is_float32 = all(parameter.dtype == torch.float32 for parameter in parameters)
+    backend: Any = torch.backends.mkldnn
+    if not (is_float32 and num_bytes <= MAX_BYTES and backend.is_available()):
+        return
+    for parent in list(model.modules()):
+        for names in _SIBLINGS:
+            siblings: list[Any] = [getattr(parent, name, None) for name in names]
+            if _can_fuse(siblings):
+                for name, layer in zip(names, _fuse(siblings), strict=True):
+                    setattr(parent, name, layer)
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, PackedLinear(child.weight, child.bias))
+            elif (norm := _fast_norm(child)) is not None:
+                setattr(parent, name, norm)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer that has its weights in oneDNN's layout too."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[-2] < MIN_PACKED_ROWS:
+            return linear(inputs, self.weight, self.bias)
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(
+            inputs, self._packed, self.bias, "none", [], ""
+        )
+        return output
+
+
+class _SiblingsProduct:
+    """Linear layers of one input, computed as one when the first of them is called."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+        bias = torch.cat(biases).detach() if biases else None
+        weights: list[Tensor] = [layer.weight for layer in layers]
+        self._layer = PackedLinear(torch.cat(weights).detach(), bias)
+        self._sizes = [layer.out_features for layer in layers]
+        self._inputs: Tensor | None = None
+        self._outputs: tuple[Tensor, ...] = ()
+
+    def output(self, inputs: Tensor, index: int) -> Tensor:
+        if self._inputs is not inputs:
+            self._inputs, self._outputs = inputs, self._layer(inputs).split(self._sizes, -1)
+        output = self._outputs[index]
+        if index == len(self._sizes) - 1:
+            self._inputs, self._outputs = None, ()
+        return output
+
+
+class _Sibling(nn.Module):
+    def __init__(self, product: _SiblingsProduct, index: int) -> None:
+        super().__init__()
+        self._product, self._index = product, index
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self._product.output(inputs, self._index)
+
+
+class FastRMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, with |x| from one operation.
+
+    sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n * eps)) / sqrt(n) over n elements.
+    """
+
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        super().__init__()
+        size = len(weight)
+        self._weight = weight.detach() * size**0.5
+        self._floor = torch.tensor((size * epsilon) ** 0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        norm = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
+        return inputs.div(norm.hypot_(self._floor)).mul_(self._weight)
+
+
+def _fuse(layers: Sequence[nn.Linear]) -> list[_Sibling]:
+    product = _SiblingsProduct(layers)
+    return [_Sibling(product, index) for index in range(len(layers))]
+
+
+def _can_fuse(layers: Sequence[Any]) -> bool:
+    if not all(type(layer) is nn.Linear for layer in layers):
+        return False
+    return len({layer.bias is None for layer in layers}) == 1
+
+
+@torch.inference_mode()
+def _fast_norm(module: nn.Module) -> FastRMSNorm | None:
+    """Tell an RMS norm by what it does: families give different things that name."""
+    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
+    if not isinstance(weight, Tensor) or not isinstance(epsilon, float):
+        return None
+    norm = FastRMSNorm(weight, epsilon)
+    inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1)
+    return norm if torch.allclose(module(inputs), norm(inputs), atol=1e-5) else None
