@@ -253,11 +253,13 @@ class Coordinator:
         seconds = time.monotonic() - started
         self._learn_verifying(tickets, verdicts, seconds)
         for ticket, chunk, verdict in zip(tickets, chunks, verdicts, strict=True):
+            if ticket.is_over:
+                continue  # nobody listens since a moment ago
             if chunk is not None:
                 self._send_on(ticket)
             else:
                 self._finish_step(ticket, verdict, seconds)
-        await self._retire([ticket for ticket in tickets if ticket.sequence.is_finished])
+        await self._retire([ticket for ticket in tickets if ticket.is_over])
 
     def _finish_step(self, ticket: _Ticket, verdict: Verdict, verifying_seconds: float) -> None:
         sequence, now = ticket.sequence, time.monotonic()

@@ -300,14 +300,17 @@ async def test_cancelling_while_drafting_frees_the_slot_without_a_verification()
         assert all(r.prefix[0] == 9 for b in stage.verifier.batches for r in b)
 
 
-async def test_cancelling_while_verifying_frees_the_slot_after_it():
+async def test_cancelling_while_verifying_frees_the_slot_right_after_it():
     async with on_stage(max_sequences=1) as stage:
         stage.verifier.gate.close()
         task = stage.start()
         await stage.verifier.gate.arrival()
         task.cancel()
         await asyncio.wait([task])
+        stage.drafter.gate.close()
         stage.verifier.gate.open()
+        await until(lambda: not stage.verifier.held)  # without another draft
+        stage.drafter.gate.open()
         assert await stage.tokens([9]) == stage.plain([9])
         assert [r.prefix[0] for b in stage.verifier.batches for r in b].count(3) == 1
 
