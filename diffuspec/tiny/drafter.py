@@ -34,7 +34,7 @@ def drafter_config() -> Qwen2Config:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=2048,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         tie_word_embeddings=True,
         eos_token_id=2,
         pad_token_id=0,
