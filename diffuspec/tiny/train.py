@@ -2,9 +2,9 @@
 
     python -m diffuspec.tiny.train tokenizer
     python -m diffuspec.tiny.train target
+    python -m diffuspec.tiny.train answers     # the target's own, for the drafter to learn
     python -m diffuspec.tiny.train drafter
     python -m diffuspec.tiny.train ngram       # needs KenLM's build_binary on PATH
-    python -m diffuspec.tiny.train align       # the drafter, on the target's own answers
     python -m diffuspec.tiny.train export      # into the package
     python -m diffuspec.tiny.train evaluate    # held-out accuracy of the exported target
 
@@ -27,6 +27,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 from diffuspec import tiny
+from diffuspec.config import parse_config
 from diffuspec.engine import Engine
 from diffuspec.ngram.arpa import write_arpa
 from diffuspec.ngram.estimate import estimate
@@ -41,7 +42,7 @@ from diffuspec.tiny.corpus import (
     write_questions,
 )
 from diffuspec.tiny.data import FAMILY_WEIGHTS, MAX_EXAMPLE_TOKENS, Encoder, Example
-from diffuspec.tiny.drafter import draft_loss, drafter_config, mean_acceptance
+from diffuspec.tiny.drafter import draft_loss, mean_acceptance, start_from
 from diffuspec.tiny.target import answer_accuracy, next_token_loss, target_config
 from diffuspec.tiny.training import TrainingPlan, train
 
@@ -82,31 +83,37 @@ def target(run: RunDir = RUN, chunks: Chunks = 300, threads: Threads = 2) -> Non
 
 
 @app.command()
-def drafter(run: RunDir = RUN, chunks: Chunks = 300, threads: Threads = 2) -> None:
-    """Train the drafter on the corpus."""
-    torch.manual_seed(2)
-    model = Qwen2ForCausalLM(drafter_config())
-    plan = TrainingPlan(num_chunks=chunks, seed=8)
-    _train_drafter(model, run, plan, threads, [])
+def answers(run: RunDir = RUN, conversations: Conversations = 1200, threads: Threads = 2) -> None:
+    """Let the target answer questions from training's side of the corpus."""
+    torch.set_num_threads(threads)
+    config = parse_config({"target": {"path": run / "target", "max_sequences": 16}})
+    with Engine.from_config(config) as engine:
+        write_answers(engine, run / "answers.jsonl", conversations, seed=11)
 
 
 @app.command()
-def align(
-    run: RunDir = RUN,
-    chunks: Chunks = 60,
-    conversations: Conversations = 4000,
-    threads: Threads = 2,
-) -> None:
-    """Train the drafter a little more, half of it on the target's own greedy answers."""
-    answers = run / "answers.jsonl"
-    if not answers.exists():
-        overrides = {"target": {"path": run / "target"}, "drafter": {"path": run / "drafter"}}
-        with Engine.from_config(tiny.tiny_config(**overrides)) as engine:
-            write_answers(engine, answers, conversations, seed=11)
-    torch.manual_seed(3)
-    model = Qwen2ForCausalLM.from_pretrained(run / "drafter", trust_remote_code=False)
-    plan = TrainingPlan(num_chunks=chunks, seed=9, matrix_lr=0.005, other_lr=1e-3)
-    _train_drafter(model, run, plan, threads, read_answers(answers))
+def drafter(run: RunDir = RUN, chunks: Chunks = 220, threads: Threads = 2) -> None:
+    """Train the drafter, half of it on the target's own answers if they are there."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(2)
+    encoder = _encoder(run)
+    held_out = held_out_examples(encoder, per_family=16)
+    start = Qwen2ForCausalLM.from_pretrained(
+        run / "target", dtype=torch.float32, trust_remote_code=False
+    )
+    model = start_from(start)
+
+    def report() -> str:
+        return " ".join(
+            f"{family} {mean_acceptance(model, batch):.2f}" for family, batch in held_out.items()
+        )
+
+    plan = TrainingPlan(num_chunks=chunks, seed=8)
+    path = run / "answers.jsonl"
+    answered = read_answers(path) if path.exists() else []
+    checkpoint = run / "drafter.pt"
+    train(model, lambda b: draft_loss(model, b), report, encoder, plan, checkpoint, answered)
+    _save(model, run, "drafter")
 
 
 @app.command()
@@ -154,23 +161,6 @@ def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Examp
         if example.num_tokens <= MAX_EXAMPLE_TOKENS:
             families[question.category].append(example)
     return families
-
-
-def _train_drafter(
-    model: Qwen2ForCausalLM, run: Path, plan: TrainingPlan, threads: int, answered: list[Example]
-) -> None:
-    torch.set_num_threads(threads)
-    encoder = _encoder(run)
-    held_out = held_out_examples(encoder, per_family=16)
-
-    def report() -> str:
-        return " ".join(
-            f"{family} {mean_acceptance(model, batch):.2f}" for family, batch in held_out.items()
-        )
-
-    checkpoint = run / ("aligned.pt" if answered else "drafter.pt")
-    train(model, lambda b: draft_loss(model, b), report, encoder, plan, checkpoint, answered)
-    _save(model, run, "drafter")
 
 
 def _sentences(encoder: Encoder, drawn: Iterator[Conversation]) -> Iterator[list[int]]:

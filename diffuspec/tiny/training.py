@@ -81,8 +81,7 @@ def train(
 ) -> None:
     """Run the plan from the last checkpoint, if there is one, to its end.
 
-    answered: examples whose answers are the target's own; training on them aligns a drafter that
-    has learnt the corpus already, so the curriculum is over.
+    answered: examples whose answers are the target's own, for a drafter to learn from.
     """
     optimizers = Optimizers(model, plan)
     start = _resume(model, optimizers, checkpoint)
@@ -93,10 +92,9 @@ def train(
         task = bar.add_task(checkpoint.stem, total=plan.num_chunks, completed=start)
         for chunk in range(start, end):
             progress = chunk / plan.num_chunks
-            stage = 1.0 if answered else progress
             losses = []
             size = plan.tokens_per_batch
-            for batch in training_batches(encoder, plan.seed, chunk, stage, size, answered):
+            for batch in training_batches(encoder, plan.seed, chunk, progress, size, answered):
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     loss = loss_of(batch)
                 loss.backward()  # type: ignore[no-untyped-call]
