@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _DIFFUSPEC = "cost_aware_best_first"  # the library's default, under the benchmark's name
 _SHOWN_FAMILY = "math_reasoning"
+_MIN_QUESTION_WIDTH, _WIDTH_OF_THE_REST = 10, 70
 
 Repeats = Annotated[int, typer.Option(min=1, help="Times each is run; the median counts.")]
 MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
@@ -77,7 +80,8 @@ def _show_table(questions: Sequence[Question], records: Sequence[Record], consol
     from diffuspec.bench.stats import SPEC_BENCH, compute_rows
     from diffuspec.bench.systems import BASELINE
 
-    asked = {question.family: " ".join(question.turns[0].split()) for question in questions}
+    room = max(_MIN_QUESTION_WIDTH, console.width - _WIDTH_OF_THE_REST)
+    asked = {q.family: shorten(q.turns[0], room, placeholder=" …") for q in questions}
     wrong = {mismatch.question_id for mismatch in find_mismatches(records)}
     differing = {question.family for question in questions if question.question_id in wrong}
     rows = compute_rows(median_answers(records), (BASELINE, _DIFFUSPEC))
@@ -90,7 +94,6 @@ def _show_table(questions: Sequence[Question], records: Sequence[Record], consol
         table.add_row(
             family,
             asked.get(family, ""),
-            str(drafted.num_output_tokens),
             f"{plain.tokens_per_second:.0f}",
             f"{drafted.tokens_per_second:.0f}",
             f"{drafted.speedup:.2f}x",
@@ -103,12 +106,10 @@ def _show_table(questions: Sequence[Question], records: Sequence[Record], consol
 
 
 def _table() -> Table:
-    table = Table(
-        caption="tokens per second, one request at a time, greedy", caption_justify="left"
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("family", no_wrap=True)
-    table.add_column("question", no_wrap=True, overflow="ellipsis", max_width=40, min_width=8)
-    for title in ("tokens", "plain/s", "DiffuSpec/s", "speed-up", "acceptance length"):
-        table.add_column(title, justify="right")
-    table.add_column("same tokens")
+    table.add_column("question", no_wrap=True)
+    for title in ("plain\ntokens/s", "DiffuSpec\ntokens/s", "speed-up", "acceptance\nlength"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("same\ntokens", no_wrap=True)
     return table

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,22 +31,18 @@ def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("diffuspec.tiny.QUESTIONS", path)
 
 
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("│").split("│")]
-
-
 @pytest.mark.usefixtures("embedded")
 def test_a_line_per_family_and_the_same_tokens(diffuspec: Run) -> None:
     result = diffuspec("demo", "--repeats", "1", "--max-tokens", "12")
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith("> One and\none?\n")
-    rows = [cells(line) for line in result.stdout.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows] == ["qa", "math_reasoning", "all"]
-    assert [row[1] for row in rows] == ["Who?", "One and one?", ""]
-    assert [row[-1] for row in rows] == ["yes", "yes", "yes"]
-    num_tokens = [int(row[2]) for row in rows]
-    assert 0 < num_tokens[0] <= 12
-    assert num_tokens[2] == num_tokens[0] + num_tokens[1]
+    figures = r"(\d+) +(\d+) +\d+\.\d\dx +\d+\.\d\d +(yes|NO)"
+    for start in ("qa +Who\\?", "math_reasoning +One and one\\?", "all"):
+        [row] = re.findall(rf"^ *{start} +{figures} *$", result.stdout, re.MULTILINE)
+        plain_speed, drafted_speed, is_same = row
+        assert int(plain_speed) > 0
+        assert int(drafted_speed) > 0
+        assert is_same == "yes"
 
 
 @pytest.mark.usefixtures("embedded")
