@@ -9,6 +9,7 @@ tokens and tells a few heads where to look; once copying works they are told no 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -53,8 +54,9 @@ def look_back(model: Qwen2ForCausalLM) -> None:
     A constant query turned by one position against a constant key: the rotary scores of all
     frequencies agree at distance 1 and at no other.
     """
-    dim, theta = model.config.head_dim, model.config.rope_parameters["rope_theta"]
-    angles = theta ** (-torch.arange(0, dim, 2) / dim)
+    rope: Any = model.config.rope_parameters
+    dim = model.config.head_dim
+    angles = rope["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)
     query = torch.cat([torch.cos(angles), -torch.sin(angles)]) * PREVIOUS_SHARPNESS
     key = torch.cat([torch.ones(dim // 2), torch.zeros(dim // 2)]) * PREVIOUS_SHARPNESS
     with torch.no_grad():
@@ -82,7 +84,7 @@ def _guided_loss(
     logits = model.lm_head(output.last_hidden_state[:, :-1][wanted]).float()
     labels = token_ids[:, 1:][wanted]
     accuracy = (logits.argmax(-1) == labels).float().mean()
-    examples, rows, columns = _where_to_look(encoder, batch)
+    examples, rows, columns = where_to_look(encoder, batch)
     terms = [
         _missed(torch.diagonal(output.attentions[layer][:, head], offset=-1, dim1=1, dim2=2))
         for layer, head in PREVIOUS_HEADS
@@ -98,7 +100,7 @@ def _missed(attention: torch.Tensor) -> torch.Tensor:
     return -(attention.float() + 1e-6).log().mean()
 
 
-def _where_to_look(
+def where_to_look(
     encoder: Encoder, batch: list[Example]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Example, row and column: from every answer token to what followed it in the question."""

@@ -30,7 +30,7 @@ PROBES_PER_EXAMPLE = 10
 def drafter_config() -> Qwen2Config:
     config = target_config()
     config.num_hidden_layers = len(TARGET_LAYERS)
-    config.layer_types = config.layer_types[: len(TARGET_LAYERS)]
+    config.layer_types = (config.layer_types or [])[: len(TARGET_LAYERS)]
     config.mask_token_id = MASK_TOKEN_ID
     config.diffusion_attention = "block_causal"
     return config
