@@ -106,7 +106,7 @@ def _cps_and_adl() -> Sweep:
         for label, (speculation, paper) in settings.items()
     )
     title = "CPS and ADL on and off (Tables 2 and 4)"
-    return Sweep("cps_adl", title, "on", variants, shows_families=True)
+    return Sweep("cps_adl", title, "switched on", variants, shows_families=True)
 
 
 def _draft_lengths() -> Sweep:

@@ -98,8 +98,11 @@ def _run_comparison(
         num_turns = sum(len(question.turns) for question in questions)
         with _progress(num_turns * options.repeats * len(names)) as on_answer:
             run = _compare(engine, names, questions, options, on_answer)
-        overheads = _step_overheads(engine, questions, options) if engine.lattice_model else []
-        costs = _draft_costs(engine) if engine.lattice_model else []
+        overheads, costs = [], []
+        if engine.lattice_model is not None:
+            Console(stderr=True).print("measuring drafting cost and overhead per step")
+            overheads = _step_overheads(engine, questions, options)
+            costs = _draft_costs(engine)
     records = median_answers(run.records)
     results = Results(
         machine=machine,

@@ -107,7 +107,7 @@ def speed_table(rows: Sequence[Row], mismatches: Sequence[Mismatch]) -> TextTabl
             "system",
             "tokens/s",
             "speed-up",
-            "speed-up (Spec-Bench)",
+            "Spec-Bench speed-up",
             "acceptance length",
             "same tokens",
         ),
@@ -143,7 +143,7 @@ def time_table(rows: Sequence[Row]) -> TextTable:
         for row in _headline_rows(rows)
         if (costs := row.costs) is not None
     ]
-    title = "Share of the time; overhead is what is in neither model's forward, search included"
+    title = "Share of the time, and what is in neither forward (search included) per step"
     return TextTable(title, columns, tuple(cells))
 
 
