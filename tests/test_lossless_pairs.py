@@ -38,7 +38,7 @@ SAMPLINGS = {
         "frequency_penalty": 0.1,
     },
 }
-NUM_QUESTIONS_PER_FAMILY = 3
+NUM_QUESTIONS_PER_FAMILY = 4
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def pair(
     )
     is_random = request.param == "random"
     with Engine.from_config(config) as engine:
-        yield Pair(engine, prompts, 16 if is_random else 100, 1.0 if is_random else 3.0)
+        yield Pair(engine, prompts, 16 if is_random else 100, 1.0 if is_random else 1.3)
 
 
 def _random_pair(target: Path, drafter: Path) -> tuple[EngineConfig, list[Prompt]]:
