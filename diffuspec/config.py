@@ -55,7 +55,6 @@ class SearchConfig(_Config):
     causal_lm: Path | None = None  # in its place, a model directory with the target's tokenizer
     beam_width: int = Field(3, ge=1, le=64)  # B
 
-
     @model_validator(mode="after")
     def _one_proxy(self) -> Self:
         if self.ngram is not None and self.causal_lm is not None:
