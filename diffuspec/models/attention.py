@@ -22,7 +22,6 @@ from diffuspec.models.cache import KVCache
 ATTENTION_NAME = "diffuspec"
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
-
 Visible: TypeAlias = Literal["causal", "full"] | NDArray[np.bool_]  # or [n, n]
 
 
@@ -104,7 +103,7 @@ class _Part:
         self._end = segment.start + segment.num_rows
         self._num_columns = self._end
         self._block_size = block_size
-        if block_size:
+        if block_size is not None:
             self._num_columns = -(-self._end // block_size) * block_size
         self._positions = segment.positions
         self._new_rows = cache.rows(segment.slot, self._start, self._end)
@@ -125,11 +124,12 @@ class _Part:
         self._new_rows[2 * layer].copy_(key)
         self._new_rows[2 * layer + 1].copy_(value)
         keys, values = self._all_rows[2 * layer], self._all_rows[2 * layer + 1]
+        if self._block_size is not None:
+            wide = self._wide_mask(window)
+            return _attend_in_blocks(query, keys, values, wide, scaling, self._block_size)
         mask, column = self._mask, self._start
-        if self._block_size or (window is not None and self._end > window):
+        if window is not None and self._end > window:
             mask, column = self._wide_mask(window), 0
-        if self._block_size and mask is not None:
-            return _attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
         num_heads = query.shape[0]
         if num_heads * self.num_rows * self._end <= MAX_SCORES:
             return _attend(query, keys, values, mask, column, scaling)
@@ -214,15 +214,17 @@ def _new_rows_mask(segment: Segment, like: torch.Tensor) -> torch.Tensor | None:
     """Return the additive mask [num_rows, num_rows] among new rows; None: all visible."""
     visible = segment.visible
     if isinstance(visible, str):
-        is_causal = visible == "causal" and segment.num_rows > 1
-        return _causal_mask(segment.num_rows, like.dtype, like.device) if is_causal else None
+        size = segment.num_rows
+        if visible == "full" or size == 1:
+            return None
+        return _causal_mask(1 << (size - 1).bit_length(), like.dtype, like.device)[:size, :size]
     mask = np.where(visible, np.float32(0), np.float32(-np.inf))
     return torch.from_numpy(mask).to(like)
 
 
-@lru_cache(maxsize=64)
-def _causal_mask(num_rows: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((num_rows, num_rows), -torch.inf, dtype=dtype, device=device).triu(1)
+@lru_cache(maxsize=16)
+def _causal_mask(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((size, size), -torch.inf, dtype=dtype, device=device).triu(1)
 
 
 def packed_attention(

@@ -65,7 +65,9 @@ def load_model(
     where = _resolve_device(path, device)
     precision = _resolve_dtype(dtype, where)
     cache_bytes = _cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
-    check_fits(path, checkpoint.num_weights * precision.itemsize, cache_bytes, where)
+    weight_bytes = checkpoint.num_weights * precision.itemsize
+    check_fits(path, weight_bytes, 0, torch.device("cpu"))  # weights pass through its memory
+    check_fits(path, weight_bytes, cache_bytes, where)
     model = _read_weights(checkpoint, config, precision).to(where)
     if where.type == "cpu":
         use_cpu_layers(model)

@@ -67,16 +67,16 @@ class ModelRunner:
     def _forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
         packed = PackedBatch(segments, self.cache, block_size)
-        token_ids = np.concatenate([segment.token_ids for segment in segments])
-        positions = np.concatenate([segment.positions for segment in segments])
+        parts = [
+            np.concatenate([segment.token_ids for segment in segments]),
+            np.concatenate([segment.positions for segment in segments]),
+            _logit_rows(segments),
+        ]
+        sizes = [len(part) for part in parts]
+        joined = torch.from_numpy(np.concatenate(parts, dtype=np.int64))  # one copy to a device
         started = time.monotonic()
-        logits = _call(
-            self.model,
-            self._to_device(token_ids),
-            self._to_device(positions),
-            self._to_device(_logit_rows(segments)),
-            packed,
-        ).float()
+        token_ids, positions, keep_rows = torch.split(joined.to(self.device), sizes)
+        logits = _call(self.model, token_ids, positions, keep_rows, packed).float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.forward_seconds += time.monotonic() - started
@@ -95,9 +95,6 @@ class ModelRunner:
             self.cache.commit(slot, chunk, len(chunk))
             start += len(chunk)
         return start
-
-    def _to_device(self, values: NDArray[np.integer]) -> torch.Tensor:
-        return torch.from_numpy(values.astype(np.int64, copy=False)).to(self.device)
 
 
 def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
