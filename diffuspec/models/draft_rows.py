@@ -50,7 +50,7 @@ def lay_out(
         yield _lay_out(prefixes[first:last], blocks[first:last], slot, start, shared, attention)
         first = last
         if attention == "block_causal":
-            start = num_shared - 1  # its row is needed again: it gives logits
+            start = max(num_shared - 1, 0)  # its row is needed again: it gives logits
 
 
 def _lay_out(

@@ -225,7 +225,7 @@ async def test_prefixes_of_one_request_may_have_nothing_in_common(
     save_drafter: SaveDrafter, kind: str
 ) -> None:
     drafter = load(save_drafter(kind))
-    prefixes = [PREFIX[:9], PREFIX[1:20], [77]]
+    prefixes = [PREFIX[:9], PREFIX[1:20], [77], *([[5 + i, *PREFIX] for i in range(12)])]
     lattices = await drafter.lattices([request(prefix) for prefix in prefixes])
     for prefix, lattice in zip(prefixes, lattices, strict=True):
         assert_lattice(lattice, reference_logits(kind, prefix))
