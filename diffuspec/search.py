@@ -22,7 +22,6 @@ from diffuspec.interfaces import CausalProxy, ProxyState
 from diffuspec.types import Draft, DraftRequest, DraftTree, Lattice
 
 
-
 class PathSearch:
     """`PathScorer` in this process: beam search (Eq. 8) or best-first expansion.
 
