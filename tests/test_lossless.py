@@ -44,6 +44,8 @@ Arrival = Literal["alone", "together", "one after the other"]
 
 BYTES = byte_tokenizer()
 PLAIN = SpeculationParams(policy="off")
+
+pytestmark = pytest.mark.timeout(300)  # thousands of tokens, on a machine at work
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed", "off")
 STRATEGIES = (*HONEST, *DISHONEST)
 

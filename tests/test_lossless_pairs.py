@@ -40,6 +40,8 @@ SAMPLINGS = {
 }
 NUM_QUESTIONS_PER_FAMILY = 4
 
+pytestmark = pytest.mark.timeout(600)  # some 6,000 tokens of the tiny pair, on a machine at work
+
 
 @dataclass(frozen=True)
 class Pair:
@@ -60,7 +62,7 @@ def pair(
     )
     is_random = request.param == "random"
     with Engine.from_config(config) as engine:
-        yield Pair(engine, prompts, 16 if is_random else 100, 1.0 if is_random else 1.3)
+        yield Pair(engine, prompts, 16 if is_random else 64, 1.0 if is_random else 1.3)
 
 
 def _random_pair(target: Path, drafter: Path) -> tuple[EngineConfig, list[Prompt]]:
