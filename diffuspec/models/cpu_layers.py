@@ -1,8 +1,8 @@
 """Faster layers for float32 models on CPUs; values agree to rounding.
 
-A step has 10 to 40 rows. For these torch's own matrix products are slow (on AMD processors above
-all), while oneDNN's over weights packed beforehand take half the time or less. Projections of the
-same input are computed as one product, and a norm in four small operations instead of seven.
+A step has 1 to 40 rows, and torch's own matrix products are slow at these shapes (on AMD
+processors above all). oneDNN's over weights packed beforehand take half the time. Projections of
+the same input are computed as one product, and a norm in four small operations instead of seven.
 """
 
 from __future__ import annotations
@@ -12,21 +12,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
-
-MAX_BYTES = 1 << 30  # of weights: packed copies come on top of them
-MIN_PACKED_ROWS = 4  # below, oneDNN's cost per call outweighs what it saves
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def use_cpu_layers(model: nn.Module) -> None:
     """Replace linear layers and RMS norms in place, if the model is one that this is for."""
-    parameters = list(model.parameters())
-    num_bytes = sum(parameter.nbytes for parameter in parameters)
-    is_float32 = all(parameter.dtype == torch.float32 for parameter in parameters)
     backend: Any = torch.backends.mkldnn
-    if not (is_float32 and num_bytes <= MAX_BYTES and backend.is_available()):
+    is_float32 = all(parameter.dtype == torch.float32 for parameter in model.parameters())
+    if not (is_float32 and backend.is_available()):
         return
     for parent in list(model.modules()):
         for names in _SIBLINGS:
@@ -42,18 +36,16 @@ def use_cpu_layers(model: nn.Module) -> None:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer that has its weights in oneDNN's layout too."""
+    """A linear layer whose weights are in oneDNN's own layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self._bias = None if bias is None else bias.detach()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        if inputs.shape[-2] < MIN_PACKED_ROWS:
-            return linear(inputs, self.weight, self.bias)
         output: Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, self._packed, self.bias, "none", [], ""
+            inputs, self._weight, self._bias, "none", [], ""
         )
         return output
 
@@ -63,9 +55,9 @@ class _SiblingsProduct:
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        bias = torch.cat(biases).detach() if biases else None
+        bias = torch.cat(biases) if biases else None
         weights: list[Tensor] = [layer.weight for layer in layers]
-        self._layer = PackedLinear(torch.cat(weights).detach(), bias)
+        self._layer = PackedLinear(torch.cat(weights), bias)
         self._sizes = [layer.out_features for layer in layers]
         self._inputs: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from diffuspec.config import TargetConfig
 from diffuspec.draft_tree import chain
@@ -207,12 +208,16 @@ async def test_logprobs_are_the_unmodified_distributions(qwen2: CausalTarget) ->
         assert [pair[1] for pair in found.top] == pytest.approx(values.tolist(), abs=1e-4)
 
 
-async def test_ids_past_the_tokenizer_are_never_chosen(qwen2: CausalTarget) -> None:
-    head = qwen2.runner.model.lm_head
-    with torch.inference_mode():
-        head.weight[NUM_KNOWN_IDS:] = head.weight[:NUM_KNOWN_IDS].abs().max() * 100
-    decoded = await decode(qwen2, SAMPLED)
-    assert max(decoded) < NUM_KNOWN_IDS
+async def test_ids_past_the_tokenizer_are_never_chosen(save_target: Callable[[str], Path]) -> None:
+    path = save_target("qwen2")
+    weights = load_file(path / "model.safetensors")
+    head = weights["lm_head.weight"]
+    head[NUM_KNOWN_IDS:] = head[0] * 100
+    head[NUM_KNOWN_IDS + 1 :] *= -1
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    target = load(path)
+    assert max(await decode(target, SAMPLED)) < NUM_KNOWN_IDS
+    target.close()
 
 
 async def test_event_loop_runs_on_while_the_target_works(qwen2: CausalTarget) -> None:
