@@ -19,15 +19,14 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence as Batch
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from diffuspec.breaker import Breaker
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.draft_length import Economics, make_draft_length
 from diffuspec.draft_tree import depths
 from diffuspec.errors import (
-    ContextLengthError,
     DiffuspecError,
     DrafterError,
     InvalidRequestError,
@@ -37,8 +36,9 @@ from diffuspec.errors import (
 )
 from diffuspec.interfaces import Drafter, Verifier
 from diffuspec.metrics import Metrics
-from diffuspec.sequence import Increment, Sequence
+from diffuspec.sequence import Increment, Sequence, check_request
 from diffuspec.text import TextStream
+from diffuspec.ticket import Inbox, Ticket
 from diffuspec.types import (
     EMPTY_DRAFT,
     Draft,
@@ -52,60 +52,7 @@ from diffuspec.types import (
 
 logger = logging.getLogger(__name__)
 
-_FIRST_PAUSE_SECONDS = 0.5
-_MAX_PAUSE_SECONDS = 30.0
 _GRACE_SECONDS = 1.0  # for workers to let go of what they hold at shutdown
-
-
-@dataclass(slots=True, eq=False)
-class _Ticket:
-    """A sequence on its way through the loops, and where its increments go."""
-
-    sequence: Sequence
-    submitted_at: float
-    increments: asyncio.Queue[Increment | DiffuspecError] = field(default_factory=asyncio.Queue)
-    step_started_at: float = 0.0
-    drafting_seconds: float = 0.0  # of the coming step, the way to the drafter included
-    is_over: bool = False  # finished, failed, or nobody listens: dropped where a loop meets it
-
-
-class _Inbox:
-    """Tickets waiting for a loop. take() returns all of them, at least one."""
-
-    def __init__(self) -> None:
-        self._tickets: deque[_Ticket] = deque()
-        self._filled = asyncio.Event()
-
-    def put(self, ticket: _Ticket) -> None:
-        self._tickets.append(ticket)
-        self._filled.set()
-
-    async def take(self) -> list[_Ticket]:
-        await self._filled.wait()
-        taken = list(self._tickets)
-        self._tickets.clear()
-        self._filled.clear()
-        return taken
-
-
-class _Breaker:
-    """Keeps a failing drafter from being asked at every step."""
-
-    def __init__(self) -> None:
-        self._pause_seconds = 0.0
-        self._open_until = 0.0
-
-    @property
-    def is_open(self) -> bool:
-        return time.monotonic() < self._open_until
-
-    def succeeded(self) -> None:
-        self._pause_seconds = 0.0
-
-    def failed(self) -> None:
-        doubled = max(2 * self._pause_seconds, _FIRST_PAUSE_SECONDS)
-        self._pause_seconds = min(doubled, _MAX_PAUSE_SECONDS)
-        self._open_until = time.monotonic() + self._pause_seconds
 
 
 class Coordinator:
@@ -125,11 +72,11 @@ class Coordinator:
         self._config = config
         self._draft_length = draft_length
         self._economics = Economics(draft_length.max_draft_tokens)
-        self._breaker = _Breaker()
-        self._waiting: deque[_Ticket] = deque()
-        self._running: set[_Ticket] = set()
-        self._needs_draft = _Inbox()
-        self._ready = _Inbox()
+        self._breaker = Breaker()
+        self._waiting: deque[Ticket] = deque()
+        self._running: set[Ticket] = set()
+        self._needs_draft = Inbox()
+        self._ready = Inbox()
         self._request_numbers = itertools.count(1)
         self._loops: list[asyncio.Task[None]] = []
         self._releases: set[asyncio.Task[None]] = set()
@@ -181,9 +128,7 @@ class Coordinator:
 
     # ---- the two loops
 
-    async def _work_on(
-        self, inbox: _Inbox, work: Callable[[list[_Ticket]], Awaitable[None]]
-    ) -> None:
+    async def _work_on(self, inbox: Inbox, work: Callable[[list[Ticket]], Awaitable[None]]) -> None:
         """Work on all that comes in, for ever; an error ends the requests it is about."""
         while True:
             tickets = await inbox.take()
@@ -191,8 +136,9 @@ class Coordinator:
                 await work(tickets)
             except Exception as error:
                 await self._fail(tickets, error)
+            await asyncio.sleep(0)  # workers may not: whoever listens gets a turn after each step
 
-    async def _draft(self, tickets: list[_Ticket]) -> None:
+    async def _draft(self, tickets: list[Ticket]) -> None:
         """Draft for all of these in one batch; without a draft they are ready all the same."""
         tickets = await self._drop_over(tickets)
         if not tickets:
@@ -227,7 +173,7 @@ class Coordinator:
             raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
         return drafts
 
-    def _take_draft(self, ticket: _Ticket, draft: Draft) -> None:
+    def _take_draft(self, ticket: Ticket, draft: Draft) -> None:
         try:
             ticket.sequence.take_draft(draft, self._verifier.info)
         except InvalidRequestError as error:
@@ -236,7 +182,7 @@ class Coordinator:
         else:
             self._ready.put(ticket)
 
-    async def _verify(self, tickets: list[_Ticket]) -> None:
+    async def _verify(self, tickets: list[Ticket]) -> None:
         """Verify all of these in one batch, commit what comes out, and send them on."""
         tickets = await self._drop_over(tickets)
         if not tickets:
@@ -261,7 +207,7 @@ class Coordinator:
                 self._finish_step(ticket, verdict, seconds)
         await self._retire([ticket for ticket in tickets if ticket.is_over])
 
-    def _finish_step(self, ticket: _Ticket, verdict: Verdict, verifying_seconds: float) -> None:
+    def _finish_step(self, ticket: Ticket, verdict: Verdict, verifying_seconds: float) -> None:
         sequence, now = ticket.sequence, time.monotonic()
         is_first = sequence.num_output_tokens == 0
         sequence.adapt(verdict)
@@ -291,7 +237,7 @@ class Coordinator:
             lasted = now - ticket.submitted_at
             self.metrics.observe_finish(sequence.finish_reason, sequence.num_prompt_tokens, lasted)
 
-    def _send_on(self, ticket: _Ticket) -> None:
+    def _send_on(self, ticket: Ticket) -> None:
         """Decide where a sequence goes next: to the drafter, or straight to the verifier."""
         sequence = ticket.sequence
         if sequence.has_chunks_left(self._config.prefill_chunk_tokens):
@@ -304,21 +250,21 @@ class Coordinator:
             sequence.fallback = None
             self._needs_draft.put(ticket)
 
-    def _skip_draft(self, ticket: _Ticket, reason: str | None) -> None:
+    def _skip_draft(self, ticket: Ticket, reason: str | None) -> None:
         sequence = ticket.sequence
         sequence.draft, sequence.num_draft_tokens = EMPTY_DRAFT, 0
         sequence.fallback = reason
         ticket.drafting_seconds = 0.0
         self._ready.put(ticket)
 
-    def _learn_drafting(self, tickets: Batch[_Ticket], seconds: float) -> None:
+    def _learn_drafting(self, tickets: Batch[Ticket], seconds: float) -> None:
         """Learn from decoding steps only: a request's first draft reads its whole prompt."""
         if all(ticket.sequence.num_output_tokens for ticket in tickets):
             num_positions = sum(ticket.sequence.num_draft_tokens for ticket in tickets)
             self._economics.costs.observe_draft(num_positions, len(tickets), seconds)
 
     def _learn_verifying(
-        self, tickets: Batch[_Ticket], verdicts: Batch[Verdict], seconds: float
+        self, tickets: Batch[Ticket], verdicts: Batch[Verdict], seconds: float
     ) -> None:
         """Learn from decoding steps only: how many prompt rows were cached is not known here."""
         if all(ticket.sequence.num_output_tokens for ticket in tickets):
@@ -336,8 +282,8 @@ class Coordinator:
         speculation: SpeculationParams,
         text: TextStream | None,
         request_id: str | None,
-    ) -> _Ticket:
-        self._check(prompt_token_ids, sampling, speculation)
+    ) -> Ticket:
+        check_request(prompt_token_ids, sampling, speculation, self._verifier.info)
         self._check_load()
         sequence = Sequence(
             request_id=f"{request_id or 'request'}-{next(self._request_numbers)}",
@@ -348,36 +294,10 @@ class Coordinator:
             eos_token_ids=self._verifier.info.eos_token_ids,
             text=text,
         )
-        ticket = _Ticket(sequence, time.monotonic())
+        ticket = Ticket(sequence, time.monotonic())
         self._waiting.append(ticket)
         self._admit()
         return ticket
-
-    def _check(
-        self, prompt: TokenIds, sampling: SamplingParams, speculation: SpeculationParams
-    ) -> None:
-        info = self._verifier.info
-        if not len(prompt):
-            raise InvalidRequestError("the prompt is empty; it needs at least one token")
-        wrong = prompt[(prompt < 0) | (prompt >= info.vocab_size)]
-        if len(wrong):
-            raise InvalidRequestError(
-                f"prompt token ids must be from 0 to {info.vocab_size - 1}, got {wrong[0]}"
-            )
-        if len(prompt) + sampling.max_tokens > info.max_model_len:
-            raise ContextLengthError(
-                f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} do not fit the "
-                f"target's context of {info.max_model_len} tokens"
-            )
-        if speculation.max_nodes > info.max_tree_nodes:
-            raise InvalidRequestError(
-                f"max_nodes must be at most {info.max_tree_nodes}, got {speculation.max_nodes}"
-            )
-        too_high = [i for i in sampling.stop_token_ids if not 0 <= i < info.vocab_size]
-        if too_high:
-            raise InvalidRequestError(
-                f"stop_token_ids must be from 0 to {info.vocab_size - 1}, got {too_high[0]}"
-            )
 
     def _check_load(self) -> None:
         if not self._loops:
@@ -397,7 +317,7 @@ class Coordinator:
         self.metrics.waiting.set(len(self._waiting))
         self.metrics.running.set(len(self._running))
 
-    def _abandon(self, ticket: _Ticket) -> None:
+    def _abandon(self, ticket: Ticket) -> None:
         """Nobody listens any more: out of the queue, or dropped where a loop meets it next."""
         if ticket.is_over:
             return
@@ -407,24 +327,24 @@ class Coordinator:
             self._waiting.remove(ticket)
             self.metrics.waiting.set(len(self._waiting))
 
-    async def _drop_over(self, tickets: list[_Ticket]) -> list[_Ticket]:
+    async def _drop_over(self, tickets: list[Ticket]) -> list[Ticket]:
         await self._retire([ticket for ticket in tickets if ticket.is_over])
         return [ticket for ticket in tickets if not ticket.is_over]
 
-    async def _fail(self, tickets: list[_Ticket], error: Exception) -> None:
+    async def _fail(self, tickets: list[Ticket], error: Exception) -> None:
         if not isinstance(error, DiffuspecError):
             logger.exception("decoding failed", exc_info=error)
             error = VerifierError(f"decoding failed: {error}")
         self._end(tickets, error)
         await self._retire(tickets)
 
-    def _end(self, tickets: list[_Ticket], error: DiffuspecError) -> None:
+    def _end(self, tickets: list[Ticket], error: DiffuspecError) -> None:
         for ticket in tickets:
             if not ticket.is_over:
                 ticket.is_over = True
                 ticket.increments.put_nowait(error)
 
-    async def _retire(self, tickets: list[_Ticket]) -> None:
+    async def _retire(self, tickets: list[Ticket]) -> None:
         """Free what the workers hold for these and let others in."""
         for ticket in tickets:
             request_id = ticket.sequence.request_id
@@ -447,7 +367,7 @@ async def _release(worker: Drafter | Verifier, request_id: str) -> None:
 
 
 def _step_stats(
-    ticket: _Ticket, verdict: Verdict, num_committed_tokens: int, now: float
+    ticket: Ticket, verdict: Verdict, num_committed_tokens: int, now: float
 ) -> StepStats:
     sequence, draft = ticket.sequence, ticket.sequence.draft
     return StepStats(

@@ -9,7 +9,7 @@ import numpy as np
 from diffuspec.draft_length import DraftLength
 from diffuspec.draft_tree import depths, prune_draft, validate
 from diffuspec.drafter_weight import AdaptiveWeight
-from diffuspec.errors import InvalidRequestError
+from diffuspec.errors import ContextLengthError, InvalidRequestError
 from diffuspec.interfaces import TargetInfo
 from diffuspec.text import TextStream
 from diffuspec.types import (
@@ -186,3 +186,30 @@ class Sequence:
         elif self.num_output_tokens >= self.sampling.max_tokens:
             self.finish_reason = FinishReason.LENGTH
         return piece
+
+
+def check_request(
+    prompt: TokenIds, sampling: SamplingParams, speculation: SpeculationParams, info: TargetInfo
+) -> None:
+    """Raise InvalidRequestError, naming the value, for what this target cannot do."""
+    if not len(prompt):
+        raise InvalidRequestError("the prompt is empty; it needs at least one token")
+    wrong = prompt[(prompt < 0) | (prompt >= info.vocab_size)]
+    if len(wrong):
+        raise InvalidRequestError(
+            f"prompt token ids must be from 0 to {info.vocab_size - 1}, got {wrong[0]}"
+        )
+    if len(prompt) + sampling.max_tokens > info.max_model_len:
+        raise ContextLengthError(
+            f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} do not fit the "
+            f"target's context of {info.max_model_len} tokens"
+        )
+    if speculation.max_nodes > info.max_tree_nodes:
+        raise InvalidRequestError(
+            f"max_nodes must be at most {info.max_tree_nodes}, got {speculation.max_nodes}"
+        )
+    too_high = [i for i in sampling.stop_token_ids if not 0 <= i < info.vocab_size]
+    if too_high:
+        raise InvalidRequestError(
+            f"stop_token_ids must be from 0 to {info.vocab_size - 1}, got {too_high[0]}"
+        )

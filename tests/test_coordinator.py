@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diffuspec import coordinator as coordinator_module
+from diffuspec import breaker as breaker_module, coordinator as coordinator_module
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.errors import (
@@ -355,7 +355,7 @@ async def test_a_failing_drafter_costs_speed_only(error, quiet):
 
 
 async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(monkeypatch, quiet):
-    monkeypatch.setattr(coordinator_module, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(breaker_module, "_FIRST_PAUSE_SECONDS", 0.01)
     async with on_stage() as stage:
         stage.drafter.error = DrafterError("for a while")
         stream = stage.stream(PROMPT, FOREVER)
@@ -372,7 +372,7 @@ async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(monkeyp
 def test_the_breaker_pauses_longer_after_every_failure_up_to_a_limit(monkeypatch):
     now = 100.0
     monkeypatch.setattr(coordinator_module.time, "monotonic", lambda: now)
-    breaker = coordinator_module._Breaker()
+    breaker = breaker_module.Breaker()
     pauses = []
     for _ in range(9):
         breaker.failed()

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -20,6 +18,7 @@ from diffuspec.interfaces import TargetInfo
 from diffuspec.models.attention import Segment, Visible
 from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.worker import Worker
 from diffuspec.sampling import target_tokens, token_logprobs
 from diffuspec.types import TokenLogprobs, Verdict, VerifyRequest
 
@@ -60,7 +59,7 @@ class CausalTarget:
     def __init__(self, runner: ModelRunner, info: TargetInfo) -> None:
         self.runner = runner
         self._info = info
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="target")
+        self._worker = Worker("target", is_inline=info.max_sequences == 1)
 
     @classmethod
     def load(cls, config: TargetConfig) -> Self:
@@ -93,16 +92,14 @@ class CausalTarget:
         self._check(requests)
         if not requests:
             return []
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._verify, list(requests))
+        return await self._worker.run(self._verify, list(requests))
 
     async def release(self, request_id: str) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self.runner.cache.release, request_id)
+        await self._worker.run(self.runner.cache.release, request_id)
 
     def close(self) -> None:
         """Stop the worker thread once what it is doing is done."""
-        self._executor.shutdown()
+        self._worker.close()
 
     def _check(self, requests: Sequence[VerifyRequest]) -> None:
         limit = self._info.max_sequences

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,6 +20,7 @@ from diffuspec.models.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.draft_rows import lay_out, num_shared_tokens
 from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.worker import Worker
 from diffuspec.sampling import perturb_logits
 from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, TokenIds
 
@@ -68,7 +67,8 @@ class DiffusionDrafter:
     With the prefix cache, a block-causal drafter's prefix states are exact; Dream's are those of
     earlier steps, made anew every refresh_every tokens. Requests of one batch that carry the same
     id (hypothetical prefixes) share a slot and a forward pass. Ids that the target does not know,
-    and the mask, are never drafted. Work happens in one thread of its own.
+    and the mask, are never drafted. Work happens in one thread of its own, or inline where the
+    target takes one sequence at a time.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class DiffusionDrafter:
         self._num_known_ids = target.vocab_size
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
         self._refreshed_at: dict[str, int] = {}  # request id -> prefix length at its full pass
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="drafter")
+        self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
 
     @classmethod
     def load(cls, config: DrafterConfig, target: TargetInfo) -> Self:
@@ -117,16 +117,14 @@ class DiffusionDrafter:
             self._check(request)
         if not requests:
             return []
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, self._draft, list(requests))
+        return await self._worker.run(self._draft, list(requests))
 
     async def release(self, request_id: str) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._release, request_id)
+        await self._worker.run(self._release, request_id)
 
     def close(self) -> None:
         """Stop the worker thread once what it is doing is done."""
-        self._executor.shutdown()
+        self._worker.close()
 
     def _check(self, request: DraftRequest) -> None:
         prefix, k = request.prefix, request.num_draft_tokens
