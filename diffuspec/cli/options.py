@@ -116,7 +116,8 @@ def engine_config(
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
     data["speculation"].update(speculation or {})
-    data["target"]["max_sequences"] = 1  # one prompt is answered
+    if config is None:
+        data["target"]["max_sequences"] = 1  # one prompt is answered
     if (max_nodes := (speculation or {}).get("max_nodes")) is not None:
         data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], max_nodes)
     return parse_config(data)
