@@ -34,20 +34,21 @@ class AcceptanceModel:
             reached.append(above * self._probability(bisect_right(_LOG_EDGES, confidence)))
         return reached
 
-    def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Count every node whose parent was accepted."""
+    def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
+        """Count every node whose parent was accepted, in the wider model too if it is shared."""
         accepted = {-1, *verdict.accepted_nodes}
         for node, parent in enumerate(draft.tree.parents):
             if parent in accepted:
-                self._count(bisect_right(_LOG_EDGES, draft.confidences[node]), node in accepted)
+                cell = bisect_right(_LOG_EDGES, draft.confidences[node])
+                self._count(cell, node in accepted)
+                if is_shared and self._wider is not None:
+                    self._wider._count(cell, node in accepted)
 
     def _probability(self, cell: int) -> float:
         prior = _CENTRES[cell] if self._wider is None else self._wider._probability(cell)
         return (_PRIOR_WEIGHT * prior + self._right[cell]) / (_PRIOR_WEIGHT + self._seen[cell])
 
     def _count(self, cell: int, is_right: bool) -> None:
-        if self._wider is not None:
-            self._wider._count(cell, is_right)
         if self._seen[cell] >= _MAX_WEIGHT:
             self._seen[cell] /= 2
             self._right[cell] /= 2

@@ -23,6 +23,7 @@ from diffuspec.types import Draft, DraftLengthPolicy, SpeculationParams, Verdict
 _MIN_PROBE_PAUSE = 16  # steps without a draft before one more is tried
 _PROBE_SHARE = 0.05  # of the time goes into such probes at most
 _SMOOTHING = 0.3
+_SHARED_DRAFTS = 12  # of each request teach the others: a long request says no more than a short
 _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
 
@@ -110,6 +111,7 @@ class CostAwareDraftLength:
         self._steps_without_draft = math.inf  # a request's first draft is always made
         self._drafted = 0
         self._is_probe = False
+        self._num_drafts = 0
 
     def num_draft_tokens(self, limit: int) -> int:
         costs = self._shared.costs
@@ -151,7 +153,8 @@ class CostAwareDraftLength:
         return prune_draft(draft, order[:num_nodes].tolist())
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
-        self._acceptance.observe(draft, verdict)
+        self._acceptance.observe(draft, verdict, is_shared=self._num_drafts < _SHARED_DRAFTS)
+        self._num_drafts += 1
 
     def _is_probe_due(self, cost: float) -> bool:
         """Whether it is time for a probe that costs so many plain steps."""
@@ -182,8 +185,9 @@ class CostAwareDraftLength:
             ratio = min(seen[end - 1] ** (1 / end), 0.99)
             seen[end:] = seen[end - 1] * ratio ** np.arange(1, size - end + 1)
         self._survival += _SMOOTHING * (seen - self._survival)
-        shared = self._shared.survival[:size]
-        shared += 0.02 * (seen - shared)
+        if self._num_drafts < _SHARED_DRAFTS:
+            shared = self._shared.survival[:size]
+            shared += 0.02 * (seen - shared)
 
 
 def make_draft_length(
