@@ -80,7 +80,8 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
     questions = first_per_family(questions, options.limit)
     config = engine_config(options)
     _make_folder(options.out)
-    with _threads(options.threads):
+    threads = options.threads or (1 if options.target is None else None)  # tiny is that small
+    with _threads(threads):
         if options.ablations:
             return _run_ablations(options, config, questions, console)
         return _run_comparison(options, config, questions, names, console)

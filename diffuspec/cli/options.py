@@ -10,7 +10,7 @@ import typer
 
 from diffuspec.config import EngineConfig, TargetConfig, load_config, parse_config
 from diffuspec.errors import ConfigError
-from diffuspec.tiny import tiny_config
+from diffuspec.tiny import TARGET, tiny_config
 from diffuspec.types import TreeShape
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _TARGET = "The model whose output is reproduced: any causal LM of transformers. 
 _DRAFTER = "The diffusion LM that drafts. With --target there is none by default."
 _NGRAM = "KenLM model over token ids, such as `diffuspec ngram build` makes."
 _CONFIG = "All other settings; the options here override it."
-_THREADS = "CPU threads. Default: what torch finds."
+_THREADS = "CPU threads. Default: what torch finds; 1 for the embedded pair."
 
 Target = Annotated[Path | None, model(_TARGET, "DIR")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
@@ -85,9 +85,15 @@ Quiet = Annotated[bool, _option(_OUTPUT, "No statistics on stderr.", "--quiet")]
 
 
 def open_engine(config: EngineConfig, num_threads: int | None) -> Engine:
-    """Load everything; num_threads None leaves it to torch. The caller closes the engine."""
+    """Load everything; the caller closes the engine.
+
+    num_threads None leaves them to torch, but for the embedded pair: it is so small that a second
+    thread only costs.
+    """
     from diffuspec.engine import Engine
 
+    if num_threads is None and config.target.path == TARGET:
+        num_threads = 1
     if num_threads is not None:
         import torch
 

@@ -18,7 +18,7 @@ Run = Callable[..., Any]
 def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a random pair and two families of questions stand for the embedded ones."""
 
-    def config() -> EngineConfig:
+    def config(**_: object) -> EngineConfig:
         return parse_config({"target": {"path": pair[0]}, "drafter": {"path": pair[1]}})
 
     questions = [
