@@ -107,8 +107,5 @@ class CausalLmProxy:
         end = len(prefix) - 1
         while start < end:
             chunk = prefix[start : min(start + _MAX_PREFILL_ROWS, end)]
-            positions = np.arange(start, start + len(chunk))
-            self._runner.forward([Segment(slot, start, chunk, positions, "causal", [0])])
-            cache.commit(slot, chunk, len(chunk))
-            start += len(chunk)
+            start = self._runner.feed(slot, chunk, start)
         return slot, start

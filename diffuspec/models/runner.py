@@ -89,12 +89,17 @@ class ModelRunner:
         Returns how many are cached then. The slot's length must be start.
         """
         while len(prefix) - start > max_rows:
-            chunk = prefix[start : start + max_rows]
-            positions = np.arange(start, start + len(chunk))
-            self.forward([Segment(slot, start, chunk, positions, "causal", [len(chunk) - 1])])
-            self.cache.commit(slot, chunk, len(chunk))
-            start += len(chunk)
+            start = self.feed(slot, prefix[start : start + max_rows], start)
         return start
+
+    def feed(self, slot: int, token_ids: TokenIds, start: int) -> int:
+        """Feed the tokens that follow the cached ones; return how many are cached then."""
+        end = start + len(token_ids)
+        last_row = [len(token_ids) - 1]
+        positions = np.arange(start, end)
+        self.forward([Segment(slot, start, token_ids, positions, "causal", last_row)])
+        self.cache.commit(slot, token_ids, len(token_ids))
+        return end
 
 
 def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
