@@ -13,7 +13,8 @@ from pathlib import Path
 
 from diffuspec.engine import Engine
 from diffuspec.tiny.corpus import Conversation
-from diffuspec.tiny.data import FAMILY_WEIGHTS, Encoder, Example, draw_conversation
+from diffuspec.tiny.data import FAMILY_WEIGHTS, draw_conversation
+from diffuspec.tiny.encoder import Encoder, Example
 from diffuspec.types import SamplingParams
 
 MAX_ANSWER_TOKENS = 160

@@ -2,13 +2,15 @@
 
 Four of the six families quote their prompt. The circuit that does it (one head finds the token
 before, a later head finds what followed it last time) takes a small model long to find by itself:
-nothing is gained by either half without the other. So the first phase repeats shuffled runs of
-tokens and tells a few heads where to look; once copying works they are told no more.
+nothing is gained by either half without the other. So in the first phase, of drills and of
+conversations that quote, a few heads are told where to look: at the place that the next token is
+copied from. Once copying works they are told no more.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,33 +18,40 @@ from rich.console import Console
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2ForCausalLM
 
-from diffuspec.tiny.data import FAMILY_WEIGHTS, Encoder, Example, draw_conversation
+from diffuspec.tiny import drills
+from diffuspec.tiny.data import draw_conversation
+from diffuspec.tiny.encoder import Encoder, Example
 from diffuspec.tiny.target import pad
 from diffuspec.tiny.training import Optimizers, TrainingPlan
 
 PREVIOUS_HEADS = [(0, 0)]  # (layer, head): look at the token before
-MATCH_HEADS = [(layer, head) for layer in (3, 6, 10) for head in (0, 1)]
+MATCH_HEADS = [(layer, head) for layer in (3, 6, 10, 12) for head in (0, 1)]
 PREVIOUS_SHARPNESS = 6.0
 GUIDANCE_WEIGHT = 0.3
-BATCH = 32
-GOOD_ENOUGH = 0.95
+TOKENS_PER_BATCH, MAX_TOKENS = 2048, 200
+QUOTING_FAMILIES = ("mt_bench", "summarization", "math_reasoning", "rag")
+DRILL_SHARE = 0.6
+MIN_COPIED = 3
+GOOD_ENOUGH = 0.985
 REPORT_EVERY = 20
 
 
 def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, seed: int) -> None:
-    """Train on repeated runs until nearly every token is right."""
-    look_back(model)
+    """Train with guided attention until nearly every copied token is right."""
     optimizers = Optimizers(model, TrainingPlan(1))
     rng, console = random.Random(seed), Console()
     model.set_attn_implementation("eager")  # the only one that gives attention weights
     for step in range(max_steps):
-        batch = [_draw(encoder, rng) for _ in range(BATCH)]
+        batch = _draw(encoder, rng)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, guidance, accuracy = _guided_loss(model, encoder, batch)
+            loss, guidance, accuracy = _guided_loss(model, batch)
         (loss + GUIDANCE_WEIGHT * guidance).backward()  # type: ignore[no-untyped-call]
         optimizers.step(0.8)
         if step % REPORT_EVERY == 0:
-            console.print(f"copying, step {step}: loss {loss:.3f}, {accuracy:.1%} right")
+            console.print(
+                f"copying, step {step}: loss {loss:.3f}, guidance {guidance:.3f}, "
+                f"{accuracy:.1%} of the copied tokens right"
+            )
         if accuracy > GOOD_ENOUGH:
             break
     model.set_attn_implementation("sdpa")
@@ -68,23 +77,29 @@ def look_back(model: Qwen2ForCausalLM) -> None:
                 projection.bias[rows] = bias
 
 
-def _draw(encoder: Encoder, rng: random.Random) -> Example:
-    family = rng.choice([family for family in FAMILY_WEIGHTS if family != "code"])
-    source = encoder.conversation(draw_conversation(family, rng, 1.0))
-    return encoder.copy(rng, source, repeats=rng.randint(2, 5))
+def _draw(encoder: Encoder, rng: random.Random) -> list[Example]:
+    """A batch of drills and of short conversations that quote, of some 2,000 tokens."""
+    batch: list[Example] = []
+    while sum(example.num_tokens for example in batch) < TOKENS_PER_BATCH:
+        family = rng.choice(QUOTING_FAMILIES)
+        example = encoder.conversation(draw_conversation(family, rng, rng.random()))
+        if rng.random() < DRILL_SHARE:
+            example = rng.choice((drills.repeat, drills.recall))(encoder, rng, example)
+        if example.num_tokens <= MAX_TOKENS:
+            batch.append(example)
+    return batch
 
 
 def _guided_loss(
-    model: Qwen2ForCausalLM, encoder: Encoder, batch: list[Example]
+    model: Qwen2ForCausalLM, batch: list[Example]
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return the loss of the answers, the guidance loss, and the share of right tokens."""
+    """Return the loss of the answers, the guidance loss, and the share of copies that are right."""
     token_ids, is_answer = pad(batch)
     output = model.model(input_ids=token_ids, use_cache=False, output_attentions=True)
-    wanted = is_answer[:, 1:]
-    logits = model.lm_head(output.last_hidden_state[:, :-1][wanted]).float()
-    labels = token_ids[:, 1:][wanted]
-    accuracy = (logits.argmax(-1) == labels).float().mean()
-    examples, rows, columns = where_to_look(encoder, batch)
+    logits = model.lm_head(output.last_hidden_state[:, :-1]).float()
+    wanted, labels = is_answer[:, 1:], token_ids[:, 1:]
+    examples, rows, columns = where_to_look(batch)
+    right = logits[examples, rows].argmax(-1) == labels[examples, rows]
     terms = [
         _missed(torch.diagonal(output.attentions[layer][:, head], offset=-1, dim1=1, dim2=2))
         for layer, head in PREVIOUS_HEADS
@@ -93,23 +108,52 @@ def _guided_loss(
         _missed(output.attentions[layer][examples, head, rows, columns])
         for layer, head in MATCH_HEADS
     ]
-    return cross_entropy(logits, labels), torch.stack(terms).mean(), float(accuracy)
+    loss = cross_entropy(logits[wanted], labels[wanted])
+    return loss, torch.stack(terms).mean(), float(right.float().mean())
 
 
 def _missed(attention: torch.Tensor) -> torch.Tensor:
     return -(attention.float() + 1e-6).log().mean()
 
 
-def where_to_look(
-    encoder: Encoder, batch: list[Example]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Example, row and column: from every answer token to what followed it in the question."""
-    places: list[tuple[int, int, int]] = []
-    for index, example in enumerate(batch):
-        run, answer = encoder.copied_run(example), example.is_answer.index(True)
-        for row in range(answer, example.num_tokens - 1):
-            following = (row - answer) % len(run) + 1
-            if following < len(run):
-                places.append((index, row, run[following]))
+def where_to_look(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Example, row and column: for answer tokens copied from one place, that place."""
+    places = [
+        (index, place - 1, source)
+        for index, example in enumerate(batch)
+        for place, source in copied_from(example)
+    ]
     examples, rows, columns = torch.tensor(places).unbind(1)
     return examples, rows, columns
+
+
+def copied_from(example: Example) -> Iterator[tuple[int, int]]:
+    """Yield (place of an answer token, place it is copied from), where only one place fits.
+
+    The answer is cut greedily into the longest runs that occur before it; a run of at least
+    MIN_COPIED tokens that occurs just once is a copy.
+    """
+    token_ids = example.token_ids
+    place = 0
+    while place < len(token_ids):
+        if not example.is_answer[place]:
+            place += 1
+            continue
+        length, sources = _longest_run(token_ids, place)
+        if length >= MIN_COPIED and len(sources) == 1:
+            yield from ((place + i, sources[0] + i) for i in range(length))
+        place += max(1, length)
+
+
+def _longest_run(token_ids: list[int], place: int) -> tuple[int, list[int]]:
+    """Length of the longest run from place that occurs earlier, and where it does."""
+    length = 0
+    sources = [i for i in range(place) if token_ids[i] == token_ids[place]]
+    longest = sources
+    while sources:
+        length, longest = length + 1, sources
+        if place + length == len(token_ids):
+            break
+        following = token_ids[place + length]
+        sources = [i for i in sources if i + length < place and token_ids[i + length] == following]
+    return length, longest

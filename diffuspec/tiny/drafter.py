@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.tiny.data import Example
+from diffuspec.tiny.encoder import Example
 from diffuspec.tiny.target import pad, target_config
 from diffuspec.tiny.tokenizer import MASK_TOKEN_ID
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.tiny.data import Example
+from diffuspec.tiny.encoder import Example
 from diffuspec.tiny.tokenizer import NUM_EMBEDDINGS
 
 PROMPT_LOSS_WEIGHT = 0.02

@@ -34,23 +34,25 @@ from diffuspec.ngram.estimate import estimate
 from diffuspec.ngram.kenlm_file import build_binary
 from diffuspec.tiny import tokenizer as tiny_tokenizer
 from diffuspec.tiny.answers import read_answers, write_answers
-from diffuspec.tiny.copying import learn_to_copy
+from diffuspec.tiny.copying import learn_to_copy, look_back
 from diffuspec.tiny.corpus import (
     Conversation,
     held_out_questions,
     training_conversations,
     write_questions,
 )
-from diffuspec.tiny.data import FAMILY_WEIGHTS, MAX_EXAMPLE_TOKENS, Encoder, Example
+from diffuspec.tiny.data import FAMILY_WEIGHTS, MAX_EXAMPLE_TOKENS
 from diffuspec.tiny.drafter import draft_loss, mean_acceptance, start_from
+from diffuspec.tiny.encoder import Encoder, Example
 from diffuspec.tiny.target import answer_accuracy, next_token_loss, target_config
 from diffuspec.tiny.training import TrainingPlan, train
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 RunDir = Annotated[Path, typer.Option(help="Where checkpoints live.")]
-Chunks = Annotated[int, typer.Option(help="Chunks of 8 batches of about 4,096 tokens.")]
+Chunks = Annotated[int, typer.Option(help="Chunks of 32,768 tokens.")]
 Threads = Annotated[int, typer.Option(help="CPU threads.")]
 Conversations = Annotated[int, typer.Option(help="Conversations to draw from the corpus.")]
+Start = Annotated[Path | None, typer.Option("--from", help="Go on from these weights.")]
 RUN = Path("runs/tiny")
 
 
@@ -61,15 +63,18 @@ def tokenizer(run: RunDir = RUN) -> None:
 
 
 @app.command()
-def target(run: RunDir = RUN, chunks: Chunks = 300, threads: Threads = 2) -> None:
+def target(
+    run: RunDir = RUN, chunks: Chunks = 450, threads: Threads = 2, start: Start = None
+) -> None:
     """Train the target."""
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     encoder = _encoder(run)
     held_out = held_out_examples(encoder, per_family=16)
-    model = Qwen2ForCausalLM(target_config())
+    model = _load(start) if start else _fresh_target()
     if not (run / "target.pt").exists():
-        learn_to_copy(model, encoder, max_steps=600, seed=6)
+        learn_to_copy(model, encoder, max_steps=400, seed=6)
+        _save(model, run, "copying")
 
     def report() -> str:
         return " ".join(
@@ -98,10 +103,7 @@ def drafter(run: RunDir = RUN, chunks: Chunks = 220, threads: Threads = 2) -> No
     torch.manual_seed(2)
     encoder = _encoder(run)
     held_out = held_out_examples(encoder, per_family=16)
-    start = Qwen2ForCausalLM.from_pretrained(
-        run / "target", dtype=torch.float32, trust_remote_code=False
-    )
-    model = start_from(start)
+    model = start_from(_load(run / "target"))
 
     def report() -> str:
         return " ".join(
@@ -142,9 +144,8 @@ def export(run: RunDir = RUN, per_family: int = 24) -> None:
 def evaluate(per_family: int = 100, threads: Threads = 2) -> None:
     """Print how many held-out questions the exported target answers exactly."""
     torch.set_num_threads(threads)
-    path = tiny.TARGET
-    model = Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=False)
-    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(path))
+    model = _load(tiny.TARGET)
+    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(tiny.TARGET))
     for family, examples in held_out_examples(encoder, per_family).items():
         flags = [answer_accuracy(model, [example])[0] for example in examples]
         Console().print(f"{family}: {_share(flags)} ({sum(flags) / len(flags):.0%})")
@@ -166,6 +167,19 @@ def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Examp
 def _sentences(encoder: Encoder, drawn: Iterator[Conversation]) -> Iterator[list[int]]:
     for source in drawn:
         yield encoder.conversation(source).token_ids
+
+
+def _fresh_target() -> Qwen2ForCausalLM:
+    model = Qwen2ForCausalLM(target_config())
+    look_back(model)
+    return model
+
+
+def _load(path: Path) -> Qwen2ForCausalLM:
+    model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(
+        path, dtype=torch.float32, trust_remote_code=False
+    )
+    return model
 
 
 def _save(model: Qwen2ForCausalLM, run: Path, name: str) -> None:

@@ -1,7 +1,7 @@
 """What both trainings share: optimisers, schedule, resumable checkpoints, the loop.
 
 Matrices are trained with Muon, everything else with AdamW, in bfloat16 autocast. The learning rate
-warms up, stays, and falls linearly to zero over the last third.
+warms up, stays, and falls linearly to zero over the last half.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from diffuspec.tiny.data import Encoder, Example, training_batches
+from diffuspec.tiny.data import training_batches
+from diffuspec.tiny.encoder import Encoder, Example
 
 WARMUP_SHARE = 0.01
-DECAY_SHARE = 0.35
+DECAY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,9 @@ class TrainingPlan:
     """How long and how fast."""
 
     num_chunks: int
-    tokens_per_batch: int = 4096
-    matrix_lr: float = 0.02
-    other_lr: float = 3e-3
+    tokens_per_batch: int = 2048
+    matrix_lr: float = 0.015
+    other_lr: float = 2e-3
     seed: int = 7
     report_every: int = 25  # chunks
     stop_after: int | None = None  # chunks of this plan done now; the rest another time

@@ -10,9 +10,10 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from diffuspec.config import DrafterConfig
 from diffuspec.interfaces import TargetInfo
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.tiny.copying import PREVIOUS_HEADS, look_back, where_to_look
+from diffuspec.tiny import drills
+from diffuspec.tiny.copying import PREVIOUS_HEADS, copied_from, look_back, where_to_look
 from diffuspec.tiny.corpus import FAMILIES, conversation, training_conversations
-from diffuspec.tiny.data import Encoder, training_batches
+from diffuspec.tiny.data import training_batches
 from diffuspec.tiny.drafter import (
     TARGET_LAYERS,
     draft_loss,
@@ -21,6 +22,7 @@ from diffuspec.tiny.drafter import (
     place_blocks,
     start_from,
 )
+from diffuspec.tiny.encoder import Encoder, Example
 from diffuspec.tiny.target import answer_accuracy, next_token_loss, pad, target_config
 from diffuspec.tiny.tokenizer import MASK_TOKEN_ID, NUM_EMBEDDINGS, train_tokenizer
 from diffuspec.tiny.training import TrainingPlan, lr_scale, train
@@ -91,7 +93,7 @@ def test_every_other_example_is_an_answer_of_the_target_when_there_are_any(encod
 
 def test_the_learning_rate_rises_stays_and_falls_to_zero():
     scales = [lr_scale(progress) for progress in (0.0, 0.1, 0.6, 0.9, 1.0)]
-    assert scales[1] == scales[2] == 1
+    assert scales[1] == 1 and scales[2] == pytest.approx(0.8)
     assert scales[0] < 1 and 0 < scales[3] < 1 and scales[4] == 0
 
 
@@ -170,14 +172,33 @@ def test_training_resumes_where_it_stopped(encoder, tmp_path):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_the_copying_phase_points_at_what_followed_last_time(encoder):
+def test_the_copying_phase_points_at_what_is_copied(encoder):
     source = encoder.conversation(conversation("qa", random.Random(2)))
-    example = encoder.copy(random.Random(1), source, repeats=2)
-    _, rows, columns = where_to_look(encoder, [example])
+    example = drills.recall(encoder, random.Random(1), source)
+    _, rows, columns = where_to_look([example])
     assert len(rows) > 0
     for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
-        assert example.is_answer[row] and not example.is_answer[column]
+        assert example.is_answer[row + 1] and not example.is_answer[column]
         assert example.token_ids[column] == example.token_ids[row + 1]
+
+
+def test_a_run_found_at_two_places_is_no_copy():
+    example = Example([5, 6, 7, 5, 6, 7, 9, 5, 6, 7], [False] * 7 + [True] * 3)
+    assert list(copied_from(example)) == []
+
+
+def test_sums_are_worked_out_right(encoder):
+    example = drills.sums(encoder, random.Random(3))
+    said = [
+        i for i, is_answer in zip(example.token_ids, example.is_answer, strict=True) if is_answer
+    ]
+    lines = encoder.text(said[:-1]).splitlines()
+    assert len(lines) == drills.NUM_SUMS
+    for line in lines:
+        left, right = line.split(" = ")
+        a, sign, b = left.split()
+        results = {"+": int(a) + int(b), "-": int(a) - int(b), "x": int(a) * int(b)}
+        assert int(right) == results[sign]
 
 
 def test_heads_that_look_back_see_the_token_before():

@@ -1,4 +1,4 @@
-"""Word problems worked in steps, on whole numbers up to 99."""
+"""Word problems worked in steps, on whole numbers up to 60."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,8 @@ from diffuspec.tiny.families.pools import Person, people, scaled, words
 
 FAMILY = "math_reasoning"
 
-_MAX_VALUE = 99
+_MAX_VALUE = 60
+_MAX_OPERAND = 9
 _THINGS = words(
     "apples pears plums eggs nuts books pens cards stamps coins stones shells balls "
     "cakes cups plates boxes flowers tickets photos buttons marbles candles toys"
@@ -86,7 +87,7 @@ def _draw_steps(
             makers.append(_growth)
         if value < 6:
             makers.remove(_loss)
-        if value > 75:
+        if value > 50:
             makers.remove(_gain)
         steps.append(rng.choice(makers)(rng, hero, others[number], things, value))
         value = steps[-1].applied_to(value)
@@ -95,7 +96,7 @@ def _draw_steps(
 
 
 def _gain(rng: random.Random, hero: Person, other: Person, things: str, value: int) -> _Step:
-    more = rng.randint(2, min(20, _MAX_VALUE - value))
+    more = rng.randint(2, min(_MAX_OPERAND, _MAX_VALUE - value))
     told = rng.choice(
         (
             f"{hero.opening} buys {more} more {things}.",
@@ -108,7 +109,7 @@ def _gain(rng: random.Random, hero: Person, other: Person, things: str, value: i
 
 
 def _loss(rng: random.Random, hero: Person, other: Person, things: str, value: int) -> _Step:
-    fewer = rng.randint(2, min(20, value - 2))
+    fewer = rng.randint(2, min(_MAX_OPERAND, value - 2))
     told = rng.choice(
         (
             f"{hero.opening} gives {fewer} {things} to {other.name}.",

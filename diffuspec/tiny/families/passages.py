@@ -157,8 +157,8 @@ _SUBJECTS = (
 
 
 def compose(rng: random.Random, size: float) -> Conversation:
-    """Draw two passages at size 0 and up to five at size 1, and ask about one of them."""
-    count = scaled(rng, 2, 5, size)
+    """Draw two passages at size 0 and up to four at size 1, and ask about one of them."""
+    count = scaled(rng, 2, 4, size)
     passages = [
         _draw_passage(rng, surname, scaled(rng, _NUM_EVIDENCE, 4, size))
         for surname in rng.sample(SURNAMES, count)

@@ -1,0 +1,1 @@
+"""Where things run: Ray actors, their placement and supervision."""

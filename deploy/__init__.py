@@ -1,0 +1,1 @@
+"""What starts things: reads the environment and YAML, once."""
