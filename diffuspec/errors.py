@@ -12,8 +12,10 @@ DiffuspecError
 ├── OverloadedError              the queue is full; try again later
 ├── RequestCancelledError        the request was cancelled by its owner
 └── WorkerError                  a role failed while working
+    ├── StalePrefixError         the worker lacks the prefix that a call builds on; send it whole
     ├── DrafterError             drafting failed; decoding goes on without drafts
     └── VerifierError            verification failed; the request cannot go on
+        └── VerifierUnavailableError  the verifier is gone for the moment; try again
 
 Messages name the offending value and say what would be right.
 """
@@ -69,9 +71,17 @@ class WorkerError(DiffuspecError):
     """A role failed while working."""
 
 
+class StalePrefixError(WorkerError):
+    """The worker does not hold the prefix that the call builds on; send it whole."""
+
+
 class DrafterError(WorkerError):
     """The drafter failed; decoding goes on without drafts."""
 
 
 class VerifierError(WorkerError):
     """The verifier failed; the request cannot go on."""
+
+
+class VerifierUnavailableError(VerifierError):
+    """The verifier is gone for the moment; the same call may succeed later."""

@@ -5,7 +5,9 @@ drafter, q       the diffusion language model that proposes tokens
 prefix           prompt and committed tokens of a request
 lattice          candidates for each draft position with natural-log probabilities, pruned
 draft tree       what is verified: tokens with parent indices; a chain is the tree with one branch
-verdict          accepted tokens and exactly one token of the target's own (correction or bonus)
+outcome          what a verification can end in: the last accepted node, the target's token there
+verdict          the outcome that happened: accepted tokens and exactly one token of the target's
+                 own (correction or bonus)
 step             one verification of one request
 draft length     num_draft_tokens, the paper's k
 acceptance length   committed tokens per step, the target's own token included (Spec-Bench's MAT);
@@ -29,6 +31,7 @@ from diffuspec.errors import InvalidRequestError
 TokenIds: TypeAlias = NDArray[np.int32]
 TreeShape: TypeAlias = Literal["path", "beams", "best_first"]
 DraftLengthPolicy: TypeAlias = Literal["paper", "cost_aware", "fixed", "off"]
+PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
@@ -36,6 +39,8 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
+MAX_ALTERNATIVES = 8
+MAX_OUTCOMES = 16
 
 
 class FinishReason(StrEnum):
@@ -117,7 +122,9 @@ class Lattice:
     """Candidates for each draft position, most probable first, after pruning.
 
     Positions end with the first one whose most probable raw token is EOS (that position
-    included), or with the draft length asked for. Cells past num_candidates hold -1 and -inf.
+    included), or with the draft length asked for. Cells past num_candidates hold runners-up when
+    alternatives are asked for (what pruning dropped, most probable first: no candidates for the
+    draft itself), and then -1 and -inf.
     """
 
     token_ids: NDArray[np.int32]  # [num_positions, max_candidates]
@@ -153,7 +160,8 @@ EMPTY_TREE = DraftTree((), ())
 class DraftRequest:
     """What a drafter needs to draft for one prefix, real or hypothetical.
 
-    The prefix is read-only and complete; a drafter may recognise it from its own cache.
+    The prefix is read-only and complete; a drafter may recognise it from its own cache. A batch may
+    hold several requests with one id: hypothetical continuations of the same committed prefix.
     The sampling parameters let it add the target's own sampling noise to its guesses.
     """
 
@@ -164,6 +172,7 @@ class DraftRequest:
     max_nodes: int
     drafter_weight: float  # lambda of Eq. 8: 1 trusts the drafter alone
     sampling: SamplingParams
+    num_alternatives: int = 0  # wanted at each node, at most MAX_ALTERNATIVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,8 @@ class Draft:
     confidences[i] is the drafter's natural-log probability of node i's token given that its
     parent is right. drafter_choices and proxy_choices are, for the nodes' positions on the best
     path, the candidates that the drafter alone and the proxy alone would have taken there.
+    alternatives are empty or have an entry for the root and one for each node: the likeliest tokens
+    after it with natural-log probabilities, most probable first, the node's children among them.
     """
 
     tree: DraftTree
@@ -182,6 +193,7 @@ class Draft:
     proxy_choices: tuple[int, ...] = ()  # [length of the best path]
     draft_seconds: float = 0.0  # of the whole batch this draft was made in
     search_seconds: float = 0.0
+    alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # [1 + num_nodes] or empty
 
 
 EMPTY_DRAFT = Draft(EMPTY_TREE, (), 0)
@@ -234,6 +246,11 @@ class StepStats:
     verify_seconds: float = 0.0
     step_seconds: float = 0.0
     fallback: str | None = None  # why a step that should have had a draft had none
+    transport_seconds: float = 0.0  # of drafting and verifying, beyond the workers' own time
+    pre_draft: PreDraftResult | None = None  # how the verdict met the outcomes drafted ahead
+    num_wasted_draft_tokens: int = 0  # asked for outcomes that did not happen
+    verify_idle_seconds: float = 0.0  # the verifier had nothing to do, waiting for drafts
+    draft_idle_seconds: float = 0.0  # the drafter had nothing to do
 
 
 @dataclass(frozen=True, slots=True)
