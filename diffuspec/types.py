@@ -194,6 +194,7 @@ class Draft:
     draft_seconds: float = 0.0  # of the whole batch this draft was made in
     search_seconds: float = 0.0
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # [1 + num_nodes] or empty
+    transport_seconds: float = 0.0  # between processes, beyond the workers' own time
 
 
 EMPTY_DRAFT = Draft(EMPTY_TREE, (), 0)
@@ -226,6 +227,7 @@ class Verdict:
     accepted_nodes: tuple[int, ...]  # node indices of the accepted tokens, root to leaf
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, when asked for
     verify_seconds: float = 0.0  # of the whole batch this verdict was made in
+    transport_seconds: float = 0.0  # between processes, beyond the worker's own time
 
     @property
     def num_accepted_tokens(self) -> int:
