@@ -123,6 +123,7 @@ def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
         confidences=tuple(draft.confidences[node] for node in kept),
         drafter_choices=draft.drafter_choices[:depth],
         proxy_choices=draft.proxy_choices[:depth],
+        alternatives=draft.alternatives and tuple(draft.alternatives[i + 1] for i in (-1, *kept)),
     )
 
 

@@ -47,37 +47,48 @@ def build_lattice(logits: Tensor, pruning: Pruning) -> Lattice:
     return build_lattices(logits, [len(logits)], pruning)[0]
 
 
-def build_lattices(logits: Tensor, lengths: Sequence[int], pruning: Pruning) -> list[Lattice]:
+def build_lattices(
+    logits: Tensor,
+    lengths: Sequence[int],
+    pruning: Pruning,
+    num_alternatives: Sequence[int] | None = None,
+) -> list[Lattice]:
     """Build one lattice per request from all their logits, [sum of lengths, V], in order.
 
     Log-probabilities are normalised over the full vocabulary, less the banned ids. A column keeps
     the fewest candidates whose mass reaches tau, M_max at most (Eq. 7). The first column whose
     most probable token is EOS is the last one and holds EOS tokens alone (no EOS is forced into
-    the others: paths that end early would win, having fewer terms to their sum).
+    the others: paths that end early would win, having fewer terms to their sum). Where a request
+    wants alternatives, runners-up fill its columns up to that many cells.
     """
     assert len(logits) == sum(lengths), "one row of logits per draft position"
-    token_ids, logprobs = _top_candidates(logits, pruning)
-    num_candidates = _num_candidates(logprobs, pruning.candidate_mass)
+    wanted = num_alternatives or [0] * len(lengths)
+    token_ids, logprobs = _top_candidates(logits, max(pruning.max_candidates, *wanted), pruning.ban)
+    num_candidates = _num_candidates(logprobs[:, : pruning.max_candidates], pruning.candidate_mass)
     lattices, start = [], 0
-    for length in lengths:
+    for length, num_wanted in zip(lengths, wanted, strict=True):
         rows = slice(start, start + length)
         start += length
         lattices.append(
             _cut_at_eos(
-                token_ids[rows], logprobs[rows], num_candidates[rows], pruning.eos_token_ids
+                token_ids[rows, : max(pruning.max_candidates, num_wanted)],
+                logprobs[rows, : max(pruning.max_candidates, num_wanted)],
+                num_candidates[rows],
+                pruning.eos_token_ids,
+                num_wanted,
             )
         )
     return lattices
 
 
 def _top_candidates(
-    logits: Tensor, pruning: Pruning
+    logits: Tensor, max_width: int, ban: Tensor | None
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the M_max most probable ids of each row and their logprobs, [N, M_max] each."""
+    """Return the most probable ids of each row and their logprobs, [N, max_width] at most each."""
     logits = logits.float()
-    if pruning.ban is not None:
-        logits = logits + pruning.ban
-    width = min(pruning.max_candidates, logits.shape[-1])
+    if ban is not None:
+        logits = logits + ban
+    width = min(max_width, logits.shape[-1])
     logprobs, ids = logits.log_softmax(dim=-1).topk(width, dim=-1)
     # Ids travel as the bits of floats, so that a GPU is read once.
     packed = torch.cat([logprobs, ids.int().view(torch.float32)], dim=-1).cpu().numpy()
@@ -99,6 +110,7 @@ def _cut_at_eos(
     logprobs: NDArray[np.float32],
     num_candidates: NDArray[np.int32],
     eos_token_ids: tuple[int, ...],
+    num_alternatives: int,
 ) -> Lattice:
     """Drop the columns after the first whose most probable token is EOS; blank unused cells."""
     length, width = token_ids.shape
@@ -106,15 +118,16 @@ def _cut_at_eos(
     stop = int(stops[0]) if len(stops) else length
     columns = slice(0, stop + 1)
     num_candidates = num_candidates[columns].copy()
-    unused = np.arange(width) >= num_candidates[:, None]
     token_ids, logprobs = token_ids[columns].copy(), logprobs[columns].copy()
     if stop < length:
-        # Every EOS token of this column, whatever tau says, and nothing else.
+        # Every EOS token of this column, whatever tau says, and nothing else as a candidate.
         is_eos = np.isin(token_ids[stop], eos_token_ids) & np.isfinite(logprobs[stop])
-        num_candidates[stop] = count = int(is_eos.sum())
-        token_ids[stop, :count] = token_ids[stop, is_eos]
-        logprobs[stop, :count] = logprobs[stop, is_eos]
-        unused[stop] = np.arange(width) >= count
+        num_candidates[stop] = int(is_eos.sum())
+        eos_first = np.argsort(~is_eos, kind="stable")
+        token_ids[stop], logprobs[stop] = token_ids[stop, eos_first], logprobs[stop, eos_first]
+    cells = np.arange(width)
+    is_runner_up = (cells < num_alternatives) & np.isfinite(logprobs)
+    unused = (cells >= num_candidates[:, None]) & ~is_runner_up
     token_ids[unused] = -1
     logprobs[unused] = -np.inf
     return Lattice(token_ids, logprobs, num_candidates, num_tokens_before_eos=stop)

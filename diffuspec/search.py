@@ -66,7 +66,10 @@ class PathSearch:
             beams = _beam_search(columns, scorer, self._beam_width)
             beams = beams[:1] if request.tree_shape == "path" else beams
             nodes = _merge(beams)[: request.max_nodes]
-        return _draft(nodes, lattice.num_tokens_before_eos, scorer.has_proxy)
+        draft = _draft(nodes, lattice.num_tokens_before_eos, scorer.has_proxy)
+        if not request.num_alternatives:
+            return draft
+        return replace(draft, alternatives=_alternatives(nodes, lattice, request.num_alternatives))
 
 
 @dataclass(slots=True, eq=False)
@@ -277,6 +280,37 @@ def _draft(nodes: list[_Node], num_tokens_before_eos: int, has_proxy: bool) -> D
         drafter_choices=tuple([scored.column.token_ids[0] for scored in best]),
         proxy_choices=tuple([_proxy_choice(scored) for scored in best]) if has_proxy else (),
     )
+
+
+def _alternatives(
+    nodes: Sequence[_Node], lattice: Lattice, count: int
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    """Return the likeliest tokens after the root and after each node; see `Draft.alternatives`.
+
+    Where the proxy has spoken, its word counts for the column's candidates; the runners-up have
+    the drafter's alone.
+    """
+    scored: dict[int, _Scored] = {}
+    depths = [0]
+    for node in nodes:
+        parent = -1 if node.parent is None else node.parent.index
+        scored[parent] = node.scored
+        depths.append(depths[parent + 1] + 1)
+    columns = [
+        dict(zip(ids, logprobs, strict=True))
+        for ids, logprobs in zip(lattice.token_ids.tolist(), lattice.logprobs.tolist(), strict=True)
+    ]
+    found = []
+    for node_index, depth in enumerate(depths, start=-1):
+        column = columns[depth] if depth < len(columns) else {}
+        if node_index in scored:
+            above = scored[node_index]
+            confidences = _confidences(above)
+            column = column | dict(zip(above.column.token_ids, confidences, strict=True))
+        column.pop(-1, None)
+        best = sorted(column.items(), key=lambda item: item[1], reverse=True)[:count]
+        found.append(tuple(best))
+    return tuple(found)
 
 
 def _proxy_choice(scored: _Scored) -> int:

@@ -115,11 +115,13 @@ def test_pruning_a_draft_keeps_what_is_known_of_its_nodes():
         3,
         drafter_choices=(5, 7, 9),
         proxy_choices=(6, 8, 9),
+        alternatives=tuple(((token, -1.0),) for token in range(6)),
     )
     pruned = prune_draft(draft, [0, 1, 2])
     assert pruned.tree == DraftTree((5, 6, 7), (-1, -1, 0))
     assert pruned.confidences == (-0.1, -0.2, -0.3)
     assert pruned.drafter_choices == (5, 7) and pruned.proxy_choices == (6, 8)
     assert pruned.num_tokens_before_eos == 3
+    assert pruned.alternatives == draft.alternatives[:4]
     assert prune_draft(draft, range(5)) == draft
     assert prune_draft(draft, [0, 3]).drafter_choices == (5,)

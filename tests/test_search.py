@@ -1,5 +1,6 @@
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -254,3 +255,28 @@ async def test_a_batch_gives_one_draft_per_lattice_in_order():
         alone = search.search_one(one, lattice)
         assert draft.tree == alone.tree and draft.confidences == alone.confidences
         assert draft.num_tokens_before_eos == lattice.num_tokens_before_eos
+
+
+@pytest.mark.parametrize("shape", ["path", "beams", "best_first"])
+def test_alternatives_are_told_for_the_root_and_every_node_when_asked_for(shape):
+    lattice = lattice_of({1: 0.6, 2: 0.3}, {3: 0.9}, {4: 0.5, 5: 0.4})
+    lattice.token_ids[1, 1], lattice.logprobs[1, 1] = 7, math.log(0.05)  # a runner-up
+    search = PathSearch(None)
+    asked = replace(request(shape, max_nodes=4), num_alternatives=2)
+    draft = search.search_one(asked, lattice)
+    assert search.search_one(request(shape, max_nodes=4), lattice).alternatives == ()
+    levels = [[1, 2], [3, 7], [4, 5], []]
+    expected = [levels[0], *(levels[depth] for depth in depths(draft.tree))]
+    assert [[token for token, _ in entry] for entry in draft.alternatives] == expected
+    assert dict(draft.alternatives[1])[7] == pytest.approx(math.log(0.05))
+    assert draft.tree == search.search_one(request(shape, max_nodes=4), lattice).tree
+
+
+def test_the_proxy_has_a_say_in_the_order_of_the_alternatives():
+    lattice = lattice_of({1: 0.4, 2: 0.35, 3: 0.2})
+    asked = replace(request("best_first", max_nodes=2, weight=0.3), num_alternatives=8)
+    draft = PathSearch(TrigramProxy()).search_one(asked, lattice)
+    told = dict(draft.alternatives[0])
+    for token, confidence in zip(draft.tree.token_ids, draft.confidences, strict=True):
+        assert told[token] == confidence
+    assert list(told) == sorted(told, key=told.__getitem__, reverse=True)

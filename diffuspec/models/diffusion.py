@@ -152,7 +152,9 @@ class DiffusionDrafter:
                         draft.fix_most_confident(math.ceil(len(draft.block) / self._num_steps))
                 self._fill(drafts)
             lengths = [len(draft.block) for draft in drafts]
-            return build_lattices(torch.cat([d.logits for d in drafts]), lengths, self._pruning)
+            logits = torch.cat([draft.logits for draft in drafts])
+            wanted = [request.num_alternatives for request in requests]
+            return build_lattices(logits, lengths, self._pruning, wanted)
         except DrafterError:
             raise
         except Exception as error:  # torch raises what it likes
