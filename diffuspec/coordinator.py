@@ -126,6 +126,21 @@ class Coordinator:
         finally:
             self._abandon(ticket)
 
+    def cancel(self, request_id: str) -> int:
+        """End all requests that were submitted under an id; return how many there were.
+
+        Their streams raise RequestCancelledError.
+        """
+        chosen = [
+            ticket
+            for ticket in (*self._waiting, *self._running)
+            if not ticket.is_over and ticket.sequence.request_id.rpartition("-")[0] == request_id
+        ]
+        for ticket in chosen:
+            self._abandon(ticket)
+            ticket.increments.put_nowait(RequestCancelledError(f"{request_id!r} was cancelled"))
+        return len(chosen)
+
     # ---- the two loops
 
     async def _work_on(self, inbox: Inbox, work: Callable[[list[Ticket]], Awaitable[None]]) -> None:

@@ -1,10 +1,10 @@
-"""Everything in one process: roles wired from a configuration, text in and text out.
+"""Text in and text out, over a verifier and a drafter: of this process, or of others.
 
     with Engine.from_config(tiny_config()) as engine:
         [answer] = engine.generate(["Once upon a time"])
 
 An engine belongs to one event loop at a time: `generate` uses one of its own, `stream` and
-`complete` use the caller's.
+`complete` use the caller's. Whoever makes an engine over remote roles keeps to one loop.
 """
 
 from __future__ import annotations
@@ -13,21 +13,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from diffuspec.config import EngineConfig, SearchConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.drafter import DiffuSpecDrafter
-from diffuspec.errors import InvalidRequestError
-from diffuspec.interfaces import CausalProxy, TargetInfo
+from diffuspec.errors import InvalidRequestError, OverloadedError
+from diffuspec.interfaces import CausalProxy, Drafter, LatticeModel, TargetInfo, Verifier
 from diffuspec.metrics import Metrics, RequestStats, summarize
-from diffuspec.models.causal import CausalTarget
-from diffuspec.models.causal_proxy import CausalLmProxy
-from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.models.loading import load_tokenizer
-from diffuspec.ngram.kenlm_proxy import KenlmProxy
+from diffuspec.models.tokenizer import load_tokenizer
 from diffuspec.search import PathSearch
 from diffuspec.sequence import Increment
 from diffuspec.text import TextStream, backend
@@ -43,6 +39,7 @@ from diffuspec.types import (
 Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
+_DRAIN_POLL_SECONDS = 0.02
 _GREEDY = SamplingParams()
 
 
@@ -62,26 +59,33 @@ class Completion:
         return summarize(self.steps, self.num_prompt_tokens)
 
 
+class Closable(Protocol):
+    """What an engine closes with itself."""
+
+    def close(self) -> None: ...
+
+
 class Engine:
-    """A target, perhaps a drafter, and the loop between them."""
+    """A verifier, perhaps a drafter, and the loop between them."""
 
     def __init__(
         self,
         config: EngineConfig,
-        verifier: CausalTarget,
-        lattice_model: DiffusionDrafter | None,
+        verifier: Verifier,
+        drafter: Drafter | None,
         tokenizer: Any,
+        closing: Sequence[Closable] = (),
     ) -> None:
+        """closing: what belongs to this engine alone, to be closed with it, in this order."""
         self.config = config
         self.verifier = verifier
-        self.lattice_model = lattice_model
-        self._drafter: DiffuSpecDrafter | None = None
-        if lattice_model is not None:
-            search = _path_search(config.search, verifier.info)
-            self._drafter = DiffuSpecDrafter(lattice_model, search)
+        self.drafter = drafter
         self.tokenizer = tokenizer
         self.metrics = Metrics()
         self.default_speculation = SpeculationParams(**config.speculation.model_dump())
+        self._closing = tuple(closing)
+        self._is_draining = False
+        self._num_streams = 0
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
@@ -89,11 +93,23 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig) -> Engine:
         """Load what the configuration names. Raises ModelLoadError, NgramError, ConfigError."""
+        from diffuspec.models.causal import CausalTarget  # torch: not where roles are remote
+
         verifier = CausalTarget.load(config.target)
-        lattice_model = None
-        if config.drafter is not None:
-            lattice_model = DiffusionDrafter.load(config.drafter, verifier.info)
-        return cls(config, verifier, lattice_model, load_tokenizer(config.target.path))
+        if config.drafter is None:
+            return cls(config, verifier, None, load_tokenizer(config.target.path), (verifier,))
+        from diffuspec.models.diffusion import DiffusionDrafter
+
+        lattice_model = DiffusionDrafter.load(config.drafter, verifier.info)
+        drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
+        tokenizer = load_tokenizer(config.target.path)
+        return cls(config, verifier, drafter, tokenizer, (verifier, lattice_model))
+
+    @property
+    def lattice_model(self) -> LatticeModel | None:
+        """The diffusion LM, where the drafter is made of one in this process."""
+        drafter = self.drafter
+        return drafter.lattice_model if isinstance(drafter, DiffuSpecDrafter) else None
 
     def __enter__(self) -> Engine:
         return self
@@ -108,9 +124,25 @@ class Engine:
             if self._coordinator is not None and self._loop is runner.get_loop():
                 runner.run(self._coordinator.__aexit__(None, None, None))
             runner.close()
-        self.verifier.close()
-        if self.lattice_model is not None:
-            self.lattice_model.close()
+        for part in self._closing:
+            part.close()
+
+    async def stop(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new requests, give the running ones so long, then end the loop in this event loop.
+
+        What is still running then is cancelled. The engine can be used again afterwards.
+        """
+        coordinator, self._is_draining = self._coordinator, True
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(drain_seconds):
+                    while self._num_streams:
+                        await asyncio.sleep(_DRAIN_POLL_SECONDS)
+            if coordinator is not None:
+                self._coordinator = self._loop = None
+                await coordinator.__aexit__(None, None, None)
+        finally:
+            self._is_draining = False
 
     def generate(
         self,
@@ -147,6 +179,13 @@ class Engine:
         async with contextlib.aclosing(stream):
             async for increment in stream:
                 yield increment
+
+    def cancel(self, request_id: str) -> bool:
+        """End what runs under an id, with RequestCancelledError; return whether anything did.
+
+        To be called in the event loop that the engine is used in.
+        """
+        return self._coordinator is not None and self._coordinator.cancel(request_id) > 0
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return token ids of a text, of chat messages by the target's template, or of ids.
@@ -219,13 +258,19 @@ class Engine:
         speculation: SpeculationParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[Increment]:
+        if self._is_draining:
+            raise OverloadedError("the service is shutting down; try again elsewhere, or later")
         coordinator = await self._started()
         text = TextStream(backend(self.tokenizer), sampling.stop)
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id)
-        async with contextlib.aclosing(stream):
-            async for increment in stream:
-                yield increment
+        self._num_streams += 1
+        try:
+            async with contextlib.aclosing(stream):
+                async for increment in stream:
+                    yield increment
+        finally:
+            self._num_streams -= 1
 
     async def _started(self) -> Coordinator:
         """Return the coordinator of this event loop, started."""
@@ -236,7 +281,7 @@ class Engine:
             raise RuntimeError("this engine is in use in another event loop")
         config = self.config
         coordinator = Coordinator(
-            self.verifier, self._drafter, config.coordinator, config.draft_length, self.metrics
+            self.verifier, self.drafter, config.coordinator, config.draft_length, self.metrics
         )
         self._coordinator, self._loop = await coordinator.__aenter__(), loop
         return self._coordinator
@@ -271,10 +316,15 @@ def _collect(increments: Sequence[Increment], num_prompt_tokens: int) -> Complet
     )
 
 
-def _path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
+def make_path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
+    """Load the proxy that a configuration names. Raises NgramError, ModelLoadError."""
     proxy: CausalProxy | None = None
     if config.ngram is not None:
+        from diffuspec.ngram.kenlm_proxy import KenlmProxy
+
         proxy = KenlmProxy(config.ngram, vocab_size=info.vocab_size)
     elif config.causal_lm is not None:
+        from diffuspec.models.causal_proxy import CausalLmProxy  # torch: not for an n-gram model
+
         proxy = CausalLmProxy.load(config.causal_lm, vocab_size=info.vocab_size)
     return PathSearch(proxy, beam_width=config.beam_width, eos_token_ids=info.eos_token_ids)

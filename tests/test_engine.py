@@ -12,9 +12,16 @@ import pytest
 
 from diffuspec.config import parse_config
 from diffuspec.engine import Engine
-from diffuspec.errors import ContextLengthError, InvalidRequestError, RequestCancelledError
+from diffuspec.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+)
+from diffuspec.models.tokenizer import load_tokenizer
 from diffuspec.types import FinishReason, SamplingParams, SpeculationParams
 from tests.checkpoints import MAX_POSITIONS, byte_tokenizer
+from tests.fakes import FakeDrafter, FakeVerifier, always_right, decode_plainly, oracle_of
 
 PROMPT = "The quick brown fox"
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -236,3 +243,84 @@ def test_closing_ends_what_is_still_running(target_path):
     task = runner.run(begin())
     engine.close()
     assert task.cancelled() or isinstance(task.exception(), RequestCancelledError)
+
+
+# ---- cancelling and draining
+
+
+async def test_cancelling_by_id_ends_that_request_with_an_error(engine):
+    stream, other = engine.stream(PROMPT, FOREVER, request_id="a"), engine.stream(PROMPT, FOREVER)
+    await anext(stream)
+    await anext(other)
+    assert engine.cancel("a") and not engine.cancel("b")
+    with pytest.raises(RequestCancelledError, match="'a' was cancelled"):
+        async for _ in stream:
+            pass
+    assert (await anext(other)).token_ids
+    await other.aclose()
+    assert not engine.cancel("a")
+
+
+async def test_a_request_that_waits_can_be_cancelled_too(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        running = [engine.stream(PROMPT, FOREVER) for _ in range(3)]  # max_sequences
+        for stream in running:
+            await anext(stream)
+        waiting = asyncio.ensure_future(engine.complete(PROMPT, SHORT, request_id="w"))
+        while not engine._coordinator._waiting:
+            await asyncio.sleep(0.001)
+        assert engine.cancel("w")
+        with pytest.raises(RequestCancelledError):
+            await waiting
+        await engine.stop()
+
+
+def test_nothing_is_cancelled_before_anything_runs(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        assert not engine.cancel("a")
+
+
+async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine):
+    answer = asyncio.ensure_future(engine.complete(PROMPT, SHORT))
+    while not engine._num_streams:
+        await asyncio.sleep(0.001)
+    stopping = asyncio.ensure_future(engine.stop(drain_seconds=60))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="shutting down"):
+        await engine.complete(PROMPT, SHORT)
+    await stopping
+    assert len((await answer).token_ids) == 12
+    assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12  # it can be used again
+
+
+async def test_stopping_cancels_what_does_not_finish_in_time(engine):
+    answer = asyncio.ensure_future(engine.complete(PROMPT, FOREVER))
+    while not engine._num_streams:
+        await asyncio.sleep(0.001)
+    await engine.stop(drain_seconds=0.01)
+    with pytest.raises(RequestCancelledError):
+        await answer
+
+
+# ---- any roles
+
+
+async def test_an_engine_drives_any_verifier_and_drafter(target_path):
+    config = parse_config({"target": {"path": target_path("qwen2")}})
+    verifier, closed = FakeVerifier(), []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+
+    drafter = FakeDrafter(oracle_of(verifier), always_right)
+    tokenizer = load_tokenizer(config.target.path)
+    with Engine(config, verifier, drafter, tokenizer, (Part("b"), Part("a"))) as engine:
+        assert engine.lattice_model is None
+        answer = await engine.complete([1, 2, 3], SHORT)
+        await engine.stop()
+    assert list(answer.token_ids) == decode_plainly(verifier, [1, 2, 3], SHORT)
+    assert answer.stats.num_steps < 12 and closed == ["b", "a"]

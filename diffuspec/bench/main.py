@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -210,7 +211,8 @@ def _settings(engine: Engine, options: BenchOptions) -> RunSettings:
 
 
 def _machine(engine: Engine) -> Machine:
-    cache = engine.verifier.runner.cache
+    target: Any = engine.verifier
+    cache = target.runner.cache
     return describe_machine(cache.device, cache.dtype)
 
 

@@ -19,7 +19,8 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from diffuspec.config import EngineConfig
-from diffuspec.engine import Engine
+from diffuspec.drafter import DiffuSpecDrafter
+from diffuspec.engine import Engine, make_path_search
 from diffuspec.errors import ConfigError, ModelLoadError
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.types import (
@@ -253,13 +254,15 @@ def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
     Only one of the two may work at a time. Closing it leaves what they share open.
     """
     config = config or engine.config
-    lattice_model: Any = None
-    if config.drafter == engine.config.drafter:
-        lattice_model = engine.lattice_model and _Shared(engine.lattice_model)
-    elif config.drafter is not None:
-        lattice_model = DiffusionDrafter.load(config.drafter, engine.verifier.info)
     verifier: Any = _Shared(engine.verifier)
-    return Engine(config, verifier, lattice_model, engine.tokenizer)
+    if config.drafter is None:
+        return Engine(config, verifier, None, engine.tokenizer)
+    if config.drafter == engine.config.drafter:
+        lattice_model: Any = _Shared(engine.lattice_model)
+    else:
+        lattice_model = DiffusionDrafter.load(config.drafter, engine.verifier.info)
+    drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
+    return Engine(config, verifier, drafter, engine.tokenizer, (lattice_model,))
 
 
 class _Shared:

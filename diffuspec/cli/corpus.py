@@ -94,7 +94,7 @@ class CorpusReader:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from diffuspec.models.loading import load_tokenizer
+        from diffuspec.models.tokenizer import load_tokenizer
 
         return load_tokenizer(self._tokenizer_dir)
 

@@ -16,8 +16,9 @@ from diffuspec.config import TargetConfig
 from diffuspec.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.interfaces import TargetInfo
 from diffuspec.models.attention import Segment, Visible
-from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
+from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer
 from diffuspec.models.worker import Worker
 from diffuspec.sampling import target_tokens, token_logprobs
 from diffuspec.types import TokenLogprobs, Verdict, VerifyRequest

@@ -16,8 +16,9 @@ import numpy as np
 from diffuspec.config import Device, DType
 from diffuspec.errors import VocabularyError
 from diffuspec.models.attention import Segment
-from diffuspec.models.loading import check_tokenizer, load_model, load_tokenizer
+from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer
 from diffuspec.types import MAX_DRAFT_TOKENS, TokenIds
 
 _MAX_PATH_ROWS = 1024  # of all states of a column together

@@ -6,24 +6,22 @@ that names the directory and says what would be right.
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from diffuspec.config import Device, DType
-from diffuspec.errors import ModelLoadError, VocabularyError
+from diffuspec.errors import ModelLoadError
 from diffuspec.models.attention import ATTENTION_NAME
 from diffuspec.models.cache import CacheShape
 from diffuspec.models.checkpoint import Checkpoint, check_fits, inspect_checkpoint, read_json
 from diffuspec.models.cpu_layers import use_cpu_layers
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.tokenizer import quiet
 
 # Fields of Dream's config.json that must not reach Qwen2Config.
 _DREAM_ONLY = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype")
@@ -79,37 +77,10 @@ def load_model(
     return LoadedModel(runner, max_positions, _eos_token_ids(checkpoint))
 
 
-def load_tokenizer(path: Path) -> Any:
-    """Load a model directory's tokenizer, as its tokenizer.json has it. Raises ModelLoadError.
-
-    Not by AutoTokenizer, which goes by the model type and would silently read a tokenizer of
-    one's own as that family's.
-    """
-    if not path.is_dir():
-        raise ModelLoadError(f"model directory {path} does not exist")
-    if not (path / "tokenizer.json").is_file():
-        raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
-    try:
-        with _quiet():
-            return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers and tokenizers raise what they like
-        raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
-
-
-def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
-    """Return how many ids the tokenizer knows. Raises VocabularyError if the model has fewer."""
-    num_ids = max(tokenizer.get_vocab().values()) + 1
-    if num_ids > vocab_size:
-        raise VocabularyError(
-            f"{path}: the tokenizer knows {num_ids} token ids, the model only {vocab_size}"
-        )
-    return int(num_ids)
-
-
 def _transformers_config(checkpoint: Checkpoint) -> Any:
     path = checkpoint.path
     try:
-        with _quiet():
+        with quiet():
             if checkpoint.is_dream:
                 fields = {k: v for k, v in checkpoint.config.items() if k not in _DREAM_ONLY}
                 return Qwen2Config(**fields)
@@ -126,7 +97,7 @@ def _transformers_config(checkpoint: Checkpoint) -> Any:
 def _read_weights(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> Any:
     path = checkpoint.path
     try:
-        with _quiet():
+        with quiet():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,
@@ -184,18 +155,3 @@ def _resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     resolved: torch.dtype = getattr(torch, dtype)
     return resolved
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from printing progress bars and reports: failures become our errors."""
-    log: Any = transformers.utils.logging
-    verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity(logging.CRITICAL)
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        if has_bars:
-            log.enable_progress_bar()

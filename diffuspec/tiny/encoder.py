@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
@@ -26,7 +27,7 @@ class Encoder:
     """Turns conversations into examples."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = tokenizer
         self._user = self.ids("<|im_start|>user\n")
         self._assistant = self.ids("<|im_end|>\n<|im_start|>assistant\n")
         self._end = self.ids("<|im_end|>")

@@ -22,7 +22,8 @@ from diffuspec.config import TargetConfig
 from diffuspec.errors import ModelLoadError, OutOfMemoryError, VocabularyError
 from diffuspec.models import checkpoint, loading
 from diffuspec.models.causal import CausalTarget
-from diffuspec.models.loading import load_model, load_tokenizer
+from diffuspec.models.loading import load_model
+from diffuspec.models.tokenizer import load_tokenizer
 from tests.models.conftest import (
     MAX_POSITIONS,
     NUM_KNOWN_IDS,
