@@ -63,8 +63,8 @@ class CausalTarget:
         self._worker = Worker("target", is_inline=info.max_sequences == 1)
 
     @classmethod
-    def load(cls, config: TargetConfig) -> Self:
-        """Load the target that a configuration names. Raises ModelLoadError."""
+    def load(cls, config: TargetConfig, num_ranks: int = 1) -> Self:
+        """Load the target of a configuration, or one rank's share of it. Raises ModelLoadError."""
         tokenizer = load_tokenizer(config.path)
         loaded = load_model(
             config.path,
@@ -74,6 +74,7 @@ class CausalTarget:
             max_len=config.max_model_len,
             num_scratch_rows=config.max_tree_nodes,
             fixed_rows=1 + config.max_tree_nodes if config.exact else None,
+            num_ranks=num_ranks,
         )
         info = TargetInfo(
             vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),
@@ -90,10 +91,10 @@ class CausalTarget:
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         """Verify a batch. Raises InvalidRequestError before any work, VerifierError after."""
-        self._check(requests)
+        self.check(requests)
         if not requests:
             return []
-        return await self._worker.run(self._verify, list(requests))
+        return await self._worker.run(self.verify_here, list(requests))
 
     async def release(self, request_id: str) -> None:
         await self._worker.run(self.runner.cache.release, request_id)
@@ -102,7 +103,8 @@ class CausalTarget:
         """Stop the worker thread once what it is doing is done."""
         self._worker.close()
 
-    def _check(self, requests: Sequence[VerifyRequest]) -> None:
+    def check(self, requests: Sequence[VerifyRequest]) -> None:
+        """Raises InvalidRequestError, or VerifierError for too many, before any work."""
         limit = self._info.max_sequences
         if len(requests) > limit:
             raise VerifierError(f"{len(requests)} requests in one batch, max_sequences is {limit}")
@@ -135,7 +137,8 @@ class CausalTarget:
             raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {wrong}")
 
     @torch.inference_mode()
-    def _verify(self, requests: list[VerifyRequest]) -> list[Verdict]:
+    def verify_here(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Verify requests that were checked, in the caller's thread. Raises VerifierError."""
         started = time.monotonic()
         try:
             plans = self._plan(requests)

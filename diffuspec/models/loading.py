@@ -21,6 +21,8 @@ from diffuspec.models.cache import CacheShape
 from diffuspec.models.checkpoint import Checkpoint, check_fits, inspect_checkpoint, read_json
 from diffuspec.models.cpu_layers import use_cpu_layers
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.sharded_layers import has_only_plain_tensors, use_local_layers
+from diffuspec.models.tensor_parallel import sharding_options
 from diffuspec.models.tokenizer import quiet
 
 # Fields of Dream's config.json that must not reach Qwen2Config.
@@ -45,12 +47,13 @@ def load_model(
     max_len: int | None = None,
     num_scratch_rows: int = 0,
     fixed_rows: int | None = None,
+    num_ranks: int = 1,
 ) -> LoadedModel:
     """Load a causal LM (a diffusion LM's weights are one) and its cache.
 
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for)
-    and num_scratch_rows more, for rows that are not kept. fixed_rows: see ModelRunner. Raises
-    ModelLoadError.
+    and num_scratch_rows more, for rows that are not kept. fixed_rows: see ModelRunner. With several
+    ranks this process, which has joined their group, loads its share. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     config = _transformers_config(checkpoint)
@@ -64,10 +67,14 @@ def load_model(
     precision = _resolve_dtype(dtype, where)
     cache_bytes = _cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     weight_bytes = checkpoint.num_weights * precision.itemsize
+    sharding = sharding_options(path, config, num_ranks, where)
+    num_memories = 1 if where.type == "cpu" else num_ranks
     check_fits(path, weight_bytes, 0, torch.device("cpu"))  # weights pass through its memory
-    check_fits(path, weight_bytes, cache_bytes, where)
-    model = _read_weights(checkpoint, config, precision).to(where)
-    if where.type == "cpu":
+    check_fits(path, weight_bytes // num_memories, cache_bytes // num_memories, where)
+    model = _read_weights(checkpoint, config, precision, sharding).to(where)
+    if num_ranks > 1:
+        use_local_layers(model)
+    if where.type == "cpu" and has_only_plain_tensors(model):
         use_cpu_layers(model)
     try:
         runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
@@ -94,7 +101,9 @@ def _transformers_config(checkpoint: Checkpoint) -> Any:
     return config
 
 
-def _read_weights(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> Any:
+def _read_weights(
+    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, sharding: dict[str, Any]
+) -> Any:
     path = checkpoint.path
     try:
         with quiet():
@@ -107,6 +116,7 @@ def _read_weights(checkpoint: Checkpoint, config: Any, dtype: torch.dtype) -> An
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                **sharding,
             )
     except Exception as error:  # transformers, safetensors and torch raise what they like
         raise ModelLoadError(f"{path}: cannot load its weights: {error!r}") from error

@@ -1,0 +1,114 @@
+"""One rank's share of a model's layers, over plain tensors.
+
+transformers shards weights as DTensors and wraps every layer's forward to convert between shards
+and tensors. Here its layers are replaced by plain ones over the same local weights, so that a
+forward costs its products and its collectives, and whatever works on plain layers (packed CPU
+weights, CUDA graphs) works on a shard.
+
+A linear layer split by columns gives this rank's share of the output and needs no communication;
+one split by rows takes a share of the input, and the ranks' outputs are summed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+
+def use_local_layers(model: nn.Module) -> None:
+    """Replace, in place, the layers of a model that transformers has sharded over all ranks.
+
+    Layers of other kinds stay as transformers has them.
+    """
+    plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
+    for name, module in list(model.named_modules()):
+        make = _LAYERS.get((type(module), plan.get(_any_layer(name), "")))
+        if make is not None:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, make(module))
+
+
+def has_only_plain_tensors(model: nn.Module) -> bool:
+    return not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+class SummedLinear(nn.Module):
+    """A linear layer split by rows: shares of the input in, the whole output out."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.share = _linear(_local(layer.weight), None)
+        self.bias = None if layer.bias is None else _local(layer.bias)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.share(inputs)
+        dist.all_reduce(output)
+        return output if self.bias is None else output + self.bias
+
+
+class GatheredLinear(nn.Module):
+    """A linear layer split by columns whose whole output is wanted on every rank."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.share = _split_by_columns(layer)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        share = self.share(inputs).contiguous()
+        shares = [torch.empty_like(share) for _ in range(dist.get_world_size())]
+        dist.all_gather(shares, share)
+        return torch.cat(shares, dim=-1)
+
+
+class VocabularyShare(nn.Module):
+    """Embeddings of a range of token ids; of every other id some other rank has them."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.weight = _local(layer.weight)
+        self._first = dist.get_rank() * len(self.weight)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        row = token_ids - self._first
+        is_mine = (row >= 0) & (row < len(self.weight))
+        output = nn.functional.embedding(row.where(is_mine, 0), self.weight)
+        output = output.masked_fill(~is_mine.unsqueeze(-1), 0)
+        dist.all_reduce(output)
+        return output
+
+
+def _split_by_columns(layer: nn.Module) -> nn.Linear:
+    return _linear(_local(layer.weight), None if layer.bias is None else _local(layer.bias))
+
+
+def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
+    num_outputs, num_inputs = weight.shape
+    layer = nn.Linear(num_inputs, num_outputs, bias=bias is not None, device="meta")
+    layer.weight = weight
+    if bias is not None:
+        layer.bias = bias
+    return layer
+
+
+def _local(parameter: Any) -> nn.Parameter:
+    return nn.Parameter(parameter.to_local().detach(), requires_grad=False)
+
+
+def _any_layer(name: str) -> str:
+    """Return the name as a plan has it, with * for a layer's number."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+_LAYERS: dict[tuple[type[nn.Module], str], Callable[[nn.Module], nn.Module]] = {
+    (nn.Linear, "colwise"): _split_by_columns,
+    (nn.Linear, "rowwise"): SummedLinear,
+    (nn.Linear, "colwise_gather_output"): GatheredLinear,
+    (nn.Linear, "colwise_rep"): GatheredLinear,
+    (nn.Embedding, "embedding_rowwise"): VocabularyShare,
+}
