@@ -19,11 +19,13 @@ Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
 
-class _Config(BaseModel):
+class Section(BaseModel):
+    """Frozen; unknown keys are errors."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class TargetConfig(_Config):
+class TargetConfig(Section):
     """The verified model and its cache."""
 
     path: Path
@@ -35,7 +37,7 @@ class TargetConfig(_Config):
     max_tree_nodes: int = Field(64, ge=1, le=MAX_TREE_NODES)  # sizes the exact shape
 
 
-class DrafterConfig(_Config):
+class DrafterConfig(Section):
     """The diffusion LM and how its logits become a lattice."""
 
     path: Path
@@ -48,7 +50,7 @@ class DrafterConfig(_Config):
     max_candidates: int = Field(15, ge=1, le=256)  # M_max of Eq. 7
 
 
-class SearchConfig(_Config):
+class SearchConfig(Section):
     """The causal proxy and the beam over the lattice."""
 
     ngram: Path | None = None  # KenLM file over the target's token ids
@@ -62,7 +64,7 @@ class SearchConfig(_Config):
         return self
 
 
-class DraftLengthConfig(_Config):
+class DraftLengthConfig(Section):
     """ADL, Eqs. 9-11."""
 
     min_draft_tokens: int = Field(20, ge=1, le=MAX_DRAFT_TOKENS)  # k_min
@@ -78,7 +80,7 @@ class DraftLengthConfig(_Config):
         return self
 
 
-class SpeculationConfig(_Config):
+class SpeculationConfig(Section):
     """What requests get that do not ask for something else."""
 
     policy: DraftLengthPolicy = "cost_aware"
@@ -88,7 +90,7 @@ class SpeculationConfig(_Config):
     drafter_weight: Annotated[float, Field(ge=0, le=1)] | Literal["adaptive"] = 0.5  # lambda, Eq. 8
 
 
-class CoordinatorConfig(_Config):
+class CoordinatorConfig(Section):
     """Bounds of the loop."""
 
     max_waiting: int = Field(64, ge=0, le=100_000)
@@ -96,7 +98,7 @@ class CoordinatorConfig(_Config):
     max_draft_seconds: float = Field(60.0, gt=0)  # then decoding goes on without drafts
 
 
-class EngineConfig(_Config):
+class EngineConfig(Section):
     """Everything one process needs."""
 
     target: TargetConfig
@@ -118,13 +120,18 @@ class EngineConfig(_Config):
 
 def load_config(path: Path) -> EngineConfig:
     """Read a YAML file. Raises ConfigError naming the key, the value and what would be right."""
+    return parse_config(read_yaml(path))
+
+
+def read_yaml(path: Path) -> dict[str, object]:
+    """Read a YAML file that holds one mapping. Raises ConfigError."""
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read configuration {path}: {error}") from error
     if not isinstance(data, dict):
-        raise ConfigError(f"configuration {path} must be a mapping with a `target` section")
-    return parse_config(data)
+        raise ConfigError(f"configuration {path} must be a mapping with named sections")
+    return data
 
 
 def parse_config(data: dict[str, object]) -> EngineConfig:
@@ -132,10 +139,11 @@ def parse_config(data: dict[str, object]) -> EngineConfig:
     try:
         return EngineConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(_explain(error)) from error
+        raise ConfigError(explain(error)) from error
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
+    """Say in one line which keys are wrong, what was found and what would be right."""
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "configuration"

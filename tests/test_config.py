@@ -109,7 +109,7 @@ def test_a_yaml_file_is_read(tmp_path):
     [
         (b"target: {path: [", "cannot read configuration"),
         (b"\xff\xfe\x00", "cannot read configuration"),
-        (b"", "must be a mapping with a `target` section"),
+        (b"", "must be a mapping with named sections"),
         (b"- target", "must be a mapping"),
         (b"target: {path: m}\n1: 2", "1: "),
         (b"target: !!python/object/apply:os.system ['true']", "cannot read configuration"),
