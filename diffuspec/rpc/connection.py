@@ -1,0 +1,75 @@
+"""A connection to one server: every call carries the deployment's token."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from diffuspec.errors import DiffuspecError
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.status import from_rpc_error
+
+HEALTH_SERVICE = "grpc.health.v1.Health"
+
+BytesStream: TypeAlias = "grpc.aio.StreamStreamCall[bytes, bytes]"
+Response = TypeVar("Response", bound=Message)
+
+
+class Connection:
+    """One channel. Reconnects by itself; a call made while the server is gone fails at once."""
+
+    def __init__(self, address: str, security: Security, limits: RpcLimits) -> None:
+        self.address = address
+        self.limits = limits
+        self._metadata = security.metadata
+        self._channel = _open(address, security, limits)
+
+    async def call(
+        self, service: str, method: str, request: Message, kind: type[Response], timeout: float
+    ) -> Response:
+        """Make a unary call. Raises what from_rpc_error makes of its status."""
+        path = f"/{service}/{method}"
+        stub: Any = self._channel.unary_unary(
+            path, type(request).SerializeToString, kind.FromString
+        )
+        try:
+            response: Response = await stub(request, timeout=timeout, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return response
+
+    def open_stream(self, service: str, method: str) -> BytesStream:
+        """Open a bidirectional stream of serialised messages."""
+        stub: Any = self._channel.stream_stream(f"/{service}/{method}")
+        stream: BytesStream = stub(metadata=self._metadata)
+        return stream
+
+    async def check_health(self, service: str, timeout: float) -> bool:
+        """Return whether a service is SERVING. False too when nobody answers in time."""
+        try:
+            return bool(await self.health(service, timeout) == HealthCheckResponse.SERVING)
+        except DiffuspecError:
+            return False
+
+    async def health(self, service: str, timeout: float) -> int:
+        request = HealthCheckRequest(service=service)
+        response = await self.call(HEALTH_SERVICE, "Check", request, HealthCheckResponse, timeout)
+        return int(response.status)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _open(address: str, security: Security, limits: RpcLimits) -> grpc.aio.Channel:
+    options = limits.channel_options()
+    credentials = security.channel_credentials()
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options)
+    assert security.tls is not None
+    if security.tls.server_name is not None:
+        options.append(("grpc.ssl_target_name_override", security.tls.server_name))
+    return grpc.aio.secure_channel(address, credentials, options)

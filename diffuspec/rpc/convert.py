@@ -1,0 +1,241 @@
+"""Values of diffuspec.types as messages, and back.
+
+Everything comes back as it went, floats to the last bit. What a message itself promises is checked
+here (dimensions, one confidence per node); what a value means is checked by the roles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec.errors import InvalidRequestError
+from diffuspec.interfaces import TargetInfo
+from diffuspec.types import (
+    MAX_DRAFT_TOKENS,
+    Draft,
+    DraftTree,
+    Lattice,
+    SamplingParams,
+    TokenLogprobs,
+    TreeShape,
+    Verdict,
+)
+from diffuspec.v1 import types_pb2, verifier_pb2
+
+TREE_SHAPES: dict[TreeShape, types_pb2.TreeShape] = {
+    "path": types_pb2.TREE_SHAPE_PATH,
+    "beams": types_pb2.TREE_SHAPE_BEAMS,
+    "best_first": types_pb2.TREE_SHAPE_BEST_FIRST,
+}
+TREE_SHAPE_NAMES = {number: name for name, number in TREE_SHAPES.items()}
+
+_MAX_CANDIDATES = 256
+
+
+def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    try:
+        return types_pb2.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            max_tokens=sampling.max_tokens,
+            stop=sampling.stop,
+            stop_token_ids=sampling.stop_token_ids,
+            ignore_eos=sampling.ignore_eos,
+            logprobs=sampling.logprobs,
+        )
+    except (ValueError, UnicodeError) as error:
+        raise InvalidRequestError(f"sampling parameters cannot be sent: {error}") from error
+
+
+def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
+    """Raises InvalidRequestError."""
+    given: dict[str, Any] = {
+        name: getattr(message, name)
+        for name in ("top_p", "repetition_penalty", "max_tokens", "logprobs")
+        if message.HasField(name)
+    }
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        seed=message.seed,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        **given,
+    )
+
+
+def tree_to_proto(tree: DraftTree) -> types_pb2.DraftTree:
+    return types_pb2.DraftTree(token_ids=tree.token_ids, parents=tree.parents)
+
+
+def tree_from_proto(message: types_pb2.DraftTree) -> DraftTree:
+    return DraftTree(tuple(message.token_ids), tuple(message.parents))
+
+
+def draft_to_proto(draft: Draft) -> types_pb2.Draft:
+    lists: dict[int, int] = {}  # nodes of one depth share the object
+    different: list[types_pb2.Alternatives] = []
+    indices = []
+    for entry in draft.alternatives:
+        index = lists.setdefault(id(entry), len(lists))
+        if index == len(different):
+            different.append(_alternatives(entry))
+        indices.append(index)
+    return types_pb2.Draft(
+        tree=tree_to_proto(draft.tree),
+        confidences=draft.confidences,
+        num_tokens_before_eos=draft.num_tokens_before_eos,
+        drafter_choices=draft.drafter_choices,
+        proxy_choices=draft.proxy_choices,
+        draft_seconds=draft.draft_seconds,
+        search_seconds=draft.search_seconds,
+        alternatives=different,
+        alternatives_indices=indices,
+        transport_seconds=draft.transport_seconds,
+    )
+
+
+def _alternatives(entry: tuple[tuple[int, float], ...]) -> types_pb2.Alternatives:
+    return types_pb2.Alternatives(
+        token_ids=[token_id for token_id, _ in entry], logprobs=[logprob for _, logprob in entry]
+    )
+
+
+def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -> Draft:
+    """Return a draft whose way here took so much longer. Raises InvalidRequestError."""
+    return Draft(
+        tree=tree_from_proto(message.tree),
+        confidences=tuple(message.confidences),
+        num_tokens_before_eos=message.num_tokens_before_eos,
+        drafter_choices=tuple(message.drafter_choices),
+        proxy_choices=tuple(message.proxy_choices),
+        draft_seconds=message.draft_seconds,
+        search_seconds=message.search_seconds,
+        alternatives=_alternatives_from_proto(message),
+        transport_seconds=message.transport_seconds + transport_seconds,
+    )
+
+
+def _alternatives_from_proto(
+    message: types_pb2.Draft,
+) -> tuple[tuple[tuple[int, float], ...], ...]:
+    indices = message.alternatives_indices
+    if not indices:
+        return ()
+    lists = [_pairs(entry.token_ids, entry.logprobs) for entry in message.alternatives]
+    if max(indices) >= len(lists):
+        raise InvalidRequestError(f"alternatives {max(indices)} of {len(lists)} are referred to")
+    return tuple([lists[index] for index in indices])
+
+
+def _pairs(token_ids: Any, logprobs: Any) -> tuple[tuple[int, float], ...]:
+    if len(token_ids) != len(logprobs):
+        raise InvalidRequestError(
+            f"{len(token_ids)} token ids but {len(logprobs)} log-probabilities"
+        )
+    return tuple(zip(token_ids, logprobs, strict=True))
+
+
+def lattice_to_proto(lattice: Lattice) -> types_pb2.Lattice:
+    num_positions, max_candidates = lattice.token_ids.shape
+    return types_pb2.Lattice(
+        num_positions=num_positions,
+        max_candidates=max_candidates,
+        token_ids=lattice.token_ids.astype("<i4", copy=False).tobytes(),
+        logprobs=lattice.logprobs.astype("<f4", copy=False).tobytes(),
+        num_candidates=lattice.num_candidates.astype("<i4", copy=False).tobytes(),
+        num_tokens_before_eos=lattice.num_tokens_before_eos,
+    )
+
+
+def lattice_from_proto(message: types_pb2.Lattice) -> Lattice:
+    """Return a lattice over the message's own bytes. Raises InvalidRequestError."""
+    rows, columns = message.num_positions, message.max_candidates
+    if rows > MAX_DRAFT_TOKENS or columns > _MAX_CANDIDATES:
+        raise InvalidRequestError(
+            f"a lattice must have at most {MAX_DRAFT_TOKENS} positions of {_MAX_CANDIDATES} "
+            f"candidates, got {rows} of {columns}"
+        )
+    token_ids: NDArray[np.int32] = _table("token_ids", message.token_ids, "<i4", (rows, columns))
+    logprobs: NDArray[np.float32] = _table("logprobs", message.logprobs, "<f4", (rows, columns))
+    counts: NDArray[np.int32] = _table("num_candidates", message.num_candidates, "<i4", (rows,))
+    if rows and not 1 <= counts.min() <= counts.max() <= columns:
+        raise InvalidRequestError(
+            f"num_candidates must be from 1 to {columns}, got {counts.min()} to {counts.max()}"
+        )
+    if np.isnan(logprobs).any():
+        raise InvalidRequestError("a lattice's log-probabilities must be numbers, got NaN")
+    return Lattice(token_ids, logprobs, counts, message.num_tokens_before_eos)
+
+
+def _table(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if len(data) != expected:
+        raise InvalidRequestError(
+            f"{name} of shape {list(shape)} must be {expected} bytes, got {len(data)}"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
+    return verifier_pb2.Verdict(
+        token_ids=verdict.token_ids,
+        accepted_nodes=verdict.accepted_nodes,
+        logprobs=[logprobs_to_proto(one) for one in verdict.logprobs or ()],
+        verify_seconds=verdict.verify_seconds,
+        transport_seconds=verdict.transport_seconds,
+    )
+
+
+def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float = 0.0) -> Verdict:
+    """Return a verdict whose way here took so much longer. Raises InvalidRequestError."""
+    return Verdict(
+        token_ids=tuple(message.token_ids),
+        accepted_nodes=tuple(message.accepted_nodes),
+        logprobs=tuple(map(logprobs_from_proto, message.logprobs)) or None,
+        verify_seconds=message.verify_seconds,
+        transport_seconds=message.transport_seconds + transport_seconds,
+    )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
+    return types_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_token_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )
+
+
+def logprobs_from_proto(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, _pairs(message.top_token_ids, message.top_logprobs))
+
+
+def info_to_proto(info: TargetInfo) -> verifier_pb2.GetInfoResponse:
+    return verifier_pb2.GetInfoResponse(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        max_sequences=info.max_sequences,
+        eos_token_ids=info.eos_token_ids,
+        max_tree_nodes=info.max_tree_nodes,
+    )
+
+
+def info_from_proto(message: verifier_pb2.GetInfoResponse) -> TargetInfo:
+    return TargetInfo(
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        max_sequences=message.max_sequences,
+        eos_token_ids=tuple(message.eos_token_ids),
+        max_tree_nodes=message.max_tree_nodes,
+    )

@@ -1,0 +1,104 @@
+"""grpc.health.v1: a role is SERVING when its steps succeed, not when its process is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from diffuspec.errors import InvalidRequestError, StalePrefixError
+
+_RECENT_SECONDS = 10.0
+_WATCH_SECONDS = 0.5
+
+
+class StepHealth:
+    """Watches the steps of one role.
+
+    Healthy: no step takes longer than the bound, and the last one succeeded, or one has lately.
+    So a role that hangs is unhealthy, and healthy again once it has got over it. Steps that fail
+    by the caller's fault say nothing. A role that has not been asked yet is taken for healthy.
+    """
+
+    def __init__(
+        self, max_step_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.max_step_seconds = max_step_seconds
+        self._clock = clock
+        self._started: dict[int, float] = {}
+        self._num_started = 0
+        self._has_failed = False
+        self._succeeded_at = clock()
+
+    @property
+    def is_healthy(self) -> bool:
+        now = self._clock()
+        oldest = min(self._started.values(), default=now)
+        if now - oldest > self.max_step_seconds:
+            return False
+        return not self._has_failed or now - self._succeeded_at <= _RECENT_SECONDS
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Watch one step."""
+        self._num_started += 1
+        number = self._num_started
+        self._started[number] = self._clock()
+        try:
+            yield
+        except (InvalidRequestError, StalePrefixError):
+            raise
+        except Exception:
+            self._has_failed = True
+            raise
+        else:
+            self._has_failed = False
+            self._succeeded_at = self._clock()
+        finally:
+            del self._started[number]
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Answers for every service of a server; for "" when all of them are healthy."""
+
+    def __init__(self, services: Mapping[str, Callable[[], bool]]) -> None:
+        self._services = services
+        self.is_draining = False
+
+    async def Check(
+        self,
+        request: HealthCheckRequest,
+        context: grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse],
+    ) -> HealthCheckResponse:
+        status = self._status(request.service)
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r} here"
+            )
+        return HealthCheckResponse(status=status)
+
+    async def Watch(
+        self,
+        request: HealthCheckRequest,
+        context: grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse],
+    ) -> AsyncIterator[HealthCheckResponse]:
+        last = None
+        while True:
+            status = self._status(request.service)
+            if status != last:
+                yield HealthCheckResponse(status=status)
+            last = status
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _status(self, service: str) -> HealthCheckResponse.ServingStatus.ValueType:
+        if service and service not in self._services:
+            return HealthCheckResponse.SERVICE_UNKNOWN
+        asked = [self._services[service]] if service else self._services.values()
+        if self.is_draining or not all(is_healthy() for is_healthy in asked):
+            return HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse.SERVING

@@ -1,0 +1,62 @@
+"""The bounds of the wire, the same on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+Options: TypeAlias = list[tuple[str, int | str]]
+
+
+@dataclass(frozen=True, slots=True)
+class RpcLimits:
+    """What a client and a server allow each other. Both sides of a connection take the same."""
+
+    max_message_bytes: int = 16 * 1024 * 1024
+    max_concurrent_rpcs: int = 64  # of one server, streams included
+    max_calls_in_flight: int = 16  # on one stream
+    max_rows: int = 1024  # of one batch
+    max_prefixes: int = 1024  # that one stream remembers
+    max_prefix_tokens: int = 4 * 1024 * 1024  # of them together, and of one batch
+    max_step_seconds: float = 60.0  # a role that works on one step for longer is not healthy
+    keepalive_seconds: float = 30.0
+    keepalive_timeout_seconds: float = 10.0
+    max_reconnect_seconds: float = 1.0  # between attempts to reach a server that is gone
+    grace_seconds: float = 2.0  # for steps under way when a server stops
+
+    def channel_options(self) -> Options:
+        return [
+            *self._message_options(),
+            ("grpc.keepalive_time_ms", _milliseconds(self.keepalive_seconds)),
+            ("grpc.keepalive_timeout_ms", _milliseconds(self.keepalive_timeout_seconds)),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 1000),
+            ("grpc.max_reconnect_backoff_ms", _milliseconds(self.max_reconnect_seconds)),
+            ("grpc.enable_retries", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # clients do not share a connection
+        ]
+
+    def server_options(self) -> Options:
+        """Pings come no more often than the client sends them, so half of that is never abuse."""
+        interval = _milliseconds(self.keepalive_seconds / 2)
+        return [
+            *self._message_options(),
+            ("grpc.keepalive_time_ms", _milliseconds(self.keepalive_seconds)),
+            ("grpc.keepalive_timeout_ms", _milliseconds(self.keepalive_timeout_seconds)),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", interval),
+            ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
+        ]
+
+    def _message_options(self) -> Options:
+        return [
+            ("grpc.max_send_message_length", self.max_message_bytes),
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+DEFAULT_LIMITS = RpcLimits()

@@ -1,0 +1,92 @@
+"""Who may speak to a role: a bearer token on every call; with TLS, certificates of both sides."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+
+from diffuspec.errors import ConfigError
+
+TOKEN_KEY = "authorization"
+_SCHEME = "Bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files for mutual TLS: the authority that signed both sides, and one's own certificate.
+
+    server_name is the name in the server's certificate where that is not the address dialled:
+    one certificate may serve machines whose addresses nobody knows beforehand.
+    """
+
+    ca: Path
+    certificate: Path
+    key: Path
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """The deployment's token, and TLS where it is configured."""
+
+    token: str = field(repr=False)
+    tls: TlsFiles | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token or not self.token.isascii() or not self.token.isprintable():
+            raise ConfigError("the token must be printable ASCII, one character at least")
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What every call carries."""
+        return ((TOKEN_KEY, _SCHEME + self.token),)
+
+    def accepts(self, authorization: str | bytes | None) -> bool:
+        """Compare in constant time what a call carries with the token."""
+        found = authorization.encode() if isinstance(authorization, str) else authorization or b""
+        return hmac.compare_digest(found, (_SCHEME + self.token).encode())
+
+    def server_credentials(self, host: str) -> grpc.ServerCredentials | None:
+        """Return how to listen; None: without TLS. Raises ConfigError off loopback without TLS."""
+        if self.tls is None:
+            if not is_loopback(host):
+                raise ConfigError(
+                    f"serving on {host} without TLS would show every prompt to the network; "
+                    "give TLS files, or serve on 127.0.0.1"
+                )
+            return None
+        ca, certificate, key = _read(self.tls)
+        return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
+
+    def channel_credentials(self) -> grpc.ChannelCredentials | None:
+        """Return how to dial; None: without TLS."""
+        if self.tls is None:
+            return None
+        ca, certificate, key = _read(self.tls)
+        return grpc.ssl_channel_credentials(ca, key, certificate)
+
+
+def new_token() -> str:
+    """Return a token for a deployment, 256 bits of randomness."""
+    return secrets.token_urlsafe(32)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _read(files: TlsFiles) -> tuple[bytes, bytes, bytes]:
+    try:
+        return files.ca.read_bytes(), files.certificate.read_bytes(), files.key.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read TLS file {error.filename}: {error.strerror}") from error

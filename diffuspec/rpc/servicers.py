@@ -1,0 +1,180 @@
+"""The roles as gRPC services: convert, call, convert."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+
+from diffuspec.errors import InvalidRequestError
+from diffuspec.interfaces import Drafter, LatticeModel, PathScorer, Verifier
+from diffuspec.rpc import convert
+from diffuspec.rpc.batches import BatchReader
+from diffuspec.rpc.health import StepHealth
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.step_server import StepService
+from diffuspec.types import Draft, DraftRequest, Lattice, VerifyRequest
+from diffuspec.v1 import (
+    drafter_pb2,
+    drafter_pb2_grpc,
+    path_scorer_pb2,
+    path_scorer_pb2_grpc,
+    types_pb2,
+    verifier_pb2,
+    verifier_pb2_grpc,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+DRAFTER_SERVICE = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
+PATH_SCORER_SERVICE = path_scorer_pb2.DESCRIPTOR.services_by_name["PathScorerService"].full_name
+VERIFIER_SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
+
+
+class RoleServicer:
+    """What a server needs to know of a servicer."""
+
+    service: str
+    steps: Sequence[StepService[Any]]
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        raise NotImplementedError
+
+    def take_limits(self, limits: RpcLimits) -> None:
+        for service in self.steps:
+            service.limits = limits
+            service.health = StepHealth(limits.max_step_seconds)
+
+    def is_healthy(self) -> bool:
+        return all(service.health.is_healthy for service in self.steps)
+
+    def drain(self) -> None:
+        """End every stream once its running steps are answered."""
+        for service in self.steps:
+            service.draining.set()
+
+
+class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
+    """Serves a drafter, and the lattices of its diffusion LM if it has one."""
+
+    service = DRAFTER_SERVICE
+
+    def __init__(self, drafter: Drafter, lattice_model: LatticeModel | None = None) -> None:
+        self._drafter = drafter
+        self._lattice_model = lattice_model
+        self._drafting = StepService(
+            drafter_pb2.DraftResponse, _read_drafts, self._draft, drafter.release
+        )
+        self._proposing = StepService(
+            drafter_pb2.ProposeLatticesResponse,
+            _read_drafts,
+            self._propose_lattices,
+            (lattice_model or drafter).release,
+        )
+        self.steps = (self._drafting, self._proposing)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
+
+    async def Draft(self, requests: object, context: Context) -> None:
+        await self._drafting.serve(context)
+
+    async def ProposeLattices(self, requests: object, context: Context) -> None:
+        if self._lattice_model is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this drafter makes no lattices")
+        await self._proposing.serve(context)
+
+    async def _draft(self, requests: list[DraftRequest]) -> drafter_pb2.DraftResponse:
+        drafts = await self._drafter.draft(requests)
+        return drafter_pb2.DraftResponse(drafts=_drafts(drafts))
+
+    async def _propose_lattices(
+        self, requests: list[DraftRequest]
+    ) -> drafter_pb2.ProposeLatticesResponse:
+        assert self._lattice_model is not None
+        lattices = await self._lattice_model.lattices(requests)
+        messages = [convert.lattice_to_proto(lattice) for lattice in lattices]
+        return drafter_pb2.ProposeLatticesResponse(lattices=types_pb2.Lattices(lattices=messages))
+
+
+class PathScorerServicer(
+    RoleServicer,
+    path_scorer_pb2_grpc.PathScorerServiceServicer,
+):
+    """Serves a path search."""
+
+    service = PATH_SCORER_SERVICE
+
+    def __init__(self, scorer: PathScorer) -> None:
+        self._scorer = scorer
+        self._searching = StepService(
+            path_scorer_pb2.SearchResponse, _read_search, self._search, _hold_nothing
+        )
+        self.steps = (self._searching,)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        path_scorer_pb2_grpc.add_PathScorerServiceServicer_to_server(self, server)
+
+    async def Search(self, requests: object, context: Context) -> None:
+        await self._searching.serve(context)
+
+    async def _search(
+        self, batch: tuple[list[DraftRequest], list[Lattice]]
+    ) -> path_scorer_pb2.SearchResponse:
+        drafts = await self._scorer.search(*batch)
+        return path_scorer_pb2.SearchResponse(drafts=_drafts(drafts))
+
+
+class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
+    """Serves a target."""
+
+    service = VERIFIER_SERVICE
+
+    def __init__(self, verifier: Verifier) -> None:
+        self._verifier = verifier
+        self._verifying = StepService(
+            verifier_pb2.VerifyResponse, _read_verify, self._verify, verifier.release
+        )
+        self.steps = (self._verifying,)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        verifier_pb2_grpc.add_VerifierServiceServicer_to_server(self, server)
+
+    async def Verify(self, requests: object, context: Context) -> None:
+        await self._verifying.serve(context)
+
+    async def GetInfo(
+        self, request: verifier_pb2.GetInfoRequest, context: Context
+    ) -> verifier_pb2.GetInfoResponse:
+        return convert.info_to_proto(self._verifier.info)
+
+    async def _verify(self, requests: list[VerifyRequest]) -> verifier_pb2.VerifyResponse:
+        verdicts = await self._verifier.verify(requests)
+        messages = [convert.verdict_to_proto(verdict) for verdict in verdicts]
+        return verifier_pb2.VerifyResponse(verdicts=verifier_pb2.Verdicts(verdicts=messages))
+
+
+def _drafts(drafts: Sequence[Draft]) -> types_pb2.Drafts:
+    return types_pb2.Drafts(drafts=[convert.draft_to_proto(draft) for draft in drafts])
+
+
+def _read_drafts(message: Any, reader: BatchReader) -> list[DraftRequest]:
+    return reader.draft_requests(message)
+
+
+def _read_search(
+    message: path_scorer_pb2.SearchRequest, reader: BatchReader
+) -> tuple[list[DraftRequest], list[Lattice]]:
+    requests = reader.draft_requests(message)
+    if len(message.lattices) != len(requests):
+        raise InvalidRequestError(f"{len(message.lattices)} lattices for {len(requests)} rows")
+    return requests, [convert.lattice_from_proto(lattice) for lattice in message.lattices]
+
+
+def _read_verify(message: verifier_pb2.VerifyRequest, reader: BatchReader) -> list[VerifyRequest]:
+    return reader.verify_requests(message)
+
+
+async def _hold_nothing(request_id: str) -> None:
+    """A path search keeps nothing from one call to the next."""

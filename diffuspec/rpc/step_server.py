@@ -1,0 +1,156 @@
+"""The server's end of streams of steps: many at once, answered as they are done."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from diffuspec.errors import OverloadedError, WorkerError
+from diffuspec.rpc.batches import BatchReader
+from diffuspec.rpc.health import StepHealth
+from diffuspec.rpc.interceptor import refuse_malformed
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.prefixes import PrefixStore
+from diffuspec.rpc.status import step_error
+
+logger = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+Release = Callable[[str], Awaitable[None]]
+
+
+class StepService(Generic[Batch]):
+    """One streaming method of a role.
+
+    read makes a batch of a message, at once and in order, because each message changes what the
+    next one builds on; work answers it with a response that lacks id and times.
+    """
+
+    def __init__(
+        self,
+        response: type[Message],
+        read: Callable[[Any, BatchReader], Batch],
+        work: Callable[[Batch], Awaitable[Any]],
+        release: Release,
+    ) -> None:
+        self.response: Any = response
+        self.read = read
+        self.work = work
+        self.release = release
+        self.limits = RpcLimits()
+        self.health = StepHealth(self.limits.max_step_seconds)
+        self.draining = asyncio.Event()
+        self._stream_numbers = itertools.count(1)
+        self._cleanups: set[asyncio.Task[None]] = set()
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Serve one stream to its end. Raises InvalidRequestError for bytes that are no message."""
+        stream = _Stream(self, context, scope=f"{next(self._stream_numbers)}/")
+        try:
+            await stream.run()
+        finally:
+            cleanup = asyncio.create_task(stream.let_go())
+            self._cleanups.add(cleanup)
+            cleanup.add_done_callback(self._cleanups.discard)
+
+
+class _Stream:
+    def __init__(self, service: StepService[Any], context: Any, scope: str) -> None:
+        limits = service.limits
+        self._service = service
+        self._context = context
+        self._prefixes = PrefixStore(limits.max_prefixes, limits.max_prefix_tokens)
+        self._reader = BatchReader(self._prefixes, limits, scope)
+        self._steps: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._write_lock = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Read until the client is done or the server drains, then let running steps finish."""
+        reading = asyncio.create_task(self._read())
+        draining = asyncio.create_task(self._service.draining.wait())
+        try:
+            await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                await reading
+            if self._steps:
+                await asyncio.wait(self._steps, timeout=self._service.limits.grace_seconds)
+        finally:
+            for task in (reading, draining, *self._steps):
+                task.cancel()
+
+    async def let_go(self) -> None:
+        """Release what the role holds for requests of this stream."""
+        await asyncio.gather(*self._releases)
+        for request_id in self._prefixes.request_ids():
+            await self._release(request_id)
+
+    async def _read(self) -> None:
+        while (message := await self._context.read()) is not grpc.aio.EOF:
+            refuse_malformed(message)
+            self._begin_releases(message.released_request_ids)
+            if message.step_id:
+                self._begin(message)
+                self._begin_releases(self._reader.take_forgotten())
+            if len(self._releases) > self._service.limits.max_prefixes:
+                await asyncio.wait(self._releases)
+
+    def _begin_releases(self, request_ids: Iterable[str]) -> None:
+        """Not awaited here: a role may let go only after the step that it is working on."""
+        for request_id in request_ids:
+            self._prefixes.forget(request_id)
+            task = asyncio.create_task(self._release(request_id))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    def _begin(self, message: Any) -> None:
+        received = time.perf_counter()
+        try:
+            batch = self._service.read(message, self._reader)
+            limit = self._service.limits.max_calls_in_flight
+            if len(self._steps) >= limit:
+                raise OverloadedError(f"{limit} steps of this stream are being worked on")
+        except Exception as error:
+            work = self._answer_error(message.step_id, error)
+        else:
+            work = self._answer(message.step_id, batch, received)
+        task = asyncio.create_task(work)
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+
+    async def _answer(self, step_id: int, batch: Any, received: float) -> None:
+        try:
+            with self._service.health.step():
+                response = await self._service.work(batch)
+        except Exception as error:
+            await self._answer_error(step_id, error)
+            return
+        response.step_id = step_id
+        response.worker_seconds = time.perf_counter() - received
+        await self._write(response)
+
+    async def _answer_error(self, step_id: int, error: Exception) -> None:
+        await self._write(self._service.response(step_id=step_id, error=step_error(error)))
+
+    async def _write(self, response: Any) -> None:
+        limit = self._service.limits.max_message_bytes
+        size = response.ByteSize()
+        if size > limit:
+            error = WorkerError(f"a response must be at most {limit} bytes, got {size}")
+            response = self._service.response(step_id=response.step_id, error=step_error(error))
+        async with self._write_lock:
+            await self._context.write(response)
+
+    async def _release(self, request_id: str) -> None:
+        try:
+            await self._service.release(self._reader.scope + request_id)
+        except Exception as error:
+            logger.warning("request %s could not be released: %s", request_id, error)
