@@ -1,0 +1,89 @@
+"""The configuration of a pipeline: defaults, what is refused, and what the errors say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.settings import PipelineConfig, load_pipeline, parse_pipeline
+from diffuspec.errors import ConfigError
+
+TINY: dict[str, Any] = {"preset": "tiny"}
+
+
+def pipeline(**sections: object) -> PipelineConfig:
+    return parse_pipeline({"engine": TINY, **sections})
+
+
+def test_a_preset_is_a_whole_configuration():
+    config = pipeline()
+    assert config.engine.target.path.name == "target" and config.num_drafters == 1
+    assert config.placement.strategy == "PACK" and config.placement.verifier.tensor_parallel == 1
+    assert config.rpc.tls is None
+
+
+def test_a_preset_leaves_what_is_given():
+    config = parse_pipeline({"engine": {**TINY, "target": {"max_sequences": 3}, "drafter": None}})
+    assert config.engine.target.max_sequences == 3
+    assert config.engine.target.path.name == "target"
+    assert config.engine.drafter is None and config.num_drafters == 0
+
+
+def test_a_file_is_read(tmp_path: Path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text("engine: {preset: tiny}\nplacement: {drafter: {count: 2}}\n")
+    assert load_pipeline(path).num_drafters == 2
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"placements": {}}, "placements: Extra inputs"),
+        ({"placement": {"strategy": "PACKED"}}, "placement.strategy: .*'STRICT_SPREAD'"),
+        ({"placement": {"drafter": {"gpus": 1}}}, "placement.drafter.gpus: Extra inputs"),
+        ({"placement": {"drafter": {"count": 0}}}, "count: .*greater than or equal to 1, got 0"),
+        ({"placement": {"verifier": {"num_gpus": 1.5}}}, "share of one GPU or whole GPUs, got 1.5"),
+        (
+            {"placement": {"drafter": {"num_gpus": 0.9}, "path_scorer": {"num_gpus": 0.2}}},
+            "together must be a share of one GPU or whole GPUs, got 1.1",
+        ),
+        (
+            {"placement": {"verifier": {"tensor_parallel": 2, "num_gpus": 0.5}}},
+            "tensor_parallel 2 it must be 1, or 0 on CPUs, got 0.5",
+        ),
+        (
+            {"placement": {"drafter": {"node": {"resources": {"GPU": 1}}}}},
+            r"names \['GPU'\]; custom resources go here",
+        ),
+        ({"rpc": {"tls": {"ca": "a"}}}, "rpc.tls.certificate: Field required"),
+        ({"deadlines": {"verify_seconds": 0}}, "verify_seconds: .*greater than 0, got 0"),
+        ({"engine": {"preset": "small"}}, "preset must be `tiny`, got 'small'"),
+        ({"engine": {**TINY, "targets": {}}}, "engine.targets: Extra inputs"),
+        (
+            {"engine": {**TINY, "drafter": {"path": "d", "device": "cuda"}}},
+            "engine.drafter.device is cuda, but placement.drafter.num_gpus is 0",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(sections, message):
+    with pytest.raises(ConfigError, match=message):
+        pipeline(**sections)
+
+
+def test_drafter_and_scorer_share_a_gpu():
+    placement = pipeline(
+        placement={"drafter": {"num_gpus": 0.9}, "path_scorer": {"num_gpus": 0.1}}
+    ).placement
+    assert placement.shared_gpus == 1.0
+
+
+def test_tls_files_and_limits_reach_the_wire():
+    tls = {"ca": "/a", "certificate": "/b", "key": "/c", "server_name": "diffuspec"}
+    config = pipeline(rpc={"tls": tls, "max_message_bytes": 2**20})
+    security = config.security("secret")
+    assert security.tls is not None and security.tls.server_name == "diffuspec"
+    assert security.tls.ca == Path("/a") and "secret" not in repr(security)
+    limits = config.limits(3.0)
+    assert limits.max_message_bytes == 2**20 and limits.max_step_seconds == 3.0
