@@ -99,18 +99,14 @@ class _Part:
 
     def __init__(self, segment: Segment, cache: KVCache, block_size: int | None) -> None:
         self.num_rows = segment.num_rows
+        self._segment = segment
+        self._cache = cache
+        self._block_size = block_size
         self._start = segment.start
         self._end = segment.start + segment.num_rows
-        self._num_columns = self._end
-        self._block_size = block_size
-        if block_size is not None:
-            self._num_columns = -(-self._end // block_size) * block_size
-        self._positions = segment.positions
         self._new_rows = cache.rows(segment.slot, self._start, self._end)
-        self._all_rows = cache.rows(segment.slot, 0, self._num_columns)
-        self._like = self._all_rows[0]
-        self._mask = _new_rows_mask(segment, self._like)
-        self._wide_masks: dict[int | None, torch.Tensor] = {}
+        self._mask = _new_rows_mask(segment, self._new_rows[0])
+        self._views: dict[int | None, _View] = {}  # by window
 
     def attend(
         self,
@@ -123,37 +119,60 @@ class _Part:
     ) -> torch.Tensor:
         self._new_rows[2 * layer].copy_(key)
         self._new_rows[2 * layer + 1].copy_(value)
-        keys, values = self._all_rows[2 * layer], self._all_rows[2 * layer + 1]
+        view = self._view(window)
+        keys, values, mask = view.rows[2 * layer], view.rows[2 * layer + 1], view.mask
         if self._block_size is not None:
-            wide = self._wide_mask(window)
-            return _attend_in_blocks(query, keys, values, wide, scaling, self._block_size)
-        mask, column = self._mask, self._start
-        if window is not None and self._end > window:
-            mask, column = self._wide_mask(window), 0
-        num_heads = query.shape[0]
-        if num_heads * self.num_rows * self._end <= MAX_SCORES:
-            return _attend(query, keys, values, mask, column, scaling)
-        step = max(1, MAX_SCORES // (num_heads * self._end))
+            assert mask is not None
+            return _attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
+        num_scores = query.shape[0] * keys.shape[1]
+        if self.num_rows * num_scores <= MAX_SCORES:
+            return _attend(query, keys, values, mask, scaling)
+        step = max(1, MAX_SCORES // num_scores)
         outputs = []
         for first in range(0, self.num_rows, step):
             rows = slice(first, first + step)
             row_mask = None if mask is None else mask[rows]
-            outputs.append(_attend(query[:, rows], keys, values, row_mask, column, scaling))
+            outputs.append(_attend(query[:, rows], keys, values, row_mask, scaling))
         return torch.cat(outputs)
 
-    def _wide_mask(self, window: int | None) -> torch.Tensor:
-        """Return the additive mask over all columns; a row sees `window` positions back."""
-        if window not in self._wide_masks:
-            mask = torch.zeros((self.num_rows, self._num_columns), dtype=torch.float32)
-            mask[:, self._end :] = -torch.inf
-            if self._mask is not None:
-                mask[:, self._start : self._end] = self._mask
-            if window is not None:
-                columns = np.concatenate([np.arange(self._start), self._positions])
-                far = self._positions[:, None] - columns[None, :] >= window
-                mask[:, : self._end][torch.from_numpy(far)] = -torch.inf
-            self._wide_masks[window] = mask.to(self._like)
-        return self._wide_masks[window]
+    def _view(self, window: int | None) -> _View:
+        """Return what layers with that window see: a row at position p sees those after p - window.
+
+        No row is before the segment's start, so that columns further back need not be read.
+        """
+        if window is not None and window >= self._end:
+            window = None
+        if window not in self._views:
+            first = 0 if window is None else max(0, self._start + 1 - window)
+            self._views[window] = self._make_view(first, window)
+        return self._views[window]
+
+    def _make_view(self, first: int, window: int | None) -> _View:
+        end = self._end
+        if (size := self._block_size) is not None:
+            first, end = first // size * size, -(-end // size) * size
+        rows = self._cache.rows(self._segment.slot, first, end)
+        if self._block_size is None and (window is None or self.num_rows == 1):
+            return _View(rows, self._mask)
+        mask = torch.zeros((self.num_rows, end - first), dtype=torch.float32)
+        new_columns = slice(self._start - first, self._end - first)
+        mask[:, new_columns.stop :] = -torch.inf
+        if self._mask is not None:
+            mask[:, new_columns] = self._mask
+        if window is not None:
+            positions = self._segment.positions
+            columns = np.concatenate([np.arange(first, self._start), positions])
+            far = positions[:, None] - columns >= window
+            mask[:, : new_columns.stop].masked_fill_(torch.from_numpy(far), -torch.inf)
+        return _View(rows, mask.to(self._new_rows[0]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _View:
+    """Columns of the cache, and which of them the rows of a segment see."""
+
+    rows: tuple[torch.Tensor, ...]  # keys and values of every layer; see KVCache.rows
+    mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
 
 
 def _attend(
@@ -161,10 +180,9 @@ def _attend(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor | None,
-    column: int,
     scaling: float,
 ) -> torch.Tensor:
-    """Return [rows, heads, dim]; the additive mask applies from a column on."""
+    """Return [rows, heads, dim]; the additive mask is for the last columns."""
     num_heads, num_rows, dim = query.shape
     num_kv_heads, num_columns, _ = keys.shape
     packed = query.reshape(num_kv_heads, -1, dim)
@@ -172,7 +190,8 @@ def _attend(
         keys.new_empty(()), packed, keys.transpose(1, 2), beta=0, alpha=scaling
     )  # [kv_heads, heads / kv_heads * rows, columns]
     if mask is not None:
-        scores.view(num_heads, num_rows, num_columns)[:, :, column:].add_(mask)
+        masked = num_columns - mask.shape[1]
+        scores.view(num_heads, num_rows, num_columns)[:, :, masked:].add_(mask)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
     output = torch.bmm(weights, values)
     return output.view(num_heads, num_rows, dim).transpose(0, 1)

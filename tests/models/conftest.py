@@ -43,11 +43,18 @@ SHAPE = {
     "bos_token_id": None,
 }
 
+MIXED_LAYERS = {
+    "use_sliding_window": True,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
+    "qwen2 with windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, **MIXED_LAYERS)),
 }
 
 

@@ -24,7 +24,7 @@ from diffuspec.types import (
     Verdict,
     VerifyRequest,
 )
-from tests.models.conftest import MAX_POSITIONS, NUM_KNOWN_IDS, make_model
+from tests.models.conftest import FAMILIES, MAX_POSITIONS, NUM_KNOWN_IDS, make_model
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=5)
@@ -91,7 +91,7 @@ def with_wrong_branches(true_tokens: Sequence[int], rng: np.random.Generator) ->
     return DraftTree(tuple(token_ids), tuple(parents))
 
 
-@pytest.fixture(params=["qwen2", "llama", "qwen3"])
+@pytest.fixture(params=sorted(FAMILIES))
 def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

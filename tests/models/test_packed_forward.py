@@ -119,6 +119,44 @@ def test_full_attention(save_target: Callable[[str], Path]) -> None:
     assert_same(logits, reference(make_model("qwen2"), token_ids, visible))
 
 
+@pytest.mark.parametrize("num_cached", [0, 20])
+def test_windows_hold_beside_any_other_mask(
+    save_target: Callable[[str], Path], num_cached: int
+) -> None:
+    name, window = "qwen2 with windows", 7
+    runner = load_model(save_target(name), num_slots=1).runner
+    token_ids, positions = random_tokens(30), np.arange(30)
+    visible = np.tri(30, dtype=np.bool_)
+    visible[20:, 20:] = True  # a block whose rows see each other
+    near = positions[:, None] - positions < window
+    if num_cached:
+        runner.forward([segment(0, 0, token_ids[:num_cached])])
+    block = visible[num_cached:, num_cached:]
+    logits = runner.forward([segment(0, num_cached, token_ids[num_cached:], block)])
+    masks = {
+        "full_attention": torch.from_numpy(visible)[None, None],
+        "sliding_attention": torch.from_numpy(visible & near)[None, None],
+    }
+    with torch.inference_mode():
+        expected = make_model(name)(torch.tensor(token_ids)[None], attention_mask=masks).logits[0]
+    assert_same(logits, expected[num_cached:])
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_windowed_layer_reads_no_further_back(
+    save_target: Callable[[str], Path], num_rows: int
+) -> None:
+    runner = load_model(save_target("mistral"), num_slots=1).runner
+    token_ids = random_tokens(40)
+    runner.forward([segment(0, 0, token_ids)])
+    for rows in runner.cache.rows(0, 0, 40 - 7):
+        rows.fill_(torch.nan)  # would show even behind a mask: 0 * NaN is NaN
+    new = random_tokens(num_rows)
+    logits = runner.forward([segment(0, 40, new)])
+    expected = reference(make_model("mistral"), np.concatenate([token_ids, new]))
+    assert_same(logits, expected[40:])
+
+
 def test_later_segment_sees_what_an_earlier_one_wrote(runner: ModelRunner, family: str) -> None:
     token_ids = random_tokens(14)
     logits = runner.forward([segment(2, 0, token_ids[:9]), segment(2, 9, token_ids[9:])])
