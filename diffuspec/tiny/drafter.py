@@ -4,6 +4,9 @@ One pass trains every kind of row at once. Clean rows are causal and predict the
 last prefix row does when drafting. Masked rows stand at the positions of a block, see the clean
 tokens before the block and all of their block, and (the shift) predict the token after their own.
 Blocks start at random places of an answer and have random lengths, as drafts do.
+
+All layers but one look back over a window only, so that a draft costs nearly the same behind any
+prefix.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from diffuspec.tiny.tokenizer import MASK_TOKEN_ID
 
 # Chosen by dropping, one by one, the layer that the target misses least on held-out questions.
 TARGET_LAYERS = (0, 2, 3, 10, 12, 15)
+FULL_LAYER = 3  # the one that looks back at everything: of all, copying from afar misses it most
+WINDOW = 256  # tokens that the other layers look back
 MIN_BLOCK, MAX_BLOCK = 8, 32
 POSITION_DECAY = 0.97  # of the loss: a late token counts only if all before it were right
 REVEALED_SHARE = 0.15  # of the batches: some block tokens are given, for refinement steps
@@ -30,7 +35,9 @@ PROBES_PER_EXAMPLE = 10
 def drafter_config() -> Qwen2Config:
     config = target_config()
     config.num_hidden_layers = len(TARGET_LAYERS)
-    config.layer_types = (config.layer_types or [])[: len(TARGET_LAYERS)]
+    config.layer_types = ["sliding_attention"] * len(TARGET_LAYERS)
+    config.layer_types[FULL_LAYER] = "full_attention"
+    config.use_sliding_window, config.sliding_window = True, WINDOW
     config.mask_token_id = MASK_TOKEN_ID
     config.diffusion_attention = "block_causal"
     return config
@@ -87,10 +94,15 @@ def hidden_states(
     visible[:, :num_tokens, :num_tokens] = clean[:, None] >= clean
     visible[:, num_tokens:, :num_tokens] = clean < blocks.starts[:, :, None]
     visible[:, num_tokens:, num_tokens:] = blocks.block_ids[:, :, None] == blocks.block_ids[:, None]
+    positions = torch.cat([clean.expand(batch, -1), blocks.positions], 1)
+    masks = {"full_attention": visible[:, None]}
+    if (window := model.config.sliding_window) is not None:
+        near = positions[:, :, None] - positions[:, None] < window
+        masks["sliding_attention"] = (visible & near)[:, None]
     hidden: torch.Tensor = model.model(
         input_ids=torch.cat([token_ids, block_ids], 1),
-        position_ids=torch.cat([clean.expand(batch, -1), blocks.positions], 1),
-        attention_mask=visible[:, None],
+        position_ids=positions,
+        attention_mask=masks,
         use_cache=False,
     ).last_hidden_state
     return hidden

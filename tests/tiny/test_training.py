@@ -97,10 +97,13 @@ def test_the_learning_rate_rises_stays_and_falls_to_zero():
     assert scales[0] < 1 and 0 < scales[3] < 1 and scales[4] == 0
 
 
-def test_training_rows_and_drafting_rows_compute_the_same(encoder, tokenizer, tmp_path):
+@pytest.mark.parametrize("window", [None, 9])
+def test_training_rows_and_drafting_rows_compute_the_same(encoder, tokenizer, tmp_path, window):
     torch.manual_seed(0)
     config = small(drafter_config())
     config.initializer_range = 0.5  # so that rows differ
+    config.use_sliding_window, config.sliding_window = window is not None, window
+    config.layer_types = ["sliding_attention" if window else "full_attention", "full_attention"]
     model = Qwen2ForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
