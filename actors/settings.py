@@ -32,7 +32,7 @@ def _check_gpus(name: str, num_gpus: float) -> None:
 class RoleSettings(Section):
     """What one actor of a role gets of its node."""
 
-    num_cpus: float = Field(1.0, ge=0)
+    num_cpus: float = Field(1.0, gt=0)
     num_gpus: float = Field(0.0, ge=0, le=_MAX_GPUS)  # below 1: a share of one
     num_threads: int = Field(1, ge=1, le=256)  # for mathematics on the CPU
 

@@ -1,0 +1,128 @@
+"""What a pipeline asks of a cluster, as bundles, and why a cluster cannot give it.
+
+A bundle is a piece of one node. Roles that must be on one node share one: a drafter and its path
+scorer, all ranks of the verifier. Knows nothing of Ray.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from actors.settings import NodeSettings, PipelineConfig, PlacementSettings, Strategy
+
+_DIGITS = 4  # Ray's own resolution of a resource
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """Resources on one node that carries the labels."""
+
+    name: str
+    resources: dict[str, float]
+    labels: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """All that a node has, in use or not."""
+
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+
+
+def make_bundles(config: PipelineConfig) -> tuple[Bundle, ...]:
+    """Return the bundles of a pipeline: coordinator, each drafter with its scorer, verifier."""
+    placement = config.placement
+    coordinator, verifier = placement.coordinator, placement.verifier
+    num_ranks = verifier.tensor_parallel
+    return (
+        _bundle("coordinator", coordinator.num_cpus, coordinator.num_gpus, coordinator.node),
+        *(_drafter_bundle(placement, index) for index in range(config.num_drafters)),
+        _bundle(
+            "verifier", num_ranks * verifier.num_cpus, num_ranks * verifier.num_gpus, verifier.node
+        ),
+    )
+
+
+def _drafter_bundle(placement: PlacementSettings, index: int) -> Bundle:
+    num_cpus = placement.drafter.num_cpus + placement.path_scorer.num_cpus
+    return _bundle(f"drafter {index}", num_cpus, placement.shared_gpus, placement.drafter.node)
+
+
+def _bundle(name: str, num_cpus: float, num_gpus: float, node: NodeSettings) -> Bundle:
+    asked = {"CPU": num_cpus, "GPU": num_gpus, **node.resources}
+    resources = {key: round(value, _DIGITS) for key, value in asked.items() if value}
+    return Bundle(name, resources, dict(node.labels))
+
+
+def explain_shortage(
+    bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[Node]
+) -> list[str]:
+    """Say, one reason a line, why the bundles do not fit the nodes. Never empty.
+
+    Looks at what nodes have, not at what is in use: if all of that suffices, others use it.
+    """
+    if not nodes:
+        return ["the cluster has no nodes"]
+    reasons = [reason for bundle in bundles if (reason := _misfit(bundle, nodes)) is not None]
+    reasons += _totals(bundles, nodes)
+    if strategy == "STRICT_SPREAD" and len(nodes) < len(bundles):
+        reasons.append(
+            f"STRICT_SPREAD needs a node for each of {len(bundles)} bundles, "
+            f"the cluster has {len(nodes)} nodes"
+        )
+    if strategy == "STRICT_PACK":
+        together = Bundle("everything (STRICT_PACK)", dict(_sum(bundles)), {})
+        reason = _misfit(together, nodes)
+        reasons += [reason] if reason is not None else []
+    return reasons or ["the nodes are large enough, but what they have is in use by others"]
+
+
+def _misfit(bundle: Bundle, nodes: Sequence[Node]) -> str | None:
+    """Say why no node could ever hold a bundle; None if one could."""
+    labelled = [node for node in nodes if _carries(node, bundle.labels)]
+    if not labelled:
+        return f"{bundle.name} needs a node with labels {bundle.labels}, there is none"
+    if any(_holds(node, bundle.resources) for node in labelled):
+        return None
+    wanted = _spell(bundle.resources)
+    most = {key: max(node.resources.get(key, 0) for node in labelled) for key in bundle.resources}
+    where = f" with labels {bundle.labels}" if bundle.labels else ""
+    return f"{bundle.name} needs {wanted} on one node{where}, the most on any is {_spell(most)}"
+
+
+def _totals(bundles: Sequence[Bundle], nodes: Sequence[Node]) -> list[str]:
+    have: Counter[str] = Counter()
+    for node in nodes:
+        have.update(dict(node.resources))
+    wanted = _sum(bundles)
+    return [
+        f"all bundles together need {wanted[key]:g} {key}, the cluster has {have[key]:g}"
+        for key in wanted
+        if wanted[key] > have[key]
+    ]
+
+
+def _sum(bundles: Sequence[Bundle]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for bundle in bundles:
+        total.update(bundle.resources)
+    return total
+
+
+def _carries(node: Node, labels: Mapping[str, str]) -> bool:
+    """Ray's selectors with operators, as in `!in(a, b)`, are left to Ray."""
+    return all(
+        value.startswith("!") or "(" in value or node.labels.get(key) == value
+        for key, value in labels.items()
+    )
+
+
+def _holds(node: Node, resources: Mapping[str, float]) -> bool:
+    return all(node.resources.get(key, 0) >= value for key, value in resources.items())
+
+
+def _spell(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{value:g} {key}" for key, value in resources.items())
