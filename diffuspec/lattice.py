@@ -51,44 +51,38 @@ def build_lattices(
     logits: Tensor,
     lengths: Sequence[int],
     pruning: Pruning,
-    num_alternatives: Sequence[int] | None = None,
+    keeps_runners_up: Sequence[bool] | None = None,
 ) -> list[Lattice]:
     """Build one lattice per request from all their logits, [sum of lengths, V], in order.
 
     Log-probabilities are normalised over the full vocabulary, less the banned ids. A column keeps
     the fewest candidates whose mass reaches tau, M_max at most (Eq. 7). The first column whose
     most probable token is EOS is the last one and holds EOS tokens alone (no EOS is forced into
-    the others: paths that end early would win, having fewer terms to their sum). Where a request
-    wants alternatives, runners-up fill its columns up to that many cells.
+    the others: paths that end early would win, having fewer terms to their sum). A request that
+    wants alternatives keeps what Eq. 7 drops of M_max as runners-up.
     """
     assert len(logits) == sum(lengths), "one row of logits per draft position"
-    wanted = num_alternatives or [0] * len(lengths)
-    token_ids, logprobs = _top_candidates(logits, max(pruning.max_candidates, *wanted), pruning.ban)
-    num_candidates = _num_candidates(logprobs[:, : pruning.max_candidates], pruning.candidate_mass)
-    lattices, start = [], 0
-    for length, num_wanted in zip(lengths, wanted, strict=True):
+    keeps_all = keeps_runners_up or [False] * len(lengths)
+    token_ids, logprobs = _top_candidates(logits, pruning)
+    num_candidates = _num_candidates(logprobs, pruning.candidate_mass)
+    eos, lattices, start = pruning.eos_token_ids, [], 0
+    for length, keeps in zip(lengths, keeps_all, strict=True):
         rows = slice(start, start + length)
         start += length
         lattices.append(
-            _cut_at_eos(
-                token_ids[rows, : max(pruning.max_candidates, num_wanted)],
-                logprobs[rows, : max(pruning.max_candidates, num_wanted)],
-                num_candidates[rows],
-                pruning.eos_token_ids,
-                num_wanted,
-            )
+            _cut_at_eos(token_ids[rows], logprobs[rows], num_candidates[rows], eos, keeps)
         )
     return lattices
 
 
 def _top_candidates(
-    logits: Tensor, max_width: int, ban: Tensor | None
+    logits: Tensor, pruning: Pruning
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the most probable ids of each row and their logprobs, [N, max_width] at most each."""
+    """Return the M_max most probable ids of each row and their logprobs, [N, M_max] each."""
     logits = logits.float()
-    if ban is not None:
-        logits = logits + ban
-    width = min(max_width, logits.shape[-1])
+    if pruning.ban is not None:
+        logits = logits + pruning.ban
+    width = min(pruning.max_candidates, logits.shape[-1])
     logprobs, ids = logits.log_softmax(dim=-1).topk(width, dim=-1)
     # Ids travel as the bits of floats, so that a GPU is read once.
     packed = torch.cat([logprobs, ids.int().view(torch.float32)], dim=-1).cpu().numpy()
@@ -110,7 +104,7 @@ def _cut_at_eos(
     logprobs: NDArray[np.float32],
     num_candidates: NDArray[np.int32],
     eos_token_ids: tuple[int, ...],
-    num_alternatives: int,
+    keeps_runners_up: bool,
 ) -> Lattice:
     """Drop the columns after the first whose most probable token is EOS; blank unused cells."""
     length, width = token_ids.shape
@@ -125,9 +119,9 @@ def _cut_at_eos(
         num_candidates[stop] = int(is_eos.sum())
         eos_first = np.argsort(~is_eos, kind="stable")
         token_ids[stop], logprobs[stop] = token_ids[stop, eos_first], logprobs[stop, eos_first]
-    cells = np.arange(width)
-    is_runner_up = (cells < num_alternatives) & np.isfinite(logprobs)
-    unused = (cells >= num_candidates[:, None]) & ~is_runner_up
+    unused = np.arange(width) >= num_candidates[:, None]
+    if keeps_runners_up:
+        unused &= ~np.isfinite(logprobs)
     token_ids[unused] = -1
     logprobs[unused] = -np.inf
     return Lattice(token_ids, logprobs, num_candidates, num_tokens_before_eos=stop)

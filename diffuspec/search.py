@@ -21,6 +21,8 @@ from diffuspec.draft_tree import best_path
 from diffuspec.interfaces import CausalProxy, ProxyState
 from diffuspec.types import Draft, DraftRequest, DraftTree, Lattice
 
+_HARDLY_REACHED = math.log(0.01)
+
 
 class PathSearch:
     """`PathScorer` in this process: beam search (Eq. 8) or best-first expansion.
@@ -69,7 +71,8 @@ class PathSearch:
         draft = _draft(nodes, lattice.num_tokens_before_eos, scorer.has_proxy)
         if not request.num_alternatives:
             return draft
-        return replace(draft, alternatives=_alternatives(nodes, lattice, request.num_alternatives))
+        alternatives = _alternatives(nodes, lattice, scorer, request.num_alternatives)
+        return replace(draft, alternatives=alternatives)
 
 
 @dataclass(slots=True, eq=False)
@@ -283,34 +286,45 @@ def _draft(nodes: list[_Node], num_tokens_before_eos: int, has_proxy: bool) -> D
 
 
 def _alternatives(
-    nodes: Sequence[_Node], lattice: Lattice, count: int
+    nodes: Sequence[_Node], lattice: Lattice, scorer: _Scorer, count: int
 ) -> tuple[tuple[tuple[int, float], ...], ...]:
     """Return the likeliest tokens after the root and after each node; see `Draft.alternatives`.
 
-    Where the proxy has spoken, its word counts for the column's candidates; the runners-up have
-    the drafter's alone.
+    The proxy has its say on runners-up as on candidates, but not below nodes that are hardly ever
+    reached.
     """
-    scored: dict[int, _Scored] = {}
-    depths = [0]
-    for node in nodes:
-        parent = -1 if node.parent is None else node.parent.index
-        scored[parent] = node.scored
-        depths.append(depths[parent + 1] + 1)
-    columns = [
-        dict(zip(ids, logprobs, strict=True))
-        for ids, logprobs in zip(lattice.token_ids.tolist(), lattice.logprobs.tolist(), strict=True)
-    ]
+    columns = _full_columns(lattice, scorer.drafter_weight)
+    unassisted = [_likeliest(column, column.logprobs, count) for column in columns] + [()]
+    depths = {-1: 0}
     found = []
-    for node_index, depth in enumerate(depths, start=-1):
-        column = columns[depth] if depth < len(columns) else {}
-        if node_index in scored:
-            above = scored[node_index]
-            confidences = _confidences(above)
-            column = column | dict(zip(above.column.token_ids, confidences, strict=True))
-        column.pop(-1, None)
-        best = sorted(column.items(), key=lambda item: item[1], reverse=True)[:count]
-        found.append(tuple(best))
+    for index, node in ((-1, None), *enumerate(nodes)):
+        if node is not None:
+            depths[index] = 1 + depths[-1 if node.parent is None else node.parent.index]
+        depth = min(depths[index], len(columns))
+        if depth == len(columns) or (node is not None and node.reach < _HARDLY_REACHED):
+            found.append(unassisted[depth])
+        else:
+            scored = scorer.score(columns[depth], [scorer.state_after(node)])[0]
+            found.append(_likeliest(columns[depth], _confidences(scored), count))
     return tuple(found)
+
+
+def _full_columns(lattice: Lattice, weight: float) -> list[_Column]:
+    """Return the lattice with its runners-up."""
+    columns = []
+    rows = zip(lattice.token_ids.tolist(), lattice.logprobs.tolist(), strict=True)
+    for ids, logprobs in rows:
+        size = ids.index(-1) if -1 in ids else len(ids)
+        ids, logprobs = ids[:size], logprobs[:size]
+        columns.append(_Column(ids, logprobs, [weight * logprob for logprob in logprobs]))
+    return columns
+
+
+def _likeliest(
+    column: _Column, logprobs: Sequence[float], count: int
+) -> tuple[tuple[int, float], ...]:
+    pairs = zip(column.token_ids, logprobs, strict=True)
+    return tuple(sorted(pairs, key=lambda pair: pair[1], reverse=True)[:count])
 
 
 def _proxy_choice(scored: _Scored) -> int:

@@ -153,8 +153,8 @@ class DiffusionDrafter:
                 self._fill(drafts)
             lengths = [len(draft.block) for draft in drafts]
             logits = torch.cat([draft.logits for draft in drafts])
-            wanted = [request.num_alternatives for request in requests]
-            return build_lattices(logits, lengths, self._pruning, wanted)
+            keeps_runners_up = [request.num_alternatives > 0 for request in requests]
+            return build_lattices(logits, lengths, self._pruning, keeps_runners_up)
         except DrafterError:
             raise
         except Exception as error:  # torch raises what it likes
