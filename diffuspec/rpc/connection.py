@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncGenerator
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -11,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from diffuspec.errors import DiffuspecError
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.status import from_rpc_error
+from diffuspec.rpc.status import TransportError, from_rpc_error
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -41,6 +43,27 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
         return response
+
+    async def stream(
+        self, service: str, method: str, request: Message, kind: type[Response], timeout: float
+    ) -> AsyncGenerator[Response]:
+        """Yield the responses of a server-streaming call; closing the iterator cancels it."""
+        stub: Any = self._channel.unary_stream(
+            f"/{service}/{method}", type(request).SerializeToString, kind.FromString
+        )
+        call = stub(request, timeout=timeout, metadata=self._metadata)
+        try:
+            while (response := await call.read()) is not grpc.aio.EOF:
+                yield response
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise TransportError(f"{self.address} cancelled the call") from None
+        finally:
+            call.cancel()
 
     def open_stream(self, service: str, method: str) -> BytesStream:
         """Open a bidirectional stream of serialised messages."""

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from diffuspec.errors import InvalidRequestError, StalePrefixError
+from diffuspec.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+    StalePrefixError,
+)
 
 _RECENT_SECONDS = 10.0
 _WATCH_SECONDS = 0.5
@@ -20,26 +26,27 @@ _WATCH_SECONDS = 0.5
 class StepHealth:
     """Watches the steps of one role.
 
-    Healthy: no step takes longer than the bound, and the last one succeeded, or one has lately.
-    So a role that hangs is unhealthy, and healthy again once it has got over it. Steps that fail
-    by the caller's fault say nothing. A role that has not been asked yet is taken for healthy.
+    Healthy: no step has been waiting for longer than the bound while nothing else was done
+    either, and the last step succeeded, or one has lately. So a role that hangs is unhealthy, and
+    healthy again once it has got over it. Steps that fail by the caller's fault say nothing. A
+    role that has not been asked yet is taken for healthy.
     """
 
     def __init__(
         self, max_step_seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.max_step_seconds = max_step_seconds
+        self._max_step_seconds = max_step_seconds
         self._clock = clock
         self._started: dict[int, float] = {}
         self._num_started = 0
         self._has_failed = False
-        self._succeeded_at = clock()
+        self._succeeded_at = -math.inf
 
     @property
     def is_healthy(self) -> bool:
         now = self._clock()
         oldest = min(self._started.values(), default=now)
-        if now - oldest > self.max_step_seconds:
+        if now - max(oldest, self._succeeded_at) > self._max_step_seconds:
             return False
         return not self._has_failed or now - self._succeeded_at <= _RECENT_SECONDS
 
@@ -51,7 +58,7 @@ class StepHealth:
         self._started[number] = self._clock()
         try:
             yield
-        except (InvalidRequestError, StalePrefixError):
+        except (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError):
             raise
         except Exception:
             self._has_failed = True
@@ -86,12 +93,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self,
         request: HealthCheckRequest,
         context: grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse],
-    ) -> AsyncIterator[HealthCheckResponse]:
+    ) -> None:
         last = None
         while True:
             status = self._status(request.service)
             if status != last:
-                yield HealthCheckResponse(status=status)
+                await context.write(HealthCheckResponse(status=status))
             last = status
             await asyncio.sleep(_WATCH_SECONDS)
 

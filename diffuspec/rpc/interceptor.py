@@ -20,7 +20,10 @@ class Malformed:
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token; makes statuses of what handlers raise."""
+    """Refuses calls without the token; makes statuses of what handlers raise.
+
+    Handlers are coroutines: those that stream write to their context.
+    """
 
     def __init__(self, security: Security) -> None:
         self._security = security
@@ -47,14 +50,14 @@ def _guarded(handler: Handler) -> Handler:
     deserializer = _tolerant(handler.request_deserializer)
     serializer = handler.response_serializer
     if handler.unary_unary:
-        unary = _guard_unary(handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(unary, deserializer, serializer)
+        behaviour = _translate_errors(handler.unary_unary)
+        return grpc.unary_unary_rpc_method_handler(behaviour, deserializer, serializer)
     if handler.unary_stream:
-        stream = _guard_stream(handler.unary_stream)
-        return grpc.unary_stream_rpc_method_handler(stream, deserializer, serializer)
-    assert handler.stream_stream
-    steps = _guard_unary(handler.stream_stream)
-    return grpc.stream_stream_rpc_method_handler(steps, deserializer, serializer)
+        behaviour = _translate_errors(handler.unary_stream)
+        return grpc.unary_stream_rpc_method_handler(behaviour, deserializer, serializer)
+    assert handler.stream_stream, "there are no methods of another kind"
+    behaviour = _translate_errors(handler.stream_stream)
+    return grpc.stream_stream_rpc_method_handler(behaviour, deserializer, serializer)
 
 
 def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -75,28 +78,16 @@ def refuse_malformed(request: object) -> None:
         raise InvalidRequestError("the bytes received are no message of this method")
 
 
-def _guard_unary(behaviour: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Any]:
-    async def guarded(request: Any, context: Any) -> Any:
+def _translate_errors(
+    behaviour: Callable[[Any, Any], Awaitable[Any]],
+) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def translated(request: Any, context: Any) -> Any:
         try:
             refuse_malformed(request)
             return await behaviour(request, context)
         except grpc.aio.AbortError:
             raise
         except Exception as error:
-            await status.abort(context, error)
+            return await status.abort(context, error)
 
-    return guarded
-
-
-def _guard_stream(behaviour: Callable[[Any, Any], AsyncIterator[Any]]) -> Callable[[Any, Any], Any]:
-    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            refuse_malformed(request)
-            async for response in behaviour(request, context):
-                yield response
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            await status.abort(context, error)
-
-    return guarded
+    return translated

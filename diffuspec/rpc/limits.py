@@ -19,6 +19,7 @@ class RpcLimits:
     max_prefixes: int = 1024  # that one stream remembers
     max_prefix_tokens: int = 4 * 1024 * 1024  # of them together, and of one batch
     max_step_seconds: float = 60.0  # a role that works on one step for longer is not healthy
+    max_write_seconds: float = 30.0  # a peer that takes nothing for longer is dropped
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 10.0
     max_reconnect_seconds: float = 1.0  # between attempts to reach a server that is gone

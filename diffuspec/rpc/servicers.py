@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import grpc
@@ -11,11 +13,21 @@ from diffuspec.errors import InvalidRequestError
 from diffuspec.interfaces import Drafter, LatticeModel, PathScorer, Verifier
 from diffuspec.rpc import convert
 from diffuspec.rpc.batches import BatchReader
+from diffuspec.rpc.convert_answers import (
+    increment_to_proto,
+    speculation_from_proto,
+    status_to_proto,
+    take_prompt,
+)
+from diffuspec.rpc.frontend import Frontend
 from diffuspec.rpc.health import StepHealth
-from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.step_server import StepService
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
+from diffuspec.rpc.step_server import StepService, write_in_time
+from diffuspec.sequence import Increment
 from diffuspec.types import Draft, DraftRequest, Lattice, VerifyRequest
 from diffuspec.v1 import (
+    coordinator_pb2,
+    coordinator_pb2_grpc,
     drafter_pb2,
     drafter_pb2_grpc,
     path_scorer_pb2,
@@ -29,14 +41,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 DRAFTER_SERVICE = drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name
 PATH_SCORER_SERVICE = path_scorer_pb2.DESCRIPTOR.services_by_name["PathScorerService"].full_name
+COORDINATOR_SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 VERIFIER_SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,128}")
 
 
 class RoleServicer:
     """What a server needs to know of a servicer."""
 
     service: str
-    steps: Sequence[StepService[Any]]
+    steps: Sequence[StepService[Any]] = ()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         raise NotImplementedError
@@ -174,6 +189,73 @@ def _read_search(
 
 def _read_verify(message: verifier_pb2.VerifyRequest, reader: BatchReader) -> list[VerifyRequest]:
     return reader.verify_requests(message)
+
+
+class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceServicer):
+    """Serves prompts."""
+
+    service = COORDINATOR_SERVICE
+
+    def __init__(self, frontend: Frontend) -> None:
+        self._frontend = frontend
+        self._limits = DEFAULT_LIMITS
+        self._health = StepHealth(DEFAULT_LIMITS.max_step_seconds)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self, server)
+
+    def take_limits(self, limits: RpcLimits) -> None:
+        self._limits = limits
+        self._health = StepHealth(limits.max_step_seconds)
+
+    def is_healthy(self) -> bool:
+        return self._health.is_healthy
+
+    async def Generate(self, request: coordinator_pb2.GenerateRequest, context: Context) -> None:
+        """Stream increments. The request is cancelled when the client goes or reads no more."""
+        increments = self._stream(request)
+        async with contextlib.aclosing(increments):
+            while True:
+                with self._health.step():
+                    increment = await anext(increments, None)
+                if increment is None:
+                    return
+                await write_in_time(context, increment_to_proto(increment), self._limits)
+
+    async def Cancel(
+        self, request: coordinator_pb2.CancelRequest, context: Context
+    ) -> coordinator_pb2.CancelResponse:
+        if not request.request_id:
+            raise InvalidRequestError("request_id must name what to cancel")
+        was_running = self._frontend.cancel(request.request_id)
+        return coordinator_pb2.CancelResponse(was_running=was_running)
+
+    async def GetStatus(
+        self, request: coordinator_pb2.GetStatusRequest, context: Context
+    ) -> coordinator_pb2.GetStatusResponse:
+        return status_to_proto(await self._frontend.status())
+
+    async def _stream(self, request: coordinator_pb2.GenerateRequest) -> AsyncGenerator[Increment]:
+        if not _REQUEST_ID.fullmatch(request.request_id):
+            raise InvalidRequestError(
+                "request_id must be at most 128 of A-Z a-z 0-9 . _ -, "
+                f"got {request.request_id!r:.80}"
+            )
+        speculation = None
+        if request.HasField("speculation"):
+            speculation = speculation_from_proto(request.speculation)
+        stream = self._frontend.stream(
+            take_prompt(request),
+            convert.sampling_from_proto(request.sampling),
+            speculation,
+            request.request_id or None,
+        )
+        try:
+            async for increment in stream:
+                yield increment
+        finally:
+            if isinstance(stream, AsyncGenerator):
+                await stream.aclose()
 
 
 async def _hold_nothing(request_id: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -24,21 +25,21 @@ logger = logging.getLogger(__name__)
 DOMAIN = "diffuspec"
 _STATUS_KEY = "grpc-status-details-bin"
 
+
+class TransportError(WorkerError):
+    """The other side could not be reached, went away, or did not answer in time."""
+
+
 _CODES: dict[type[DiffuspecError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RequestCancelledError: grpc.StatusCode.ABORTED,  # CANCELLED would cancel the caller
     errors.StalePrefixError: grpc.StatusCode.FAILED_PRECONDITION,
+    TransportError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.VerifierUnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DiffuspecError: grpc.StatusCode.INTERNAL,
 }
-
-
-class TransportError(WorkerError):
-    """The other side could not be reached, went away, or did not answer in time."""
-
-
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
 # What a code means that comes without a name of ours.
@@ -94,13 +95,16 @@ def from_step_error(error: StepError) -> DiffuspecError:
     return _error(code, error.message, error.reason)
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: BaseException) -> None:
-    """End a call with the error's status. Always raises."""
+async def abort(
+    context: grpc.aio.ServicerContext[object, object], error: BaseException
+) -> NoReturn:
+    """End a call with the error's status."""
     code, message, reason = describe(error)
     details = AnyMessage()
     details.Pack(ErrorInfo(reason=reason, domain=DOMAIN))
     status = Status(code=code.value[0], message=message, details=[details] if reason else [])
     await context.abort(code, message, ((_STATUS_KEY, status.SerializeToString()),))
+    raise AssertionError("abort raises")
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError) -> DiffuspecError:

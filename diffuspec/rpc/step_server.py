@@ -18,7 +18,7 @@ from diffuspec.rpc.health import StepHealth
 from diffuspec.rpc.interceptor import refuse_malformed
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.prefixes import PrefixStore
-from diffuspec.rpc.status import step_error
+from diffuspec.rpc.status import TransportError, step_error
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +62,17 @@ class StepService(Generic[Batch]):
             cleanup.add_done_callback(self._cleanups.discard)
 
 
+async def write_in_time(context: Any, response: object, limits: RpcLimits) -> None:
+    """Send a response. Raises TransportError when the client does not take it."""
+    try:
+        async with asyncio.timeout(limits.max_write_seconds):
+            await context.write(response)
+    except TimeoutError as error:
+        raise TransportError(
+            f"the client has taken no response for {limits.max_write_seconds} seconds"
+        ) from error
+
+
 class _Stream:
     def __init__(self, service: StepService[Any], context: Any, scope: str) -> None:
         limits = service.limits
@@ -72,19 +83,25 @@ class _Stream:
         self._steps: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
         self._write_lock = asyncio.Lock()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Read until the client is done or the server drains, then let running steps finish."""
+        """Read until the client is done or the server drains, then let running steps finish.
+
+        Raises TransportError when the client takes no answers.
+        """
         reading = asyncio.create_task(self._read())
         draining = asyncio.create_task(self._service.draining.wait())
+        ends: set[asyncio.Future[Any]] = {reading, draining, self._broken}
         try:
-            await asyncio.wait({reading, draining}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                await reading
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for end in (reading, self._broken):
+                if end.done():
+                    await end
             if self._steps:
                 await asyncio.wait(self._steps, timeout=self._service.limits.grace_seconds)
         finally:
-            for task in (reading, draining, *self._steps):
+            for task in (*ends, *self._steps):
                 task.cancel()
 
     async def let_go(self) -> None:
@@ -100,8 +117,15 @@ class _Stream:
             if message.step_id:
                 self._begin(message)
                 self._begin_releases(self._reader.take_forgotten())
-            if len(self._releases) > self._service.limits.max_prefixes:
-                await asyncio.wait(self._releases)
+            await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        """Read no further while too much is under way, refusals of too many steps included."""
+        limits = self._service.limits
+        while len(self._steps) >= 2 * limits.max_calls_in_flight:
+            await asyncio.wait(self._steps, return_when=asyncio.FIRST_COMPLETED)
+        if len(self._releases) > limits.max_prefixes:
+            await asyncio.wait(self._releases)
 
     def _begin_releases(self, request_ids: Iterable[str]) -> None:
         """Not awaited here: a role may let go only after the step that it is working on."""
@@ -147,7 +171,11 @@ class _Stream:
             error = WorkerError(f"a response must be at most {limit} bytes, got {size}")
             response = self._service.response(step_id=response.step_id, error=step_error(error))
         async with self._write_lock:
-            await self._context.write(response)
+            try:
+                await write_in_time(self._context, response, self._service.limits)
+            except TransportError as error:
+                if not self._broken.done():
+                    self._broken.set_exception(error)
 
     async def _release(self, request_id: str) -> None:
         try:
