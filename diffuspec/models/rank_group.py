@@ -79,6 +79,7 @@ class RankGroup:
         self.num_ranks = num_ranks
         self._store: TCPStore | None = store
         self._block = torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
+        _call_the_roll(store, rank, num_ranks, limits)
         is_cuda = device.type == "cuda"
         try:
             dist.init_process_group(
@@ -94,8 +95,7 @@ class RankGroup:
         except RuntimeError as error:
             self.close()
             raise VerifierUnavailableError(
-                f"rank {rank} waited {limits.meet_seconds} seconds for {num_ranks} ranks "
-                f"at {store.host}:{store.port}: {error}"
+                f"rank {rank} cannot connect to the others: {_first_line(error)}"
             ) from error
 
     def __enter__(self) -> Self:
@@ -147,8 +147,25 @@ class RankGroup:
             raise self._lost(error) from error
 
     def _lost(self, error: RuntimeError) -> VerifierUnavailableError:
-        first_line = str(error).splitlines()[0] if str(error) else repr(error)
-        return VerifierUnavailableError(f"rank {self.rank} lost another rank: {first_line}")
+        return VerifierUnavailableError(f"rank {self.rank} lost another rank: {_first_line(error)}")
+
+
+def _call_the_roll(store: TCPStore, rank: int, num_ranks: int, limits: RankLimits) -> None:
+    """Wait until every rank is there: connections among them are made under a longer bound."""
+    names = [f"rank {number}" for number in range(num_ranks)]
+    store.set(names[rank], "here")
+    try:
+        store.wait(names, timedelta(seconds=limits.meet_seconds))
+    except RuntimeError as error:
+        missing = [name for name in names if not store.check([name])]
+        raise VerifierUnavailableError(
+            f"{names[rank]} waited {limits.meet_seconds} seconds at {store.host}:{store.port} "
+            f"for {', '.join(missing)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), repr(error))
 
 
 def _room_in_block() -> int:
