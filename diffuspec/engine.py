@@ -23,7 +23,11 @@ from diffuspec.drafter import DiffuSpecDrafter
 from diffuspec.errors import InvalidRequestError, OverloadedError
 from diffuspec.interfaces import CausalProxy, Drafter, LatticeModel, TargetInfo, Verifier
 from diffuspec.metrics import Metrics, RequestStats, summarize
-from diffuspec.models.tokenizer import load_tokenizer
+from diffuspec.models.tokenizer import (
+    check_shared_vocabulary,
+    load_tokenizer,
+    vocabulary_digest,
+)
 from diffuspec.search import PathSearch
 from diffuspec.sequence import Increment
 from diffuspec.text import TextStream, backend
@@ -96,13 +100,15 @@ class Engine:
         from diffuspec.models.causal import CausalTarget  # torch: not where roles are remote
 
         verifier = CausalTarget.load(config.target)
+        info, tokenizer = verifier.info, load_tokenizer(config.target.path)
         if config.drafter is None:
-            return cls(config, verifier, None, load_tokenizer(config.target.path), (verifier,))
+            return cls(config, verifier, None, tokenizer, (verifier,))
         from diffuspec.models.diffusion import DiffusionDrafter
 
-        lattice_model = DiffusionDrafter.load(config.drafter, verifier.info)
-        drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
-        tokenizer = load_tokenizer(config.target.path)
+        digest = vocabulary_digest(tokenizer, info.vocab_size)
+        check_shared_vocabulary(config.drafter.path, digest, info.vocab_size)
+        lattice_model = DiffusionDrafter.load(config.drafter, info)
+        drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, info))
         return cls(config, verifier, drafter, tokenizer, (verifier, lattice_model))
 
     @property

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from diffuspec.errors import (
     InvalidRequestError,
     OverloadedError,
     RequestCancelledError,
+    VocabularyError,
 )
 from diffuspec.models.tokenizer import load_tokenizer
 from diffuspec.types import FinishReason, SamplingParams, SpeculationParams
@@ -303,6 +306,18 @@ async def test_stopping_cancels_what_does_not_finish_in_time(engine):
 
 
 # ---- any roles
+
+
+def test_a_drafter_whose_ids_mean_something_else_is_refused(target_path, drafter_path, tmp_path):
+    drafter = shutil.copytree(drafter_path, tmp_path / "drafter")
+    tokenizer = json.loads((target_path("qwen2") / "tokenizer.json").read_text())
+    (drafter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    make_engine(target_path("qwen2"), drafter).close()
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (drafter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(VocabularyError, match="different meanings to the 258 token ids"):
+        make_engine(target_path("qwen2"), drafter)
 
 
 async def test_an_engine_drives_any_verifier_and_drafter(target_path):

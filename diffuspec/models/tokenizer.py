@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import transformers
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.errors import ModelLoadError, VocabularyError
+
+logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -39,6 +42,27 @@ def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
             f"{path}: the tokenizer knows {num_ids} token ids, the model only {vocab_size}"
         )
     return int(num_ids)
+
+
+def vocabulary_digest(tokenizer: Any, num_ids: int) -> str:
+    """Return a hash of what the ids below num_ids stand for."""
+    known = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i < num_ids)
+    return hashlib.blake2b(repr(known).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
+    """Check that a drafter's token ids below num_ids mean what the target's do.
+
+    digest: vocabulary_digest of the target's tokenizer. A drafter that brings no tokenizer.json
+    is taken at its word. Raises VocabularyError.
+    """
+    if not (path / "tokenizer.json").is_file():
+        logger.warning("%s has no tokenizer.json: its token ids are not compared", path)
+    elif vocabulary_digest(load_tokenizer(path), num_ids) != digest:
+        raise VocabularyError(
+            f"{path}: its tokenizer and the target's give different meanings to the {num_ids} "
+            "token ids of the target; a drafter must share them"
+        )
 
 
 @contextlib.contextmanager

@@ -1,0 +1,85 @@
+"""The drafter's process: a diffusion LM here, its path scorer in the process beside it.
+
+The lattice goes from here to the scorer and comes back as a draft tree: it never passes through
+the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from actors import probe
+from actors.settings import PipelineConfig
+from diffuspec.drafter import DiffuSpecDrafter
+from diffuspec.errors import ConfigError
+from diffuspec.interfaces import TargetInfo
+from diffuspec.models.tokenizer import check_shared_vocabulary
+from diffuspec.rpc.client import RemotePathScorer
+from diffuspec.rpc.server import RoleServer
+from diffuspec.rpc.servicers import DrafterServicer
+
+
+class DrafterActor:
+    """Serves a drafter. A plain class: Ray runs it, or a process of its own."""
+
+    def __init__(self, config: PipelineConfig, token: str) -> None:
+        self._config = config
+        self._security = config.security(token)
+        self._resources = contextlib.AsyncExitStack()
+        self._servicer: DrafterServicer | None = None
+        self._drafter: DiffuSpecDrafter | None = None
+        self._scorer: RemotePathScorer | None = None
+
+    async def start(
+        self, info: TargetInfo, vocabulary: str, scorer_address: str, host: str, port: int = 0
+    ) -> str:
+        """Load the diffusion LM, draft once through the scorer, serve; return the address.
+
+        vocabulary: of the target, see vocabulary_digest. Raises ModelLoadError, DrafterError.
+        """
+        from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
+
+        config = self._config
+        if config.engine.drafter is None:
+            raise ConfigError("engine.drafter is not configured: there is nothing to serve")
+        check_shared_vocabulary(config.engine.drafter.path, vocabulary, info.vocab_size)
+        model = await asyncio.to_thread(DiffusionDrafter.load, config.engine.drafter, info)
+        self._resources.callback(model.close)
+        self._resources.push_async_callback(self._leave_scorer)
+        self._scorer = await self._connect(scorer_address)
+        self._drafter = DiffuSpecDrafter(model, self._scorer)
+        await self._drafter.draft([probe.draft_request(info)])
+        await self._drafter.release(probe.REQUEST_ID)
+        self._servicer = DrafterServicer(self._drafter, model)
+        limits = config.limits(config.deadlines.draft_seconds)
+        server = RoleServer([self._servicer], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        return server.address
+
+    async def use_scorer(self, address: str) -> None:
+        """Go on with another path scorer, because the one before is gone. Raises DrafterError."""
+        assert self._drafter is not None, "start() comes first"
+        scorer = await self._connect(address)
+        await self._leave_scorer()
+        self._drafter.path_scorer = self._scorer = scorer
+
+    async def is_healthy(self) -> bool:
+        """Whether it serves and its steps succeed; callable from any thread's event loop."""
+        return self._servicer is not None and self._servicer.is_healthy()
+
+    async def stop(self) -> None:
+        """Finish the steps under way and end the server."""
+        self._servicer = None
+        await self._resources.aclose()
+
+    async def _connect(self, address: str) -> RemotePathScorer:
+        seconds = self._config.deadlines.search_seconds
+        limits = self._config.limits(seconds)
+        return await RemotePathScorer.connect(
+            address, self._security, deadline_seconds=seconds, limits=limits
+        )
+
+    async def _leave_scorer(self) -> None:
+        if self._scorer is not None:
+            await self._scorer.close()

@@ -1,0 +1,46 @@
+"""The path scorer's process: CPS, beside a drafter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from actors import probe
+from actors.settings import PipelineConfig
+from diffuspec.engine import make_path_search
+from diffuspec.interfaces import TargetInfo
+from diffuspec.rpc.server import RoleServer
+from diffuspec.rpc.servicers import PathScorerServicer
+
+
+class PathScorerActor:
+    """Serves a path search. A plain class: Ray runs it, or a process of its own."""
+
+    def __init__(self, config: PipelineConfig, token: str) -> None:
+        self._config = config
+        self._security = config.security(token)
+        self._resources = contextlib.AsyncExitStack()
+        self._servicer: PathScorerServicer | None = None
+
+    async def start(self, info: TargetInfo, host: str, port: int = 0) -> str:
+        """Load the proxy, search once, serve; return the address.
+
+        Raises NgramError, ModelLoadError.
+        """
+        config = self._config
+        scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
+        await scorer.search([probe.draft_request(info)], [probe.lattice(info)])
+        self._servicer = PathScorerServicer(scorer)
+        limits = config.limits(config.deadlines.search_seconds)
+        server = RoleServer([self._servicer], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        return server.address
+
+    async def is_healthy(self) -> bool:
+        """Whether it serves and its steps succeed; callable from any thread's event loop."""
+        return self._servicer is not None and self._servicer.is_healthy()
+
+    async def stop(self) -> None:
+        """Finish the steps under way and end the server."""
+        self._servicer = None
+        await self._resources.aclose()

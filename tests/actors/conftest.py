@@ -1,0 +1,44 @@
+"""The embedded pair as a pipeline, and what the roles must agree on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.settings import PipelineConfig, parse_pipeline
+from diffuspec.interfaces import TargetInfo
+from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
+from diffuspec.rpc.security import new_token
+
+CPU = {"device": "cpu"}
+
+
+def tiny_pipeline(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:
+    """Return the embedded pair's pipeline on CPUs, two requests at a time."""
+    given = {"preset": "tiny", "target": {**CPU, "max_sequences": 2}, "drafter": CPU}
+    return parse_pipeline({"engine": {**given, **(engine or {})}, **sections})
+
+
+@pytest.fixture(scope="session")
+def pipeline() -> PipelineConfig:
+    return tiny_pipeline()
+
+
+@pytest.fixture(scope="session")
+def token() -> str:
+    return new_token()
+
+
+@pytest.fixture(scope="session")
+def target_info(pipeline: PipelineConfig) -> TargetInfo:
+    """What a verifier of the embedded target says of it."""
+    tokenizer = load_tokenizer(pipeline.engine.target.path)
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    return TargetInfo(vocab_size, max_model_len=512, max_sequences=2, eos_token_ids=(0,))
+
+
+@pytest.fixture(scope="session")
+def vocabulary(pipeline: PipelineConfig, target_info: TargetInfo) -> str:
+    tokenizer = load_tokenizer(pipeline.engine.target.path)
+    return vocabulary_digest(tokenizer, target_info.vocab_size)
