@@ -1,4 +1,4 @@
-"""How often a drafted token is right, given what the drafter says of it and given its parent.
+"""How often something is right, given the probability that somebody gave it.
 
 A diffusion LM's confidence is not a probability of acceptance: it knows nothing of the branch that
 the token hangs on. These counts make it one.
@@ -18,20 +18,44 @@ _PRIOR_WEIGHT = 6.0
 _MAX_WEIGHT = 400.0  # older counts fade once there are so many
 
 
+class Calibration:
+    """P(right) by what was said of it, on top of a wider calibration; alone it begins by belief."""
+
+    def __init__(self, wider: Calibration | None = None) -> None:
+        self._wider = wider
+        self._seen = [0.0] * len(_CENTRES)
+        self._right = [0.0] * len(_CENTRES)
+
+    def probability(self, logprob: float) -> float:
+        """Return how likely something is right that was given this natural-log probability."""
+        return self._in_cell(bisect_right(_LOG_EDGES, logprob))
+
+    def count(self, logprob: float, is_right: bool) -> None:
+        cell = bisect_right(_LOG_EDGES, logprob)
+        if self._seen[cell] >= _MAX_WEIGHT:
+            self._seen[cell] /= 2
+            self._right[cell] /= 2
+        self._seen[cell] += 1
+        self._right[cell] += is_right
+
+    def _in_cell(self, cell: int) -> float:
+        prior = _CENTRES[cell] if self._wider is None else self._wider._in_cell(cell)
+        return (_PRIOR_WEIGHT * prior + self._right[cell]) / (_PRIOR_WEIGHT + self._seen[cell])
+
+
 class AcceptanceModel:
     """P(node right | parent right) by confidence, on top of a wider model that learns too."""
 
     def __init__(self, wider: AcceptanceModel | None = None) -> None:
         self._wider = wider
-        self._seen = [0.0] * len(_CENTRES)
-        self._right = [0.0] * len(_CENTRES)
+        self._nodes = Calibration(None if wider is None else wider._nodes)
 
     def reach(self, draft: Draft) -> list[float]:
         """Return for each node the probability that it is accepted, its ancestors included."""
         reached: list[float] = []
         for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
             above = reached[parent] if parent >= 0 else 1.0
-            reached.append(above * self._probability(bisect_right(_LOG_EDGES, confidence)))
+            reached.append(above * self._nodes.probability(confidence))
         return reached
 
     def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
@@ -39,18 +63,6 @@ class AcceptanceModel:
         accepted = {-1, *verdict.accepted_nodes}
         for node, parent in enumerate(draft.tree.parents):
             if parent in accepted:
-                cell = bisect_right(_LOG_EDGES, draft.confidences[node])
-                self._count(cell, node in accepted)
+                self._nodes.count(draft.confidences[node], node in accepted)
                 if is_shared and self._wider is not None:
-                    self._wider._count(cell, node in accepted)
-
-    def _probability(self, cell: int) -> float:
-        prior = _CENTRES[cell] if self._wider is None else self._wider._probability(cell)
-        return (_PRIOR_WEIGHT * prior + self._right[cell]) / (_PRIOR_WEIGHT + self._seen[cell])
-
-    def _count(self, cell: int, is_right: bool) -> None:
-        if self._seen[cell] >= _MAX_WEIGHT:
-            self._seen[cell] /= 2
-            self._right[cell] /= 2
-        self._seen[cell] += 1
-        self._right[cell] += is_right
+                    self._wider._nodes.count(draft.confidences[node], node in accepted)
