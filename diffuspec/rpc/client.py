@@ -29,7 +29,7 @@ from diffuspec.types import Draft, DraftRequest, Lattice, Verdict, VerifyRequest
 from diffuspec.v1 import drafter_pb2, path_scorer_pb2, verifier_pb2
 
 _DEADLINE_SECONDS = 60.0
-_CONNECT_SECONDS = 10.0
+_MAX_GREETING_SECONDS = 10.0
 
 _DRAFT = Method(DRAFTER_SERVICE, "Draft", drafter_pb2.DraftRequest, drafter_pb2.DraftResponse)
 _PROPOSE = Method(
@@ -58,6 +58,7 @@ class _RemoteRole:
         self.transport_seconds = 0.0  # of the last call: its time less the worker's
         self._connection = connection
         self._deadline_seconds = deadline_seconds
+        self._greeting_seconds = min(deadline_seconds, _MAX_GREETING_SECONDS)
         self._steps: StepClient[Any, Any] = StepClient(connection, self.method)
 
     @classmethod
@@ -99,8 +100,8 @@ class _RemoteRole:
         return self._steps.num_bytes_received
 
     async def _meet(self) -> None:
-        """Learn whether the server is there and takes the token."""
-        await self._connection.health(self.method.service, _CONNECT_SECONDS)
+        """Learn whether the server is there, takes the token and is the one known before."""
+        await self._connection.health(self.method.service, self._greeting_seconds)
 
     async def _step(
         self,
@@ -109,6 +110,8 @@ class _RemoteRole:
     ) -> Step[Any]:
         ids = [request.request_id for request in requests]
         try:
+            if self._steps.is_lost:
+                await self._meet()
             step = await self._steps.step(fill, ids, self._deadline_seconds)
         except DiffuspecError as error:
             raise self._role_error(error) from error
@@ -218,9 +221,12 @@ class RemoteVerifier(_RemoteRole):
             "GetInfo",
             verifier_pb2.GetInfoRequest(),
             verifier_pb2.GetInfoResponse,
-            _CONNECT_SECONDS,
+            self._greeting_seconds,
         )
-        self._info = convert.info_from_proto(response)
+        info = convert.info_from_proto(response)
+        if self._info not in (None, info):
+            raise VerifierError(f"the target at {self.address} is now {info}, was {self._info}")
+        self._info = info
 
     def _role_error(self, error: DiffuspecError) -> DiffuspecError:
         return error if isinstance(error, InvalidRequestError) else super()._role_error(error)

@@ -42,6 +42,8 @@ class Connection:
             response: Response = await stub(request, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
             raise from_rpc_error(error) from error
+        except grpc.aio.UsageError as error:
+            raise self._closed() from error
         return response
 
     async def stream(
@@ -51,7 +53,10 @@ class Connection:
         stub: Any = self._channel.unary_stream(
             f"/{service}/{method}", type(request).SerializeToString, kind.FromString
         )
-        call = stub(request, timeout=timeout, metadata=self._metadata)
+        try:
+            call = stub(request, timeout=timeout, metadata=self._metadata)
+        except grpc.aio.UsageError as error:
+            raise self._closed() from error
         try:
             while (response := await call.read()) is not grpc.aio.EOF:
                 yield response
@@ -66,9 +71,12 @@ class Connection:
             call.cancel()
 
     def open_stream(self, service: str, method: str) -> BytesStream:
-        """Open a bidirectional stream of serialised messages."""
+        """Open a bidirectional stream of serialised messages. Raises TransportError when closed."""
         stub: Any = self._channel.stream_stream(f"/{service}/{method}")
-        stream: BytesStream = stub(metadata=self._metadata)
+        try:
+            stream: BytesStream = stub(metadata=self._metadata)
+        except grpc.aio.UsageError as error:
+            raise self._closed() from error
         return stream
 
     async def check_health(self, service: str, timeout: float) -> bool:
@@ -85,6 +93,9 @@ class Connection:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def _closed(self) -> TransportError:
+        return TransportError(f"the connection to {self.address} was closed")
 
 
 def _open(address: str, security: Security, limits: RpcLimits) -> grpc.aio.Channel:

@@ -33,7 +33,7 @@ class RoleServer:
         self._servicers = servicers
         self._credentials = security.server_credentials(host)
         self._security = security
-        self._host = host
+        self._host = f"[{host}]" if ":" in host else host
         self._port = port
         self._limits = limits
         self._health = HealthServicer({one.service: one.is_healthy for one in servicers})
@@ -47,7 +47,7 @@ class RoleServer:
             maximum_concurrent_rpcs=self._limits.max_concurrent_rpcs,
         )
         for servicer in self._servicers:
-            servicer.take_limits(self._limits)
+            servicer.begin(self._limits)
             servicer.add_to(server)
         add_HealthServicer_to_server(self._health, server)
         port = self._bind(server)
@@ -62,6 +62,8 @@ class RoleServer:
             servicer.drain()
         if self._server is not None:
             await self._server.stop(self._limits.grace_seconds)
+        for servicer in self._servicers:
+            await servicer.finish()
 
     async def wait(self) -> None:
         """Wait until the server has ended."""

@@ -56,10 +56,10 @@ class RoleServicer:
     def add_to(self, server: grpc.aio.Server) -> None:
         raise NotImplementedError
 
-    def take_limits(self, limits: RpcLimits) -> None:
+    def begin(self, limits: RpcLimits) -> None:
+        """Called when a server begins to serve it."""
         for service in self.steps:
-            service.limits = limits
-            service.health = StepHealth(limits.max_step_seconds)
+            service.begin(limits)
 
     def is_healthy(self) -> bool:
         return all(service.health.is_healthy for service in self.steps)
@@ -68,6 +68,11 @@ class RoleServicer:
         """End every stream once its running steps are answered."""
         for service in self.steps:
             service.draining.set()
+
+    async def finish(self) -> None:
+        """Wait until what the role holds for streams that ended is let go."""
+        for service in self.steps:
+            await service.finish()
 
 
 class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
@@ -204,7 +209,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
     def add_to(self, server: grpc.aio.Server) -> None:
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self, server)
 
-    def take_limits(self, limits: RpcLimits) -> None:
+    def begin(self, limits: RpcLimits) -> None:
         self._limits = limits
         self._health = StepHealth(limits.max_step_seconds)
 

@@ -57,6 +57,11 @@ class StepClient(Generic[Request, Response]):
         self._step_ids = itertools.count(1)
         self._stream: _Stream | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the stream broke: the next step goes to a server that may be another one."""
+        return self._stream is not None and self._stream.error is not None
+
     async def step(
         self,
         fill: Callable[[Request, PrefixStore], None],

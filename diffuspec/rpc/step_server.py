@@ -16,7 +16,7 @@ from diffuspec.errors import OverloadedError, WorkerError
 from diffuspec.rpc.batches import BatchReader
 from diffuspec.rpc.health import StepHealth
 from diffuspec.rpc.interceptor import refuse_malformed
-from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.prefixes import PrefixStore
 from diffuspec.rpc.status import TransportError, step_error
 
@@ -45,11 +45,20 @@ class StepService(Generic[Batch]):
         self.read = read
         self.work = work
         self.release = release
-        self.limits = RpcLimits()
-        self.health = StepHealth(self.limits.max_step_seconds)
-        self.draining = asyncio.Event()
         self._stream_numbers = itertools.count(1)
         self._cleanups: set[asyncio.Task[None]] = set()
+        self.begin(DEFAULT_LIMITS)
+
+    def begin(self, limits: RpcLimits) -> None:
+        """Called when a server begins to serve it."""
+        self.limits = limits
+        self.health = StepHealth(limits.max_step_seconds)
+        self.draining = asyncio.Event()
+
+    async def finish(self) -> None:
+        """Wait until what the role holds for streams that ended is let go, if it does not hang."""
+        if self._cleanups:
+            await asyncio.wait(self._cleanups, timeout=self.limits.grace_seconds)
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one stream to its end. Raises InvalidRequestError for bytes that are no message."""

@@ -38,12 +38,14 @@ STATUS = ServiceStatus(
 )
 
 
-def increment(token_id: int, finish_reason: FinishReason | None = None) -> Increment:
+def increment(
+    token_id: int, finish_reason: FinishReason | None = None, text: str = "ä b"
+) -> Increment:
     return Increment(
         (token_id, 7),
         1,
-        ("ä", " b"),
-        "ä b",
+        (text[:1], text[1:]),
+        text,
         (TokenLogprobs(-0.1, ((token_id, -0.1), (3, -2.5))), TokenLogprobs(-1.5, ())),
         finish_reason,
         StepStats(5, 9, 1, 2, fallback="drafter_error", pre_draft="hit", verify_seconds=0.1),
@@ -56,6 +58,7 @@ class FakeFrontend:
     def __init__(self) -> None:
         self.calls: list[tuple[Prompt, SamplingParams, SpeculationParams | None, str | None]] = []
         self.error: Exception | None = None
+        self.text = "ä b"
         self.is_closed = asyncio.Event()
         self.may_finish = asyncio.Event()
         self.may_finish.set()
@@ -70,7 +73,7 @@ class FakeFrontend:
         self.calls.append((prompt, sampling, speculation, request_id))
         try:
             for token_id in range(sampling.max_tokens - 1):
-                yield increment(token_id)
+                yield increment(token_id, text=self.text)
             await self.may_finish.wait()
             if self.error is not None:
                 raise self.error
@@ -176,6 +179,7 @@ async def test_the_status_is_told(security):
 
 async def test_a_client_that_reads_no_more_loses_its_request(security):
     frontend = FakeFrontend()
+    frontend.text = "long" * 100_000
     limits = RpcLimits(max_write_seconds=0.2)
     async with coordinator(frontend, security, limits) as remote:
         stream = remote.stream("a", SamplingParams(max_tokens=10_000_000))
