@@ -7,7 +7,14 @@ import math
 import numpy as np
 
 from diffuspec.interfaces import TargetInfo
-from diffuspec.types import DraftRequest, Lattice, SamplingParams, SpeculationParams
+from diffuspec.types import (
+    EMPTY_TREE,
+    DraftRequest,
+    Lattice,
+    SamplingParams,
+    SpeculationParams,
+    VerifyRequest,
+)
 
 REQUEST_ID = "probe"
 NUM_TOKENS = 4
@@ -31,6 +38,12 @@ def draft_request(info: TargetInfo) -> DraftRequest:
         drafter_weight=0.5,
         sampling=SAMPLING,
     )
+
+
+def verify_request(info: TargetInfo) -> VerifyRequest:
+    """Return that prompt with nothing drafted after it."""
+    token_ids = np.array(prompt(info), np.int32)
+    return VerifyRequest(REQUEST_ID, token_ids, len(token_ids), EMPTY_TREE, SAMPLING)
 
 
 def lattice(info: TargetInfo) -> Lattice:

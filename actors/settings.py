@@ -21,6 +21,7 @@ Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
 _MAX_GPUS = 16
+_MAX_OTHER_CALLS = 32  # to the coordinator: status, health, cancel
 _SHARE_DIGITS = 4  # Ray's own resolution of a resource
 
 
@@ -130,6 +131,7 @@ class DeadlineSettings(Section):
     search_seconds: Seconds = 5
     verify_seconds: Seconds = 60  # then the verifier is taken for dead and made anew
     health_seconds: Seconds = 2  # between checks, and for the answer to one
+    answer_seconds: Seconds = 3600  # a whole answer, the time in the queue included
     drain_seconds: Seconds = 30  # for running requests when the pipeline stops
 
 
@@ -170,6 +172,15 @@ class PipelineConfig(Section):
         """Return the bounds of the wire, for a role whose steps may take so long."""
         return RpcLimits(
             max_message_bytes=self.rpc.max_message_bytes, max_step_seconds=max_step_seconds
+        )
+
+    def coordinator_limits(self) -> RpcLimits:
+        """Return the bounds of the wire to the coordinator: a call for every request it admits."""
+        num_requests = self.engine.target.max_sequences + self.engine.coordinator.max_waiting
+        return RpcLimits(
+            max_message_bytes=self.rpc.max_message_bytes,
+            max_step_seconds=self.deadlines.answer_seconds,
+            max_concurrent_rpcs=num_requests + _MAX_OTHER_CALLS,
         )
 
     def security(self, token: str) -> Security:
