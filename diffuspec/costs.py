@@ -84,12 +84,14 @@ class StepCosts:
 
     other_rows, other_positions and other_tokens are what the rest of a batch fed to the target and
     to the drafter and what it committed lately, so that a request in a full batch drafts less than
-    one that is alone.
+    one that is alone. exposed_share is how much of a draft's time is waited for: all of it, unless
+    drafts are made ahead while the target verifies.
     """
 
     verify: CostCurve = field(default_factory=CostCurve)  # by rows fed to the target
     draft: CostCurve = field(default_factory=CostCurve)  # by masked positions of the batch
     overhead_seconds: float = 0.0
+    exposed_share: float = 1.0
     other_rows: float = 0.0
     other_positions: float = 0.0
     other_tokens: float = 0.0
@@ -109,6 +111,40 @@ class StepCosts:
         others = (num_requests - 1) / num_requests
         self.other_positions += _SMOOTHING * (num_positions * others - self.other_positions)
 
+    def observe_draft_ahead(self, num_positions: int, seconds: float) -> None:
+        """Learn from a batch that was drafted ahead, perhaps beside drafts that were waited for."""
+        self.draft.observe(num_positions, seconds)
+
+    def observe_wait(self, num_positions: int, seconds: float) -> None:
+        """Learn how long a sequence waited for a draft of that length that might be made ahead."""
+        whole = float(self.draft.seconds(num_positions)[-1])
+        if whole > 0:
+            share = min(seconds / whole, _MAX_JUMP)
+            self.exposed_share += _SMOOTHING * (share - self.exposed_share)
+
     def observe_overhead(self, seconds: float) -> None:
         """Learn the time of a step that is neither drafting nor verification."""
         self.overhead_seconds += _SMOOTHING * (seconds - self.overhead_seconds)
+
+
+class BusyTime:
+    """How long a role has been at work. Calls may overlap: busy is while there is any."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._num_calls = 0
+        self._since = 0.0
+
+    def begin(self, now: float) -> None:
+        if not self._num_calls:
+            self._since = now
+        self._num_calls += 1
+
+    def end(self, now: float) -> None:
+        self._num_calls -= 1
+        if not self._num_calls:
+            self._seconds += now - self._since
+
+    def seconds(self, now: float) -> float:
+        """Return the busy seconds so far."""
+        return self._seconds + (now - self._since if self._num_calls else 0.0)

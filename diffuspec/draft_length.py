@@ -9,6 +9,7 @@ expected committed tokens per second from measured acceptance and measured costs
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +35,14 @@ class DraftLength(Protocol):
         """Return the length of the next draft, at most limit (1 or more); 0: go without one."""
         ...
 
+    def length_ahead(self, limit: int) -> int:
+        """Return the length of a draft that is made ahead and may never be used; 0: none."""
+        ...
+
+    def take_ahead(self, num_draft_tokens: int) -> None:
+        """The next draft is one made ahead, of this length."""
+        ...
+
     def trim(self, draft: Draft) -> Draft:
         """Return the part of a draft that is worth verifying."""
         ...
@@ -51,6 +60,12 @@ class FixedDraftLength:
 
     def num_draft_tokens(self, limit: int) -> int:
         return min(self._num_draft_tokens, limit)
+
+    def length_ahead(self, limit: int) -> int:
+        return min(self._num_draft_tokens, limit)
+
+    def take_ahead(self, num_draft_tokens: int) -> None:
+        pass
 
     def trim(self, draft: Draft) -> Draft:
         return draft
@@ -92,6 +107,13 @@ class Economics:
         self.survival = np.power(0.85, np.arange(1, max_draft_tokens + 1, dtype=np.float64))
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    num_draft_tokens: int
+    is_worth_it: bool
+    cost: float = 1.0  # of the step, in plain steps
+
+
 class CostAwareDraftLength:
     """Maximise expected committed tokens per second.
 
@@ -114,16 +136,34 @@ class CostAwareDraftLength:
         self._num_drafts = 0
 
     def num_draft_tokens(self, limit: int) -> int:
+        self._is_probe = False
+        plan = self._plan(limit)
+        if not plan.is_worth_it:
+            self._steps_without_draft += 1
+            if not self._is_probe_due(plan.cost):
+                return 0
+            self._is_probe = True
+        return self._note(plan.num_draft_tokens)
+
+    def length_ahead(self, limit: int) -> int:
+        plan = self._plan(limit)
+        return plan.num_draft_tokens if plan.is_worth_it else 0
+
+    def take_ahead(self, num_draft_tokens: int) -> None:
+        self._is_probe = False
+        self._note(num_draft_tokens)
+
+    def _plan(self, limit: int) -> _Plan:
+        """Return the length of the highest rate, and whether it beats plain decoding."""
         costs = self._shared.costs
         longest = min(limit, self._lengths[-1])
         lengths = [k for k in self._lengths if k < longest] + [longest]
-        self._is_probe = False
         if not (costs.draft.is_known and costs.verify.is_known):
-            return self._note(min(longest, self._lengths[len(self._lengths) // 2]))
+            return _Plan(min(longest, self._lengths[len(self._lengths) // 2]), True)
         others = round(costs.other_positions)
         rows = round(costs.other_rows) + 1
         tokens = costs.other_tokens + 1 + np.cumsum(self._survival)
-        draft = costs.draft.seconds(others + longest)[others:]
+        draft = costs.exposed_share * costs.draft.seconds(others + longest)[others:]
         num_nodes = round(self._num_nodes)
         verify = costs.verify.seconds(rows + max(longest, num_nodes))[rows:]
         verify = verify + costs.overhead_seconds
@@ -131,12 +171,8 @@ class CostAwareDraftLength:
         best = int(np.argmax(rates))
         length = lengths[best]
         plain = verify[0] + (draft[0] if others else 0.0)  # the others draft all the same
-        if rates[best] < (costs.other_tokens + 1) / plain:
-            self._steps_without_draft += 1
-            if not self._is_probe_due((draft[length] + verify[length]) / plain):
-                return 0
-            self._is_probe = True
-        return self._note(length)
+        is_worth_it = bool(rates[best] >= (costs.other_tokens + 1) / plain)
+        return _Plan(length, is_worth_it, float((draft[length] + verify[length]) / plain))
 
     def trim(self, draft: Draft) -> Draft:
         if not draft.tree.num_nodes:
@@ -172,7 +208,7 @@ class CostAwareDraftLength:
         rows = round(costs.other_rows) + 1
         verify = costs.verify.seconds(rows + len(reach))[rows:]
         positions = round(costs.other_positions) + self._drafted
-        spent = costs.draft.seconds(positions)[-1] + costs.overhead_seconds
+        spent = costs.exposed_share * costs.draft.seconds(positions)[-1] + costs.overhead_seconds
         tokens = costs.other_tokens + 1 + np.concatenate([[0.0], np.cumsum(reach)])
         return int(np.argmax(tokens / (verify + spent)))
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from diffuspec.costs import CostCurve, StepCosts
+from diffuspec.costs import BusyTime, CostCurve, StepCosts
 
 POINTS = st.lists(
     st.tuples(st.integers(1, 2000), st.floats(1e-6, 10, allow_nan=False)), min_size=1, max_size=20
@@ -93,3 +93,36 @@ def test_the_rest_of_the_batch_is_learnt():
     assert costs.other_tokens == pytest.approx(9, rel=0.01)
     assert costs.other_positions == pytest.approx(24, rel=0.01)
     assert costs.overhead_seconds == pytest.approx(0.01, rel=0.01)
+
+
+def test_all_of_a_draft_is_waited_for_until_the_waits_say_otherwise():
+    costs = StepCosts()
+    costs.observe_wait(16, 1.0)
+    assert costs.exposed_share == 1, "what a draft costs is not known yet"
+    costs.observe_draft(16, 1, 0.1)
+    for _ in range(100):
+        costs.observe_wait(16, 0.0)
+        costs.observe_wait(16, 0.1)
+    assert costs.exposed_share == pytest.approx(0.5, abs=0.06)
+    for _ in range(100):
+        costs.observe_wait(16, 100.0)
+    assert costs.exposed_share == pytest.approx(3.0, rel=0.01)
+
+
+def test_drafts_made_ahead_cost_time_and_leave_the_batch_as_it_was():
+    costs = StepCosts()
+    costs.observe_draft_ahead(64, 0.2)
+    assert costs.draft.seconds(64)[64] == pytest.approx(0.2)
+    assert costs.other_positions == 0
+
+
+def test_a_role_is_busy_while_any_call_is_under_way():
+    busy = BusyTime()
+    busy.begin(1.0)
+    busy.begin(2.0)
+    assert busy.seconds(2.5) == pytest.approx(1.5)
+    busy.end(3.0)
+    busy.end(5.0)
+    assert busy.seconds(9.0) == pytest.approx(4.0)
+    busy.begin(9.0)
+    assert busy.seconds(10.0) == pytest.approx(5.0)

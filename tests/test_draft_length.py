@@ -95,6 +95,16 @@ def test_no_policy_drafts_past_the_limit(policy):
     assert (max(lengths) == 0) is (policy == "off")
 
 
+@pytest.mark.parametrize("policy", ["paper", "cost_aware", "fixed"])
+def test_a_length_ahead_is_the_next_one_and_asking_changes_nothing(policy):
+    params = SpeculationParams(policy=policy, num_draft_tokens=7)
+    controller = make_draft_length(params, PAPER, Economics(30))
+    ahead = [controller.length_ahead(limit) for limit in (1, 3, NO_LIMIT, NO_LIMIT)]
+    assert ahead[:2] == [1, 3] and ahead[2] == ahead[3] == controller.num_draft_tokens(NO_LIMIT)
+    controller.take_ahead(3)
+    assert controller.length_ahead(NO_LIMIT) == ahead[3]
+
+
 def test_a_fixed_length_stays_and_trims_nothing():
     controller = FixedDraftLength(5)
     draft = raw_draft(5)
@@ -322,3 +332,23 @@ def test_drafts_that_the_drafter_ends_early_are_made_shorter():
         controller.trim(Draft(chain(range(length)), (-0.01,) * length, length))
         lengths.append(controller.num_draft_tokens(NO_LIMIT))
     assert lengths[-1] < lengths[0]
+
+
+def test_drafts_that_nobody_waits_for_are_longer():
+    chosen = []
+    for exposed in (1.0, 0.0):
+        economics = a_batch_of(1)
+        for size in (1, 16, 30) * 60:
+            economics.costs.observe_draft(size, 1, 1e-3 + 5e-3 * size)
+        economics.costs.exposed_share = exposed
+        chosen.append(CostAwareDraftLength(30, economics).num_draft_tokens(NO_LIMIT))
+    assert chosen[0] < chosen[1]
+
+
+def test_nothing_is_drafted_ahead_when_plain_decoding_is_faster():
+    economics = a_batch_of(1)
+    economics.survival[:] = 1e-3
+    controller = CostAwareDraftLength(30, economics)
+    assert controller.length_ahead(NO_LIMIT) == 0
+    assert controller.num_draft_tokens(NO_LIMIT) > 0, "a request's first draft is always made"
+    assert controller.num_draft_tokens(NO_LIMIT) == 0
