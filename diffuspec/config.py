@@ -13,7 +13,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from diffuspec.errors import ConfigError
-from diffuspec.types import MAX_DRAFT_TOKENS, MAX_TREE_NODES, DraftLengthPolicy, TreeShape
+from diffuspec.types import (
+    MAX_DRAFT_TOKENS,
+    MAX_OUTCOMES,
+    MAX_TREE_NODES,
+    DraftLengthPolicy,
+    TreeShape,
+)
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -88,6 +94,7 @@ class SpeculationConfig(Section):
     tree_shape: TreeShape = "best_first"
     max_nodes: int = Field(32, ge=1, le=MAX_TREE_NODES)
     drafter_weight: Annotated[float, Field(ge=0, le=1)] | Literal["adaptive"] = 0.5  # lambda, Eq. 8
+    num_outcomes: Annotated[int, Field(ge=0, le=MAX_OUTCOMES)] | Literal["auto"] = "auto"
 
 
 class CoordinatorConfig(Section):
@@ -96,6 +103,9 @@ class CoordinatorConfig(Section):
     max_waiting: int = Field(64, ge=0, le=100_000)
     prefill_chunk_tokens: int = Field(256, ge=1)  # prompt tokens of one request in one step
     max_draft_seconds: float = Field(60.0, gt=0)  # then decoding goes on without drafts
+    max_verifier_outage_seconds: float = Field(300.0, ge=0)  # then the requests it holds up fail
+    overlap: bool = False  # draft likely outcomes ahead: for roles on hardware of their own
+    num_draft_lanes: int = Field(1, ge=1, le=64)  # batches drafted at the same time: one a drafter
 
 
 class EngineConfig(Section):

@@ -264,6 +264,7 @@ class SpeculationParams:
     tree_shape: TreeShape = "best_first"
     max_nodes: int = 32
     drafter_weight: float | Literal["adaptive"] = 0.5  # lambda of Eq. 8
+    num_outcomes: int | Literal["auto"] = "auto"  # drafted ahead at most; auto: by cost; 0: none
 
     def __post_init__(self) -> None:
         k, nodes, weight = self.num_draft_tokens, self.max_nodes, self.drafter_weight
@@ -271,3 +272,7 @@ class SpeculationParams:
         _require(1 <= nodes <= MAX_TREE_NODES, "max_nodes", nodes, f"from 1 to {MAX_TREE_NODES}")
         if weight != "adaptive":
             _require(0 <= weight <= 1, "drafter_weight", weight, "from 0 to 1, or 'adaptive'")
+        count = self.num_outcomes
+        if count != "auto":
+            limit = f"from 0 to {MAX_OUTCOMES}, or 'auto'"
+            _require(0 <= count <= MAX_OUTCOMES, "num_outcomes", count, limit)
