@@ -15,11 +15,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AttentionInterface
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from diffuspec.models.cache import KVCache
 
 ATTENTION_NAME = "diffuspec"
+PROBE_NAME = "diffuspec-probe"  # the same, with a word on each layer's mask
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
 Visible: TypeAlias = Literal["causal", "full"] | NDArray[np.bool_]  # or [n, n]
@@ -251,17 +252,22 @@ def packed_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: int | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed: Attention | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim]."""
+    """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim].
+
+    The mask is None, or when probing what it was made of: see _mask_window.
+    """
     assert packed is not None, "a model with our attention is called through ModelRunner"
     for option in ("softcap", "s_aux"):
         if kwargs.get(option) is not None:
             raise NotImplementedError(f"attention with {option} is not supported")
+    if attention_mask is not None and attention_mask != sliding_window:
+        raise NotImplementedError(f"looking back {attention_mask} tokens by a mask is not supported")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     layer: Any = module.layer_idx
@@ -269,5 +275,12 @@ def packed_attention(
     return output.unsqueeze(0), None
 
 
-# No mask function is registered under this name: transformers then builds no mask at all.
+def _mask_window(local_size: int | None = None, **_: Any) -> int | None:
+    """transformers' mask function: return the window or chunk that the mask is to keep to."""
+    return local_size
+
+
+# No mask function is registered under the first name: transformers then builds no mask at all.
 AttentionInterface.register(ATTENTION_NAME, packed_attention)
+AttentionInterface.register(PROBE_NAME, packed_attention)
+AttentionMaskInterface.register(PROBE_NAME, _mask_window)

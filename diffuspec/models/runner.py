@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.errors import ModelLoadError
-from diffuspec.models.attention import PackedBatch, Segment
+from diffuspec.models.attention import ATTENTION_NAME, PROBE_NAME, PackedBatch, Segment
 from diffuspec.models.cache import CacheShape, KVCache
 from diffuspec.types import TokenIds
 
@@ -167,14 +167,19 @@ class _ShapeProbe:
 
 
 @torch.inference_mode()
-def _probe(model: torch.nn.Module, device: torch.device) -> tuple[CacheShape, int]:
+def _probe(model: Any, device: torch.device) -> tuple[CacheShape, int]:
     """Run one token to learn the cache's shape (local heads, if sharded) and vocabulary size.
 
-    Raises ModelLoadError for a model whose layers are not all plain attention of one shape.
+    Raises ModelLoadError for a model whose layers are not all plain attention of one shape, and
+    NotImplementedError for one whose layers keep to windows that attention is not told of.
     """
     probe = _ShapeProbe()
     zero = torch.zeros(1, dtype=torch.int64, device=device)
-    logits = _call(model, zero, zero, zero, probe)
+    model.set_attn_implementation(PROBE_NAME)
+    try:
+        logits = _call(model, zero, zero, zero, probe)
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
     layers = [layer for layer, _, _ in probe.shapes]
     kinds = {(heads, dim) for _, heads, dim in probe.shapes}
     if layers != list(range(len(layers))) or len(kinds) != 1:

@@ -16,6 +16,8 @@ from transformers import (
     Gemma2ForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
 )
 
 from diffuspec.config import TargetConfig
@@ -246,6 +248,23 @@ def test_attention_we_do_not_compute_is_refused(tmp_path: Path) -> None:
     Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=12)).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="Gemma2ForCausalLM cannot be run packed"):
         load_model(tmp_path, num_slots=1)
+
+
+def test_windows_that_only_a_mask_tells_of_are_refused(tmp_path: Path) -> None:
+    config = Qwen2MoeConfig(
+        **SHAPE,
+        num_experts=2,
+        num_experts_per_tok=1,
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=["sliding_attention"] * 3,
+    )
+    Qwen2MoeForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="looking back 8 tokens by a mask is not supported"):
+        load_model(tmp_path, num_slots=1)
+    edit_json(tmp_path / "config.json", layer_types=["full_attention"] * 3)
+    load_model(tmp_path, num_slots=1)
+
 
 
 def test_models_without_attention_are_refused(tmp_path: Path) -> None:
