@@ -108,7 +108,8 @@ class _Stream:
                 if end.done():
                     await end
             if self._steps:
-                await asyncio.wait(self._steps, timeout=self._service.limits.grace_seconds)
+                grace = self._service.limits.grace_seconds if draining.done() else None
+                await asyncio.wait(self._steps, timeout=grace)
         finally:
             for task in (*ends, *self._steps):
                 task.cancel()

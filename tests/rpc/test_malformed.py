@@ -1,0 +1,209 @@
+"""Bytes that are no message, and messages that make no sense: an error, and the server goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf.message import DecodeError, Message
+
+from diffuspec.config import EngineConfig
+from diffuspec.drafter import DiffuSpecDrafter
+from diffuspec.engine import make_path_search
+from diffuspec.models.causal import CausalTarget
+from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.rpc import convert, convert_answers
+from diffuspec.rpc.batches import encode_draft_rows, encode_verify_rows
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.prefixes import PrefixStore
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.servicers import (
+    CoordinatorServicer,
+    DrafterServicer,
+    PathScorerServicer,
+    RoleServicer,
+    VerifierServicer,
+)
+from diffuspec.tiny import DRAFTER, TARGET, tiny_config
+from diffuspec.types import (
+    DraftRequest,
+    DraftTree,
+    Lattice,
+    SamplingParams,
+    SpeculationParams,
+    VerifyRequest,
+)
+from diffuspec.v1 import coordinator_pb2, drafter_pb2, path_scorer_pb2, verifier_pb2
+from tests.rpc.conftest import serving
+from tests.rpc.test_coordinator import FakeFrontend
+
+NUM_MUTATIONS = 60
+NAMED = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL DrafterError", "INTERNAL NgramError")
+
+SAMPLING = SamplingParams(temperature=0.8, max_tokens=3, stop=("x",), logprobs=1)
+PREFIX = np.array([5, 6, 7, 8], np.int32)
+DRAFT = DraftRequest("a", PREFIX, 4, "beams", 6, 0.5, SAMPLING, 2)
+VERIFY = VerifyRequest("a", PREFIX, 2, DraftTree((9, 10, 11), (-1, 0, 0)), SAMPLING)
+LATTICE = Lattice(
+    np.array([[9, 10], [11, -1]], np.int32),
+    np.array([[-0.5, -1.5], [-0.1, -np.inf]], np.float32),
+    np.array([2, 1], np.int32),
+    2,
+)
+
+
+def store() -> PrefixStore:
+    return PrefixStore(100, 10_000)
+
+
+def drafting(kind: type[Message]) -> Message:
+    message = kind(step_id=3, released_request_ids=["b"])  # type: ignore[call-arg]
+    encode_draft_rows(message, [DRAFT, DRAFT], store())  # type: ignore[arg-type]
+    if isinstance(message, path_scorer_pb2.SearchRequest):
+        message.lattices.extend([convert.lattice_to_proto(LATTICE)] * 2)
+    return message
+
+
+def verifying() -> Message:
+    message = verifier_pb2.VerifyRequest(step_id=3)
+    encode_verify_rows(message, [VERIFY], store())
+    return message
+
+
+def generating() -> Message:
+    message = coordinator_pb2.GenerateRequest(request_id="a")
+    message.chat.messages.add(role="user", content="hello")
+    message.sampling.CopyFrom(convert.sampling_to_proto(SAMPLING))
+    message.speculation.CopyFrom(convert_answers.speculation_to_proto(SpeculationParams()))
+    return message
+
+
+MESSAGES = {
+    "DrafterService/Draft": drafting(drafter_pb2.DraftRequest),
+    "DrafterService/ProposeLattices": drafting(drafter_pb2.ProposeLatticesRequest),
+    "PathScorerService/Search": drafting(path_scorer_pb2.SearchRequest),
+    "VerifierService/Verify": verifying(),
+    "VerifierService/GetInfo": verifier_pb2.GetInfoRequest(),
+    "CoordinatorService/Generate": generating(),
+    "CoordinatorService/Cancel": coordinator_pb2.CancelRequest(request_id="a"),
+    "CoordinatorService/GetStatus": coordinator_pb2.GetStatusRequest(),
+}
+STREAMS = {
+    "DrafterService/Draft": drafter_pb2.DraftResponse,
+    "DrafterService/ProposeLattices": drafter_pb2.ProposeLatticesResponse,
+    "PathScorerService/Search": path_scorer_pb2.SearchResponse,
+    "VerifierService/Verify": verifier_pb2.VerifyResponse,
+}
+
+
+@pytest.fixture(scope="module")
+def servicers() -> Iterator[list[RoleServicer]]:
+    """The embedded pair: real roles meet what others made of their messages."""
+    config: EngineConfig = tiny_config(
+        target={"path": TARGET, "device": "cpu"}, drafter={"path": DRAFTER, "device": "cpu"}
+    )
+    target = CausalTarget.load(config.target)
+    assert config.drafter is not None
+    model = DiffusionDrafter.load(config.drafter, target.info)
+    search = make_path_search(config.search, target.info)
+    yield [
+        DrafterServicer(DiffuSpecDrafter(model, search), model),
+        PathScorerServicer(search),
+        VerifierServicer(target),
+        CoordinatorServicer(FakeFrontend()),
+    ]
+    target.close()
+    model.close()
+
+
+def mutations(message: Message, rng: random.Random) -> Iterator[bytes]:
+    """Truncated, spoilt, and made up."""
+    whole = message.SerializeToString()
+    yield whole
+    yield b"\xff"
+    for _ in range(NUM_MUTATIONS):
+        kind = rng.randrange(3)
+        if kind == 0:
+            yield whole[: rng.randrange(len(whole) + 1)]
+        elif kind == 1 and whole:
+            spoilt = bytearray(whole)
+            for _ in range(rng.choice([1, 1, 3])):
+                spoilt[rng.randrange(len(spoilt))] = rng.randrange(256)
+            yield bytes(spoilt)
+        else:
+            yield rng.randbytes(rng.randrange(40))
+
+
+def is_message(kind: type[Message], data: bytes) -> bool:
+    try:
+        kind.FromString(data)
+    except DecodeError:
+        return False
+    return True
+
+
+class Prober:
+    """Sends bytes as they are, and tells how the call ended and what errors were in the stream."""
+
+    def __init__(self, channel: grpc.aio.Channel, security: Security) -> None:
+        self._channel = channel
+        self._metadata = security.metadata
+
+    async def send(self, method: str, data: bytes) -> tuple[grpc.StatusCode, list[str]]:
+        stub = self._channel.stream_stream(f"/diffuspec.v1.{method}")
+        call = stub(metadata=self._metadata, timeout=20)
+        errors: list[str] = []
+        try:
+            await call.write(data)
+            await call.done_writing()
+            while (response := await call.read()) is not grpc.aio.EOF:
+                errors += self._error(method, response)
+        except grpc.aio.AioRpcError as error:
+            return error.code(), errors
+        return await call.code(), errors
+
+    def _error(self, method: str, response: bytes) -> list[str]:
+        if method not in STREAMS:
+            return []
+        message = STREAMS[method].FromString(response)
+        if message.WhichOneof("result") != "error":
+            return []
+        code = next(code for code in grpc.StatusCode if code.value[0] == message.error.code)
+        return [f"{code.name} {message.error.reason}"]
+
+
+@pytest.mark.parametrize("method", MESSAGES)
+async def test_no_bytes_bring_a_server_down(method, servicers, security):
+    rng = random.Random(method)
+    message = MESSAGES[method]
+    async with (
+        serving(*servicers, security=security, limits=RpcLimits(max_rows=64)) as wire,
+        grpc.aio.insecure_channel(wire.address) as channel,
+    ):
+        prober = Prober(channel, security)
+        for data in mutations(message, rng):
+            code, errors = await prober.send(method, data)
+            if not is_message(type(message), data):
+                assert code == grpc.StatusCode.INVALID_ARGUMENT, data
+            else:
+                assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), data
+            for error in errors:
+                assert error.startswith(NAMED), (data, error)
+        code, errors = await prober.send(method, message.SerializeToString())
+        assert (code, errors) == (grpc.StatusCode.OK, [])
+
+
+@pytest.mark.parametrize("method", STREAMS)
+async def test_a_stream_of_nonsense_ends_with_invalid_argument(method, servicers, security):
+    async with (
+        serving(*servicers, security=security) as wire,
+        grpc.aio.insecure_channel(wire.address) as channel,
+    ):
+        call = channel.stream_stream(f"/diffuspec.v1.{method}")(metadata=security.metadata)
+        await call.write(b"\xff\xff")
+        with pytest.raises(grpc.aio.AioRpcError, match="no message of this method") as caught:
+            await call.read()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
