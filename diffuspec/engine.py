@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -179,7 +179,7 @@ class Engine:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncIterator[Increment]:
+    ) -> AsyncGenerator[Increment]:
         """Yield what every step adds. Closing the iterator cancels the request."""
         stream = self._stream(self.encode(prompt), sampling, speculation, request_id)
         async with contextlib.aclosing(stream):

@@ -1,0 +1,242 @@
+"""The coordinator's process: the engine over remote roles, behind gRPC.
+
+Owns the requests and what is learnt from them. Drafters come and go while it runs; without any it
+decodes plainly, and its status says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from prometheus_client import generate_latest
+
+from actors import probe
+from actors.settings import PipelineConfig
+from diffuspec.engine import Completion, Engine, Prompt
+from diffuspec.errors import DrafterError
+from diffuspec.interfaces import TargetInfo, Verifier
+from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
+from diffuspec.rpc.client import RemoteDrafter, RemoteVerifier
+from diffuspec.rpc.frontend import RoleStatus, ServiceStatus
+from diffuspec.rpc.server import RoleServer
+from diffuspec.rpc.servicers import CoordinatorServicer
+from diffuspec.sequence import Increment
+from diffuspec.types import Draft, DraftRequest, SamplingParams, SpeculationParams
+
+
+class HostedVerifier(Verifier, Protocol):
+    """A verifier in another process."""
+
+    async def check_health(self, timeout: float) -> bool: ...
+
+
+OpenVerifier: TypeAlias = Callable[[], AbstractAsyncContextManager[HostedVerifier]]
+
+_PLAIN = SpeculationParams(policy="off")
+_GREEDY = SamplingParams()
+_HEALTH_SECONDS = 1.0  # for a drafter to say how it is
+
+
+@contextlib.asynccontextmanager
+async def verifier_at(
+    address: str, config: PipelineConfig, token: str
+) -> AsyncGenerator[RemoteVerifier]:
+    """Use a verifier that somebody else keeps alive. Raises VerifierUnavailableError."""
+    seconds = config.deadlines.verify_seconds
+    verifier = await RemoteVerifier.connect(
+        address, config.security(token), deadline_seconds=seconds, limits=config.limits(seconds)
+    )
+    try:
+        yield verifier
+    finally:
+        await verifier.close()
+
+
+def drafter_name(index: int) -> str:
+    return f"drafter {index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a coordinator says once it answers: where, and what drafters must fit."""
+
+    address: str
+    info: TargetInfo
+    vocabulary: str  # see vocabulary_digest
+
+
+class DrafterPool:
+    def __init__(self) -> None:
+        self._all: list[RemoteDrafter] = []
+
+    def add(self, drafter: RemoteDrafter) -> None:
+        self._all.append(drafter)
+
+    def remove(self, drafter: RemoteDrafter) -> None:
+        self._all.remove(drafter)
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        if not self._all:
+            raise DrafterError("no drafter")
+        return await self._all[0].draft(requests)
+
+    async def release(self, request_id: str) -> None:
+        for one in self._all:
+            await one.release(request_id)
+
+
+class CoordinatorActor:
+    """Serves prompts. A plain class: Ray runs it, or a process of its own."""
+
+    def __init__(self, config: PipelineConfig, token: str) -> None:
+        self._config = config
+        self._security = config.security(token)
+        self._resources = contextlib.AsyncExitStack()
+        self._pool = DrafterPool()
+        self._drafters: dict[str, RemoteDrafter] = {}
+        # Why a drafter is not there, by name.
+        self._reasons = {drafter_name(i): "it has not come yet" for i in range(config.num_drafters)}
+        self._engine: Engine | None = None
+        self._verifier: HostedVerifier | None = None
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    async def start(self, open_verifier: OpenVerifier, host: str, port: int = 0) -> Ready:
+        """Bring the verifier up, decode a few tokens, serve. Raises VerifierError, ModelLoadError.
+
+        A pipeline that is to have drafters says until they come that they are not there.
+        """
+        config = self._config
+        verifier = await self._resources.enter_async_context(open_verifier())
+        tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
+        self._verifier = verifier
+        drafter = self._pool if config.num_drafters else None
+        self._engine = engine = Engine(config.engine, verifier, drafter, tokenizer)
+        self._resources.push_async_callback(self._leave_drafters)
+        await engine.complete(probe.prompt(verifier.info), probe.SAMPLING, _PLAIN)
+        limits = config.coordinator_limits()
+        server = RoleServer([CoordinatorServicer(self)], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
+        return Ready(server.address, verifier.info, digest)
+
+    async def connect_drafter(self, name: str, address: str) -> None:
+        """Let a drafter in after one draft of its; it takes the place of the one of that name.
+
+        Raises DrafterError.
+        """
+        seconds = self._config.deadlines.draft_seconds
+        limits = self._config.limits(seconds)
+        remote = await RemoteDrafter.connect(
+            address, self._security, deadline_seconds=seconds, limits=limits
+        )
+        try:
+            await remote.draft([probe.draft_request(self.engine.verifier.info)])
+            await remote.release(probe.REQUEST_ID)
+        except BaseException:
+            await remote.close()
+            raise
+        await self.disconnect_drafter(name, "")
+        del self._reasons[name]
+        self._drafters[name] = remote
+        self._pool.add(remote)
+
+    async def disconnect_drafter(self, name: str, reason: str) -> None:
+        """Do without a drafter, and say why in the status."""
+        self._reasons[name] = reason
+        remote = self._drafters.pop(name, None)
+        if remote is not None:
+            self._pool.remove(remote)
+            await remote.close()
+
+    async def prove(self) -> None:
+        """Answer a prompt with drafts. Raises DrafterError when no step had one."""
+        prompt = probe.prompt(self.engine.verifier.info)
+        answer = await self.engine.complete(prompt, probe.SAMPLING, probe.SPECULATION)
+        if not any(step.num_tree_nodes for step in answer.steps):
+            causes = sorted({str(step.fallback) for step in answer.steps})
+            raise DrafterError(f"a whole answer was decoded plainly: {', '.join(causes)}")
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Increment]:
+        """Yield what every step adds; see `Frontend.stream`."""
+        stream = self.engine.stream(prompt, sampling, speculation, request_id)
+        async with contextlib.aclosing(stream):
+            async for increment in stream:
+                yield increment
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> Completion:
+        """Answer one prompt, for callers of Ray."""
+        return await self.engine.complete(prompt, sampling, speculation, request_id)
+
+    def cancel(self, request_id: str) -> bool:
+        """End what runs under an id; return whether anything did."""
+        return self.engine.cancel(request_id)
+
+    async def status(self) -> ServiceStatus:
+        """Tell how verifier and drafters are."""
+        present = sorted(self._drafters.items())
+        checks = [self._check("verifier", "", self._verifier)]
+        checks += [self._check(name, remote.address, remote) for name, remote in present]
+        missing = [
+            RoleStatus(name, is_healthy=False, reason=reason)
+            for name, reason in sorted(self._reasons.items())
+        ]
+        roles = (*await asyncio.gather(*checks), *missing)
+        return ServiceStatus(
+            roles=roles,
+            degraded_reasons=tuple(f"{one.name}: {one.reason}" for one in roles if one.reason),
+            num_running=self._gauge("running"),
+            num_waiting=self._gauge("waiting"),
+        )
+
+    async def metrics(self) -> str:
+        """Return the Prometheus series as text."""
+        return generate_latest(self.engine.metrics.registry).decode()
+
+    async def is_healthy(self) -> bool:
+        """Whether the process answers at all: that requests wait is no reason to end it."""
+        return self._engine is not None
+
+    async def stop(self) -> None:
+        """Refuse new requests, let running ones finish within the drain time, end everything."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.stop(self._config.deadlines.drain_seconds)
+        await self._resources.aclose()
+
+    async def _check(
+        self, name: str, address: str, role: HostedVerifier | RemoteDrafter | None
+    ) -> RoleStatus:
+        if role is not None and await role.check_health(_HEALTH_SECONDS):
+            return RoleStatus(name, address)
+        return RoleStatus(
+            name, address, is_healthy=False, reason="it does not answer, or its last step failed"
+        )
+
+    def _gauge(self, name: str) -> int:
+        registry = self.engine.metrics.registry
+        return int(registry.get_sample_value(f"diffuspec_num_requests_{name}") or 0)
+
+    async def _leave_drafters(self) -> None:
+        for name in list(self._drafters):
+            await self.disconnect_drafter(name, "the coordinator was stopped")

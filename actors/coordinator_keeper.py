@@ -1,0 +1,127 @@
+"""Keeps a pipeline's coordinator alive, and with it the verifier that it owns."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from actors.coordinator import Ready
+from actors.placement import Place, Placement
+from actors.role_actor import RoleActor, start_actor
+from actors.verifier_group import SupervisedVerifier, VerifierGroup
+from diffuspec.errors import DiffuspecError
+from diffuspec.rpc.coordinator_client import RemoteCoordinator
+
+logger = logging.getLogger(__name__)
+
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 60.0  # between attempts to start it again
+
+
+def open_verifier(placement: Placement) -> SupervisedVerifier:
+    """Return the verifier of a pipeline, not started; the coordinator's process calls this."""
+    config = placement.config
+    num_ranks = config.placement.verifier.tensor_parallel
+    seconds = config.deadlines.verify_seconds
+    return SupervisedVerifier(
+        VerifierGroup(placement.create_rank, num_ranks, config.deadlines, placement.host),
+        config.security(placement.token),
+        seconds,
+        config.limits(seconds),
+    )
+
+
+class CoordinatorKeeper:
+    """The coordinator that there is at the moment, and a client of it."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.reason = "starting"  # why there is none; empty: there is one
+        self.num_starts = 0
+        self._placement = placement
+        self._actor: RoleActor[Ready] | None = None
+        self._client: RemoteCoordinator | None = None
+        self._has_changed = asyncio.Condition()
+
+    @property
+    def actor(self) -> RoleActor[Ready] | None:
+        return self._actor
+
+    async def current(self) -> RoleActor[Ready]:
+        """Wait for a coordinator that answers."""
+        async with self._has_changed:
+            await self._has_changed.wait_for(lambda: self._actor is not None)
+            assert self._actor is not None
+            return self._actor
+
+    async def client(self) -> RemoteCoordinator:
+        """Wait for a coordinator that answers; return the way to it."""
+        async with self._has_changed:
+            await self._has_changed.wait_for(lambda: self._client is not None)
+            assert self._client is not None
+            return self._client
+
+    async def replaced(self, actor: RoleActor[Ready]) -> None:
+        """Wait until this is not the coordinator any more."""
+        async with self._has_changed:
+            await self._has_changed.wait_for(lambda: self._actor is not actor)
+
+    async def start(self) -> None:
+        """Start a coordinator and its verifier. Raises what prevents it."""
+        placement, config = self._placement, self._placement.config
+        handle = placement.create_coordinator()
+
+        async def start(place: Place) -> Ready:
+            host = placement.host(place)
+            ready: Ready = await handle.start.remote(partial(open_verifier, placement), host)
+            return ready
+
+        seconds = config.deadlines.start_seconds
+        actor = await start_actor("coordinator", handle, start, seconds)
+        try:
+            client = await RemoteCoordinator.connect(
+                actor.ready.address,
+                config.security(placement.token),
+                deadline_seconds=config.deadlines.answer_seconds,
+                limits=config.coordinator_limits(),
+            )
+        except BaseException:
+            actor.kill()
+            raise
+        self.num_starts += 1
+        await self._become(actor, client, "")
+
+    async def run(self) -> None:
+        """Watch it; start another one whenever it is lost. Returns when it is cancelled."""
+        pause = _MIN_PAUSE_SECONDS
+        while True:
+            actor = await self.current()
+            reason = await actor.watch(self._placement.config.deadlines.health_seconds)
+            logger.warning("the coordinator is lost: %s", reason)
+            actor.kill()
+            await self._become(None, None, reason)
+            while self._actor is None:
+                try:
+                    await self.start()
+                    pause = _MIN_PAUSE_SECONDS
+                except DiffuspecError as error:
+                    self.reason = str(error)
+                    logger.warning("the coordinator does not start: %s", error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+
+    async def stop(self) -> None:
+        """Drain it and end it."""
+        actor = self._actor
+        await self._become(None, None, "stopped")
+        if actor is not None:
+            await actor.stop(self._placement.config.deadlines.drain_seconds)
+
+    async def _become(
+        self, actor: RoleActor[Ready] | None, client: RemoteCoordinator | None, reason: str
+    ) -> None:
+        async with self._has_changed:
+            before, self._client = self._client, client
+            self._actor, self.reason = actor, reason
+            self._has_changed.notify_all()
+        if before is not None:
+            await before.close()

@@ -1,0 +1,157 @@
+"""Keeps one drafter and its path scorer alive, and the coordinator informed of them.
+
+A scorer that is lost is replaced without loading the drafter again. What cannot be started is
+tried again after a pause, for ever: it costs speed, never the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from actors.coordinator import Ready, drafter_name
+from actors.coordinator_keeper import CoordinatorKeeper
+from actors.placement import Place, Placement
+from actors.role_actor import FAILING, ActorLostError, RoleActor, start_actor
+from diffuspec.errors import DiffuspecError
+
+logger = logging.getLogger(__name__)
+
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 60.0  # between attempts to start something again
+
+
+class DrafterKeeper:
+    """One bundle with a drafter and a path scorer."""
+
+    def __init__(self, index: int, placement: Placement, coordinator: CoordinatorKeeper) -> None:
+        self.name = drafter_name(index)
+        self.scorer_name = f"path scorer {index}"
+        self.reason = "starting"  # why it does not draft; empty: it does
+        self.num_starts = 0
+        self.drafter: RoleActor[str] | None = None
+        self.scorer: RoleActor[str] | None = None
+        self.settled = asyncio.Event()  # it has been tried: it drafts, or the reason is known
+        self._index = index
+        self._placement = placement
+        self._coordinator = coordinator
+        self._deadlines = placement.config.deadlines
+
+    async def run(self) -> None:
+        """Bring up what is missing, wait until something is lost, and again."""
+        pause = _MIN_PAUSE_SECONDS
+        while True:
+            coordinator = await self._coordinator.current()
+            try:
+                await self._bring_up(coordinator)
+            except DiffuspecError as error:
+                await self._report(str(error))
+                self.settled.set()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+                continue
+            self.reason, pause = "", _MIN_PAUSE_SECONDS
+            self.settled.set()
+            await self._wait_for_trouble(coordinator)
+
+    async def stop(self) -> None:
+        """End both, the drafter first."""
+        for actor in (self.drafter, self.scorer):
+            if actor is not None:
+                await actor.stop(self._deadlines.draft_seconds)
+        self.drafter = self.scorer = None
+        self.reason = "stopped"
+
+    async def _bring_up(self, coordinator: RoleActor[Ready]) -> None:
+        """Start what is missing and introduce it. Raises what prevents that."""
+        if self.scorer is None:
+            self.scorer = await self._start_scorer(coordinator.ready)
+            if self.drafter is not None:
+                await self._ask_drafter("use_scorer", self.scorer.ready)
+        if self.drafter is None:
+            self.drafter = await self._start_drafter(coordinator.ready, self.scorer.ready)
+        seconds = 3 * self._deadlines.draft_seconds  # it connects and drafts once
+        try:
+            await coordinator.call(
+                "connect_drafter", self.name, self.drafter.ready, seconds=seconds
+            )
+        except ActorLostError:
+            raise  # the coordinator is lost, not the drafter
+        except DiffuspecError:
+            self._drop_drafter()
+            raise
+
+    async def _start_scorer(self, target: Ready) -> RoleActor[str]:
+        handle = self._placement.create_path_scorer(self._index)
+
+        async def start(place: Place) -> str:
+            address: str = await handle.start.remote(target.info, self._placement.host(place))
+            return address
+
+        return await start_actor(self.scorer_name, handle, start, self._deadlines.start_seconds)
+
+    async def _start_drafter(self, target: Ready, scorer_address: str) -> RoleActor[str]:
+        handle = self._placement.create_drafter(self._index)
+
+        async def start(place: Place) -> str:
+            host = self._placement.host(place)
+            address: str = await handle.start.remote(
+                target.info, target.vocabulary, scorer_address, host
+            )
+            return address
+
+        actor = await start_actor(self.name, handle, start, self._deadlines.start_seconds)
+        self.num_starts += 1
+        return actor
+
+    async def _ask_drafter(self, method: str, *arguments: object) -> None:
+        assert self.drafter is not None
+        try:
+            await self.drafter.call(method, *arguments, seconds=self._deadlines.search_seconds)
+        except DiffuspecError:
+            self._drop_drafter()
+            raise
+
+    async def _wait_for_trouble(self, coordinator: RoleActor[Ready]) -> None:
+        """Return when one of the two was lost and dropped, or the coordinator is another one."""
+        assert self.drafter is not None and self.scorer is not None
+        interval = self._deadlines.health_seconds
+        drafter = asyncio.create_task(self.drafter.watch(interval))
+        scorer = asyncio.create_task(self.scorer.watch(interval))
+        change = asyncio.create_task(self._coordinator.replaced(coordinator))
+        tasks = {drafter, scorer, change}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if drafter.done() and drafter.result() == FAILING:
+                # Without its scorer no drafter can draft: it may not be the one at fault.
+                await asyncio.wait({scorer}, timeout=4 * interval)
+            if scorer.done():
+                await self._report(f"{self.scorer_name}: {scorer.result()}")
+                self._drop_scorer()
+            elif drafter.done():
+                await self._report(drafter.result())
+                self._drop_drafter()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _report(self, reason: str) -> None:
+        """Tell the coordinator to do without this drafter, and why."""
+        self.reason = reason
+        logger.warning("%s: %s", self.name, reason)
+        coordinator = self._coordinator.actor
+        if coordinator is not None:
+            try:
+                seconds = self._deadlines.draft_seconds
+                await coordinator.call("disconnect_drafter", self.name, reason, seconds=seconds)
+            except DiffuspecError as error:
+                logger.warning("the coordinator was not told of %s: %s", self.name, error)
+
+    def _drop_drafter(self) -> None:
+        if self.drafter is not None:
+            self.drafter.kill()
+        self.drafter = None
+
+    def _drop_scorer(self) -> None:
+        if self.scorer is not None:
+            self.scorer.kill()
+        self.scorer = None

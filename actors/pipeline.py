@@ -1,0 +1,253 @@
+"""A pipeline: all roles of one deployment placed, started, watched and stopped.
+
+    async with Pipeline(load_pipeline(path)) as pipeline:
+        async for increment in pipeline.stream("Once upon a time"):
+            ...
+
+Needs a Ray cluster that this process is connected to. Answers come from the coordinator over gRPC;
+an answer under way when the coordinator is lost goes on where it was, from the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from ray.exceptions import RayError
+
+from actors.coordinator import CoordinatorActor
+from actors.coordinator_keeper import CoordinatorKeeper
+from actors.drafter_keeper import DrafterKeeper
+from actors.placement import CONTROL, Handle, Place, Placement, locate
+from actors.role_actor import ActorLostError, RoleActor
+from actors.settings import PipelineConfig
+from actors.verifier_group import SupervisedVerifier
+from diffuspec.errors import DiffuspecError, DrafterError
+from diffuspec.rpc.coordinator_client import RemoteCoordinator
+from diffuspec.rpc.frontend import Prompt, ServiceStatus
+from diffuspec.rpc.security import new_token
+from diffuspec.rpc.status import TransportError
+from diffuspec.sequence import Increment
+from diffuspec.types import SamplingParams, SpeculationParams
+
+logger = logging.getLogger(__name__)
+
+_GREEDY = SamplingParams()
+_STATUS_SECONDS = 10.0
+_MAX_LOSS_SECONDS = 15.0  # until a coordinator that died is found out
+
+
+@dataclass(frozen=True, slots=True)
+class RoleReport:
+    """Where one actor landed, where it serves, and why it does not if it does not."""
+
+    name: str
+    place: Place | None
+    address: str
+    reason: str = ""
+
+
+class Pipeline:
+    """Belongs to the event loop that it was started in. Use it as an async context manager."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self.config = config
+        self._token = new_token()
+        self._placement: Placement | None = None
+        self._coordinator: CoordinatorKeeper | None = None
+        self._drafters: tuple[DrafterKeeper, ...] = ()
+        self._keeping: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def coordinator(self) -> CoordinatorKeeper:
+        assert self._coordinator is not None, "start() comes first"
+        return self._coordinator
+
+    async def start(self) -> None:
+        """Place and start everything; return when prompts are answered and every drafter was tried.
+
+        A drafter that fails does not fail the start: see status(). Raises PlacementError,
+        ConfigError, ModelLoadError and VerifierError, and leaves nothing behind then.
+        """
+        self._placement = placement = await Placement.reserve(self.config, self._token)
+        try:
+            self._coordinator = coordinator = CoordinatorKeeper(placement)
+            await coordinator.start()
+            self._drafters = tuple(
+                DrafterKeeper(index, placement, coordinator)
+                for index in range(self.config.num_drafters)
+            )
+            runs = (coordinator.run(), *(drafter.run() for drafter in self._drafters))
+            self._keeping = [asyncio.create_task(run) for run in runs]
+            await asyncio.gather(*(drafter.settled.wait() for drafter in self._drafters))
+            await self._prove()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Let running requests finish within the drain time, then end all actors."""
+        keeping, self._keeping = self._keeping, []
+        for task in keeping:
+            task.cancel()
+        await asyncio.gather(*keeping, return_exceptions=True)
+        if self._coordinator is not None:
+            await self._coordinator.stop()
+        await asyncio.gather(*(drafter.stop() for drafter in self._drafters))
+        placement, self._placement = self._placement, None
+        if placement is not None:
+            await placement.release()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Increment]:
+        """Yield what every step adds; closing the iterator cancels the request.
+
+        When the coordinator is lost the answer is made again by the next one, and goes on after
+        the tokens that were yielded already: a request's tokens do not depend on who decodes it.
+        Raises ActorLostError when there is no other in time, and what `Frontend.stream` does.
+        """
+        num_yielded = 0
+        while True:
+            client = await self._client()
+            stream = client.stream(prompt, sampling, speculation, request_id)
+            try:
+                async with contextlib.aclosing(_after(stream, num_yielded)) as rest:
+                    async for increment in rest:
+                        num_yielded += len(increment.token_ids)
+                        yield increment
+                return
+            except TransportError as error:
+                logger.warning("an answer is begun again after %d tokens: %s", num_yielded, error)
+                await self._wait_for_another(error)
+
+    async def cancel(self, request_id: str) -> bool:
+        """End what runs under an id; return whether anything did."""
+        return await (await self._client()).cancel(request_id)
+
+    async def status(self) -> ServiceStatus:
+        """Tell how the roles are. Answers also while there is no coordinator."""
+        actor, reason = self.coordinator.actor, self.coordinator.reason
+        if actor is not None:
+            try:
+                status: ServiceStatus = await actor.call("status", seconds=_STATUS_SECONDS)
+                return status
+            except DiffuspecError as error:
+                reason = str(error)
+        return ServiceStatus((), (f"coordinator: {reason}",))
+
+    async def metrics(self) -> str:
+        """Return the coordinator's Prometheus series as text. Raises ActorLostError."""
+        actor = await self.coordinator.current()
+        text: str = await actor.call("metrics", seconds=_STATUS_SECONDS)
+        return text
+
+    async def describe(self) -> tuple[RoleReport, ...]:
+        """Tell where every actor landed."""
+        coordinator = self.coordinator
+        actor = coordinator.actor
+        address = actor.ready.address if actor is not None else ""
+        reports = [_report("coordinator", actor, address, coordinator.reason)]
+        for keeper in self._drafters:
+            for name, one in ((keeper.name, keeper.drafter), (keeper.scorer_name, keeper.scorer)):
+                reports.append(_report(name, one, one.ready if one else "", keeper.reason))
+        if actor is not None:
+            reports += await _describe_ranks(actor)
+        return tuple(reports)
+
+    async def _prove(self) -> None:
+        """Have one prompt answered with drafts, if there is anybody to draft."""
+        if not any(drafter.reason == "" for drafter in self._drafters):
+            return
+        actor = await self.coordinator.current()
+        try:
+            await actor.call("prove", seconds=self.config.deadlines.start_seconds)
+        except DrafterError as error:
+            logger.warning("the first answer was decoded plainly: %s", error)
+
+    async def _client(self) -> RemoteCoordinator:
+        """Return the way to a coordinator that answers. Raises ActorLostError when there is none
+        in time."""
+        seconds = self.config.deadlines.start_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self.coordinator.client()
+        except TimeoutError as error:
+            raise ActorLostError(
+                f"there is no coordinator since {seconds:g} seconds: {self.coordinator.reason}"
+            ) from error
+
+    async def _wait_for_another(self, error: TransportError) -> None:
+        """Wait until the coordinator that was lost is known to be. Raises the error if it is not:
+        then it was the way to it that failed, and would fail again."""
+        actor = self.coordinator.actor
+        if actor is None:
+            return
+        try:
+            async with asyncio.timeout(_MAX_LOSS_SECONDS):
+                await self.coordinator.replaced(actor)
+        except TimeoutError:
+            raise error from None
+
+
+def _report(name: str, actor: RoleActor[Any] | None, address: str, reason: str) -> RoleReport:
+    return RoleReport(name, actor.place if actor is not None else None, address, reason)
+
+
+async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
+    """Return where the ranks are that the coordinator made; none while they are made anew."""
+    try:
+        async with asyncio.timeout(_STATUS_SECONDS):
+            call = coordinator.handle.__ray_call__.options(concurrency_group=CONTROL)
+            handles = await call.remote(_rank_handles)
+            places = await asyncio.gather(*map(locate, handles))
+    except (TimeoutError, RayError) as error:
+        logger.warning("the verifier's ranks could not be asked: %s", error)
+        return []
+    return [RoleReport(f"verifier rank {i}", place, "") for i, place in enumerate(places)]
+
+
+def _rank_handles(coordinator: CoordinatorActor) -> list[Handle]:
+    """Runs in the coordinator's process."""
+    verifier = coordinator.engine.verifier
+    assert isinstance(verifier, SupervisedVerifier)
+    ranks = verifier.group.ranks
+    return list(ranks.handles) if ranks is not None else []
+
+
+async def _after(stream: AsyncGenerator[Increment], num_tokens: int) -> AsyncGenerator[Increment]:
+    """Yield what a stream yields after so many tokens."""
+    async with contextlib.aclosing(stream):
+        async for increment in stream:
+            num_skipped = min(num_tokens, len(increment.token_ids))
+            num_tokens -= num_skipped
+            if num_skipped < len(increment.token_ids):
+                yield _without(increment, num_skipped) if num_skipped else increment
+
+
+def _without(increment: Increment, num_tokens: int) -> Increment:
+    """Return an increment without its first tokens."""
+    pieces = increment.pieces[num_tokens:]
+    return replace(
+        increment,
+        token_ids=increment.token_ids[num_tokens:],
+        num_accepted_tokens=max(increment.num_accepted_tokens - num_tokens, 0),
+        pieces=pieces,
+        text="".join(pieces),
+        logprobs=increment.logprobs and increment.logprobs[num_tokens:],
+    )

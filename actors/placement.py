@@ -1,0 +1,174 @@
+"""Where a pipeline's actors run: one placement group, and the actors in its bundles.
+
+The one place where plain classes become Ray actors. A Placement is a value: the coordinator gets
+it too, because the verifier's ranks are its own to make and to make again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from actors.bundles import Bundle, Node, explain_shortage, make_bundles
+from actors.coordinator import CoordinatorActor
+from actors.drafter import DrafterActor
+from actors.path_scorer import PathScorerActor
+from actors.settings import PipelineConfig, RoleSettings
+from actors.verifier import VerifierRank
+from diffuspec.errors import ConfigError, DiffuspecError
+
+Handle: TypeAlias = Any  # of a Ray actor: its methods have .remote()
+
+LOOPBACK = "127.0.0.1"
+CONTROL = "control"  # the concurrency group of health checks: they do not queue behind work
+
+_COORDINATOR_BUNDLE = 0
+_NUM_CONTROL_CALLS = 4
+_RELEASE_SECONDS, _POLL_SECONDS = 10.0, 0.05
+
+
+class PlacementError(DiffuspecError):
+    """The cluster has no room for the pipeline, or its nodes cannot serve it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an actor landed."""
+
+    node_id: str
+    ip: str
+    gpu_ids: tuple[int, ...]
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A placement group that was granted, and what its actors are made of."""
+
+    config: PipelineConfig
+    token: str = field(repr=False)
+    group: PlacementGroup
+
+    @classmethod
+    async def reserve(cls, config: PipelineConfig, token: str) -> Placement:
+        """Wait until the cluster grants the bundles. Raises PlacementError naming what is missing.
+
+        Nothing stays reserved when this fails.
+        """
+        bundles = make_bundles(config)
+        group = placement_group(
+            [bundle.resources for bundle in bundles],
+            strategy=config.placement.strategy,
+            bundle_label_selector=[bundle.labels for bundle in bundles],
+        )
+        try:
+            seconds = config.deadlines.placement_seconds
+            if not await asyncio.to_thread(group.wait, seconds):
+                raise PlacementError(_refusal(bundles, config, seconds))
+            if config.rpc.tls is None:
+                _check_one_machine(group)
+        except BaseException:
+            remove_placement_group(group)
+            raise
+        return cls(config, token, group)
+
+    async def release(self) -> None:
+        """Give the bundles back; actors that are still in them end. Waits until that is done."""
+        remove_placement_group(self.group)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                while ray.util.placement_group_table(self.group)["state"] != "REMOVED":
+                    await asyncio.sleep(_POLL_SECONDS)
+
+    def host(self, place: Place) -> str:
+        """Return where an actor may listen: loopback, and with TLS its node's address."""
+        return LOOPBACK if self.config.rpc.tls is None else place.ip
+
+    def create_coordinator(self) -> Handle:
+        role = self.config.placement.coordinator
+        make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE)
+        return make(self.config, self.token)
+
+    def create_drafter(self, index: int) -> Handle:
+        role = self.config.placement.drafter
+        return self._remote(DrafterActor, role, 1 + index)(self.config, self.token)
+
+    def create_path_scorer(self, index: int) -> Handle:
+        role = self.config.placement.path_scorer
+        return self._remote(PathScorerActor, role, 1 + index)(self.config, self.token)
+
+    def create_rank(self, rank: int) -> Handle:
+        role = self.config.placement.verifier
+        make = self._remote(VerifierRank, role, 1 + self.config.num_drafters)
+        return make(self.config, self.token, rank)
+
+    def _remote(self, kind: type[Any], role: RoleSettings, bundle: int) -> Callable[..., Handle]:
+        """Return what makes an actor of a plain class in a bundle.
+
+        Ray never restarts one by itself: whoever made it does, and tells the others its address.
+        """
+        make_actor_class: Any = ray.remote  # its types know no concurrency groups
+        actor_class = make_actor_class(
+            num_cpus=role.num_cpus,
+            num_gpus=role.num_gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            concurrency_groups={CONTROL: _NUM_CONTROL_CALLS},
+        )(kind)
+        strategy = PlacementGroupSchedulingStrategy(
+            self.group, bundle, placement_group_capture_child_tasks=False
+        )
+        options = actor_class.options(
+            scheduling_strategy=strategy, runtime_env={"env_vars": _environment(role)}
+        )
+        create: Callable[..., Handle] = options.remote
+        return create
+
+
+def _environment(role: RoleSettings) -> dict[str, str]:
+    """Ray leaves CUDA_VISIBLE_DEVICES alone for an actor without GPUs: it would see them all."""
+    variables = {"OMP_NUM_THREADS": str(role.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+    return variables if role.num_gpus else variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+
+async def locate(actor: Handle) -> Place:
+    """Return where an actor runs, once it does."""
+    place: Place = await actor.__ray_call__.options(concurrency_group=CONTROL).remote(_find_place)
+    return place
+
+
+def _find_place(actor: object) -> Place:
+    node_id: str = ray.get_runtime_context().get_node_id()
+    gpu_ids = tuple(int(gpu_id) for gpu_id in ray.get_gpu_ids())
+    ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return Place(node_id, ip, gpu_ids, os.getpid())
+
+
+def _refusal(bundles: tuple[Bundle, ...], config: PipelineConfig, seconds: float) -> str:
+    nodes = [Node(node["Resources"], node["Labels"]) for node in _nodes() if node["Alive"]]
+    reasons = explain_shortage(bundles, config.placement.strategy, nodes)
+    return f"no room for the pipeline within {seconds:g} seconds: " + "; ".join(reasons)
+
+
+def _check_one_machine(group: PlacementGroup) -> None:
+    table: Any = ray.util.placement_group_table(group)
+    ips = {node["NodeID"]: node["NodeManagerAddress"] for node in _nodes()}
+    used = sorted({ips[node_id] for node_id in table["bundles_to_node_id"].values()})
+    if len(used) > 1:
+        raise ConfigError(
+            f"the roles would run on several machines ({', '.join(used)}), and rpc.tls is not "
+            "configured: give certificates, or STRICT_PACK them on one"
+        )
+
+
+def _nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes

@@ -1,0 +1,112 @@
+"""A coordinator over roles behind gRPC, as plain objects: Ray is not needed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+
+import pytest
+
+from actors.coordinator import CoordinatorActor, verifier_at
+from actors.drafter import DrafterActor
+from actors.path_scorer import PathScorerActor
+from actors.verifier import VerifierRank
+from diffuspec.engine import Engine
+from diffuspec.errors import DrafterError, InvalidRequestError, VerifierUnavailableError
+from diffuspec.rpc.coordinator_client import RemoteCoordinator
+from diffuspec.rpc.security import Security
+from diffuspec.types import SamplingParams, SpeculationParams
+
+HOST = "127.0.0.1"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+SHORT = SamplingParams(max_tokens=24)
+PLAIN = SpeculationParams(policy="off")
+DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def expected(pipeline) -> tuple[int, ...]:
+    with Engine.from_config(pipeline.engine.model_copy(update={"drafter": None})) as engine:
+        [answer] = engine.generate([MESSAGES], SHORT)
+    return answer.token_ids
+
+
+@pytest.fixture
+async def coordinator(pipeline, token) -> AsyncIterator[CoordinatorActor]:
+    verifier, actor = VerifierRank(pipeline, token), CoordinatorActor(pipeline, token)
+    address = await verifier.start("", HOST)
+    actor.ready = await actor.start(partial(verifier_at, address, pipeline, token), HOST)
+    yield actor
+    await actor.stop()
+    await verifier.stop()
+
+
+@pytest.fixture
+async def drafter_address(pipeline, token, coordinator) -> AsyncIterator[str]:
+    scorer, drafter = PathScorerActor(pipeline, token), DrafterActor(pipeline, token)
+    info, vocabulary = coordinator.ready.info, coordinator.ready.vocabulary
+    scorer_address = await scorer.start(info, HOST)
+    yield await drafter.start(info, vocabulary, scorer_address, HOST)
+    await drafter.stop()
+    await scorer.stop()
+
+
+async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_comes(
+    coordinator, drafter_address, expected
+):
+    answer = await coordinator.complete(MESSAGES, SHORT, PLAIN)
+    assert answer.token_ids == expected
+    assert (await coordinator.status()).degraded_reasons == ("drafter 0: it has not come yet",)
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    await coordinator.prove()
+    answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+    assert answer.token_ids == expected and len(answer.steps) < len(expected)
+
+
+async def test_clients_are_answered_over_grpc(coordinator, token, expected):
+    client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
+    increments = [increment async for increment in client.stream(MESSAGES, SHORT)]
+    assert tuple(i for increment in increments for i in increment.token_ids) == expected
+    with pytest.raises(InvalidRequestError, match="empty"):
+        await anext(client.stream([], SHORT))
+    await client.close()
+
+
+async def test_a_drafter_that_is_let_go_is_named_in_the_status(coordinator, drafter_address):
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    status = await coordinator.status()
+    assert status.degraded_reasons == ()
+    assert [(role.name, role.is_healthy) for role in status.roles] == [
+        ("verifier", True),
+        ("drafter 0", True),
+    ]
+    await coordinator.disconnect_drafter("drafter 0", "its node is gone")
+    assert (await coordinator.status()).degraded_reasons == ("drafter 0: its node is gone",)
+    with pytest.raises(DrafterError, match="decoded plainly"):
+        await coordinator.prove()
+
+
+async def test_a_drafter_that_is_not_there_is_refused(coordinator):
+    with pytest.raises(DrafterError, match=r"127\.0\.0\.1:1"):
+        await coordinator.connect_drafter("drafter 0", "127.0.0.1:1")
+
+
+async def test_a_drafter_of_the_same_name_takes_over(coordinator, drafter_address, expected):
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+    assert answer.token_ids == expected and len(answer.steps) < len(expected)
+
+
+async def test_metrics_are_prometheus_text(coordinator):
+    await coordinator.complete(MESSAGES, SHORT)
+    text = await coordinator.metrics()
+    assert "diffuspec_generation_tokens_total" in text
+
+
+async def test_without_a_verifier_nothing_is_served(pipeline, token):
+    actor = CoordinatorActor(pipeline, token)
+    with pytest.raises(VerifierUnavailableError):
+        await actor.start(partial(verifier_at, "127.0.0.1:1", pipeline, token), HOST)
+    assert not await actor.is_healthy()
+    await actor.stop()
