@@ -267,7 +267,7 @@ def packed_attention(
         if kwargs.get(option) is not None:
             raise NotImplementedError(f"attention with {option} is not supported")
     if attention_mask is not None and attention_mask != sliding_window:
-        raise NotImplementedError(f"looking back {attention_mask} tokens by a mask is not supported")
+        raise NotImplementedError(f"a window of {attention_mask} by a mask alone is not supported")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
     layer: Any = module.layer_idx

@@ -23,8 +23,8 @@ from diffuspec.tiny.tokenizer import MASK_TOKEN_ID
 
 # Chosen by dropping, one by one, the layer that the target misses least on held-out questions.
 TARGET_LAYERS = (0, 2, 3, 10, 12, 15)
-FULL_LAYER = 3  # the one that looks back at everything: of all, copying from afar misses it most
-WINDOW = 256  # tokens that the other layers look back
+FULL_LAYER = 3  # sees the whole prefix: of all layers, copying from afar misses this one most
+WINDOW = 256  # tokens that a row of the other layers sees, itself included
 MIN_BLOCK, MAX_BLOCK = 8, 32
 POSITION_DECAY = 0.97  # of the loss: a late token counts only if all before it were right
 REVEALED_SHARE = 0.15  # of the batches: some block tokens are given, for refinement steps
