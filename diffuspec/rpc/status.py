@@ -92,7 +92,7 @@ def step_error(error: BaseException) -> StepError:
 def from_step_error(error: StepError) -> DiffuspecError:
     """Return the error that came in a stream."""
     code = _BY_NUMBER.get(error.code, grpc.StatusCode.UNKNOWN)
-    return _error(code, error.message, error.reason)
+    return _error(code, error.message, error.reason, WorkerError)
 
 
 async def abort(
@@ -115,11 +115,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DiffuspecError:
         info = ErrorInfo()
         if detail.Unpack(info) and info.domain == DOMAIN:
             reason = info.reason
-    return _error(error.code(), error.details() or error.code().name, reason)
+    return _error(error.code(), error.details() or "no details", reason, TransportError)
 
 
-def _error(code: grpc.StatusCode, message: str, reason: str) -> DiffuspecError:
+def _error(
+    code: grpc.StatusCode, message: str, reason: str, default: type[WorkerError]
+) -> DiffuspecError:
     kind = _BY_NAME.get(reason) or _FALLBACKS.get(code)
-    if kind is not None:
-        return kind(message)
-    return TransportError(f"{message} ({code.name})")
+    return default(f"{message} ({code.name})") if kind is None else kind(message)

@@ -167,6 +167,12 @@ class _Stream:
         except Exception as error:
             await self._answer_error(step_id, error)
             return
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            await self._answer_error(step_id, WorkerError("the role cancelled the step"))
+            return
         response.step_id = step_id
         response.worker_seconds = time.perf_counter() - received
         await self._write(response)

@@ -124,6 +124,10 @@ async def test_what_is_not_ours_stays_in_the_log(security, caplog):
         remote = await wire.connect(RemoteVerifier)
         with pytest.raises(VerifierError, match="see the log") as caught:
             await remote.verify([verify_request(1)])
+        assert not isinstance(caught.value, VerifierUnavailableError)
+        verifier.error = asyncio.CancelledError()  # such as of a future that the role waits for
+        with pytest.raises(VerifierError, match="cancelled the step"):
+            await remote.verify([verify_request(1)])
     assert "secret" not in str(caught.value)
     assert "secret" in caplog.text
 
