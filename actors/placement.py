@@ -94,23 +94,28 @@ class Placement:
 
     def create_coordinator(self) -> Handle:
         role = self.config.placement.coordinator
-        make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE)
+        make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE, _threads(role))
         return make(self.config, self.token)
 
     def create_drafter(self, index: int) -> Handle:
         role = self.config.placement.drafter
-        return self._remote(DrafterActor, role, 1 + index)(self.config, self.token)
+        make = self._remote(DrafterActor, role, 1 + index, _threads(role) | _gpus(role))
+        return make(self.config, self.token)
 
     def create_path_scorer(self, index: int) -> Handle:
         role = self.config.placement.path_scorer
-        return self._remote(PathScorerActor, role, 1 + index)(self.config, self.token)
+        make = self._remote(PathScorerActor, role, 1 + index, _threads(role) | _gpus(role))
+        return make(self.config, self.token)
 
     def create_rank(self, rank: int) -> Handle:
         role = self.config.placement.verifier
-        make = self._remote(VerifierRank, role, 1 + self.config.num_drafters)
+        bundle = 1 + self.config.num_drafters
+        make = self._remote(VerifierRank, role, bundle, _threads(role) | _gpus(role))
         return make(self.config, self.token, rank)
 
-    def _remote(self, kind: type[Any], role: RoleSettings, bundle: int) -> Callable[..., Handle]:
+    def _remote(
+        self, kind: type[Any], role: RoleSettings, bundle: int, variables: dict[str, str]
+    ) -> Callable[..., Handle]:
         """Return what makes an actor of a plain class in a bundle.
 
         Ray never restarts one by itself: whoever made it does, and tells the others its address.
@@ -127,16 +132,22 @@ class Placement:
             self.group, bundle, placement_group_capture_child_tasks=False
         )
         options = actor_class.options(
-            scheduling_strategy=strategy, runtime_env={"env_vars": _environment(role)}
+            scheduling_strategy=strategy, runtime_env={"env_vars": variables}
         )
         create: Callable[..., Handle] = options.remote
         return create
 
 
-def _environment(role: RoleSettings) -> dict[str, str]:
-    """Ray leaves CUDA_VISIBLE_DEVICES alone for an actor without GPUs: it would see them all."""
-    variables = {"OMP_NUM_THREADS": str(role.num_threads), "TOKENIZERS_PARALLELISM": "false"}
-    return variables if role.num_gpus else variables | {"CUDA_VISIBLE_DEVICES": ""}
+def _threads(role: RoleSettings) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(role.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _gpus(role: RoleSettings) -> dict[str, str]:
+    """Hide all GPUs from a role that has none: Ray would leave them to be seen.
+
+    Not for the coordinator: the ranks that it makes would inherit this, whatever they have.
+    """
+    return {} if role.num_gpus else {"CUDA_VISIBLE_DEVICES": ""}
 
 
 async def locate(actor: Handle) -> Place:
