@@ -1,0 +1,240 @@
+"""One rank of the verifier: a share of the target, and on rank 0 the gRPC service over all of it.
+
+A plain class: Ray runs it, or a process of its own. With one rank there is no group to join.
+Work that blocks happens in threads, so that the service answers while a step is under way, and
+status() has nothing to wait for: it may be called from another thread's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actors import probe
+from actors.settings import PipelineConfig
+from diffuspec.errors import VerifierError, VerifierUnavailableError
+from diffuspec.interfaces import TargetInfo, Verifier
+from diffuspec.rpc.server import RoleServer
+from diffuspec.rpc.servicers import VerifierServicer
+from diffuspec.types import Verdict, VerifyRequest
+
+if TYPE_CHECKING:
+    from diffuspec.models.causal import CausalTarget
+    from diffuspec.models.lockstep import LockstepTarget
+    from diffuspec.models.rank_group import RankGroup, RankLimits
+
+LOOPBACK = "127.0.0.1"
+
+_MAX_FAILURES = 3  # in a row: then it is not the requests that are at fault
+_IDLE_SHARE = 0.25  # of the time after which a rank is missed
+_FOLLOW_SECONDS = 2.0  # for rank 0's last word to arrive
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What a rank that answers says of itself."""
+
+    pid: int
+    num_steps: int  # verified so far, by rank 0
+    step_seconds: float  # how long the oldest step under way has taken; 0: there is none
+
+
+class VerifierRank:
+    """Starts in this order: meet() on rank 0 of several, start() on all at once, run() on all."""
+
+    def __init__(self, config: PipelineConfig, token: str, rank: int = 0) -> None:
+        self._config = config
+        self._security = config.security(token)
+        self._rank = rank
+        self._num_ranks = config.placement.verifier.tensor_parallel
+        self._store: Any = None
+        self._group: RankGroup | None = None
+        self._steps: WatchedVerifier | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._resources = contextlib.AsyncExitStack()
+        if self._num_ranks > 1:
+            _set_environment(on_gpu=config.placement.verifier.num_gpus > 0)
+
+    async def meet(self) -> str:
+        """Open the place where the ranks find each other: "host:port" on this node."""
+        from diffuspec.models.rank_group import open_meeting_point
+
+        self._store = open_meeting_point(LOOPBACK, self._limits())
+        return f"{LOOPBACK}:{self._store.port}"
+
+    async def start(self, meeting_point: str, host: str, port: int = 0) -> str:
+        """Load this rank's share; on rank 0 verify once, serve, and return the address.
+
+        meeting_point: what meet() said, "" for a single rank. Raises ModelLoadError, and
+        VerifierUnavailableError when the ranks do not get together.
+        """
+        target = await asyncio.to_thread(self._load, meeting_point)
+        self._resources.callback(target.close)
+        if self._rank > 0:
+            self._work = asyncio.create_task(self._follow(target))
+            return ""
+        leader = self._lead(target)
+        self._steps = steps = WatchedVerifier(leader or target)
+        watches = [steps.watch()] if leader is None else [steps.watch(), leader.watch()]
+        self._work = asyncio.create_task(_first_of(watches))
+        await steps.verify([probe.verify_request(steps.info)])
+        await steps.release(probe.REQUEST_ID)
+        limits = self._config.limits(self._config.deadlines.verify_seconds)
+        server = RoleServer([VerifierServicer(steps)], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        return server.address
+
+    async def run(self) -> None:
+        """Return once this rank was stopped.
+
+        Raises VerifierUnavailableError when it is of no use any more: another rank is lost, or
+        every step fails.
+        """
+        assert self._work is not None, "start() comes first"
+        await asyncio.wait([self._work])
+        if not self._work.cancelled():
+            self._work.result()
+
+    async def status(self) -> RankStatus:
+        """Callable from any thread's event loop, at any time."""
+        steps = self._steps
+        if steps is None:
+            return RankStatus(os.getpid(), 0, 0.0)
+        return RankStatus(os.getpid(), steps.num_steps, steps.oldest_seconds)
+
+    async def stop(self) -> None:
+        """Finish the steps under way, end the server, and let the other ranks go."""
+        if self._rank == 0 and self._work is not None:
+            self._work.cancel()
+        elif self._work is not None:
+            await asyncio.wait([self._work], timeout=_FOLLOW_SECONDS)
+            if not self._work.done():
+                return  # a thread waits for rank 0 still: only the process's end ends it
+        await self._resources.aclose()
+        self._store = self._group = None
+
+    def _load(self, meeting_point: str) -> CausalTarget:
+        from diffuspec.models.causal import CausalTarget  # torch: not where this is placed
+
+        if self._num_ranks > 1:
+            self._group = self._join(meeting_point)
+            self._resources.callback(self._group.close)
+        return CausalTarget.load(self._config.engine.target, self._num_ranks)
+
+    def _join(self, meeting_point: str) -> RankGroup:
+        import torch
+
+        from diffuspec.models.rank_group import RankGroup, find_meeting_point
+
+        limits = self._limits()
+        host, _, port = meeting_point.rpartition(":")
+        store = self._store or find_meeting_point(host, int(port), limits)
+        has_gpu = self._config.placement.verifier.num_gpus > 0
+        device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
+        return RankGroup(store, self._rank, self._num_ranks, device, limits)
+
+    def _lead(self, target: CausalTarget) -> LockstepTarget | None:
+        """Return the target with the other ranks along; None: there are no others."""
+        if self._group is None:
+            return None
+        from diffuspec.models.lockstep import LockstepTarget
+
+        idle_seconds = _IDLE_SHARE * self._config.deadlines.verify_seconds
+        leader = LockstepTarget(target, self._group, idle_seconds)
+        self._resources.push_async_callback(leader.close)
+        return leader
+
+    async def _follow(self, target: CausalTarget) -> None:
+        from diffuspec.models.lockstep import follow
+
+        assert self._group is not None
+        await asyncio.to_thread(follow, target, self._group)
+
+    def _limits(self) -> RankLimits:
+        from diffuspec.models.rank_group import RankLimits
+
+        deadlines = self._config.deadlines
+        return RankLimits(
+            meet_seconds=deadlines.start_seconds,
+            compute_seconds=deadlines.start_seconds,
+            word_seconds=deadlines.verify_seconds,
+        )
+
+
+class WatchedVerifier:
+    """A `Verifier` of which is known how long its steps take and whether they succeed."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.num_steps = 0
+        self._verifier = verifier
+        self._numbers = itertools.count()
+        self._started: dict[int, float] = {}
+        self._num_failures = 0
+        self._is_broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._verifier.info
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the oldest step under way has taken."""
+        started = list(self._started.values())
+        return time.monotonic() - min(started) if started else 0.0
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        number = next(self._numbers)
+        self._started[number] = time.monotonic()
+        try:
+            verdicts = await self._verifier.verify(requests)
+        except VerifierError as error:
+            self._failed(error)
+            raise
+        finally:
+            del self._started[number]
+        self.num_steps += 1
+        self._num_failures = 0
+        return verdicts
+
+    async def release(self, request_id: str) -> None:
+        await self._verifier.release(request_id)
+
+    async def watch(self) -> None:
+        """Raises VerifierUnavailableError when no step can succeed, or several have failed."""
+        await self._is_broken
+
+    def _failed(self, error: VerifierError) -> None:
+        self._num_failures += 1
+        is_lost = isinstance(error, VerifierUnavailableError)
+        if (is_lost or self._num_failures >= _MAX_FAILURES) and not self._is_broken.done():
+            reason = f"{self._num_failures} steps in a row failed, the last one with: {error}"
+            self._is_broken.set_exception(VerifierUnavailableError(reason))
+
+
+async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for the first to end, as it ends, and cancel the others."""
+    tasks = [asyncio.create_task(watch) for watch in watches]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.result()
+
+
+def _set_environment(on_gpu: bool) -> None:
+    """Tell torch and transformers where a rank is; they read it from nowhere else."""
+    os.environ["LOCAL_RANK"] = "0"  # Ray shows each rank one GPU, the first it sees
+    if not on_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights go to an accelerator that can be seen
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on one node
