@@ -6,7 +6,9 @@ here (dimensions, one confidence per node); what a value means is checked by the
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import struct
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,8 @@ TREE_SHAPES: dict[TreeShape, types_pb2.TreeShape] = {
 TREE_SHAPE_NAMES = {number: name for name, number in TREE_SHAPES.items()}
 
 _MAX_CANDIDATES = 256
+
+_Alternatives: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
 
 
 def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
@@ -84,14 +88,6 @@ def tree_from_proto(message: types_pb2.DraftTree) -> DraftTree:
 
 
 def draft_to_proto(draft: Draft) -> types_pb2.Draft:
-    lists: dict[int, int] = {}  # nodes of one depth share the object
-    different: list[types_pb2.Alternatives] = []
-    indices = []
-    for entry in draft.alternatives:
-        index = lists.setdefault(id(entry), len(lists))
-        if index == len(different):
-            different.append(_alternatives(entry))
-        indices.append(index)
     return types_pb2.Draft(
         tree=tree_to_proto(draft.tree),
         confidences=draft.confidences,
@@ -100,15 +96,8 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
         proxy_choices=draft.proxy_choices,
         draft_seconds=draft.draft_seconds,
         search_seconds=draft.search_seconds,
-        alternatives=different,
-        alternatives_indices=indices,
+        alternatives=_alternatives_to_proto(draft.alternatives) if draft.alternatives else None,
         transport_seconds=draft.transport_seconds,
-    )
-
-
-def _alternatives(entry: tuple[tuple[int, float], ...]) -> types_pb2.Alternatives:
-    return types_pb2.Alternatives(
-        token_ids=[token_id for token_id, _ in entry], logprobs=[logprob for _, logprob in entry]
     )
 
 
@@ -122,21 +111,38 @@ def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -
         proxy_choices=tuple(message.proxy_choices),
         draft_seconds=message.draft_seconds,
         search_seconds=message.search_seconds,
-        alternatives=_alternatives_from_proto(message),
+        alternatives=_alternatives_from_proto(message.alternatives),
         transport_seconds=message.transport_seconds + transport_seconds,
     )
 
 
-def _alternatives_from_proto(
-    message: types_pb2.Draft,
-) -> tuple[tuple[tuple[int, float], ...], ...]:
-    indices = message.alternatives_indices
-    if not indices:
-        return ()
-    lists = [_pairs(entry.token_ids, entry.logprobs) for entry in message.alternatives]
-    if max(indices) >= len(lists):
-        raise InvalidRequestError(f"alternatives {max(indices)} of {len(lists)} are referred to")
-    return tuple([lists[index] for index in indices])
+def _alternatives_to_proto(alternatives: _Alternatives) -> types_pb2.Alternatives:
+    rows = {id(entry): entry for entry in alternatives}  # nodes may share the object
+    numbers = {key: number for number, key in enumerate(rows)}
+    pairs = [pair for entry in rows.values() for pair in entry]
+    token_ids, logprobs = zip(*pairs, strict=True) if pairs else ((), ())
+    return types_pb2.Alternatives(
+        row_lengths=[len(entry) for entry in rows.values()],
+        token_ids=struct.pack(f"<{len(pairs)}i", *token_ids),
+        logprobs=struct.pack(f"<{len(pairs)}d", *logprobs),
+        rows=[numbers[id(entry)] for entry in alternatives],
+    )
+
+
+def _alternatives_from_proto(message: types_pb2.Alternatives) -> _Alternatives:
+    ends = [0, *itertools.accumulate(message.row_lengths)]
+    if (len(message.token_ids), len(message.logprobs)) != (4 * ends[-1], 8 * ends[-1]):
+        raise InvalidRequestError(
+            f"{ends[-1]} alternatives must be {4 * ends[-1]} and {8 * ends[-1]} bytes, got "
+            f"{len(message.token_ids)} and {len(message.logprobs)}"
+        )
+    token_ids = struct.unpack(f"<{ends[-1]}i", message.token_ids)
+    pairs = tuple(zip(token_ids, struct.unpack(f"<{ends[-1]}d", message.logprobs), strict=True))
+    rows = [pairs[start:end] for start, end in itertools.pairwise(ends)]
+    highest = max(message.rows, default=-1)
+    if highest >= len(rows):
+        raise InvalidRequestError(f"alternatives are in row {highest} of {len(rows)}")
+    return tuple([rows[row] for row in message.rows])
 
 
 def _pairs(token_ids: Any, logprobs: Any) -> tuple[tuple[int, float], ...]:

@@ -87,15 +87,19 @@ class DraftTree(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Alternatives(_message.Message):
-    __slots__ = ("token_ids", "logprobs")
+    __slots__ = ("row_lengths", "token_ids", "logprobs", "rows")
+    ROW_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    logprobs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    row_lengths: _containers.RepeatedScalarFieldContainer[int]
+    token_ids: bytes
+    logprobs: bytes
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, row_lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("tree", "confidences", "num_tokens_before_eos", "drafter_choices", "proxy_choices", "draft_seconds", "search_seconds", "alternatives", "alternatives_indices", "transport_seconds")
+    __slots__ = ("tree", "confidences", "num_tokens_before_eos", "drafter_choices", "proxy_choices", "draft_seconds", "search_seconds", "alternatives", "transport_seconds")
     TREE_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_BEFORE_EOS_FIELD_NUMBER: _ClassVar[int]
@@ -104,7 +108,6 @@ class Draft(_message.Message):
     DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SEARCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
-    ALTERNATIVES_INDICES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     tree: DraftTree
     confidences: _containers.RepeatedScalarFieldContainer[float]
@@ -113,10 +116,9 @@ class Draft(_message.Message):
     proxy_choices: _containers.RepeatedScalarFieldContainer[int]
     draft_seconds: float
     search_seconds: float
-    alternatives: _containers.RepeatedCompositeFieldContainer[Alternatives]
-    alternatives_indices: _containers.RepeatedScalarFieldContainer[int]
+    alternatives: Alternatives
     transport_seconds: float
-    def __init__(self, tree: _Optional[_Union[DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., num_tokens_before_eos: _Optional[int] = ..., drafter_choices: _Optional[_Iterable[int]] = ..., proxy_choices: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., alternatives: _Optional[_Iterable[_Union[Alternatives, _Mapping]]] = ..., alternatives_indices: _Optional[_Iterable[int]] = ..., transport_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, tree: _Optional[_Union[DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., num_tokens_before_eos: _Optional[int] = ..., drafter_choices: _Optional[_Iterable[int]] = ..., proxy_choices: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., alternatives: _Optional[_Union[Alternatives, _Mapping]] = ..., transport_seconds: _Optional[float] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("drafts",)

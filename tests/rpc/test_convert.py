@@ -159,10 +159,14 @@ def test_wrong_speculation_parameters_are_refused(message):
 def test_lists_that_do_not_fit_each_other_are_refused():
     with pytest.raises(InvalidRequestError, match="1 token ids but 0 log-probabilities"):
         convert.logprobs_from_proto(types_pb2.TokenLogprobs(top_token_ids=[1]))
-    with pytest.raises(InvalidRequestError, match="alternatives 1 of 1"):
-        convert.draft_from_proto(
-            types_pb2.Draft(alternatives=[types_pb2.Alternatives()], alternatives_indices=[0, 1])
-        )
+    for alternatives, problem in (
+        (types_pb2.Alternatives(row_lengths=[1], rows=[0]), "1 alternatives must be 4 and 8 bytes"),
+        (types_pb2.Alternatives(row_lengths=[2**32 - 1]), "got 0 and 0"),
+        (types_pb2.Alternatives(logprobs=b"8 bytes."), "must be 0 and 0 bytes, got 0 and 8"),
+        (types_pb2.Alternatives(row_lengths=[0], rows=[0, 1]), "in row 1 of 1"),
+    ):
+        with pytest.raises(InvalidRequestError, match=problem):
+            convert.draft_from_proto(types_pb2.Draft(alternatives=alternatives))
 
 
 def test_a_missing_prompt_is_refused():
