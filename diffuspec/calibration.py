@@ -48,7 +48,7 @@ class AcceptanceModel:
 
     def __init__(self, wider: AcceptanceModel | None = None) -> None:
         self._wider = wider
-        self._nodes = Calibration(None if wider is None else wider._nodes)
+        self._nodes: Calibration = Calibration(None if wider is None else wider._nodes)
 
     def reach(self, draft: Draft) -> list[float]:
         """Return for each node the probability that it is accepted, its ancestors included."""

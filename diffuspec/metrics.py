@@ -31,6 +31,18 @@ class RequestStats:
     verify_seconds: float
     total_seconds: float  # from admission to the last token, queueing left out
     num_fallbacks: int
+    num_pre_draft_hits: int = 0
+    num_pre_draft_misses: int = 0
+    num_wasted_draft_tokens: int = 0
+    transport_seconds: float = 0.0
+    verify_idle_seconds: float = 0.0
+    draft_idle_seconds: float = 0.0
+
+    @property
+    def pre_draft_hit_rate(self) -> float:
+        """Share of verdicts that found their draft made ahead, where any was."""
+        tried = self.num_pre_draft_hits + self.num_pre_draft_misses
+        return self.num_pre_draft_hits / tried if tried else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -56,6 +68,12 @@ def summarize(steps: Sequence[StepStats], num_prompt_tokens: int) -> RequestStat
         verify_seconds=sum(step.verify_seconds for step in steps),
         total_seconds=sum(step.step_seconds for step in steps),
         num_fallbacks=sum(step.fallback is not None for step in steps),
+        num_pre_draft_hits=sum(step.pre_draft == "hit" for step in steps),
+        num_pre_draft_misses=sum(step.pre_draft == "miss" for step in steps),
+        num_wasted_draft_tokens=sum(step.num_wasted_draft_tokens for step in steps),
+        transport_seconds=sum(step.transport_seconds for step in steps),
+        verify_idle_seconds=sum(step.verify_idle_seconds for step in steps),
+        draft_idle_seconds=sum(step.draft_idle_seconds for step in steps),
     )
 
 
@@ -85,6 +103,8 @@ class Metrics:
             "spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", ["position"]
         )
         self._accepted_at: list[Counter] = []  # its children so far, from position 0 on
+        self._pre_drafts = counter("pre_drafts", "Verdicts met by drafts ahead.", ["result"])
+        self._wasted = counter("wasted_draft_tokens", "Drafted for what did not happen.")
         self._fallbacks = counter("fallback", "Steps verified without their draft.", ["reason"])
         self._step = histogram("step_seconds", "Time in a step, by stage.", ["stage"])
         self._queue = histogram("request_queue_time_seconds", "Submission to admission.")
@@ -93,13 +113,16 @@ class Metrics:
 
     def observe_step(self, step: StepStats) -> None:
         self._generation_tokens.inc(step.num_committed_tokens)
-        for stage in ("draft", "search", "verify", "step"):
+        for stage in ("draft", "search", "verify", "transport", "step"):
             self._step.labels(stage).observe(getattr(step, f"{stage}_seconds"))
         if step.num_tree_nodes:
             self._drafts.inc()
             self._draft_tokens.inc(step.num_tree_nodes)
             self._accepted.inc(step.num_accepted_tokens)
             self._count_positions(step.num_accepted_tokens)
+        if step.pre_draft is not None:
+            self._pre_drafts.labels(step.pre_draft).inc()
+        self._wasted.inc(step.num_wasted_draft_tokens)
         if step.fallback is not None:
             self._fallbacks.labels(step.fallback).inc()
 

@@ -105,7 +105,8 @@ class OutcomeRanking:
         """Add the outcomes at one node; a child's token would have been accepted."""
         for token_id, logprob in draft.alternatives[node + 1] if draft.alternatives else ():
             if token_id not in children:
-                scores[Outcome(node, token_id)] = _ALTERNATIVE_WEIGHT * reached * math.exp(logprob)
+                likely = math.exp(min(logprob, 0.0))
+                scores[Outcome(node, token_id)] = _ALTERNATIVE_WEIGHT * reached * likely
         for repeat in self._repeats_at[node]:
             outcome = Outcome(node, repeat.token_id)
             score = ends * self._shared.repeats.probability(repeat)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from diffuspec.interfaces import TargetInfo
 from diffuspec.text import TextStream
 from diffuspec.types import (
     EMPTY_DRAFT,
+    MAX_ALTERNATIVES,
+    MAX_DRAFT_TOKENS,
     Draft,
     DraftRequest,
     FinishReason,
@@ -90,24 +94,59 @@ class Sequence:
     def is_finished(self) -> bool:
         return self.finish_reason is not None
 
+    @property
+    def num_outcomes(self) -> int | Literal["auto"]:
+        """How many outcomes of a verification may be drafted ahead."""
+        return self._speculation.num_outcomes
+
     def plan_draft(self) -> int:
         """Decide the next draft's length: no longer than what may still be committed."""
-        room = self.sampling.max_tokens - self.num_output_tokens - 1
+        room = self._room()
         self.num_draft_tokens = self.draft_length.num_draft_tokens(room) if room > 0 else 0
         return self.num_draft_tokens
 
+    def plan_ahead(self) -> int:
+        """Return the length of drafts ahead of the verdict to come; 0: none are wanted."""
+        room = self._room(num_more=1)
+        return self.draft_length.length_ahead(room) if room > 0 else 0
+
+    def length_after(self, token_ids: Collection[int], planned: int) -> int:
+        """Return how long a draft of a planned length may be once these tokens are committed.
+
+        0: the request will have ended, or has no room for a draft.
+        """
+        if not self._stop_ids.isdisjoint(token_ids):
+            return 0
+        return max(min(planned, self._room(num_more=len(token_ids))), 0)
+
+    def _room(self, num_more: int = 0) -> int:
+        """Draft tokens that may be committed, besides the target's own, after so many more."""
+        return self.sampling.max_tokens - self.num_output_tokens - num_more - 1
+
     def draft_request(self) -> DraftRequest:
+        """Return what to ask the drafter for the planned draft."""
+        return self._draft_request(self.prefix, self.num_draft_tokens)
+
+    def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
+        """Return what to ask for the case that these tokens are committed."""
+        prefix = np.concatenate([self.prefix, np.array([*token_ids], np.int32)])
+        return self._draft_request(prefix, length)
+
+    def _draft_request(self, prefix: TokenIds, length: int) -> DraftRequest:
+        """One position more is drafted than verified: what follows a draft accepted whole."""
         speculation = self._speculation
+        looks_ahead = speculation.num_outcomes != 0
         weight = self._weight.value if self._weight is not None else speculation.drafter_weight
         assert not isinstance(weight, str)
         return DraftRequest(
             request_id=self.request_id,
-            prefix=self.prefix,
-            num_draft_tokens=self.num_draft_tokens,
+            prefix=prefix,
+            num_draft_tokens=min(length + looks_ahead, MAX_DRAFT_TOKENS),
             tree_shape=speculation.tree_shape,
             max_nodes=speculation.max_nodes,
             drafter_weight=weight,
             sampling=self.sampling,
+            num_alternatives=MAX_ALTERNATIVES if looks_ahead else 0,
         )
 
     def take_draft(self, draft: Draft, target: TargetInfo) -> None:
@@ -125,10 +164,19 @@ class Sequence:
             raise InvalidRequestError(
                 f"draft token ids must be below {target.vocab_size}, got {highest}"
             )
+        _check_alternatives(draft, target.vocab_size)
         kept = np.flatnonzero(depths(tree) <= self.num_draft_tokens)
         if len(kept) < tree.num_nodes:  # deeper than asked: those could not be committed
             draft = prune_draft(draft, kept.tolist())
+        if draft.num_tokens_before_eos > self.num_draft_tokens:
+            draft = replace(draft, num_tokens_before_eos=self.num_draft_tokens)
         self.draft = self.draft_length.trim(draft)
+
+    def take_draft_ahead(self, draft: Draft, length: int, target: TargetInfo) -> None:
+        """Keep a draft of that length which was made ahead; see take_draft."""
+        self.num_draft_tokens = length
+        self.draft_length.take_ahead(length)
+        self.take_draft(draft, target)
 
     def has_chunks_left(self, max_tokens: int) -> bool:
         """Whether the prompt has more than one chunk that the target has not seen."""
@@ -138,9 +186,12 @@ class Sequence:
         """A piece of the prompt to be read by the target ahead of the first step, if it is long."""
         if not self.has_chunks_left(max_tokens):
             return None
-        self.num_prefilled += max_tokens
-        chunk = self._tokens[: self.num_prefilled]
+        chunk = self._tokens[: self.num_prefilled + max_tokens]
         return VerifyRequest(self.request_id, chunk, len(chunk), EMPTY_DRAFT.tree, SamplingParams())
+
+    def chunk_done(self, chunk: VerifyRequest) -> None:
+        """The target has seen this piece of the prompt."""
+        self.num_prefilled = len(chunk.prefix)
 
     def verify_request(self) -> VerifyRequest:
         return VerifyRequest(
@@ -186,6 +237,24 @@ class Sequence:
         elif self.num_output_tokens >= self.sampling.max_tokens:
             self.finish_reason = FinishReason.LENGTH
         return piece
+
+
+def _check_alternatives(draft: Draft, vocab_size: int) -> None:
+    count, expected = len(draft.alternatives), 1 + draft.tree.num_nodes
+    if count and count != expected:
+        raise InvalidRequestError(
+            f"a draft must have alternatives for none or for {expected} places, got {count}"
+        )
+    wrong = [
+        token_id
+        for alternatives in draft.alternatives
+        for token_id, _ in alternatives
+        if not 0 <= token_id < vocab_size
+    ]
+    if wrong:
+        raise InvalidRequestError(
+            f"alternative token ids must be from 0 to {vocab_size - 1}, got {wrong[0]}"
+        )
 
 
 def check_request(

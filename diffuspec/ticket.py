@@ -5,9 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 from diffuspec.errors import DiffuspecError
 from diffuspec.sequence import Increment, Sequence
+
+Stage: TypeAlias = Literal["waiting", "needs_draft", "drafting", "ready", "verifying"]
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """How the coming step went so far, by time.monotonic()."""
+
+    started_at: float = 0.0  # the verdict before it, or the admission
+    ready_at: float = 0.0  # its draft had come, or it was to have none
+    drafting_seconds: float = 0.0  # it waited for the drafter's answer, the way there included
+    draft_transport_seconds: float = 0.0  # of the call that made the draft
+    verify_busy_seconds: float = 0.0  # of the verifier until the step began
+    draft_busy_seconds: float = 0.0  # of the drafter until then
 
 
 @dataclass(slots=True, eq=False)
@@ -17,25 +32,39 @@ class Ticket:
     sequence: Sequence
     submitted_at: float
     increments: asyncio.Queue[Increment | DiffuspecError] = field(default_factory=asyncio.Queue)
-    step_started_at: float = 0.0
-    drafting_seconds: float = 0.0  # of the coming step, the way to the drafter included
-    is_over: bool = False  # finished, failed, or nobody listens: dropped where a loop meets it
+    stage: Stage = "waiting"
+    slot: int = 0  # among the running ones; the lowest that was free
+    times: StepTimes = field(default_factory=StepTimes)
+    is_over: bool = False  # finished, failed, or nobody listens
+    is_probe: bool = False  # it asks the drafter whether it is well again
+    stalled_since: float | None = None  # the verifier has been gone since then
 
 
 class Inbox:
-    """Tickets waiting for a loop. take() returns all of them, at least one."""
+    """Tickets waiting for a loop. Events of several inboxes may be one."""
 
-    def __init__(self) -> None:
+    def __init__(self, filled: asyncio.Event | None = None) -> None:
         self._tickets: deque[Ticket] = deque()
-        self._filled = asyncio.Event()
+        self._filled = filled or asyncio.Event()
 
     def put(self, ticket: Ticket) -> None:
         self._tickets.append(ticket)
         self._filled.set()
 
-    async def take(self) -> list[Ticket]:
-        await self._filled.wait()
+    def remove(self, ticket: Ticket) -> None:
+        """Take one out that may or may not be here."""
+        if ticket in self._tickets:
+            self._tickets.remove(ticket)
+
+    def take_now(self) -> list[Ticket]:
+        """Return all of them, perhaps none."""
         taken = list(self._tickets)
         self._tickets.clear()
-        self._filled.clear()
         return taken
+
+    async def take(self) -> list[Ticket]:
+        """Return all of them, at least one."""
+        while not self._tickets:
+            self._filled.clear()
+            await self._filled.wait()
+        return self.take_now()

@@ -477,7 +477,7 @@ async def test_a_verifier_that_cannot_release_stops_nobody(quiet):
 async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monkeypatch):
     async with on_stage() as stage:
         with monkeypatch.context() as patch:
-            patch.setattr(coordinator_module, "_step_stats", lambda *_: 1 / 0)
+            patch.setattr(coordinator_module.StepEnd, "stats", lambda *_: 1 / 0)
             with pytest.raises(VerifierError, match="division by zero"):
                 await stage.tokens()
         assert await stage.tokens() == stage.plain()

@@ -179,10 +179,10 @@ async def test_closing_a_stream_cancels_its_request_at_once(engine):
     stream = engine.stream(PROMPT, FOREVER)
     await anext(stream)
     coordinator = engine._coordinator
-    [ticket] = coordinator._running
+    [ticket] = coordinator._admission
     await stream.aclose()
     assert ticket.is_over
-    while coordinator._running:
+    while list(coordinator._admission):
         await asyncio.sleep(0.001)
     assert ticket.sequence.num_output_tokens < 400
 

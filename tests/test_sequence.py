@@ -120,6 +120,8 @@ def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
     chunks = []
     while (chunk := sequence.next_chunk(1)) is not None:
         chunks.append(chunk.prefix.tolist())
+        assert sequence.next_chunk(1).prefix.tolist() == chunks[-1], "until it is done"
+        sequence.chunk_done(chunk)
         assert chunk.tree == EMPTY_TREE
         assert chunk.num_prompt_tokens == len(chunk.prefix)
     assert chunks == [[1], [1, 2]]

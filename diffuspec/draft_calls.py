@@ -1,0 +1,113 @@
+"""The way to the drafter: a deadline, an end when nobody waits any more, and what calls take."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Sequence as Batch
+from dataclasses import dataclass
+from typing import Literal
+
+from diffuspec.costs import BusyTime
+from diffuspec.errors import DrafterError
+from diffuspec.interfaces import Drafter
+from diffuspec.ticket import Ticket
+from diffuspec.trace import Tracer
+from diffuspec.types import Draft, DraftRequest
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """What a call came to. The seconds are those of the whole call."""
+
+    drafts: list[Draft]
+    seconds: float
+
+    @property
+    def transport_seconds(self) -> float:
+        """What the call took beyond the workers' own time; 0 where they do not tell it."""
+        own = max(draft.draft_seconds + draft.search_seconds for draft in self.drafts)
+        return max(self.seconds - own, 0.0) if own else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    deadline: asyncio.Timeout
+    tickets: set[Ticket]  # that still want what comes of it
+
+
+class DraftCalls:
+    """Asks the drafter on behalf of tickets."""
+
+    def __init__(self, drafter: Drafter, max_seconds: float, tracer: Tracer | None) -> None:
+        self.busy = BusyTime()
+        self._drafter = drafter
+        self._max_seconds = max_seconds
+        self._tracer = tracer
+        self._calls: list[_Call] = []
+
+    async def ask(
+        self, requests: Batch[DraftRequest], tickets: Collection[Ticket], num_ahead: int, lane: int
+    ) -> DraftBatch | None:
+        """Draft a batch on behalf of these; None: nobody wants it any more.
+
+        The last num_ahead of the requests are made ahead; lanes are numbered from 1. Raises
+        whatever a drafter does, and DrafterError when it is late or miscounts.
+        """
+        started = time.monotonic()
+        call = _Call(asyncio.timeout(self._max_seconds), set(tickets))
+        self._calls.append(call)
+        self.busy.begin(started)
+        try:
+            async with call.deadline:
+                drafts = await self._drafter.draft(requests)
+        except TimeoutError as error:
+            if not call.tickets:
+                return None
+            self._trace_failure(started, lane)
+            raise DrafterError(f"no draft within {self._max_seconds} seconds") from error
+        except Exception:
+            self._trace_failure(started, lane)
+            raise
+        finally:
+            self._calls.remove(call)
+            ended = time.monotonic()
+            self.busy.end(ended)
+        if len(drafts) != len(requests):
+            raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
+        batch = DraftBatch(drafts, ended - started)
+        if self._tracer is not None:
+            self._trace(self._tracer, batch, started, num_ahead, lane)
+        return batch
+
+    def abandon(self, ticket: Ticket) -> None:
+        """A ticket wants no draft any more: a call that nobody else waits for ends at once."""
+        for call in self._calls:
+            call.tickets.discard(ticket)
+            if not call.tickets and not call.deadline.expired():
+                call.deadline.reschedule(asyncio.get_running_loop().time())
+
+    def _trace(
+        self, tracer: Tracer, batch: DraftBatch, started: float, num_ahead: int, lane: int
+    ) -> None:
+        """The call as it went: out, the model, the search, back. Both ways take half each."""
+        way = batch.transport_seconds / 2
+        ended = started + batch.seconds
+        search = max(draft.search_seconds for draft in batch.drafts)
+        searched = max(ended - way - search, started)
+        name = "draft" if num_ahead < len(batch.drafts) else "pre-draft"
+        colour: Literal["yellow", "good"] = "good" if name == "draft" else "yellow"
+        size = {"num_requests": len(batch.drafts), "num_ahead": num_ahead}
+        tracer.span(_lane("transport to drafter", lane), "out", started, started + way)
+        tracer.span(_lane("drafter", lane), name, started + way, searched, colour, size)
+        tracer.span(_lane("scorer", lane), "search", searched, ended - way, None, size)
+        tracer.span(_lane("transport to drafter", lane), "back", ended - way, ended)
+
+    def _trace_failure(self, started: float, lane: int) -> None:
+        if self._tracer is not None:
+            name = _lane("drafter", lane)
+            self._tracer.span(name, "failed", started, time.monotonic(), "terrible")
+
+
+def _lane(role: str, number: int) -> str:
+    return role if number == 1 else f"{role} {number}"

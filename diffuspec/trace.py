@@ -1,0 +1,97 @@
+"""Traces: what every role did when, as a file that Perfetto and chrome://tracing show.
+
+One lane per role and one per running request; see the Trace Event Format's complete events ("X").
+Times are those of time.monotonic(), in seconds, and count from the tracer's making.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from diffuspec.errors import ConfigError
+
+Colour: TypeAlias = Literal["good", "bad", "terrible", "yellow", "grey"]
+Argument: TypeAlias = str | int | float | None
+
+MAX_EVENTS = 500_000
+_NONE: Mapping[str, Argument] = {}
+_FLUSH_SECONDS = 1.0
+
+
+class Tracer:
+    """Writes spans to a file as they come. Closing it makes the file whole.
+
+    Beyond max_events spans are dropped; how many is said at the end. Raises ConfigError when the
+    file cannot be made.
+    """
+
+    def __init__(self, path: Path, max_events: int = MAX_EVENTS) -> None:
+        self._max_events = max_events
+        self._num_events = 0
+        self._num_dropped = 0
+        self._origin = time.monotonic()
+        self._flushed_at = self._origin
+        self._lanes: dict[str, int] = {}
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write a trace to {path}: {error.strerror}") from error
+        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        self._write({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "diffuspec"}})
+
+    def span(
+        self,
+        lane: str,
+        name: str,
+        start: float,
+        end: float,
+        colour: Colour | None = None,
+        arguments: Mapping[str, Argument] = _NONE,
+    ) -> None:
+        """Add what happened in a lane from start to end. Spans of a lane nest or are apart."""
+        if self._file.closed:
+            return
+        if self._num_events >= self._max_events:
+            self._num_dropped += 1
+            return
+        self._num_events += 1
+        event: dict[str, object] = {"ph": "X", "pid": 1, "tid": self._lane(lane), "name": name}
+        first, last = self._microseconds(start), self._microseconds(end)
+        event |= {"ts": first, "dur": max(last - first, 0), "cat": name.split(":")[0]}
+        if colour is not None:
+            event["cname"] = colour
+        given = {key: value for key, value in arguments.items() if value is not None}
+        if given:
+            event["args"] = given
+        self._write(event)
+        if time.monotonic() > self._flushed_at + _FLUSH_SECONDS:
+            self._file.flush()
+            self._flushed_at = time.monotonic()
+
+    def close(self) -> None:
+        """Say what was dropped and end the file. Closing twice is fine."""
+        if self._file.closed:
+            return
+        told = {"num_events": self._num_events, "num_dropped_events": self._num_dropped}
+        last = {"ph": "M", "pid": 1, "name": "trace_end", "args": told}
+        self._file.write(json.dumps(last) + f'\n], "otherData": {json.dumps(told)}}}\n')
+        self._file.close()
+
+    def _microseconds(self, moment: float) -> int:
+        """Whole ones, so that spans that touch do not overlap by a rounding."""
+        return round(1e6 * (moment - self._origin))
+
+    def _lane(self, name: str) -> int:
+        if name not in self._lanes:
+            lane = self._lanes[name] = len(self._lanes) + 1
+            about = {"ph": "M", "pid": 1, "tid": lane}
+            self._write(about | {"name": "thread_name", "args": {"name": name}})
+            self._write(about | {"name": "thread_sort_index", "args": {"sort_index": lane}})
+        return self._lanes[name]
+
+    def _write(self, event: dict[str, object]) -> None:
+        self._file.write(json.dumps(event) + ",\n")

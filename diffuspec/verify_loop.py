@@ -1,0 +1,122 @@
+"""The verify loop: verifies whatever is ready, in one batch.
+
+A verifier that is gone for the moment holds its requests up: they are verified again after a pause,
+from where they were. One that fails ends the requests it was working on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from diffuspec.config import CoordinatorConfig
+from diffuspec.costs import StepCosts
+from diffuspec.errors import VerifierUnavailableError
+from diffuspec.interfaces import Verifier
+from diffuspec.ticket import Inbox, Ticket
+from diffuspec.trace import Tracer
+from diffuspec.types import Verdict, VerifyRequest
+from diffuspec.verify_calls import VerdictBatch, VerifyCalls
+
+logger = logging.getLogger(__name__)
+
+
+class VerifyLoop:
+    """Takes tickets that are ready and passes them on, with a verdict or a piece of prompt read."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        config: CoordinatorConfig,
+        costs: StepCosts,
+        look_ahead: Callable[[Ticket, float], None],
+        pass_on: Callable[[Ticket, Verdict | None, VerdictBatch], None],
+        fail: Callable[[Collection[Ticket], Exception], None],
+        tracer: Tracer | None = None,
+    ) -> None:
+        """look_ahead is told of each draft that is verified and when its verdict may come.
+
+        pass_on is given no verdict for a ticket of whose prompt a piece was read.
+        """
+        self._calls = VerifyCalls(verifier, tracer)
+        self._config = config
+        self._costs = costs
+        self._look_ahead = look_ahead
+        self._pass_on = pass_on
+        self._fail = fail
+        self._inbox = Inbox()
+
+    def busy_seconds(self, now: float) -> float:
+        """Return how long the verifier has been at work."""
+        return self._calls.busy.seconds(now)
+
+    def send(self, ticket: Ticket) -> None:
+        """Verify a ticket's draft, or read the next piece of its prompt."""
+        ticket.stage, ticket.times.ready_at = "ready", time.monotonic()
+        self._inbox.put(ticket)
+
+    def drop(self, ticket: Ticket) -> None:
+        """A ticket that is ready is over. One that is being verified comes out all the same."""
+        self._inbox.remove(ticket)
+
+    async def run(self) -> None:
+        """Verify for ever; an error ends the requests it is about."""
+        while True:
+            tickets = await self._inbox.take()
+            try:
+                await self._verify(tickets)
+            except Exception as error:
+                self._fail(tickets, error)
+            await asyncio.sleep(0)  # workers may not: whoever listens gets a turn after each step
+
+    async def _verify(self, tickets: list[Ticket]) -> None:
+        chunks = [t.sequence.next_chunk(self._config.prefill_chunk_tokens) for t in tickets]
+        self._announce(tickets, chunks)
+        requests = [
+            chunk or ticket.sequence.verify_request()
+            for chunk, ticket in zip(chunks, tickets, strict=True)
+        ]
+        try:
+            batch = await self._calls.ask(requests)
+        except VerifierUnavailableError as error:
+            await self._hold_up(tickets, error)
+            return
+        self._learn(tickets, batch)
+        for ticket, chunk, verdict in zip(tickets, chunks, batch.verdicts, strict=True):
+            ticket.stalled_since = None
+            if chunk is not None:
+                ticket.sequence.chunk_done(chunk)
+            self._pass_on(ticket, verdict if chunk is None else None, batch)
+
+    def _announce(self, tickets: list[Ticket], chunks: list[VerifyRequest | None]) -> None:
+        num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
+        ends_at = time.monotonic() + float(self._costs.verify.seconds(num_rows)[-1])
+        for ticket, chunk in zip(tickets, chunks, strict=True):
+            ticket.stage = "verifying"
+            if chunk is None:
+                self._look_ahead(ticket, ends_at)
+
+    def _learn(self, tickets: list[Ticket], batch: VerdictBatch) -> None:
+        """Learn from decoding steps only: how many prompt rows were cached is not known here."""
+        if all(ticket.sequence.num_output_tokens for ticket in tickets):
+            num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
+            num_tokens = sum(len(verdict.token_ids) for verdict in batch.verdicts)
+            self._costs.observe_verify(num_rows, len(tickets), num_tokens, batch.seconds)
+
+    async def _hold_up(self, tickets: list[Ticket], error: VerifierUnavailableError) -> None:
+        """Let the tickets wait for the verifier to come back, but not for ever."""
+        now, limit = time.monotonic(), self._config.max_verifier_outage_seconds
+        given_up = []
+        for ticket in tickets:
+            ticket.stalled_since = ticket.stalled_since or now
+            if ticket.is_over or now - ticket.stalled_since >= limit:
+                given_up.append(ticket)
+            else:
+                ticket.stage = "ready"
+                self._inbox.put(ticket)
+        self._fail(given_up, error)
+        pause = self._calls.pause_seconds
+        logger.warning("the verifier is gone, asking again in %.2g s: %s", pause, error)
+        await asyncio.sleep(pause)
