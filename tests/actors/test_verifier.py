@@ -1,0 +1,129 @@
+"""A rank behind gRPC, as a plain object: Ray is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors import probe
+from actors.settings import PipelineConfig, parse_pipeline
+from actors.verifier import LOOPBACK, VerifierRank, WatchedVerifier
+from diffuspec.errors import ModelLoadError, VerifierError, VerifierUnavailableError
+from diffuspec.models.causal import CausalTarget
+from diffuspec.rpc.client import RemoteVerifier
+from diffuspec.rpc.security import Security
+from diffuspec.types import EMPTY_TREE, SamplingParams, Verdict, VerifyRequest
+from tests.fakes import FAKE_TARGET, FakeVerifier
+
+SAMPLED = SamplingParams(temperature=0.8, seed=4)
+
+
+@pytest.fixture
+def config(target_path: Callable[[str], Path]) -> PipelineConfig:
+    target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 2}
+    return parse_pipeline({"engine": {"target": target}})
+
+
+@pytest.fixture
+async def rank(config: PipelineConfig, token: str) -> AsyncIterator[VerifierRank]:
+    rank = VerifierRank(config, token)
+    rank.address = await rank.start("", LOOPBACK)
+    yield rank
+    await rank.stop()
+
+
+def request(prefix: Sequence[int]) -> VerifyRequest:
+    return VerifyRequest("r", np.array(prefix, np.int32), 3, EMPTY_TREE, SAMPLED)
+
+
+async def decode(verifier: RemoteVerifier | CausalTarget, num_tokens: int) -> list[int]:
+    token_ids = [5, 6, 7]
+    for _ in range(num_tokens):
+        [verdict] = await verifier.verify([request(token_ids)])
+        token_ids += verdict.token_ids
+    return token_ids
+
+
+async def test_a_remote_rank_says_what_a_local_target_says(
+    rank: VerifierRank, config: PipelineConfig, token: str
+) -> None:
+    remote = await RemoteVerifier.connect(rank.address, Security(token))
+    local = CausalTarget.load(config.engine.target)
+    assert remote.info == local.info
+    assert await decode(remote, 12) == await decode(local, 12)
+    local.close()
+    assert await remote.check_health(5)
+    status = await rank.status()
+    assert (status.pid, status.num_steps, status.step_seconds) == (os.getpid(), 13, 0.0)
+    await remote.close()
+
+
+async def test_a_stopped_rank_leaves_its_port_and_its_watcher(
+    rank: VerifierRank, config: PipelineConfig, token: str
+) -> None:
+    run = asyncio.create_task(rank.run())
+    await asyncio.sleep(0)
+    await rank.stop()
+    await run
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, int(rank.address.rpartition(":")[2])))
+    with pytest.raises(VerifierUnavailableError):
+        await RemoteVerifier.connect(rank.address, Security(token))
+
+
+async def test_a_target_that_cannot_be_loaded_is_named(token: str, tmp_path: Path) -> None:
+    config = parse_pipeline({"engine": {"target": {"path": tmp_path / "nowhere"}}})
+    rank = VerifierRank(config, token)
+    with pytest.raises(ModelLoadError, match="nowhere does not exist"):
+        await rank.start("", LOOPBACK)
+    await rank.stop()
+
+
+async def test_steps_that_fail_again_and_again_are_the_verifiers_fault() -> None:
+    verifier = FakeVerifier()
+    watched = WatchedVerifier(verifier)
+    watch = asyncio.create_task(watched.watch())
+    verifier.error = VerifierError("not finite")
+    for _ in range(2):
+        with pytest.raises(VerifierError, match="not finite"):
+            await watched.verify([probe.verify_request(FAKE_TARGET)])
+    verifier.error = None
+    await watched.verify([probe.verify_request(FAKE_TARGET)])
+    verifier.error = VerifierError("not finite")
+    for _ in range(3):
+        assert not watch.done()
+        with pytest.raises(VerifierError, match="not finite"):
+            await watched.verify([probe.verify_request(FAKE_TARGET)])
+    with pytest.raises(VerifierUnavailableError, match=r"3 steps .* failed, .* not finite"):
+        await watch
+
+
+async def test_a_lost_rank_is_the_end_at_once() -> None:
+    verifier = FakeVerifier()
+    watched = WatchedVerifier(verifier)
+    verifier.error = VerifierUnavailableError("rank 0 lost another rank")
+    with pytest.raises(VerifierUnavailableError):
+        await watched.verify([probe.verify_request(FAKE_TARGET)])
+    with pytest.raises(VerifierUnavailableError, match="lost another rank"):
+        await watched.watch()
+
+
+async def test_a_step_under_way_can_be_seen() -> None:
+    verifier = FakeVerifier()
+    watched = WatchedVerifier(verifier)
+    verifier.gate.close()
+    step: asyncio.Task[list[Verdict]] = asyncio.create_task(
+        watched.verify([probe.verify_request(FAKE_TARGET)])
+    )
+    await verifier.gate.arrival()
+    await asyncio.sleep(0.02)
+    assert watched.oldest_seconds >= 0.02
+    verifier.gate.open()
+    await step
+    assert (watched.oldest_seconds, watched.num_steps) == (0.0, 1)
