@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 
 from actors.settings import PipelineConfig, parse_pipeline
 from diffuspec.interfaces import TargetInfo
@@ -42,3 +46,28 @@ def target_info(pipeline: PipelineConfig) -> TargetInfo:
 def vocabulary(pipeline: PipelineConfig, target_info: TargetInfo) -> str:
     tokenizer = load_tokenizer(pipeline.engine.target.path)
     return vocabulary_digest(tokenizer, target_info.vocab_size)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A Ray cluster of one node with eight CPUs to give away, whatever the machine has."""
+    directory = tempfile.mkdtemp(prefix="ray")  # short: sockets are named below it
+    variables = {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        ray.init(
+            num_cpus=8,
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,
+            log_to_driver=False,
+            _temp_dir=directory,
+        )
+        yield
+        ray.shutdown()
+    shutil.rmtree(directory, ignore_errors=True)
