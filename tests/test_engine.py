@@ -189,9 +189,9 @@ async def test_closing_a_stream_cancels_its_request_at_once(engine):
 
 async def test_cancelling_a_completion_cancels_its_request(engine):
     task = asyncio.create_task(engine.complete(PROMPT, FOREVER))
-    while engine._coordinator is None or not engine._coordinator._running:
+    while engine._coordinator is None or not list(engine._coordinator._admission):
         await asyncio.sleep(0.001)
-    [ticket] = engine._coordinator._running
+    [ticket] = engine._coordinator._admission
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -270,7 +270,7 @@ async def test_a_request_that_waits_can_be_cancelled_too(target_path):
         for stream in running:
             await anext(stream)
         waiting = asyncio.ensure_future(engine.complete(PROMPT, SHORT, request_id="w"))
-        while not engine._coordinator._waiting:
+        while len(list(engine._coordinator._admission)) < 4:
             await asyncio.sleep(0.001)
         assert engine.cancel("w")
         with pytest.raises(RequestCancelledError):
@@ -283,9 +283,14 @@ def test_nothing_is_cancelled_before_anything_runs(target_path):
         assert not engine.cancel("a")
 
 
+async def test_stopping_what_never_ran_is_fine(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        await engine.stop(drain_seconds=60)
+
+
 async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine):
     answer = asyncio.ensure_future(engine.complete(PROMPT, SHORT))
-    while not engine._num_streams:
+    while engine._coordinator is None or not list(engine._coordinator._admission):
         await asyncio.sleep(0.001)
     stopping = asyncio.ensure_future(engine.stop(drain_seconds=60))
     await asyncio.sleep(0)
@@ -298,7 +303,7 @@ async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine
 
 async def test_stopping_cancels_what_does_not_finish_in_time(engine):
     answer = asyncio.ensure_future(engine.complete(PROMPT, FOREVER))
-    while not engine._num_streams:
+    while engine._coordinator is None or not list(engine._coordinator._admission):
         await asyncio.sleep(0.001)
     await engine.stop(drain_seconds=0.01)
     with pytest.raises(RequestCancelledError):
