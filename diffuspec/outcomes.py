@@ -85,11 +85,11 @@ class OutcomeRanking:
                 self._repeats_at[node] = self._repeats.after(contexts[node + 1], children[node + 1])
                 ends = max(ending[node + 1], _MIN_ENDING * reached)
                 self._score(scores, draft, node, reached, ends, children[node + 1])
-        best = sorted(scores.items(), key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
+        positive = [item for item in scores.items() if item[1] > 0]  # no NaN, whoever made it
+        best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
         self._ranked = [
             RankedOutcome(outcome, score, self._scores.probability(math.log(score)))
             for outcome, score in best
-            if score > 0
         ]
         return self._ranked
 
