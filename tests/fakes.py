@@ -10,6 +10,7 @@ import asyncio
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -252,11 +253,18 @@ def _other(token: int) -> int:
 
 
 class FakeDrafter:
-    """A `Drafter` that makes what a strategy makes of an oracle's answers."""
+    """A `Drafter` that makes what a strategy makes of an oracle's answers.
 
-    def __init__(self, oracle: Oracle, strategy: Strategy, seed: int = 0) -> None:
+    Where alternatives are asked for, the target's own token is among them as often as foresight
+    says, at a random place, and never otherwise.
+    """
+
+    def __init__(
+        self, oracle: Oracle, strategy: Strategy, seed: int = 0, foresight: float = 1.0
+    ) -> None:
         self.oracle = oracle
         self.strategy = strategy
+        self.foresight = foresight
         self.gate = Gate()
         self.error: Exception | None = None
         self.num_calls = 0
@@ -279,7 +287,25 @@ class FakeDrafter:
         assert request.num_draft_tokens >= 1
         rng = random.Random(f"{self._seed} {request.request_id} {len(request.prefix)}")
         num_tokens = min(request.num_draft_tokens, request.max_nodes - 1)
-        return self.strategy(rng, request, self.oracle(request, num_tokens))
+        draft = self.strategy(rng, request, self.oracle(request, num_tokens))
+        if not request.num_alternatives:
+            return draft
+        return replace(draft, alternatives=self._alternatives(rng, request, draft.tree))
+
+    def _alternatives(
+        self, rng: random.Random, request: DraftRequest, tree: DraftTree
+    ) -> tuple[tuple[tuple[int, float], ...], ...]:
+        histories = [request.prefix]
+        found = []
+        for parent, token_id in ((-1, -1), *zip(tree.parents, tree.token_ids, strict=True)):
+            if token_id >= 0:
+                histories.append(np.append(histories[parent + 1], token_id))
+            [right] = self.oracle(replace(request, prefix=histories[-1]), 1)
+            others = [token for token in rng.sample(range(1, 40), 4) if token != right]
+            if rng.random() < self.foresight:
+                others.insert(rng.randrange(3), right)
+            found.append(tuple((token, -0.5 - place) for place, token in enumerate(others)))
+        return tuple(found)
 
 
 class HangingDrafter:
