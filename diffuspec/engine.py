@@ -20,7 +20,7 @@ import numpy as np
 from diffuspec.config import EngineConfig, SearchConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.drafter import DiffuSpecDrafter
-from diffuspec.errors import InvalidRequestError, OverloadedError
+from diffuspec.errors import InvalidRequestError
 from diffuspec.interfaces import CausalProxy, Drafter, LatticeModel, TargetInfo, Verifier
 from diffuspec.metrics import Metrics, RequestStats, summarize
 from diffuspec.models.tokenizer import (
@@ -31,6 +31,7 @@ from diffuspec.models.tokenizer import (
 from diffuspec.search import PathSearch
 from diffuspec.sequence import Increment
 from diffuspec.text import TextStream, backend
+from diffuspec.trace import Tracer
 from diffuspec.types import (
     FinishReason,
     SamplingParams,
@@ -79,8 +80,12 @@ class Engine:
         drafter: Drafter | None,
         tokenizer: Any,
         closing: Sequence[Closable] = (),
+        tracer: Tracer | None = None,
     ) -> None:
-        """closing: what belongs to this engine alone, to be closed with it, in this order."""
+        """closing: what belongs to this engine alone, to be closed with it, in this order.
+
+        A tracer is written to; it stays its maker's to close.
+        """
         self.config = config
         self.verifier = verifier
         self.drafter = drafter
@@ -88,8 +93,7 @@ class Engine:
         self.metrics = Metrics()
         self.default_speculation = SpeculationParams(**config.speculation.model_dump())
         self._closing = tuple(closing)
-        self._is_draining = False
-        self._num_streams = 0
+        self._tracer = tracer
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
@@ -138,17 +142,11 @@ class Engine:
 
         What is still running then is cancelled. The engine can be used again afterwards.
         """
-        coordinator, self._is_draining = self._coordinator, True
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(drain_seconds):
-                    while self._num_streams:
-                        await asyncio.sleep(_DRAIN_POLL_SECONDS)
-            if coordinator is not None:
-                self._coordinator = self._loop = None
-                await coordinator.__aexit__(None, None, None)
-        finally:
-            self._is_draining = False
+        coordinator = self._coordinator
+        if coordinator is not None and self._loop is asyncio.get_running_loop():
+            await coordinator.drain(drain_seconds)
+            self._coordinator = self._loop = None
+            await coordinator.__aexit__(None, None, None)
 
     def generate(
         self,
@@ -264,19 +262,13 @@ class Engine:
         speculation: SpeculationParams | None,
         request_id: str | None,
     ) -> AsyncGenerator[Increment]:
-        if self._is_draining:
-            raise OverloadedError("the service is shutting down; try again elsewhere, or later")
         coordinator = await self._started()
         text = TextStream(backend(self.tokenizer), sampling.stop)
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id)
-        self._num_streams += 1
-        try:
-            async with contextlib.aclosing(stream):
-                async for increment in stream:
-                    yield increment
-        finally:
-            self._num_streams -= 1
+        async with contextlib.aclosing(stream):
+            async for increment in stream:
+                yield increment
 
     async def _started(self) -> Coordinator:
         """Return the coordinator of this event loop, started."""
@@ -287,7 +279,12 @@ class Engine:
             raise RuntimeError("this engine is in use in another event loop")
         config = self.config
         coordinator = Coordinator(
-            self.verifier, self.drafter, config.coordinator, config.draft_length, self.metrics
+            self.verifier,
+            self.drafter,
+            config.coordinator,
+            config.draft_length,
+            self.metrics,
+            self._tracer,
         )
         self._coordinator, self._loop = await coordinator.__aenter__(), loop
         return self._coordinator

@@ -251,6 +251,13 @@ def test_closing_ends_what_is_still_running(target_path):
 # ---- cancelling and draining
 
 
+async def admission(engine: Engine) -> None:
+    """Wait until a request runs in this event loop."""
+    loop = asyncio.get_running_loop()
+    while engine._loop is not loop or not list(engine._coordinator._admission):
+        await asyncio.sleep(0.001)
+
+
 async def test_cancelling_by_id_ends_that_request_with_an_error(engine):
     stream, other = engine.stream(PROMPT, FOREVER, request_id="a"), engine.stream(PROMPT, FOREVER)
     await anext(stream)
@@ -290,8 +297,7 @@ async def test_stopping_what_never_ran_is_fine(target_path):
 
 async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine):
     answer = asyncio.ensure_future(engine.complete(PROMPT, SHORT))
-    while engine._coordinator is None or not list(engine._coordinator._admission):
-        await asyncio.sleep(0.001)
+    await admission(engine)
     stopping = asyncio.ensure_future(engine.stop(drain_seconds=60))
     await asyncio.sleep(0)
     with pytest.raises(OverloadedError, match="shutting down"):
@@ -303,8 +309,7 @@ async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine
 
 async def test_stopping_cancels_what_does_not_finish_in_time(engine):
     answer = asyncio.ensure_future(engine.complete(PROMPT, FOREVER))
-    while engine._coordinator is None or not list(engine._coordinator._admission):
-        await asyncio.sleep(0.001)
+    await admission(engine)
     await engine.stop(drain_seconds=0.01)
     with pytest.raises(RequestCancelledError):
         await answer

@@ -29,12 +29,13 @@ class Commands(TyperGroup):
     """A group of commands whose errors and warnings become lines on stderr."""
 
     def invoke(self, ctx: Any) -> Any:
-        with _reported(), _warnings_shown():
+        with reported(), warnings_shown():
             return super().invoke(ctx)
 
 
 @contextlib.contextmanager
-def _reported() -> Iterator[None]:
+def reported() -> Iterator[None]:
+    """Turn errors into a line on stderr and an exit code."""
     try:
         yield
     except DiffuspecError as error:
@@ -57,7 +58,7 @@ def _print(message: str) -> None:
 
 
 @contextlib.contextmanager
-def _warnings_shown() -> Iterator[None]:
+def warnings_shown() -> Iterator[None]:
     """Show what the library logs as a warning."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("warning: %(message)s"))
