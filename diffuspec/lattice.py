@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,32 +18,13 @@ from diffuspec.types import Lattice
 _FLOAT_MARGIN = 1e-6  # a float32 sum of probabilities that should be tau may fall short by this
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Pruning:
-    """How columns of the lattice are cut.
-
-    ban is added to the logits: -inf for ids that must never be drafted (those the target does not
-    know, the mask token) and 0 for the others, [vocab_size] float32 on the logits' device; see
-    ban_ids. None: every id may be drafted.
-    """
+    """How columns of the lattice are cut."""
 
     candidate_mass: float  # tau of Eq. 7
     max_candidates: int  # M_max of Eq. 7
     eos_token_ids: tuple[int, ...]
-    ban: Tensor | None = None
-
-
-def ban_ids(vocab_size: int, num_known_ids: int, others: Sequence[int] = ()) -> Tensor:
-    """Return the ban on the ids from num_known_ids on and on the others."""
-    ban = torch.zeros(vocab_size)
-    ban[num_known_ids:] = -torch.inf
-    ban[list(others)] = -torch.inf
-    return ban
-
-
-def build_lattice(logits: Tensor, pruning: Pruning) -> Lattice:
-    """Build the lattice of one request from its draft positions' logits [k, V]."""
-    return build_lattices(logits, [len(logits)], pruning)[0]
 
 
 def build_lattices(
@@ -55,73 +35,72 @@ def build_lattices(
 ) -> list[Lattice]:
     """Build one lattice per request from all their logits, [sum of lengths, V], in order.
 
-    Log-probabilities are normalised over the full vocabulary, less the banned ids. A column keeps
-    the fewest candidates whose mass reaches tau, M_max at most (Eq. 7). The first column whose
-    most probable token is EOS is the last one and holds EOS tokens alone (no EOS is forced into
-    the others: paths that end early would win, having fewer terms to their sum). A request that
-    wants alternatives keeps what Eq. 7 drops of M_max as runners-up.
+    Log-probabilities are normalised over the full vocabulary; an id whose logit is -inf is no
+    candidate. A column keeps the fewest candidates whose mass reaches tau, M_max at most (Eq. 7).
+    The first column whose most probable token is EOS is the last one and holds EOS tokens alone
+    (no EOS is forced into the others: paths that end early would win, having fewer terms to their
+    sum). A request that wants alternatives keeps what Eq. 7 drops of M_max as runners-up.
     """
     assert len(logits) == sum(lengths), "one row of logits per draft position"
     keeps_all = keeps_runners_up or [False] * len(lengths)
-    token_ids, logprobs = _top_candidates(logits, pruning)
-    num_candidates = _num_candidates(logprobs, pruning.candidate_mass)
-    eos, lattices, start = pruning.eos_token_ids, [], 0
+    token_ids, logprobs = _top_candidates(logits, pruning.max_candidates)
+    is_dropped = _is_dropped(logprobs, pruning.candidate_mass)
+    lattices, start = [], 0
     for length, keeps in zip(lengths, keeps_all, strict=True):
         rows = slice(start, start + length)
         start += length
-        lattices.append(
-            _cut_at_eos(token_ids[rows], logprobs[rows], num_candidates[rows], eos, keeps)
-        )
+        table = token_ids[rows], logprobs[rows], is_dropped[rows]
+        lattices.append(_cut_at_eos(*table, pruning.eos_token_ids, keeps))
     return lattices
 
 
 def _top_candidates(
-    logits: Tensor, pruning: Pruning
+    logits: Tensor, max_candidates: int
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return the M_max most probable ids of each row and their logprobs, [N, M_max] each."""
-    logits = logits.float()
-    if pruning.ban is not None:
-        logits = logits + pruning.ban
-    width = min(pruning.max_candidates, logits.shape[-1])
-    logprobs, ids = logits.log_softmax(dim=-1).topk(width, dim=-1)
-    # Ids travel as the bits of floats, so that a GPU is read once.
-    packed = torch.cat([logprobs, ids.int().view(torch.float32)], dim=-1).cpu().numpy()
-    return packed[:, width:].view(np.int32), packed[:, :width]
+    width = min(max_candidates, logits.shape[-1])
+    logprobs, ids = logits.float().log_softmax(dim=-1).topk(width, dim=-1)
+    return ids.int().cpu().numpy(), logprobs.cpu().numpy()
 
 
-def _num_candidates(logprobs: NDArray[np.float32], candidate_mass: float) -> NDArray[np.int32]:
-    """Apply Eq. 7: M_i = min{m <= M_max : mass of the top m >= tau}, or M_max. At least 1."""
+def _is_dropped(logprobs: NDArray[np.float32], candidate_mass: float) -> NDArray[np.bool_]:
+    """Apply Eq. 7, M_i = min{m <= M_max : mass of the top m >= tau}: say what comes after these.
+
+    The first of a row stays in any case.
+    """
     probabilities = np.exp(logprobs)
+    is_dropped: NDArray[np.bool_] = probabilities == 0
     mass = np.cumsum(probabilities, axis=1)
-    count = 1 + (mass[:, :-1] < candidate_mass - _FLOAT_MARGIN).sum(axis=1)
-    possible = np.count_nonzero(probabilities, axis=1)  # fewer than M_max where ids are banned
-    num_candidates: NDArray[np.int32] = np.clip(count, 1, np.maximum(possible, 1)).astype(np.int32)
-    return num_candidates
+    is_dropped[:, 1:] |= mass[:, :-1] >= candidate_mass - _FLOAT_MARGIN
+    is_dropped[:, 0] = False
+    return is_dropped
 
 
 def _cut_at_eos(
     token_ids: NDArray[np.int32],
     logprobs: NDArray[np.float32],
-    num_candidates: NDArray[np.int32],
+    is_dropped: NDArray[np.bool_],
     eos_token_ids: tuple[int, ...],
     keeps_runners_up: bool,
 ) -> Lattice:
-    """Drop the columns after the first whose most probable token is EOS; blank unused cells."""
+    """Drop the columns after the first whose most probable token is EOS; blank unused cells.
+
+    Works in place.
+    """
     length, width = token_ids.shape
-    stops = np.flatnonzero((token_ids[:, :1] == np.array(eos_token_ids, np.int32)).any(axis=1))
-    stop = int(stops[0]) if len(stops) else length
-    columns = slice(0, stop + 1)
-    num_candidates = num_candidates[columns].copy()
-    token_ids, logprobs = token_ids[columns].copy(), logprobs[columns].copy()
+    first_ids = token_ids[:, 0].tolist()
+    stop = next((i for i, first in enumerate(first_ids) if first in eos_token_ids), length)
     if stop < length:
+        columns = slice(0, stop + 1)
+        token_ids, logprobs = token_ids[columns], logprobs[columns]
+        is_dropped = is_dropped[columns]
         # Every EOS token of this column, whatever tau says, and nothing else as a candidate.
-        is_eos = np.isin(token_ids[stop], eos_token_ids) & np.isfinite(logprobs[stop])
-        num_candidates[stop] = int(is_eos.sum())
-        eos_first = np.argsort(~is_eos, kind="stable")
+        is_other = ~np.isin(token_ids[stop], eos_token_ids) | np.isneginf(logprobs[stop])
+        eos_first = np.argsort(is_other, kind="stable")
         token_ids[stop], logprobs[stop] = token_ids[stop, eos_first], logprobs[stop, eos_first]
-    unused = np.arange(width) >= num_candidates[:, None]
-    if keeps_runners_up:
-        unused &= ~np.isfinite(logprobs)
-    token_ids[unused] = -1
-    logprobs[unused] = -np.inf
+        is_dropped[stop] = is_other[eos_first]
+    num_candidates = width - is_dropped.sum(axis=1, dtype=np.int32)
+    is_blank = is_dropped & np.isneginf(logprobs) if keeps_runners_up else is_dropped
+    token_ids[is_blank] = -1
+    logprobs[is_blank] = -np.inf
     return Lattice(token_ids, logprobs, num_candidates, num_tokens_before_eos=stop)

@@ -40,7 +40,7 @@ def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
     then those of its tree's nodes in order. The result stays on the logits' device.
     """
     if all(r.sampling.is_greedy and not r.sampling.has_penalties for r in requests):
-        return logits.argmax(dim=-1)
+        return _argmax(logits)
     chosen, start = [], 0
     for request in requests:
         rows = logits[start : start + 1 + request.tree.num_nodes]
@@ -63,7 +63,7 @@ def choose_tokens(
     is read for penalties only, and needed for them.
     """
     assert history is not None or not params.has_penalties, "penalties need a history"
-    return perturb_logits(logits, params, positions, history).argmax(dim=-1)
+    return _argmax(perturb_logits(logits, params, positions, history))
 
 
 def perturb_logits(
@@ -99,6 +99,12 @@ def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLo
         for row_ids, row in zip(ids.tolist(), values.tolist(), strict=True)
     ]
     return [TokenLogprobs(logprob, top) for logprob, top in zip(own, tops, strict=True)]
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    if logits.device.type == "cpu":  # numpy's is five times faster than torch's
+        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
 
 
 def _history(request: VerifyRequest) -> History:

@@ -3,13 +3,17 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from diffuspec.lattice import Pruning, ban_ids, build_lattice, build_lattices
+from diffuspec.lattice import Pruning, build_lattices
 
 EOS = (7, 6)
 
 
-def pruning(tau=0.8, width=15, eos=EOS, ban=None):
-    return Pruning(candidate_mass=tau, max_candidates=width, eos_token_ids=eos, ban=ban)
+def pruning(tau=0.8, width=15, eos=EOS):
+    return Pruning(candidate_mass=tau, max_candidates=width, eos_token_ids=eos)
+
+
+def build_lattice(logits, cut):
+    return build_lattices(logits, [len(logits)], cut)[0]
 
 
 def logits_of(*rows):
@@ -78,8 +82,9 @@ def test_eos_is_not_forced_into_other_columns():
 
 
 def test_banned_ids_never_appear_and_hold_no_mass():
-    ban = ban_ids(8, num_known_ids=7, others=[4])
-    lattice = build_lattice(logits_of({4: 0.5, 7: 0.2, 1: 0.24}), pruning(ban=ban))
+    logits = logits_of({4: 0.5, 7: 0.2, 1: 0.24})
+    logits[:, [4, 7]] = -torch.inf
+    lattice = build_lattice(logits, pruning())
     assert column(lattice, 0) == [1] and lattice.num_tokens_before_eos == 1
     assert np.exp(lattice.logprobs[0, 0]) == pytest.approx(0.24 / 0.3, abs=1e-4)
 
@@ -131,6 +136,7 @@ def test_runners_up_stay_behind_the_candidates_where_alternatives_are_wanted():
 
 
 def test_banned_ids_are_no_runners_up():
-    ban = ban_ids(8, num_known_ids=2)
-    lattice = build_lattices(logits_of({1: 0.9}), [1], pruning(ban=ban), [True])[0]
+    logits = logits_of({1: 0.9})
+    logits[:, 2:] = -torch.inf
+    lattice = build_lattices(logits, [1], pruning(), [True])[0]
     assert lattice.token_ids[0].tolist()[:3] == [1, 0, -1]

@@ -67,6 +67,7 @@ class KVCache:
         size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, max_len, shape.head_dim)
         # Zeros, because a masked row still meets its values: 0 * NaN would be NaN.
         self._store = torch.zeros(size, dtype=dtype, device=device)
+        self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
         self._slots = [Slot(i, np.zeros(max_len, np.int32)) for i in range(num_slots)]
         self._by_request: dict[str, Slot] = {}
         self._step = 0
@@ -127,9 +128,9 @@ class KVCache:
             num_in_place += 1
             del moved[0]
         if moved:
-            source = torch.tensor(moved, device=self.device) + start
-            kept = self._store[:, :, slot_index].index_select(3, source)
-            self._store[:, :, slot_index, :, start + num_in_place : end] = kept
+            source = torch.tensor([start + row for row in moved], device=self.device)
+            table = self._tables[slot_index]
+            table[:, :, start + num_in_place : end] = table.index_select(2, source)
         slot.token_ids[start:end] = token_ids
         slot.length = end
 
@@ -157,7 +158,7 @@ class KVCache:
 
         Each is [kv_heads, end - start, head_dim] and may be written.
         """
-        return self._store[:, :, slot_index, :, start:end].flatten(0, 1).unbind(0)
+        return self._tables[slot_index].narrow(2, start, end - start).unbind(0)
 
     def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
         shared = [slot.common_prefix(prefix) for slot in self._slots]

@@ -17,7 +17,7 @@ from diffuspec.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.interfaces import TargetInfo
 from diffuspec.models.attention import Segment, Visible
 from diffuspec.models.loading import load_model
-from diffuspec.models.runner import ModelRunner
+from diffuspec.models.runner import ModelRunner, are_numbers
 from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer
 from diffuspec.models.worker import Worker
 from diffuspec.sampling import target_tokens, token_logprobs
@@ -188,12 +188,11 @@ class CausalTarget:
         return logits
 
     def _check_finite(self, plans: Sequence[_Plan], logits: torch.Tensor) -> None:
-        finite = logits.amax(dim=-1).isfinite()
-        if bool(finite.all()):
+        if are_numbers(logits):
             return
         bad = []
         for plan in plans:
-            if not bool(finite[plan.logit_rows].all()):
+            if not are_numbers(logits[plan.logit_rows]):
                 bad.append(plan.request.request_id)
                 self.runner.cache.clear(plan.request.request_id)
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")

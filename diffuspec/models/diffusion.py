@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from diffuspec.config import DrafterConfig
 from diffuspec.errors import DrafterError, VocabularyError
 from diffuspec.interfaces import TargetInfo
-from diffuspec.lattice import Pruning, ban_ids, build_lattices
+from diffuspec.lattice import Pruning, build_lattices
 from diffuspec.models.attention import Segment
 from diffuspec.models.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.draft_rows import lay_out, num_shared_tokens
 from diffuspec.models.loading import load_model
-from diffuspec.models.runner import ModelRunner
+from diffuspec.models.runner import ModelRunner, are_numbers
 from diffuspec.models.worker import Worker
 from diffuspec.sampling import perturb_logits
 from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, TokenIds
@@ -88,8 +88,6 @@ class DiffusionDrafter:
         self._uses_cache = config.prefix_cache
         self._refresh_every = config.refresh_every
         self._num_steps = config.num_refinement_steps
-        ban = ban_ids(runner.vocab_size, target.vocab_size, (settings.mask_token_id,))
-        self._ban = ban.to(runner.device)
         self._num_known_ids = target.vocab_size
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
         self._refreshed_at: dict[str, int] = {}  # request id -> prefix length at its full pass
@@ -152,9 +150,8 @@ class DiffusionDrafter:
                         draft.fix_most_confident(math.ceil(len(draft.block) / self._num_steps))
                 self._fill(drafts)
             lengths = [len(draft.block) for draft in drafts]
-            logits = torch.cat([draft.logits for draft in drafts])
             keeps_runners_up = [request.num_alternatives > 0 for request in requests]
-            return build_lattices(logits, lengths, self._pruning, keeps_runners_up)
+            return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up)
         except DrafterError:
             raise
         except Exception as error:  # torch raises what it likes
@@ -179,11 +176,11 @@ class DiffusionDrafter:
         self.runner.cache.begin_step()
         plans = [self._plan(group) for group in groups]
         logits = self.runner.forward([segment for plan in plans for segment in plan.segments])
-        if not bool(logits.amax(dim=-1).isfinite().all()):
+        if not are_numbers(logits):
             for group in groups:
                 self.runner.cache.clear(group[0].request.request_id)
             raise DrafterError("the drafter's logits are not finite")
-        logits += self._ban
+        self._ban(logits)
         first = 0
         for draft in (draft for group in groups for draft in group):
             last = first + len(draft.block)
@@ -191,6 +188,12 @@ class DiffusionDrafter:
             first = last
         for plan in plans:
             self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
+
+    def _ban(self, logits: torch.Tensor) -> None:
+        """Set to -inf what must never be drafted: ids unknown to the target, and the mask."""
+        logits[:, self._num_known_ids :].fill_(-torch.inf)
+        if self._mask_token_id < self._num_known_ids:
+            logits[:, self._mask_token_id].fill_(-torch.inf)
 
     def _plan(self, group: Sequence[_Draft]) -> _Plan:
         """Lay out the drafts of one request id and say which new prefix rows to keep."""
@@ -220,6 +223,11 @@ class DiffusionDrafter:
         if num_cached == 0 or refreshed_at is None:
             return True
         return num_tokens - refreshed_at >= self._refresh_every
+
+
+def _joined(drafts: Sequence[_Draft]) -> torch.Tensor:
+    """Return all drafts' logits, [sum of k, V]."""
+    return drafts[0].logits if len(drafts) == 1 else torch.cat([draft.logits for draft in drafts])
 
 
 def _perturb(logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -67,15 +69,12 @@ class ModelRunner:
     def _forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
         packed = PackedBatch(segments, self.cache, block_size)
-        parts = [
-            np.concatenate([segment.token_ids for segment in segments]),
-            np.concatenate([segment.positions for segment in segments]),
-            _logit_rows(segments),
-        ]
-        sizes = [len(part) for part in parts]
-        joined = torch.from_numpy(np.concatenate(parts, dtype=np.int64))  # one copy to a device
+        joined = torch.from_numpy(_join(segments))
         started = time.monotonic()
-        token_ids, positions, keep_rows = torch.split(joined.to(self.device), sizes)
+        joined = joined.to(self.device)
+        num_rows = sum(segment.num_rows for segment in segments)
+        token_ids, positions = joined[:num_rows], joined[num_rows : 2 * num_rows]
+        keep_rows = joined[2 * num_rows :]
         logits = _call(self.model, token_ids, positions, keep_rows, packed).float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -102,6 +101,11 @@ class ModelRunner:
         return end
 
 
+def are_numbers(logits: torch.Tensor) -> bool:
+    """Whether every row's largest logit is finite: none is NaN or infinity then."""
+    return math.isfinite(logits.amax(dim=-1).sum().item())
+
+
 def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
     """Cut a causal segment into pieces of num_rows rows, the last one padded.
 
@@ -119,12 +123,16 @@ def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, li
         yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted
 
 
-def _logit_rows(segments: Sequence[Segment]) -> NDArray[np.integer]:
-    rows, first = [], 0
-    for segment in segments:
-        rows.append(np.asarray(segment.logit_rows) + first)
-        first += segment.num_rows
-    return np.concatenate(rows)
+def _join(segments: Sequence[Segment]) -> NDArray[np.int64]:
+    """Return all token ids, all positions and all rows that give logits: one copy to a device."""
+    parts: list[Any] = [segment.token_ids for segment in segments]
+    parts += [segment.positions for segment in segments]
+    parts.append(segments[0].logit_rows)
+    first = 0
+    for previous, segment in pairwise(segments):
+        first += previous.num_rows
+        parts.append(np.asarray(segment.logit_rows) + first)
+    return np.concatenate(parts, dtype=np.int64)
 
 
 def _call(
