@@ -32,18 +32,25 @@ class DrafterActor:
         self._scorer: RemotePathScorer | None = None
 
     async def start(
-        self, info: TargetInfo, vocabulary: str, scorer_address: str, host: str, port: int = 0
+        self,
+        info: TargetInfo,
+        vocabulary: str | None,
+        scorer_address: str,
+        host: str,
+        port: int = 0,
     ) -> str:
         """Load the diffusion LM, draft once through the scorer, serve; return the address.
 
-        vocabulary: of the target, see vocabulary_digest. Raises ModelLoadError, DrafterError.
+        vocabulary: of the target, see vocabulary_digest; None: not to be compared. Raises
+        ModelLoadError, DrafterError.
         """
         from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
 
         config = self._config
         if config.engine.drafter is None:
             raise ConfigError("engine.drafter is not configured: there is nothing to serve")
-        check_shared_vocabulary(config.engine.drafter.path, vocabulary, info.vocab_size)
+        if vocabulary is not None:
+            check_shared_vocabulary(config.engine.drafter.path, vocabulary, info.vocab_size)
         model = await asyncio.to_thread(DiffusionDrafter.load, config.engine.drafter, info)
         self._resources.callback(model.close)
         self._resources.push_async_callback(self._leave_scorer)

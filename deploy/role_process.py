@@ -1,0 +1,210 @@
+"""One role in this process, without Ray: started, announced, drained when it is told to end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypeVar
+
+from actors.coordinator import CoordinatorActor, drafter_name, verifier_at
+from actors.drafter import DrafterActor
+from actors.path_scorer import PathScorerActor
+from actors.settings import PipelineConfig
+from actors.verifier import VerifierRank
+from diffuspec.errors import ConfigError, DiffuspecError, WorkerError
+from diffuspec.interfaces import TargetInfo
+from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
+from diffuspec.rpc.client import RemotePathScorer, RemoteVerifier
+
+logger = logging.getLogger(__name__)
+
+Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
+Announce: TypeAlias = Callable[[str], None]
+Remote = TypeVar("Remote", RemoteVerifier, RemotePathScorer)
+
+_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # between attempts to reach another role
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where this role listens, and where the roles are that it needs; "" for one it does not."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    verifier: str = ""
+    path_scorer: str = ""
+    drafters: tuple[str, ...] = ()
+    rank: int = 0  # of a verifier
+    meeting_point: str = ""  # of its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A role that serves."""
+
+    address: str  # "": it serves nobody outside its group
+    work: asyncio.Future[None] | None = None  # ends when the role is of no use any more
+
+
+async def serve(
+    role: Role, config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
+) -> None:
+    """Serve a role until SIGTERM or SIGINT, then drain it.
+
+    announce gets what others need to reach it. Waits for the roles that it needs. Raises what
+    prevents its start, and VerifierUnavailableError when a verifier rank is of no use any more.
+    """
+    hosts = {
+        "drafter": _drafter,
+        "path_scorer": _path_scorer,
+        "verifier": _verifier,
+        "coordinator": _coordinator,
+    }
+    host = hosts[role](config, token, addresses, announce)
+    end, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    work = asyncio.create_task(_run(host, announce))
+    waiting = asyncio.create_task(end.wait())
+    await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (work, waiting):
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await work
+
+
+async def _run(host: AbstractAsyncContextManager[Hosted], announce: Announce) -> None:
+    async with host as hosted:
+        if hosted.address:
+            announce(hosted.address)
+        await (hosted.work or asyncio.Event().wait())
+
+
+@contextlib.asynccontextmanager
+async def _path_scorer(
+    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
+) -> AsyncGenerator[Hosted]:
+    actor = PathScorerActor(config, token)
+    try:
+        info = await _target_info(config, token, addresses)
+        yield Hosted(await actor.start(info, addresses.host, addresses.port))
+    finally:
+        await actor.stop()
+
+
+@contextlib.asynccontextmanager
+async def _drafter(
+    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
+) -> AsyncGenerator[Hosted]:
+    if not addresses.path_scorer:
+        raise ConfigError("a drafter needs --path-scorer, the address of the one beside it")
+    actor = DrafterActor(config, token)
+    try:
+        info = await _target_info(config, token, addresses)
+        await _reach(RemotePathScorer, addresses.path_scorer, config, token)
+        vocabulary, scorer = _vocabulary(config, info), addresses.path_scorer
+        yield Hosted(await actor.start(info, vocabulary, scorer, addresses.host, addresses.port))
+    finally:
+        await actor.stop()
+
+
+@contextlib.asynccontextmanager
+async def _verifier(
+    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
+) -> AsyncGenerator[Hosted]:
+    num_ranks, meeting_point = config.placement.verifier.tensor_parallel, addresses.meeting_point
+    if addresses.rank >= num_ranks:
+        raise ConfigError(
+            f"rank must be below placement.verifier.tensor_parallel {num_ranks}, "
+            f"got {addresses.rank}"
+        )
+    if addresses.rank and not meeting_point:
+        raise ConfigError("ranks but the first need --meeting-point, which the first prints")
+    actor = VerifierRank(config, token, addresses.rank)
+    try:
+        if num_ranks > 1 and not addresses.rank:
+            meeting_point = await actor.meet()
+            announce(f"meeting point {meeting_point}")
+        address = await actor.start(meeting_point, addresses.host, addresses.port)
+        yield Hosted(address, asyncio.ensure_future(actor.run()))
+    finally:
+        await actor.stop()
+
+
+@contextlib.asynccontextmanager
+async def _coordinator(
+    config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
+) -> AsyncGenerator[Hosted]:
+    if len(addresses.drafters) != config.num_drafters:
+        raise ConfigError(
+            f"the configuration has {config.num_drafters} drafters, --drafter was given "
+            f"{len(addresses.drafters)} times"
+        )
+    await _target_info(config, token, addresses)  # waits until there is a verifier
+    actor = CoordinatorActor(config, token)
+    connecting: list[asyncio.Task[None]] = []
+    try:
+        verifier = verifier_at(addresses.verifier, config, token)
+        ready = await actor.start(lambda: verifier, addresses.host, addresses.port)
+        for index, address in enumerate(addresses.drafters):
+            connection = _connect_drafter(actor, drafter_name(index), address)
+            connecting.append(asyncio.create_task(connection))
+        yield Hosted(ready.address)
+    finally:
+        for task in connecting:
+            task.cancel()
+        await asyncio.gather(*connecting, return_exceptions=True)
+        await actor.stop()
+
+
+async def _connect_drafter(actor: CoordinatorActor, name: str, address: str) -> None:
+    """Try until the drafter is there; from then on the connection mends itself."""
+    pause = _MIN_PAUSE_SECONDS
+    while True:
+        try:
+            await actor.connect_drafter(name, address)
+            return
+        except DiffuspecError as error:
+            await actor.disconnect_drafter(name, str(error))
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+
+
+async def _target_info(config: PipelineConfig, token: str, addresses: Addresses) -> TargetInfo:
+    """Ask the verifier what it serves, once it does. Raises VerifierUnavailableError."""
+    if not addresses.verifier:
+        raise ConfigError("this role needs --verifier, the address of the verifier's rank 0")
+    verifier = await _reach(RemoteVerifier, addresses.verifier, config, token)
+    return verifier.info
+
+
+async def _reach(kind: type[Remote], address: str, config: PipelineConfig, token: str) -> Remote:
+    """Connect to a role once it is there; it is left again. Raises what says that it is not."""
+    security, pause = config.security(token), _MIN_PAUSE_SECONDS
+    ends_at = asyncio.get_running_loop().time() + config.deadlines.start_seconds
+    while True:
+        try:
+            remote = await kind.connect(address, security)
+        except WorkerError as error:
+            if asyncio.get_running_loop().time() > ends_at:
+                raise
+            logger.info("waiting for %s: %s", address, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        else:
+            await remote.close()
+            return remote
+
+
+def _vocabulary(config: PipelineConfig, info: TargetInfo) -> str | None:
+    """Return what the target's token ids stand for, if its tokenizer is on this machine."""
+    path = config.engine.target.path
+    if not (path / "tokenizer.json").is_file():
+        logger.warning("%s has no tokenizer.json here: token ids are not compared", path)
+        return None
+    return vocabulary_digest(load_tokenizer(path), info.vocab_size)

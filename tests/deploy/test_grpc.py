@@ -1,0 +1,172 @@
+"""Every role as a process of its own, without Ray: addresses on stdout, exit codes, draining."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from actors.settings import load_pipeline
+from diffuspec.engine import Engine
+from diffuspec.rpc.coordinator_client import RemoteCoordinator
+from diffuspec.rpc.security import Security
+from diffuspec.types import SamplingParams, SpeculationParams
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "a token for tests"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+SHORT = SamplingParams(max_tokens=24)
+DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
+CONFIG = """
+engine: {preset: tiny, target: {device: cpu, max_sequences: 2}, drafter: {device: cpu}}
+deadlines: {start_seconds: 60, drain_seconds: 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pipeline") / "pipeline.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+class Role:
+    """A process that serves a role."""
+
+    def __init__(self, config: Path, *arguments: str, token: str | None = TOKEN) -> None:
+        command = [sys.executable, "-m", "deploy.grpc", "--config", str(config), *arguments]
+        environment = {k: v for k, v in os.environ.items() if k != "DIFFUSPEC_TOKEN"}
+        if token is not None:
+            environment["DIFFUSPEC_TOKEN"] = token
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> Role:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def line(self) -> str:
+        """Wait for the next line on stdout."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> tuple[int, str]:
+        """Return the exit code and what was said on stderr."""
+        _, said = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def roles(config) -> Iterator[dict[str, Role]]:
+    with ExitStack() as stack:
+
+        def start(name: str, *arguments: str) -> tuple[Role, str]:
+            role = stack.enter_context(Role(config, "--role", name, *arguments))
+            return role, role.line()
+
+        verifier, verifier_address = start("verifier")
+        to_verifier = ("--verifier", verifier_address)
+        scorer, scorer_address = start("path_scorer", *to_verifier)
+        drafter, drafter_address = start("drafter", *to_verifier, "--path-scorer", scorer_address)
+        coordinator, address = start("coordinator", *to_verifier, "--drafter", drafter_address)
+        coordinator.address = address
+        yield {
+            "verifier": verifier,
+            "path_scorer": scorer,
+            "drafter": drafter,
+            "coordinator": coordinator,
+        }
+
+
+async def answer(address: str) -> tuple[list[int], int]:
+    """Return an answer's tokens and the number of its steps."""
+    client = await RemoteCoordinator.connect(address, Security(TOKEN))
+    steps = [step async for step in client.stream(MESSAGES, SHORT, DRAFTED)]
+    await client.close()
+    return [i for step in steps for i in step.token_ids], len(steps)
+
+
+async def recovered(address: str) -> None:
+    """Wait until every role is well."""
+    client = await RemoteCoordinator.connect(address, Security(TOKEN))
+    while (await client.status()).degraded_reasons:
+        await asyncio.sleep(0.1)
+    await client.close()
+
+
+async def test_roles_in_processes_of_their_own_answer_as_one_process_does(roles, config):
+    address = roles["coordinator"].address
+    await recovered(address)
+    tokens, num_steps = await answer(address)
+    plain = load_pipeline(config).engine.model_copy(update={"drafter": None})
+    with Engine.from_config(plain) as engine:
+        expected = await engine.complete(MESSAGES, SHORT)
+    assert tuple(tokens) == expected.token_ids
+    assert num_steps < len(tokens)
+
+
+@pytest.mark.parametrize("name", ["coordinator", "drafter", "path_scorer", "verifier"])
+def test_sigterm_drains_a_role_and_ends_it_well(roles, name):
+    roles[name].process.send_signal(signal.SIGTERM)
+    code, said = roles[name].end()
+    assert code == 0 and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--role", "drafter"), "needs --path-scorer"),
+        (("--role", "path_scorer"), "needs --verifier"),
+        (("--role", "coordinator"), "has 1 drafters, --drafter was given 0 times"),
+        (("--role", "verifier", "--rank", "1"), "below placement.verifier.tensor_parallel 1"),
+        (("--role", "verifier", "--host", "0.0.0.0"), "without TLS"),
+        (("--role", "driver"), "driver"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_line_and_code_2(config, arguments, message):
+    with Role(config, *arguments) as role:
+        code, said = role.end()
+    assert code == 2 and message in said and "Traceback" not in said
+
+
+def test_without_a_token_nothing_starts(config, tmp_path):
+    with Role(config, "--role", "verifier", token=None) as role:
+        code, said = role.end()
+    assert code == 2 and "set DIFFUSPEC_TOKEN, or give --token-file" in said
+    missing = ("--token-file", str(tmp_path / "none"))
+    with Role(config, "--role", "verifier", *missing, token=None) as role:
+        code, said = role.end()
+    assert code == 2 and "cannot read the token" in said
+
+
+def test_a_configuration_that_is_wrong_is_named(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text("engine: {preset: tiny}\nplacements: {}\n")
+    with Role(path, "--role", "verifier") as role:
+        code, said = role.end()
+    assert code == 2 and "placements: Extra inputs" in said
+
+
+def test_a_role_that_waits_can_be_ended(config):
+    with Role(config, "--role", "path_scorer", "--verifier", "127.0.0.1:1") as role:
+        assert role.process.stderr is not None
+        while "waiting for 127.0.0.1:1" not in role.process.stderr.readline():
+            pass
+        role.process.send_signal(signal.SIGTERM)
+        assert role.end()[0] == 0
