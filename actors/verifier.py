@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 
 _MAX_FAILURES = 3  # in a row: then it is not the requests that are at fault
-_IDLE_SHARE = 0.25  # of the time after which a rank is missed
+_MIN_WORD_SECONDS = 60.0  # ranks that are watched are missed earlier; others end by themselves
+_IDLE_SHARE = 0.25  # of the time after which a rank misses another's word
 _FOLLOW_SECONDS = 2.0  # for rank 0's last word to arrive
 
 
@@ -146,7 +147,7 @@ class VerifierRank:
             return None
         from diffuspec.models.lockstep import LockstepTarget
 
-        idle_seconds = _IDLE_SHARE * self._config.deadlines.verify_seconds
+        idle_seconds = _IDLE_SHARE * self._limits().word_seconds
         leader = LockstepTarget(target, self._group, idle_seconds)
         self._resources.push_async_callback(leader.close)
         return leader
@@ -164,7 +165,7 @@ class VerifierRank:
         return RankLimits(
             meet_seconds=deadlines.start_seconds,
             compute_seconds=deadlines.start_seconds,
-            word_seconds=deadlines.verify_seconds,
+            word_seconds=max(deadlines.verify_seconds, _MIN_WORD_SECONDS),
         )
 
 
