@@ -80,6 +80,7 @@ class _Column:
     token_ids: list[int]
     logprobs: list[float]  # the drafter's
     weighted: list[float]  # lambda * l_dlm
+    log_mass: float  # ln of the drafter's probability of all candidates together
 
 
 @dataclass(slots=True, eq=False)
@@ -121,15 +122,23 @@ def _columns(lattice: Lattice, weight: float, eos_token_ids: frozenset[int]) -> 
     rows = zip(lattice.token_ids.tolist(), lattice.logprobs.tolist(), sizes, strict=True)
     for ids, logprobs, size in rows:
         ids, logprobs = ids[:size], logprobs[:size]
-        has_eos = not eos_token_ids.isdisjoint(ids)
-        others = [i for i, token_id in enumerate(ids) if token_id not in eos_token_ids]
-        if has_eos and others:
-            ids, logprobs = [ids[i] for i in others], [logprobs[i] for i in others]
-        logprobs[0] = min(logprobs[0], 0.0)  # the largest; rounding may take it above
-        columns.append(_Column(ids, logprobs, [weight * logprob for logprob in logprobs]))
-        if has_eos and not others:
+        others = None
+        if not eos_token_ids.isdisjoint(ids):
+            others = [i for i, token_id in enumerate(ids) if token_id not in eos_token_ids]
+            if others:
+                ids, logprobs = [ids[i] for i in others], [logprobs[i] for i in others]
+        columns.append(_column(ids, logprobs, weight))
+        if others == []:
             break
     return columns
+
+
+def _column(token_ids: list[int], logprobs: list[float], weight: float) -> _Column:
+    logprobs[0] = min(logprobs[0], 0.0)  # the largest; rounding may take it above
+    log_mass = logprobs[0]
+    if len(logprobs) > 1:
+        log_mass = math.log(min(sum(map(math.exp, logprobs)), 1.0))
+    return _Column(token_ids, logprobs, [weight * logprob for logprob in logprobs], log_mass)
 
 
 class _Scorer:
@@ -190,9 +199,8 @@ def _confidences(scored: _Scored) -> list[float]:
     if scored.proxy_logprobs is None or len(logprobs) == 1 or top == -math.inf:
         return logprobs
     exp = math.exp
-    mass = min(sum([exp(logprob) for logprob in logprobs]), 1.0)
     total = sum([exp(term - top) for term in scored.mixed])
-    shift = math.log(mass / total) - top
+    shift = scored.column.log_mass - math.log(total) - top
     return [term + shift for term in scored.mixed]
 
 
@@ -246,27 +254,51 @@ def _merge(beams: list[_Node | None]) -> list[_Node]:
 def _best_first(columns: list[_Column], scorer: _Scorer, max_nodes: int) -> list[_Node]:
     """Return the max_nodes nodes likeliest to be reached, in that order.
 
-    The heap holds the children of the nodes taken so far; as no child is likelier than its
-    parent, what is popped next is the likeliest of all that is left.
+    The heap holds of every node the likeliest child not yet taken, or its children as yet unscored
+    with the most that the likeliest could come to. As no child is likelier than its parent, the
+    first of the heap is the likeliest of all that is left.
     """
     nodes: list[_Node] = []
-    heap: list[tuple[float, int, int, int, float, _Scored, _Node | None]] = []
     serial = count()  # older entries first where two are as likely
-    node: _Node | None = None
-    depth, reach = 0, 0.0
-    while len(nodes) < max_nodes:
-        if depth < len(columns):
-            scored = scorer.score_after(columns[depth], node)
-            for choice, confidence in enumerate(_confidences(scored)):
-                cost = -reach - confidence
-                heappush(heap, (cost, next(serial), depth + 1, choice, confidence, scored, node))
-        if not heap:
-            break
-        cost, _, depth, choice, confidence, scored, parent = heappop(heap)
-        reach = -cost
-        node = _Node(parent, scored, choice, confidence, reach)
+    heap: list[tuple[float, int, int, _Node | None, _Ranked | None, int]] = []
+    if columns:
+        heap.append((-columns[0].log_mass, next(serial), 0, None, None, 0))
+    while heap and len(nodes) < max_nodes:
+        cost, _, depth, parent, children, rank = heappop(heap)
+        above = parent.reach if parent else 0.0
+        if children is None:
+            children = _ranked(scorer.score_after(columns[depth], parent))
+            cost = -above - children.confidences[0]
+            if heap and heap[0][0] < cost:
+                heappush(heap, (cost, next(serial), depth, parent, children, 0))
+                continue
+        confidence = children.confidences[rank]
+        node = _Node(parent, children.scored, children.choices[rank], confidence, -cost)
         nodes.append(node)
+        if (rank := rank + 1) < len(children.choices):
+            cost = -above - children.confidences[rank]
+            heappush(heap, (cost, next(serial), depth, parent, children, rank))
+        if (depth := depth + 1) < len(columns):
+            cost = -node.reach - columns[depth].log_mass
+            heappush(heap, (cost, next(serial), depth, node, None, 0))
     return nodes
+
+
+@dataclass(slots=True, eq=False)
+class _Ranked:
+    """Candidates of a scored column, most likely to be right first."""
+
+    scored: _Scored
+    choices: Sequence[int]
+    confidences: Sequence[float]
+
+
+def _ranked(scored: _Scored) -> _Ranked:
+    confidences = _confidences(scored)
+    if scored.proxy_logprobs is None:
+        return _Ranked(scored, range(len(confidences)), confidences)
+    choices = sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)
+    return _Ranked(scored, choices, [confidences[choice] for choice in choices])
 
 
 def _draft(nodes: list[_Node], num_tokens_before_eos: int, has_proxy: bool) -> Draft:
@@ -316,7 +348,7 @@ def _full_columns(lattice: Lattice, weight: float) -> list[_Column]:
     for ids, logprobs in rows:
         size = ids.index(-1) if -1 in ids else len(ids)
         ids, logprobs = ids[:size], logprobs[:size]
-        columns.append(_Column(ids, logprobs, [weight * logprob for logprob in logprobs]))
+        columns.append(_column(ids, logprobs, weight))
     return columns
 
 
