@@ -17,6 +17,7 @@ from diffuspec.errors import DiffuspecError, VerifierUnavailableError
 
 _MAX_MISSES = 3  # checks in a row without an answer before a rank is taken for dead
 _STOP_SECONDS = 10.0  # for ranks to finish their steps and end by themselves
+_ECHO_SECONDS = 0.1  # between a rank's end and what the others say of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,14 @@ class RankSet:
         return cls(handles, address, deadlines)
 
     async def trouble(self) -> str:
-        """Wait until the ranks have to go; return why."""
+        """Wait until the ranks have to go; return what each that has to say something says."""
         ranks = range(len(self.handles))
         watches = [asyncio.create_task(self._end(rank)) for rank in ranks]
         watches += [asyncio.create_task(self._sickness(rank)) for rank in ranks]
         try:
-            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(watches, timeout=_ECHO_SECONDS)
+            return "; ".join(watch.result() for watch in watches if watch in done)
         finally:
             for watch in watches:
                 watch.cancel()

@@ -66,7 +66,7 @@ class VerifierGroup:
         self._is_over = False  # and there will be none any more
         self._is_settled = asyncio.Event()  # there are ranks, or it is over
         self._is_lost = asyncio.Event()  # there are none
-        self._complaint: asyncio.Queue[str] = asyncio.Queue(1)
+        self._complaint: asyncio.Queue[str]
         self._keeper: asyncio.Task[None] | None = None
 
     @property
@@ -108,7 +108,7 @@ class VerifierGroup:
     async def rebuild(self, reason: str) -> str:
         """End the ranks and make new ones; return rank 0's address. Raises VerifierError."""
         if self._ranks is not None:
-            await self._complaint.put(reason)
+            self._complain(reason)
             await self._is_lost.wait()
         seconds = _MAX_BUILDS * (self._deadlines.start_seconds + _MAX_PAUSE_SECONDS)
         return (await self.ready(seconds)).address
@@ -119,8 +119,8 @@ class VerifierGroup:
         They have to go if one of them is not well, or it is certain anyway.
         """
         wrong = await ranks.examine() or (reason if is_certain else "")
-        if wrong and ranks is self._ranks and self._complaint.empty():
-            self._complaint.put_nowait(wrong)
+        if wrong and ranks is self._ranks:
+            self._complain(wrong)
 
     async def stop(self) -> None:
         """Let the ranks finish what they are doing, then end them."""
@@ -132,8 +132,14 @@ class VerifierGroup:
             await self._ranks.stop()
         self._end("it was stopped")
 
+    def _complain(self, reason: str) -> None:
+        """Have the ranks that serve now replaced."""
+        if self._complaint.empty():
+            self._complaint.put_nowait(reason)
+
     def _serve(self, ranks: RankSet) -> None:
         self._ranks, self._problem = ranks, ""
+        self._complaint = asyncio.Queue(1)  # nothing is said of these yet
         self._is_lost.clear()
         self._is_settled.set()
 
