@@ -8,18 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import numpy as np
-
 from diffuspec.errors import InvalidRequestError
 from diffuspec.rpc.convert import TREE_SHAPE_NAMES, TREE_SHAPES, tree_from_proto, tree_to_proto
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.prefixes import (
+    TOKEN_SIZE,
     Held,
     PrefixStore,
     apply_delta,
-    decode_token_ids,
     encode_delta,
     num_common_tokens,
+    pack_token_ids,
+    to_bytes,
+    to_token_ids,
 )
 from diffuspec.types import (
     MAX_ALTERNATIVES,
@@ -41,7 +42,7 @@ class _Place(NamedTuple):
     """Where a row's prefix is in a batch: a delta, and tokens after it."""
 
     delta: int
-    token_ids: list[int]
+    token_ids: Sequence[int]
 
 
 def encode_draft_rows(
@@ -92,13 +93,14 @@ def _encode_prefixes(
     for row, request in enumerate(requests):
         groups.setdefault((request.request_id, id(request.sampling)), []).append(row)
     deltas: list[PrefixDelta] = []
-    places = [_Place(0, [])] * len(requests)
+    places = [_Place(0, ())] * len(requests)
     for (request_id, _), rows in groups.items():
-        prefixes = [requests[row].prefix for row in rows]
-        num_shared = num_common_tokens(prefixes)
-        for row, prefix in zip(rows, prefixes, strict=True):
-            places[row] = _Place(len(deltas), prefix[num_shared:].tolist())
-        shared = prefixes[0][:num_shared]
+        shared = requests[rows[0]].prefix
+        if len(rows) > 1:
+            shared = shared[: num_common_tokens([to_bytes(requests[row].prefix) for row in rows])]
+        for row in rows:
+            rest = requests[row].prefix[len(shared) :]
+            places[row] = _Place(len(deltas), rest.tolist())
         deltas.append(encode_delta(store, request_id, shared, requests[rows[0]].sampling))
     store.trim()
     return deltas, places
@@ -174,17 +176,19 @@ class BatchReader:
         self, rows: Iterable[DraftRow | VerifyRow], held: Sequence[Held]
     ) -> list[TokenIds]:
         prefixes = []
-        num_tokens, limit = 0, self._limits.max_prefix_tokens
+        num_bytes, limit = 0, self._limits.max_prefix_tokens * TOKEN_SIZE
         for row in rows:
             if row.prefix >= len(held):
                 raise InvalidRequestError(f"a row builds on prefix {row.prefix} of {len(held)}")
-            prefix = held[row.prefix].token_ids
+            data = held[row.prefix].data
             if row.token_ids:
-                num_tokens += len(prefix) + len(row.token_ids)
-                if num_tokens > limit:
-                    raise InvalidRequestError(f"a batch's prefixes have more than {limit} tokens")
-                prefix = np.concatenate([prefix, decode_token_ids(row.token_ids)])
-            prefixes.append(prefix)
+                data += pack_token_ids(row.token_ids)
+                num_bytes += len(data)
+                if num_bytes > limit:
+                    raise InvalidRequestError(
+                        f"a batch's prefixes have more than {self._limits.max_prefix_tokens} tokens"
+                    )
+            prefixes.append(to_token_ids(data))
         return prefixes
 
 

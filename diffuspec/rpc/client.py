@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from diffuspec.errors import (
     ConfigError,
@@ -27,6 +27,8 @@ from diffuspec.rpc.status import TransportError
 from diffuspec.rpc.step_client import Method, Step, StepClient
 from diffuspec.types import Draft, DraftRequest, Lattice, Verdict, VerifyRequest
 from diffuspec.v1 import drafter_pb2, path_scorer_pb2, verifier_pb2
+
+Results = TypeVar("Results")
 
 _DEADLINE_SECONDS = 60.0
 _MAX_GREETING_SECONDS = 10.0
@@ -118,6 +120,13 @@ class _RemoteRole:
         self.transport_seconds = step.transport_seconds
         return step
 
+    def _read(self, read: Callable[[Step[Any]], Results], step: Step[Any]) -> Results:
+        """Read an answer. Raises the role's error for one that cannot be."""
+        try:
+            return read(step)
+        except InvalidRequestError as error:
+            raise self.failure(f"{self.address} gave a wrong answer: {error}") from error
+
     def _role_error(self, error: DiffuspecError) -> DiffuspecError:
         """Return what callers of the role know."""
         if isinstance(error, self.failure | ConfigError):
@@ -139,8 +148,7 @@ class RemoteDrafter(_RemoteRole):
         def fill(batch: drafter_pb2.DraftRequest, store: PrefixStore) -> None:
             encode_draft_rows(batch, requests, store)
 
-        step = await self._step(fill, requests)
-        return _read_drafts(step)
+        return self._read(_read_drafts, await self._step(fill, requests))
 
     async def release(self, request_id: str) -> None:
         self._steps.release(request_id)
@@ -158,8 +166,7 @@ class RemoteLatticeModel(_RemoteRole):
         def fill(batch: drafter_pb2.ProposeLatticesRequest, store: PrefixStore) -> None:
             encode_draft_rows(batch, requests, store)
 
-        step = await self._step(fill, requests)
-        return [convert.lattice_from_proto(one) for one in step.response.lattices.lattices]
+        return self._read(_read_lattices, await self._step(fill, requests))
 
     async def release(self, request_id: str) -> None:
         self._steps.release(request_id)
@@ -180,8 +187,7 @@ class RemotePathScorer(_RemoteRole):
             encode_draft_rows(batch, requests, store)
             batch.lattices.extend([convert.lattice_to_proto(lattice) for lattice in lattices])
 
-        step = await self._step(fill, requests)
-        return _read_drafts(step)
+        return self._read(_read_drafts, await self._step(fill, requests))
 
 
 class RemoteVerifier(_RemoteRole):
@@ -206,11 +212,7 @@ class RemoteVerifier(_RemoteRole):
         def fill(batch: verifier_pb2.VerifyRequest, store: PrefixStore) -> None:
             encode_verify_rows(batch, requests, store)
 
-        step = await self._step(fill, requests)
-        return [
-            convert.verdict_from_proto(verdict, step.transport_seconds)
-            for verdict in step.response.verdicts.verdicts
-        ]
+        return self._read(_read_verdicts, await self._step(fill, requests))
 
     async def release(self, request_id: str) -> None:
         self._steps.release(request_id)
@@ -233,7 +235,14 @@ class RemoteVerifier(_RemoteRole):
 
 
 def _read_drafts(step: Step[Any]) -> list[Draft]:
-    return [
-        convert.draft_from_proto(draft, step.transport_seconds)
-        for draft in step.response.drafts.drafts
-    ]
+    seconds = step.transport_seconds
+    return [convert.draft_from_proto(one, seconds) for one in step.response.drafts.drafts]
+
+
+def _read_lattices(step: Step[Any]) -> list[Lattice]:
+    return [convert.lattice_from_proto(one) for one in step.response.lattices.lattices]
+
+
+def _read_verdicts(step: Step[Any]) -> list[Verdict]:
+    seconds = step.transport_seconds
+    return [convert.verdict_from_proto(one, seconds) for one in step.response.verdicts.verdicts]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -20,6 +19,7 @@ from diffuspec.errors import (
 )
 
 _RECENT_SECONDS = 10.0
+_CALLERS_FAULT = (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError)
 _WATCH_SECONDS = 0.5
 
 
@@ -50,24 +50,38 @@ class StepHealth:
             return False
         return not self._has_failed or now - self._succeeded_at <= _RECENT_SECONDS
 
-    @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Watch one step."""
+    def step(self) -> _WatchedStep:
+        """Return a context to do one step in."""
+        return _WatchedStep(self)
+
+    def begin(self) -> int:
+        """Returns the number to end the step with."""
         self._num_started += 1
-        number = self._num_started
-        self._started[number] = self._clock()
-        try:
-            yield
-        except (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError):
-            raise
-        except Exception:
-            self._has_failed = True
-            raise
-        else:
+        self._started[self._num_started] = self._clock()
+        return self._num_started
+
+    def end(self, number: int, error: type[BaseException] | None) -> None:
+        del self._started[number]
+        if error is None:
             self._has_failed = False
             self._succeeded_at = self._clock()
-        finally:
-            del self._started[number]
+        elif issubclass(error, Exception) and not issubclass(error, _CALLERS_FAULT):
+            self._has_failed = True
+
+
+class _WatchedStep:
+    """Tells a StepHealth when a step begins and how it ends."""
+
+    __slots__ = ("_health", "_number")
+
+    def __init__(self, health: StepHealth) -> None:
+        self._health = health
+
+    def __enter__(self) -> None:
+        self._number = self._health.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._health.end(self._number, kind)
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

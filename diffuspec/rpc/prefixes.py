@@ -7,8 +7,9 @@ hash. The receiver may have forgotten them, or never had them: then the sender s
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,37 +19,35 @@ from diffuspec.rpc.convert import sampling_from_proto, sampling_to_proto
 from diffuspec.types import SamplingParams, TokenIds
 from diffuspec.v1.types_pb2 import PrefixDelta
 
-_NO_TOKENS = np.zeros(0, np.int32)
 _DIGEST_SIZE = 8
+TOKEN_SIZE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """A prefix as both ends know it. The tokens never change."""
+    """A prefix as both ends know it."""
 
-    token_ids: TokenIds
-    hasher: hashlib.blake2b  # over all of them
+    data: bytes  # the tokens, little-endian int32
+    hasher: hashlib.blake2b  # over all of data
     sampling: SamplingParams
 
-    def base_hash(self, length: int) -> int:
-        """Hash the first so many tokens."""
-        return int.from_bytes(self.hasher_at(length).digest(), "little")
+    @property
+    def num_tokens(self) -> int:
+        return len(self.data) // TOKEN_SIZE
 
-    def hasher_at(self, length: int) -> hashlib.blake2b:
-        if length == len(self.token_ids):
+    def hasher_at(self, num_tokens: int) -> hashlib.blake2b:
+        """Return the hasher over the first so many tokens; not to be updated."""
+        if num_tokens == self.num_tokens:
             return self.hasher
-        return _hasher(self.token_ids[:length])
+        return _hasher(self.data[: num_tokens * TOKEN_SIZE])
 
-    def extended(self, length: int, token_ids: TokenIds, sampling: SamplingParams) -> Held:
+    def extended(self, num_tokens: int, tail: bytes, sampling: SamplingParams) -> Held:
         """Return the first so many tokens with others after them."""
-        if not len(token_ids) and length == len(self.token_ids):
-            tokens, hasher = self.token_ids, self.hasher
-        else:
-            tokens = np.concatenate([self.token_ids[:length], token_ids])
-            tokens.flags.writeable = False
-            hasher = self.hasher_at(length).copy()
-            hasher.update(_bytes(token_ids))
-        return Held(tokens, hasher, sampling)
+        hasher = self.hasher_at(num_tokens)
+        if tail:
+            hasher = hasher.copy()
+            hasher.update(tail)
+        return Held(self.data[: num_tokens * TOKEN_SIZE] + tail, hasher, sampling)
 
 
 class PrefixStore:
@@ -76,7 +75,7 @@ class PrefixStore:
     def put(self, request_id: str, held: Held) -> None:
         self.forget(request_id)
         self._held[request_id] = held
-        self._num_tokens += len(held.token_ids)
+        self._num_tokens += held.num_tokens
 
     def trim(self) -> list[str]:
         """Forget what there is no room for. Returns whose prefixes those were."""
@@ -90,7 +89,7 @@ class PrefixStore:
     def forget(self, request_id: str) -> None:
         held = self._held.pop(request_id, None)
         if held is not None:
-            self._num_tokens -= len(held.token_ids)
+            self._num_tokens -= held.num_tokens
 
 
 def encode_delta(
@@ -98,19 +97,20 @@ def encode_delta(
 ) -> PrefixDelta:
     """Return what the receiver lacks of a prefix, and remember it as sent."""
     held = store.get(request_id)
+    data = to_bytes(prefix)
     if held is None:
-        base = Held(_NO_TOKENS, _hasher(_NO_TOKENS), sampling)
-        length = 0
+        base, length = _nothing(sampling), 0
     else:
-        base, length = held, num_common_tokens((held.token_ids, prefix))
+        base, length = held, num_common_tokens([held.data, data])
     delta = PrefixDelta(
-        request_id=request_id, base_length=length, token_ids=prefix[length:].tolist()
+        request_id=request_id,
+        base_length=length,
+        base_hash=_digest(base.hasher_at(length)) if length else 0,
+        token_ids=prefix[length:].tolist(),
     )
-    if length:
-        delta.base_hash = base.base_hash(length)
     if held is None or (sampling is not held.sampling and sampling != held.sampling):
         delta.sampling.CopyFrom(sampling_to_proto(sampling))
-    store.put(request_id, base.extended(length, prefix[length:], sampling))
+    store.put(request_id, base.extended(length, data[length * TOKEN_SIZE :], sampling))
     return delta
 
 
@@ -120,49 +120,57 @@ def apply_delta(store: PrefixStore, delta: PrefixDelta) -> Held:
     Raises StalePrefixError when the base is not held, InvalidRequestError for ids of more than 31
     bits and for wrong sampling parameters.
     """
-    held, length = store.get(delta.request_id), delta.base_length
-    if held is None or length == 0:
-        base = Held(_NO_TOKENS, _hasher(_NO_TOKENS), SamplingParams())
-    else:
-        base = held
-    if length > len(base.token_ids) or (length and base.base_hash(length) != delta.base_hash):
-        raise StalePrefixError(
-            f"the first {length} tokens of request {delta.request_id} are not held here"
-        )
+    request_id, length = delta.request_id, delta.base_length
+    held = store.get(request_id)
+    base = _nothing(SamplingParams()) if held is None or not length else held
+    if length > base.num_tokens or (length and _digest(base.hasher_at(length)) != delta.base_hash):
+        raise StalePrefixError(f"the first {length} tokens of request {request_id} are not held")
     if delta.HasField("sampling"):
         sampling = sampling_from_proto(delta.sampling)
     elif held is None:
-        raise StalePrefixError(f"no sampling parameters of request {delta.request_id} are held")
+        raise StalePrefixError(f"no sampling parameters of request {request_id} are held")
     else:
         sampling = held.sampling
-    extended = base.extended(length, decode_token_ids(delta.token_ids), sampling)
-    store.put(delta.request_id, extended)
+    extended = base.extended(length, pack_token_ids(delta.token_ids), sampling)
+    store.put(request_id, extended)
     return extended
 
 
-def decode_token_ids(token_ids: Iterable[int]) -> TokenIds:
-    """Return packed ids as an array. Raises InvalidRequestError for more than 31 bits."""
+def pack_token_ids(token_ids: Sequence[int]) -> bytes:
+    """Return ids as little-endian int32. Raises InvalidRequestError for more than 31 bits."""
     try:
-        return np.array(token_ids, np.int32)
-    except OverflowError as error:
-        raise InvalidRequestError(f"token ids must be below 2**31: {error}") from error
+        return struct.pack(f"<{len(token_ids)}i", *token_ids)
+    except struct.error as error:
+        raise InvalidRequestError(f"token ids must be below 2**31, got {max(token_ids)}") from error
 
 
-def num_common_tokens(prefixes: Iterable[TokenIds]) -> int:
-    """Return how many leading tokens are the same in all prefixes."""
-    first, *others = prefixes
-    length = len(first)
-    for other in others:
-        length = min(length, len(other))
-        differs = first[:length] != other[:length]
-        if differs.any():
-            length = int(differs.argmax())
-    return length
-
-
-def _hasher(token_ids: TokenIds) -> hashlib.blake2b:
-    return hashlib.blake2b(_bytes(token_ids), digest_size=_DIGEST_SIZE)
-
-
-def _bytes(token_ids: TokenIds) -> bytes:
+def to_bytes(token_ids: TokenIds) -> bytes:
     return token_ids.astype("<i4", copy=False).tobytes()
+
+
+def to_token_ids(data: bytes) -> TokenIds:
+    """Return tokens over these very bytes, not to be written to."""
+    return np.frombuffer(data, "<i4")
+
+
+def num_common_tokens(prefixes: Sequence[bytes]) -> int:
+    """Return how many leading tokens, each four bytes, are the same in all prefixes."""
+    shortest = min(prefixes, key=len)
+    num_tokens = len(shortest) // TOKEN_SIZE
+    if all(prefix.startswith(shortest) for prefix in prefixes):
+        return num_tokens
+    first, last = min(prefixes), max(prefixes)  # all others have in common what these two have
+    differs = np.frombuffer(first, "<i4", num_tokens) != np.frombuffer(last, "<i4", num_tokens)
+    return int(differs.argmax())
+
+
+def _nothing(sampling: SamplingParams) -> Held:
+    return Held(b"", _hasher(b""), sampling)
+
+
+def _hasher(data: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=_DIGEST_SIZE)
+
+
+def _digest(hasher: hashlib.blake2b) -> int:
+    return int.from_bytes(hasher.digest(), "little")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from diffuspec.errors import ConfigError
 
 TOKEN_KEY = "authorization"
 _SCHEME = "Bearer "
+_TOKEN = re.compile(r"[!-~]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,8 @@ class Security:
     tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
-        if not self.token or not self.token.isascii() or not self.token.isprintable():
-            raise ConfigError("the token must be printable ASCII, one character at least")
+        if not _TOKEN.fullmatch(self.token):
+            raise ConfigError("the token must be printable ASCII without spaces, and not empty")
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, Sequence
@@ -22,7 +23,8 @@ from diffuspec.rpc.convert_answers import (
 from diffuspec.rpc.frontend import Frontend
 from diffuspec.rpc.health import StepHealth
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.step_server import StepService, write_in_time
+from diffuspec.rpc.status import TransportError
+from diffuspec.rpc.step_server import StepService
 from diffuspec.sequence import Increment
 from diffuspec.types import Draft, DraftRequest, Lattice, VerifyRequest
 from diffuspec.v1 import (
@@ -225,7 +227,15 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
                     increment = await anext(increments, None)
                 if increment is None:
                     return
-                await write_in_time(context, increment_to_proto(increment), self._limits)
+                await self._write(context, increment_to_proto(increment))
+
+    async def _write(self, context: Context, response: coordinator_pb2.GenerateResponse) -> None:
+        seconds = self._limits.max_write_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await context.write(response)
+        except TimeoutError as error:
+            raise TransportError(f"the client has taken nothing for {seconds} seconds") from error
 
     async def Cancel(
         self, request: coordinator_pb2.CancelRequest, context: Context

@@ -64,7 +64,7 @@ def test_a_token_is_long_and_new_and_not_shown():
     assert first not in repr(Security(first))
 
 
-@pytest.mark.parametrize("token", ["", "späm", "a\nb"])
+@pytest.mark.parametrize("token", ["", "späm", "a\nb", "a ", "a b"])
 def test_a_token_must_fit_a_header(token):
     with pytest.raises(ConfigError, match="printable ASCII"):
         Security(token)
