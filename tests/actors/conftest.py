@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.cluster_utils import Cluster
 
 from actors.settings import PipelineConfig, parse_pipeline
 from diffuspec.interfaces import TargetInfo
@@ -16,6 +17,7 @@ from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
 from diffuspec.rpc.security import new_token
 
 CPU = {"device": "cpu"}
+NODE = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
 
 
 def tiny_pipeline(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:
@@ -49,8 +51,11 @@ def vocabulary(pipeline: PipelineConfig, target_info: TargetInfo) -> str:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
-    """A Ray cluster of one node with eight CPUs to give away, whatever the machine has."""
+def cluster() -> Iterator[Cluster]:
+    """A Ray cluster of one node with eight CPUs to give away, whatever the machine has.
+
+    Tests may add nodes of their own, and remove those.
+    """
     directory = tempfile.mkdtemp(prefix="ray")  # short: sockets are named below it
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -58,16 +63,13 @@ def cluster() -> Iterator[None]:
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
     }
+    head = {**NODE, "num_cpus": 8, "include_dashboard": False, "temp_dir": directory}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
-        ray.init(
-            num_cpus=8,
-            include_dashboard=False,
-            object_store_memory=100 * 2**20,
-            log_to_driver=False,
-            _temp_dir=directory,
-        )
-        yield
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster
         ray.shutdown()
+        cluster.shutdown()
     shutil.rmtree(directory, ignore_errors=True)
