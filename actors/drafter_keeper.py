@@ -45,6 +45,7 @@ class DrafterKeeper:
                 await self._bring_up(coordinator)
             except DiffuspecError as error:
                 await self._report(str(error))
+                await self._drop_the_dead()
                 self.settled.set()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE_SECONDS)
@@ -133,6 +134,16 @@ class DrafterKeeper:
         finally:
             for task in tasks:
                 task.cancel()
+
+    async def _drop_the_dead(self) -> None:
+        """What could not be brought up may lack another that was lost meanwhile."""
+        seconds = self._deadlines.health_seconds
+        for actor, drop in ((self.scorer, self._drop_scorer), (self.drafter, self._drop_drafter)):
+            try:
+                if actor is not None and await actor.trouble(seconds):
+                    drop()
+            except TimeoutError:
+                drop()
 
     async def _report(self, reason: str) -> None:
         """Tell the coordinator to do without this drafter, and why."""

@@ -42,18 +42,21 @@ class RoleActor(Generic[Ready]):
         while num_misses < _MAX_MISSES:
             await asyncio.sleep(interval_seconds)
             try:
-                async with asyncio.timeout(interval_seconds):
-                    check = self.handle.is_healthy.options(concurrency_group=CONTROL)
-                    is_healthy = await check.remote()
+                if trouble := await self.trouble(interval_seconds):
+                    return trouble
+                num_misses = 0
             except TimeoutError:
                 num_misses += 1
-            except RayError as error:
-                return str(explain(error))
-            else:
-                num_misses = 0
-                if not is_healthy:
-                    return FAILING
         return f"it did not answer {num_misses} times in a row"
+
+    async def trouble(self, seconds: float) -> str:
+        """Ask once how it is; "" is well. Raises TimeoutError when it does not answer."""
+        check = self.handle.is_healthy.options(concurrency_group=CONTROL)
+        try:
+            async with asyncio.timeout(seconds):
+                return "" if await check.remote() else FAILING
+        except RayError as error:
+            return str(explain(error))
 
     async def call(self, method: str, *arguments: object, seconds: float) -> Any:
         """Call one of its methods. Raises what it raises, and ActorLostError."""

@@ -1,0 +1,203 @@
+"""A pipeline on a cluster of several nodes on this machine, with GPUs that are names alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from ray._private.node import Node as RayNode
+from ray.cluster_utils import Cluster
+from ray.util import placement_group_table
+
+from actors.pipeline import Pipeline, RoleReport
+from actors.settings import PipelineConfig
+from diffuspec.engine import Engine
+from diffuspec.types import SamplingParams, SpeculationParams
+from tests.actors.conftest import NODE, tiny_pipeline
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+SHORT = SamplingParams(max_tokens=24)
+LONG = SamplingParams(max_tokens=160, ignore_eos=True)
+DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
+DRAFTER_NODE = {"diffuspec-role": "drafter"}
+VERIFIER_NODE = {"diffuspec-role": "verifier"}
+PLACEMENT: dict[str, Any] = {
+    "strategy": "SPREAD",
+    "coordinator": {
+        "num_cpus": 0.5,
+        "node": {"labels": {"diffuspec-role": "!in(drafter, verifier)"}},
+    },
+    "drafter": {
+        "num_cpus": 0.5,
+        "num_gpus": 0.9,
+        "node": {"labels": DRAFTER_NODE, "resources": {"drafter_node": 1}},
+    },
+    "path_scorer": {"num_cpus": 0.5, "num_gpus": 0.1},
+    "verifier": {"num_cpus": 0.5, "num_gpus": 1, "node": {"labels": VERIFIER_NODE}},
+}
+DEADLINES = {
+    "placement_seconds": 20,
+    "start_seconds": 120,
+    "health_seconds": 0.5,
+    "verify_seconds": 10,
+    "drain_seconds": 2,
+}
+
+
+def add_drafter_node(cluster: Cluster) -> RayNode:
+    asked = {**NODE, "num_gpus": 1}
+    return cluster.add_node(num_cpus=2, labels=DRAFTER_NODE, resources={"drafter_node": 1}, **asked)
+
+
+def add_verifier_node(cluster: Cluster) -> RayNode:
+    asked = {**NODE, "num_gpus": 2}
+    return cluster.add_node(num_cpus=2, labels=VERIFIER_NODE, **asked)
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Iterator[dict[str, RayNode]]:
+    nodes = {"drafter": add_drafter_node(cluster), "verifier": add_verifier_node(cluster)}
+    yield nodes
+    for node in nodes.values():
+        cluster.remove_node(node)
+
+
+def make_config(engine: dict[str, Any] | None = None, **placement: Any) -> PipelineConfig:
+    return tiny_pipeline(engine, placement={**PLACEMENT, **placement}, deadlines=DEADLINES)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[[SamplingParams], tuple[int, ...]]:
+    """Plain decoding in one process."""
+    config = make_config({"drafter": None}).engine
+
+    def answer(sampling: SamplingParams) -> tuple[int, ...]:
+        with Engine.from_config(config) as engine:
+            return engine.generate([MESSAGES], sampling)[0].token_ids
+
+    answers = {sampling: answer(sampling) for sampling in (SHORT, LONG)}
+    return answers.__getitem__
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pipeline(nodes, expected) -> AsyncIterator[Pipeline]:
+    async with Pipeline(make_config()) as pipeline:
+        yield pipeline
+
+
+async def answer(pipeline: Pipeline, sampling: SamplingParams) -> tuple[tuple[int, ...], int]:
+    """Return an answer's tokens and how many of its steps had a draft."""
+    steps = [step async for step in pipeline.stream(MESSAGES, sampling, DRAFTED)]
+    tokens = tuple(i for step in steps for i in step.token_ids)
+    return tokens, sum(step.step.num_tree_nodes > 0 for step in steps)
+
+
+async def places(pipeline: Pipeline) -> dict[str, RoleReport]:
+    return {report.name: report for report in await pipeline.describe()}
+
+
+async def drafting_again(pipeline: Pipeline, sampling: SamplingParams) -> tuple[int, ...]:
+    """Ask until an answer has drafts; return its tokens."""
+    while True:
+        tokens, num_drafts = await answer(pipeline, sampling)
+        if num_drafts:
+            return tokens
+        await asyncio.sleep(0.2)
+
+
+async def test_every_actor_lands_where_its_node_says(pipeline, nodes):
+    found = await places(pipeline)
+    drafter, scorer = found["drafter 0"].place, found["path scorer 0"].place
+    coordinator, rank = found["coordinator"].place, found["verifier rank 0"].place
+    assert drafter.node_id == scorer.node_id == nodes["drafter"].node_id
+    assert drafter.gpu_ids == scorer.gpu_ids == (0,)
+    assert rank.node_id == nodes["verifier"].node_id and len(rank.gpu_ids) == 1
+    assert coordinator.node_id not in (drafter.node_id, rank.node_id)
+    assert coordinator.gpu_ids == ()
+    assert len({place.pid for place in (drafter, scorer, coordinator, rank)}) == 4
+
+
+async def test_answers_are_those_of_one_process(pipeline, expected):
+    tokens, num_drafts = await answer(pipeline, SHORT)
+    assert tokens == expected(SHORT) and num_drafts > 0
+    assert (await pipeline.status()).degraded_reasons == ()
+    assert "diffuspec_spec_decode_num_drafts_total" in await pipeline.metrics()
+
+
+async def test_a_scorer_that_dies_is_replaced_beside_the_same_drafter(pipeline, expected):
+    before = await places(pipeline)
+    os.kill(before["path scorer 0"].place.pid, signal.SIGKILL)
+    tokens, _ = await answer(pipeline, SHORT)
+    assert tokens == expected(SHORT)
+    while (await places(pipeline))["path scorer 0"].address == before["path scorer 0"].address:
+        await asyncio.sleep(0.1)
+    assert await drafting_again(pipeline, SHORT) == expected(SHORT)
+    assert (await places(pipeline))["drafter 0"].place == before["drafter 0"].place
+
+
+async def test_answers_go_on_without_the_drafter_s_node_and_with_another(
+    pipeline, cluster, nodes, expected
+):
+    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
+    tokens = [*(await anext(stream)).token_ids]
+    cluster.remove_node(nodes.pop("drafter"))
+    tokens += [i async for step in stream for i in step.token_ids]
+    assert tuple(tokens) == expected(LONG)
+    while not (await pipeline.status()).degraded_reasons:
+        await asyncio.sleep(0.1)
+    nodes["drafter"] = add_drafter_node(cluster)
+    assert await drafting_again(pipeline, SHORT) == expected(SHORT)
+    assert (await places(pipeline))["drafter 0"].place.node_id == nodes["drafter"].node_id
+
+
+async def test_an_answer_waits_for_another_verifier_s_node_and_goes_on(
+    pipeline, cluster, nodes, expected
+):
+    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
+    tokens = [*(await anext(stream)).token_ids]
+    cluster.remove_node(nodes.pop("verifier"))
+    nodes["verifier"] = add_verifier_node(cluster)
+    tokens += [i async for step in stream for i in step.token_ids]
+    assert tuple(tokens) == expected(LONG)
+    assert (await places(pipeline))["verifier rank 0"].place.node_id == nodes["verifier"].node_id
+
+
+async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected):
+    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
+    tokens = [*(await anext(stream)).token_ids]
+    os.kill((await places(pipeline))["coordinator"].place.pid, signal.SIGKILL)
+    tokens += [i async for step in stream for i in step.token_ids]
+    assert tuple(tokens) == expected(LONG)
+    assert await drafting_again(pipeline, SHORT) == expected(SHORT)
+
+
+async def test_nothing_stays_when_it_stops(pipeline):
+    found = await places(pipeline)
+    await pipeline.stop()
+    assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
+    for report in found.values():
+        await gone(report)
+
+
+async def gone(report: RoleReport) -> None:
+    """Wait until a process is no more; then its port is closed too."""
+    with pytest.raises(ProcessLookupError):
+        while True:
+            os.kill(report.place.pid, 0)
+            await asyncio.sleep(0.05)
+    if report.address:
+        host, port = report.address.split(":")
+        with socket.socket() as client:
+            assert client.connect_ex((host, int(port))) != 0

@@ -1,0 +1,46 @@
+"""Placement groups: what is granted, what is refused, and where the ranks of a verifier land."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from ray.util import placement_group_table
+
+from actors.pipeline import Pipeline
+from actors.placement import Placement, PlacementError, locate
+from actors.role_actor import kill
+from tests.actors.conftest import NODE, tiny_pipeline
+
+pytestmark = pytest.mark.ray
+
+DEADLINES = {"placement_seconds": 2}
+
+
+async def test_ranks_are_on_one_node_with_a_gpu_each(cluster, token):
+    node = cluster.add_node(num_cpus=4, **{**NODE, "num_gpus": 2})
+    verifier = {"tensor_parallel": 2, "num_gpus": 1}
+    placement = await Placement.reserve(tiny_pipeline(placement={"verifier": verifier}), token)
+    ranks = [placement.create_rank(rank) for rank in range(2)]
+    places = await asyncio.gather(*map(locate, ranks))
+    assert {place.node_id for place in places} == {node.node_id}
+    assert {place.gpu_ids for place in places} == {(0,), (1,)}
+    for rank in ranks:
+        kill(rank)
+    await placement.release()
+    cluster.remove_node(node)
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ({"verifier": {"tensor_parallel": 9, "num_gpus": 1}}, "verifier needs 9 CPU, 9 GPU on one"),
+        ({"drafter": {"node": {"labels": {"zone": "b"}}}}, "drafter 0 needs a node with labels"),
+        ({"strategy": "STRICT_SPREAD"}, "needs a node for each of 3 bundles, the cluster has 1"),
+    ],
+)
+async def test_what_the_cluster_lacks_is_named_in_time(cluster, placement, message):
+    pipeline = Pipeline(tiny_pipeline(placement=placement, deadlines=DEADLINES))
+    with pytest.raises(PlacementError, match=message):
+        await pipeline.start()
+    assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
