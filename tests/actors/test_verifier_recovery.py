@@ -36,7 +36,7 @@ REQUESTS = [
 ]
 Answers = list[list[int]]
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
 
 
 def pipeline(target: Path, num_ranks: int) -> PipelineConfig:
@@ -120,7 +120,7 @@ async def expected(target_path: Callable[[str], Path]) -> AsyncIterator[Answers]
 
 
 async def test_one_rank_is_killed(
-    cluster: None, target_path: Callable[[str], Path], token: str, expected: Answers
+    target_path: Callable[[str], Path], token: str, expected: Answers
 ) -> None:
     async with serving(pipeline(target_path("qwen2"), 1), token) as verifier:
         [pid] = await pids(verifier.group)
@@ -130,7 +130,7 @@ async def test_one_rank_is_killed(
 
 
 async def test_ranks_of_two_are_killed_and_stopped(
-    cluster: None, target_path: Callable[[str], Path], token: str, expected: Answers
+    target_path: Callable[[str], Path], token: str, expected: Answers
 ) -> None:
     async with serving(pipeline(target_path("qwen2"), 2), token) as verifier:
         group = verifier.group
@@ -155,7 +155,7 @@ async def test_ranks_of_two_are_killed_and_stopped(
 
 
 async def test_a_rank_that_does_not_start_says_why_and_leaves_nothing(
-    cluster: None, tmp_path: Path, token: str
+    tmp_path: Path, token: str
 ) -> None:
     group = make_group(pipeline(tmp_path / "nowhere", 1), token)
     before = ray.available_resources().get("CPU")
