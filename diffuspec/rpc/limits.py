@@ -34,6 +34,7 @@ class RpcLimits:
             ("grpc.min_reconnect_backoff_ms", 1000),
             ("grpc.max_reconnect_backoff_ms", _milliseconds(self.max_reconnect_seconds)),
             ("grpc.enable_retries", 0),
+            ("grpc.enable_http_proxy", 0),  # roles are never behind a proxy of the environment
             ("grpc.use_local_subchannel_pool", 1),  # clients do not share a connection
         ]
 

@@ -149,7 +149,12 @@ class _Stream:
             work = self._answer(message.step_id, batch, received)
         task = asyncio.create_task(work)
         self._steps.add(task)
-        task.add_done_callback(self._steps.discard)
+        task.add_done_callback(self._end)
+
+    def _end(self, step: asyncio.Task[None]) -> None:
+        self._steps.discard(step)
+        if not step.cancelled() and step.exception() is not None:  # the client has gone meanwhile
+            logger.debug("a response could not be sent: %s", step.exception())
 
     async def _answer(self, step_id: int, batch: Any, received: float) -> None:
         try:

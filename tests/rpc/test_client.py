@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import numpy as np
@@ -14,7 +15,7 @@ from diffuspec.rpc.client import (
     RemoteVerifier,
 )
 from diffuspec.rpc.servicers import DrafterServicer, PathScorerServicer, VerifierServicer
-from diffuspec.types import DraftRequest, SamplingParams, VerifyRequest
+from diffuspec.types import EMPTY_TREE, DraftRequest, SamplingParams, VerifyRequest
 from tests.fakes import (
     FakeDrafter,
     FakeLatticeModel,
@@ -106,3 +107,29 @@ async def test_released_requests_are_let_go(role, security):
             await remote.release("a")
             await remote.verify([VerifyRequest("b", tokens, 1, tree, SAMPLING)])
             assert [name.partition("/")[2] for name in verifier.held] == ["b"]
+
+
+async def test_two_coordinators_may_name_their_requests_alike(security):
+    drafter = FakeDrafter(oracle_of(FakeVerifier()), right_branch_is_late)
+    async with serving(DrafterServicer(drafter), security=security) as wire:
+        for prefix in ([1, 2], [3, 4]):
+            remote = await wire.connect(RemoteDrafter)
+            await remote.draft([draft_request(prefix)])
+        first, second = (batch[0].request_id for batch in drafter.batches)
+        assert first != second
+        await wire.clients[0].close()
+        while not drafter.released:
+            await asyncio.sleep(0.01)
+        assert drafter.released == [first]
+
+
+async def test_what_goes_over_a_link_is_counted(security):
+    async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
+        remote = await wire.connect(RemoteVerifier)
+        request = VerifyRequest("a", np.arange(40, dtype=np.int32), 1, EMPTY_TREE, SamplingParams())
+        await remote.verify([request])
+        sent, received = remote.num_bytes_sent, remote.num_bytes_received
+        assert sent > 40 and received > 0
+        await remote.verify([request])
+        assert remote.num_bytes_sent - sent < 40
+        assert remote.transport_seconds > 0

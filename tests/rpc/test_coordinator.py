@@ -20,6 +20,7 @@ from diffuspec.rpc.frontend import Prompt, RoleStatus, ServiceStatus
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.servicers import CoordinatorServicer
+from diffuspec.rpc.status import TransportError
 from diffuspec.sequence import Increment
 from diffuspec.types import (
     FinishReason,
@@ -186,6 +187,17 @@ async def test_a_client_that_reads_no_more_loses_its_request(security):
         await anext(stream)
         await asyncio.wait_for(frontend.is_closed.wait(), 10)
         await stream.aclose()
+
+
+async def test_an_answer_that_takes_too_long_ends_at_the_deadline(security):
+    frontend = FakeFrontend()
+    frontend.may_finish.clear()
+    async with serving(CoordinatorServicer(frontend), security=security) as wire:
+        remote = await wire.connect(RemoteCoordinator, deadline_seconds=0.2)
+        with pytest.raises(TransportError, match="Deadline Exceeded"):
+            async for _ in remote.stream("a", SamplingParams(max_tokens=2)):
+                pass
+        await asyncio.wait_for(frontend.is_closed.wait(), 5)
 
 
 async def test_a_wrong_token_is_refused(security):

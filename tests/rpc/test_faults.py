@@ -10,6 +10,7 @@ import textwrap
 import time
 from dataclasses import replace
 
+import grpc
 import numpy as np
 import pytest
 
@@ -21,12 +22,15 @@ from diffuspec.errors import (
     VerifierUnavailableError,
 )
 from diffuspec.interfaces import TargetInfo
+from diffuspec.rpc.batches import encode_draft_rows
 from diffuspec.rpc.client import RemoteDrafter, RemoteLatticeModel, RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.prefixes import PrefixStore
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server import RoleServer
-from diffuspec.rpc.servicers import DrafterServicer, VerifierServicer
-from diffuspec.types import EMPTY_TREE, DraftRequest, SamplingParams, VerifyRequest
+from diffuspec.rpc.servicers import DRAFTER_SERVICE, DrafterServicer, VerifierServicer
+from diffuspec.types import EMPTY_TREE, DraftRequest, Lattice, SamplingParams, VerifyRequest
+from diffuspec.v1 import drafter_pb2
 from tests.fakes import FakeDrafter, FakeLatticeModel, FakeVerifier, always_right, oracle_of
 from tests.rpc.conftest import serving
 
@@ -131,6 +135,32 @@ async def test_an_answer_that_cannot_be_is_the_roles_failure(security):
         remote = await wire.connect(RemoteLatticeModel)
         with pytest.raises(DrafterError, match=r"wrong answer.*NaN"):
             await remote.lattices([draft_request(1)])
+
+
+async def test_a_client_that_reads_no_answers_loses_its_stream(security):
+    class Wide(FakeLatticeModel):
+        async def lattices(self, requests):
+            ids, logprobs = np.ones((128, 256), np.int32), np.zeros((128, 256), np.float32)
+            return [Lattice(ids, logprobs, np.ones(128, np.int32), 128)] * len(requests)
+
+    oracle = oracle_of(FakeVerifier())
+    model, limits = Wide(oracle), RpcLimits(max_write_seconds=0.2)
+    servicer = DrafterServicer(FakeDrafter(oracle, always_right), model)
+    async with (
+        serving(servicer, security=security, limits=limits) as wire,
+        grpc.aio.insecure_channel(wire.address) as channel,
+    ):
+        stub = channel.stream_stream(f"/{DRAFTER_SERVICE}/ProposeLattices")
+        call = stub(metadata=security.metadata)
+        store = PrefixStore(10, 1000)
+        for step_id in range(1, 100):
+            message = drafter_pb2.ProposeLatticesRequest(step_id=step_id)
+            encode_draft_rows(message, [draft_request(1)], store)
+            await call.write(message.SerializeToString())
+        async with asyncio.timeout(10):
+            while not model.released:
+                await asyncio.sleep(0.05)
+        call.cancel()
 
 
 async def test_a_drafter_without_lattices_says_so(security):
