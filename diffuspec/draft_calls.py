@@ -23,12 +23,6 @@ class DraftBatch:
     drafts: list[Draft]
     seconds: float
 
-    @property
-    def transport_seconds(self) -> float:
-        """What the call took beyond the workers' own time; 0 where they do not tell it."""
-        own = max(draft.draft_seconds + draft.search_seconds for draft in self.drafts)
-        return max(self.seconds - own, 0.0) if own else 0.0
-
 
 @dataclass(slots=True, eq=False)
 class _Call:
@@ -91,7 +85,7 @@ class DraftCalls:
         self, tracer: Tracer, batch: DraftBatch, started: float, num_ahead: int, lane: int
     ) -> None:
         """The call as it went: out, the model, the search, back. Both ways take half each."""
-        way = batch.transport_seconds / 2
+        way = max(draft.transport_seconds for draft in batch.drafts) / 2
         ended = started + batch.seconds
         search = max(draft.search_seconds for draft in batch.drafts)
         searched = max(ended - way - search, started)

@@ -143,13 +143,12 @@ class DraftLoop:
             self._costs.observe_draft(num_positions, len(tickets), batch.seconds)
 
     def _hand_out(self, tickets: list[Ticket], ahead: list[Hypothesis], batch: DraftBatch) -> None:
-        way = batch.transport_seconds
         for ticket, draft in zip(tickets, batch.drafts[: len(tickets)], strict=True):
             ticket.is_probe = False
             if not ticket.is_over:
                 self._take(ticket, draft, batch)
         for hypothesis, draft in zip(ahead, batch.drafts[len(tickets) :], strict=True):
-            made = DraftAhead(draft, hypothesis.num_draft_tokens, way)
+            made = DraftAhead(draft, hypothesis.num_draft_tokens)
             ticket = hypothesis.foresight.ticket
             if self._predrafts.arrive(hypothesis, made) and not ticket.is_over:
                 self._take_ahead(ticket, made)
@@ -167,7 +166,7 @@ class DraftLoop:
             self._drop_draft(ticket, error)
             return
         ticket.times.drafting_seconds = batch.seconds
-        self._drafted(ticket, batch.transport_seconds)
+        self._drafted(ticket)
 
     def _take_ahead(self, ticket: Ticket, made: DraftAhead) -> None:
         try:
@@ -176,12 +175,11 @@ class DraftLoop:
             self._drop_draft(ticket, error)
             return
         ticket.times.drafting_seconds = time.monotonic() - ticket.times.started_at
-        self._drafted(ticket, made.transport_seconds)
+        self._drafted(ticket)
 
-    def _drafted(self, ticket: Ticket, transport_seconds: float) -> None:
+    def _drafted(self, ticket: Ticket) -> None:
         sequence, times = ticket.sequence, ticket.times
         sequence.fallback = None
-        times.draft_transport_seconds = transport_seconds
         if sequence.num_outcomes != 0 and sequence.num_output_tokens:
             waited = time.monotonic() - times.started_at
             self._costs.observe_wait(sequence.num_draft_tokens, waited)
@@ -197,5 +195,5 @@ class DraftLoop:
             if not ticket.is_over:
                 ticket.sequence.draft, ticket.sequence.num_draft_tokens = EMPTY_DRAFT, 0
                 ticket.sequence.fallback = reason
-                ticket.times.drafting_seconds = ticket.times.draft_transport_seconds = 0.0
+                ticket.times.drafting_seconds = 0.0
                 self._pass_on(ticket)

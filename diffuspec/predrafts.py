@@ -25,11 +25,10 @@ _UNPRICED = 4  # outcomes of each request while nothing is known of costs
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftAhead:
-    """A draft that was made ahead, and what its call cost beyond the workers' own time."""
+    """A draft that was made ahead."""
 
     draft: Draft
     num_draft_tokens: int
-    transport_seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)

@@ -44,7 +44,7 @@ class StepEnd:
             verify_seconds=self.verdict.verify_seconds,
             step_seconds=seconds,
             fallback=sequence.fallback,
-            transport_seconds=times.draft_transport_seconds + self.batch.transport_seconds,
+            transport_seconds=draft.transport_seconds + self.verdict.transport_seconds,
             pre_draft=None if ahead is None or sequence.is_finished else ahead.result,
             num_wasted_draft_tokens=0 if ahead is None else ahead.num_wasted_tokens,
             verify_idle_seconds=max(seconds - verify_busy, 0.0),

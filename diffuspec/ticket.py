@@ -20,7 +20,6 @@ class StepTimes:
     started_at: float = 0.0  # the verdict before it, or the admission
     ready_at: float = 0.0  # its draft had come, or it was to have none
     drafting_seconds: float = 0.0  # it waited for the drafter's answer, the way there included
-    draft_transport_seconds: float = 0.0  # of the call that made the draft
     verify_busy_seconds: float = 0.0  # of the verifier until the step began
     draft_busy_seconds: float = 0.0  # of the drafter until then
 

@@ -24,12 +24,6 @@ class VerdictBatch:
     started_at: float
     seconds: float
 
-    @property
-    def transport_seconds(self) -> float:
-        """What the call took beyond the workers' own time; 0 where they do not tell it."""
-        own = max(verdict.verify_seconds for verdict in self.verdicts)
-        return max(self.seconds - own, 0.0) if own else 0.0
-
 
 class VerifyCalls:
     """Asks the verifier."""
@@ -69,7 +63,7 @@ class VerifyCalls:
 
     def _trace(self, tracer: Tracer, batch: VerdictBatch, requests: Batch[VerifyRequest]) -> None:
         """The call as it went: out, the target, back. Both ways take half each."""
-        way = batch.transport_seconds / 2
+        way = max(verdict.transport_seconds for verdict in batch.verdicts) / 2
         started, ended = batch.started_at, batch.started_at + batch.seconds
         size = {
             "num_requests": len(requests),

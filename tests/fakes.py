@@ -156,6 +156,10 @@ def always_right(rng: random.Random, request: DraftRequest, truth: list[int]) ->
     return make_draft(chain(truth), rng)
 
 
+def right_and_sure(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return Draft(chain(truth), (-0.01,) * len(truth), len(truth))
+
+
 def sometimes_right(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
     return make_draft(chain([t if rng.random() < 0.85 else _other(t) for t in truth]), rng)
 
