@@ -33,7 +33,7 @@ class Connection:
     async def call(
         self, service: str, method: str, request: Message, kind: type[Response], timeout: float
     ) -> Response:
-        """Make a unary call. Raises what from_rpc_error makes of its status."""
+        """Make a unary call. Raises what `failure` makes of its status."""
         path = f"/{service}/{method}"
         stub: Any = self._channel.unary_unary(
             path, type(request).SerializeToString, kind.FromString
@@ -41,7 +41,7 @@ class Connection:
         try:
             response: Response = await stub(request, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self.failure(error) from error
         except grpc.aio.UsageError as error:
             raise self._closed() from error
         return response
@@ -61,7 +61,7 @@ class Connection:
             while (response := await call.read()) is not grpc.aio.EOF:
                 yield response
         except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from error
+            raise self.failure(error) from error
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -93,6 +93,13 @@ class Connection:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def failure(self, error: grpc.aio.AioRpcError) -> DiffuspecError:
+        """Return the error that ended a call; a TransportError says where to."""
+        found = from_rpc_error(error)
+        if isinstance(found, TransportError) and self.address not in str(found):
+            return TransportError(f"{self.address}: {found}")
+        return found
 
     def _closed(self) -> TransportError:
         return TransportError(f"the connection to {self.address} was closed")

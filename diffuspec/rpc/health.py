@@ -110,9 +110,12 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     ) -> None:
         last = None
         while True:
+            is_last = self.is_draining
             status = self._status(request.service)
             if status != last:
                 await context.write(HealthCheckResponse(status=status))
+            if is_last:
+                return
             last = status
             await asyncio.sleep(_WATCH_SECONDS)
 

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError, Message
 from diffuspec.errors import DiffuspecError, InvalidRequestError, OverloadedError, StalePrefixError
 from diffuspec.rpc.connection import BytesStream, Connection
 from diffuspec.rpc.prefixes import PrefixStore
-from diffuspec.rpc.status import TransportError, from_rpc_error, from_step_error
+from diffuspec.rpc.status import TransportError, from_step_error
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -160,6 +160,7 @@ class _Stream:
         self.waiting: dict[int, asyncio.Future[Any]] = {}
         self.error: DiffuspecError | None = None
         self._address = connection.address
+        self._failure = connection.failure
         self._response = method.response
         self._received = received
         self._outgoing: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED_MESSAGES)
@@ -188,7 +189,7 @@ class _Stream:
                 assert isinstance(data, bytes)
                 self._take(data)
         except grpc.aio.AioRpcError as status:
-            error = from_rpc_error(status)
+            error = self._failure(status)
         except DecodeError:
             error = TransportError(f"{self._address} sent bytes that are no response")
         except asyncio.CancelledError:  # by close(), or the server cancelled the call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -106,10 +107,12 @@ class _Stream:
                 task.cancel()
 
     async def let_go(self) -> None:
-        """Release what the role holds for requests of this stream."""
-        await asyncio.gather(*self._releases)
-        for request_id in self._prefixes.request_ids():
-            await self._release(request_id)
+        """Release what the role holds for requests of this stream, if it does not hang."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._service.limits.max_step_seconds):
+                await asyncio.gather(*self._releases)
+                for request_id in self._prefixes.request_ids():
+                    await self._release(request_id)
 
     async def _read(self) -> None:
         while (message := await self._context.read()) is not grpc.aio.EOF:
@@ -186,8 +189,10 @@ class _Stream:
             # Cheaper than a timeout that cancels the task: there is one for every step.
             loop, seconds = asyncio.get_running_loop(), self._service.limits.max_write_seconds
             timer = loop.call_later(seconds, self._give_up)
-            await self._context.write(response)
-            timer.cancel()
+            try:
+                await self._context.write(response)
+            finally:
+                timer.cancel()
 
     def _give_up(self) -> None:
         if not self._broken.done():
