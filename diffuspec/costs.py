@@ -6,6 +6,7 @@ way there and back. Nothing is known beforehand; a curve with no point yet says 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -48,7 +49,7 @@ class CostCurve:
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from one measurement."""
-        bucket = int(np.searchsorted(_BUCKET_STARTS, num_tokens, side="right"))
+        bucket = bisect_right(_BUCKET_STARTS, num_tokens)
         self._table = None
         if bucket in self._points:
             self._points[bucket].observe(num_tokens, seconds)

@@ -215,7 +215,8 @@ class CostAwareDraftLength:
     def _learn_survival(self, draft: Draft, reach: NDArray[np.float64]) -> None:
         """Average the reach by depth; past the draft's end it goes on falling as it fell."""
         size = len(self._survival)
-        seen = np.bincount(depths(draft.tree) - 1, weights=reach, minlength=size)[:size]
+        places = np.array(depths(draft.tree), np.int64) - 1
+        seen = np.bincount(places, weights=reach, minlength=size)[:size]
         end = min(self._drafted, size)
         if end < size and draft.num_tokens_before_eos >= end and seen[end - 1] > 0:
             ratio = min(seen[end - 1] ** (1 / end), 0.99)

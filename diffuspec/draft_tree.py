@@ -22,16 +22,6 @@ def chain(token_ids: Sequence[int]) -> DraftTree:
     return DraftTree(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
 
 
-def merge_paths(paths: Iterable[Sequence[int]]) -> DraftTree:
-    """Return the tree of all paths, shared beginnings held once, nodes in order of appearance."""
-    nodes: dict[tuple[int, int], int] = {}  # (parent, token id) -> node
-    for path in paths:
-        parent = -1
-        for token_id in path:
-            parent = nodes.setdefault((parent, token_id), len(nodes))
-    return DraftTree(tuple(token_id for _, token_id in nodes), tuple(parent for parent, _ in nodes))
-
-
 def is_chain(tree: DraftTree) -> bool:
     return tree.parents == tuple(range(-1, tree.num_nodes - 1))
 
@@ -54,17 +44,15 @@ def validate(tree: DraftTree) -> None:
         seen.add((parent, token_id))
 
 
-def depths(tree: DraftTree) -> NDArray[np.int32]:
+def depths(tree: DraftTree) -> list[int]:
     """Return each node's distance from the root, at least 1, [num_nodes].
 
     A node's token stands at absolute index len(prefix) - 1 + depth.
     """
-    if is_chain(tree):
-        return np.arange(1, tree.num_nodes + 1, dtype=np.int32)
     found: list[int] = []
     for parent in tree.parents:
         found.append(1 if parent < 0 else found[parent] + 1)
-    return np.array(found, dtype=np.int32)
+    return found
 
 
 def ancestor_mask(tree: DraftTree) -> NDArray[np.bool_]:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from diffuspec.types import FinishReason, StepStats
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_STAGES = ("draft", "search", "verify", "transport", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,16 @@ class Metrics:
         self._pre_drafts = counter("pre_drafts", "Verdicts met by drafts ahead.", ["result"])
         self._wasted = counter("wasted_draft_tokens", "Drafted for what did not happen.")
         self._fallbacks = counter("fallback", "Steps verified without their draft.", ["reason"])
-        self._step = histogram("step_seconds", "Time in a step, by stage.", ["stage"])
+        step = histogram("step_seconds", "Time in a step, by stage.", ["stage"])
+        self._stages = [(f"{stage}_seconds", step.labels(stage)) for stage in _STAGES]
         self._queue = histogram("request_queue_time_seconds", "Submission to admission.")
         self._first = histogram("time_to_first_token_seconds", "Submission to first token.")
         self._e2e = histogram("e2e_request_latency_seconds", "Submission to last token.")
 
     def observe_step(self, step: StepStats) -> None:
         self._generation_tokens.inc(step.num_committed_tokens)
-        for stage in ("draft", "search", "verify", "transport", "step"):
-            self._step.labels(stage).observe(getattr(step, f"{stage}_seconds"))
+        for field, histogram in self._stages:
+            histogram.observe(getattr(step, field))
         if step.num_tree_nodes:
             self._drafts.inc()
             self._draft_tokens.inc(step.num_tree_nodes)

@@ -45,7 +45,8 @@ def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
     for request in requests:
         rows = logits[start : start + 1 + request.tree.num_nodes]
         start += len(rows)
-        positions = [len(request.prefix), *(len(request.prefix) + depths(request.tree)).tolist()]
+        num_tokens = len(request.prefix)
+        positions = [num_tokens, *(num_tokens + depth for depth in depths(request.tree))]
         history = _history(request) if request.sampling.has_penalties else None
         chosen.append(choose_tokens(rows, request.sampling, positions, history))
     return torch.cat(chosen)

@@ -165,9 +165,10 @@ class Sequence:
                 f"draft token ids must be below {target.vocab_size}, got {highest}"
             )
         _check_alternatives(draft, target.vocab_size)
-        kept = np.flatnonzero(depths(tree) <= self.num_draft_tokens)
+        num_draft_tokens = self.num_draft_tokens
+        kept = [node for node, depth in enumerate(depths(tree)) if depth <= num_draft_tokens]
         if len(kept) < tree.num_nodes:  # deeper than asked: those could not be committed
-            draft = prune_draft(draft, kept.tolist())
+            draft = prune_draft(draft, kept)
         if draft.num_tokens_before_eos > self.num_draft_tokens:
             draft = replace(draft, num_tokens_before_eos=self.num_draft_tokens)
         self.draft = self.draft_length.trim(draft)

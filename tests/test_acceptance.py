@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from diffuspec.acceptance import accept
-from diffuspec.draft_tree import chain, merge_paths
+from diffuspec.draft_tree import chain
 from diffuspec.types import EMPTY_TREE, DraftTree
+from tests.trees import merge_paths
 
 FORKED = DraftTree((5, 6, 7, 8, 9), (-1, -1, 0, 0, 2))
 

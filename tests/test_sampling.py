@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffuspec.draft_tree import chain, merge_paths, path_to
+from diffuspec.draft_tree import chain, path_to
 from diffuspec.sampling import (
     History,
     choose_tokens,
@@ -14,6 +14,7 @@ from diffuspec.sampling import (
     token_logprobs,
 )
 from diffuspec.types import EMPTY_TREE, DraftTree, SamplingParams, VerifyRequest
+from tests.trees import merge_paths
 
 PROBABILITIES = [0.3, 0.2, 0.15, 0.1, 0.08, 0.07, 0.05, 0.03, 0.015, 0.005]
 LOGITS = torch.tensor(PROBABILITIES).log()

@@ -218,7 +218,10 @@ def _segment(plan: _Plan) -> Segment:
     if tree.num_nodes == 0:
         return Segment(plan.slot, plan.start, tail, tail_positions, "causal", logit_rows)
     token_ids = np.concatenate([tail, np.array(tree.token_ids, np.int32)])
-    positions = np.concatenate([tail_positions, len(prefix) - 1 + draft_tree.depths(tree)])
+    last = len(prefix) - 1
+    positions = np.concatenate(
+        [tail_positions, [last + depth for depth in draft_tree.depths(tree)]]
+    )
     visible: Visible = "causal"
     if not draft_tree.is_chain(tree):
         visible = np.tri(len(token_ids), dtype=np.bool_)
