@@ -307,8 +307,8 @@ class FakeDrafter:
             [right] = self.oracle(replace(request, prefix=histories[-1]), 1)
             others = [token for token in rng.sample(range(1, 40), 4) if token != right]
             if rng.random() < self.foresight:
-                others.insert(rng.randrange(3), right)
-            found.append(tuple((token, -0.5 - place) for place, token in enumerate(others)))
+                others.insert(rng.randrange(2), right)
+            found.append(tuple((token, -0.1 - 0.7 * place) for place, token in enumerate(others)))
         return tuple(found)
 
 
