@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from prometheus_client import generate_latest
@@ -26,6 +27,7 @@ from diffuspec.rpc.frontend import RoleStatus, ServiceStatus
 from diffuspec.rpc.server import RoleServer
 from diffuspec.rpc.servicers import CoordinatorServicer
 from diffuspec.sequence import Increment
+from diffuspec.trace import Tracer
 from diffuspec.types import Draft, DraftRequest, SamplingParams, SpeculationParams
 
 
@@ -119,7 +121,8 @@ class CoordinatorActor:
         tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
         self._verifier = verifier
         drafter = self._pool if config.num_drafters else None
-        self._engine = engine = Engine(config.engine, verifier, drafter, tokenizer)
+        tracer = None if config.trace is None else self._open_trace(config.trace)
+        self._engine = engine = Engine(config.engine, verifier, drafter, tokenizer, tracer=tracer)
         self._resources.push_async_callback(self._leave_drafters)
         await engine.complete(probe.prompt(verifier.info), probe.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()
@@ -223,6 +226,11 @@ class CoordinatorActor:
         if engine is not None:
             await engine.stop(self._config.deadlines.drain_seconds)
         await self._resources.aclose()
+
+    def _open_trace(self, path: Path) -> Tracer:
+        tracer = Tracer(path)
+        self._resources.callback(tracer.close)
+        return tracer
 
     async def _check(
         self, name: str, address: str, role: HostedVerifier | RemoteDrafter | None

@@ -149,6 +149,7 @@ class PipelineConfig(Section):
     placement: PlacementSettings = PlacementSettings()
     rpc: RpcSettings = RpcSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
+    trace: Path | None = None  # a file for Perfetto, written where the coordinator runs
 
     @model_validator(mode="after")
     def _gpus_where_models_want_them(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -16,6 +17,7 @@ from diffuspec.errors import DrafterError, InvalidRequestError, VerifierUnavaila
 from diffuspec.rpc.coordinator_client import RemoteCoordinator
 from diffuspec.rpc.security import Security
 from diffuspec.types import SamplingParams, SpeculationParams
+from tests.actors.conftest import tiny_pipeline
 
 HOST = "127.0.0.1"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -110,3 +112,15 @@ async def test_without_a_verifier_nothing_is_served(pipeline, token):
         await actor.start(partial(verifier_at, "127.0.0.1:1", pipeline, token), HOST)
     assert not await actor.is_healthy()
     await actor.stop()
+
+
+async def test_a_trace_is_whole_once_the_coordinator_stops(token, tmp_path):
+    config = tiny_pipeline({"drafter": None}, trace=tmp_path / "trace.json")
+    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+    address = await verifier.start("", HOST)
+    await actor.start(partial(verifier_at, address, config, token), HOST)
+    await actor.complete(MESSAGES, SHORT)
+    await actor.stop()
+    await verifier.stop()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(event["ph"] == "X" for event in events)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -201,3 +203,18 @@ async def gone(report: RoleReport) -> None:
         host, port = report.address.split(":")
         with socket.socket() as client:
             assert client.connect_ex((host, int(port))) != 0
+
+
+async def test_a_drafter_that_does_not_fit_leaves_the_service_up_and_plain(
+    nodes, expected, tmp_path
+):
+    drafter = shutil.copytree(make_config().engine.drafter.path, tmp_path / "drafter")
+    tokenizer = json.loads((drafter / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[300:302]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (drafter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    async with Pipeline(make_config({"drafter": {"path": drafter, "device": "cpu"}})) as pipeline:
+        [reason] = (await pipeline.status()).degraded_reasons
+        assert "drafter 0" in reason and "different meanings" in reason
+        assert await answer(pipeline, SHORT) == (expected(SHORT), 0)
