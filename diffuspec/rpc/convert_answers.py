@@ -105,6 +105,8 @@ def speculation_to_proto(speculation: SpeculationParams) -> coordinator_pb2.Spec
         message.adaptive_drafter_weight = True
     else:
         message.fixed_drafter_weight = speculation.drafter_weight
+    if speculation.num_outcomes != "auto":
+        message.num_outcomes = speculation.num_outcomes
     return message
 
 
@@ -115,7 +117,7 @@ def speculation_from_proto(message: coordinator_pb2.SpeculationParams) -> Specul
         given["policy"] = _known(_POLICY_NAMES, message.policy, "policy")
     if message.tree_shape:
         given["tree_shape"] = _known(TREE_SHAPE_NAMES, message.tree_shape, "tree_shape")
-    for name in ("num_draft_tokens", "max_nodes"):
+    for name in ("num_draft_tokens", "max_nodes", "num_outcomes"):
         if message.HasField(name):
             given[name] = getattr(message, name)
     if message.adaptive_drafter_weight:

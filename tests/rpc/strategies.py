@@ -13,6 +13,7 @@ from diffuspec.types import (
     MAX_ALTERNATIVES,
     MAX_DRAFT_TOKENS,
     MAX_LOGPROBS,
+    MAX_OUTCOMES,
     MAX_TREE_NODES,
     Draft,
     DraftRequest,
@@ -62,6 +63,7 @@ speculations = st.builds(
     tree_shape=st.sampled_from(["path", "beams", "best_first"]),
     max_nodes=st.integers(1, MAX_TREE_NODES),
     drafter_weight=st.floats(0, 1) | st.just("adaptive"),
+    num_outcomes=st.integers(0, MAX_OUTCOMES) | st.just("auto"),
 )
 
 
