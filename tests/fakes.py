@@ -54,9 +54,9 @@ class Gate:
         await self._arrived.wait()
 
     async def passage(self) -> None:
+        await asyncio.sleep(0)
         if not self._is_open.is_set():
             self._arrived.set()
-        await asyncio.sleep(0)
         await self._is_open.wait()
 
 

@@ -12,9 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from diffuspec import breaker as breaker_module, coordinator as coordinator_module
+from diffuspec import (
+    breaker as breaker_module,
+    coordinator as coordinator_module,
+    verify_calls as verify_calls_module,
+)
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
+from diffuspec.draft_tree import chain
 from diffuspec.errors import (
     ContextLengthError,
     DrafterError,
@@ -22,12 +27,14 @@ from diffuspec.errors import (
     OverloadedError,
     RequestCancelledError,
     VerifierError,
+    VerifierUnavailableError,
 )
 from diffuspec.types import (
     Draft,
     DraftRequest,
     FinishReason,
     SamplingParams,
+    SpeculationParams,
     Verdict,
     VerifyRequest,
 )
@@ -41,6 +48,8 @@ from tests.fakes import (
     oracle_of,
 )
 from tests.stage import FIXED, FOREVER, PROMPT, SHORT, on_stage, until
+
+OFF = SpeculationParams(policy="off")
 
 pytestmark = pytest.mark.timeout(60)  # what hangs has failed
 
@@ -301,22 +310,79 @@ async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(monkeyp
         assert step.step.fallback is None
 
 
-def test_the_breaker_pauses_longer_after_every_failure_up_to_a_limit(monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(coordinator_module.time, "monotonic", lambda: now)
+async def test_one_request_asks_a_drafter_that_failed_and_the_others_wait_for_what_comes_of_it(
+    monkeypatch, quiet
+):
+    monkeypatch.setattr(breaker_module, "_FIRST_PAUSE_SECONDS", 0.005)
+    async with on_stage(max_sequences=4) as stage:
+        stage.drafter.error = DrafterError("for a while")
+        tasks = [stage.start([n, 7], FOREVER) for n in range(4)]
+        await until(lambda: stage.metric("fallback_total", reason="drafter_error") > 0)
+        stage.drafter.gate.close()
+        await asyncio.sleep(0.01)
+        await stage.drafter.gate.arrival()
+        num_calls, num_steps = stage.drafter.num_calls, len(stage.verifier.batches)
+        await until(lambda: len(stage.verifier.batches) > num_steps + 10)
+        assert stage.drafter.num_calls == num_calls, "nobody asks while the probe is under way"
+        assert len(stage.drafter.batches[-1]) == 1
+        stage.drafter.error = None
+        stage.drafter.gate.open()
+        for n, task in enumerate(tasks):
+            assert await task == stage.plain([n, 7], FOREVER)
+        assert max(len(batch) for batch in stage.drafter.batches[num_calls:]) > 1
+
+
+async def test_a_probe_that_is_cancelled_leaves_the_next_one_to_another(monkeypatch, quiet):
+    monkeypatch.setattr(breaker_module, "_FIRST_PAUSE_SECONDS", 0.005)
+    async with on_stage(max_sequences=2) as stage:
+        stage.drafter.error = DrafterError("for a while")
+        task = stage.start([1], FOREVER)
+        await until(lambda: stage.metric("fallback_total", reason="drafter_error") > 0)
+        stage.drafter.gate.close()
+        await asyncio.sleep(0.01)
+        await stage.drafter.gate.arrival()
+        task.cancel()
+        await asyncio.wait([task])
+        stage.drafter.error = None
+        stage.drafter.gate.open()
+        steps = [step.step async for step in stage.stream([2], SHORT)]
+        assert any(step.num_tree_nodes for step in steps)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that the test advances."""
+    moment = [100.0]
+    monkeypatch.setattr(breaker_module.time, "monotonic", lambda: moment[0])
+    return moment
+
+
+def test_the_breaker_pauses_longer_after_every_failure_up_to_a_limit(clock):
     breaker = breaker_module.Breaker()
+    assert breaker.is_closed
     pauses = []
     for _ in range(9):
         breaker.failed()
-        began = now
-        while breaker.is_open:
-            now += 0.25
-        pauses.append(now - began)
+        began = clock[0]
+        while not breaker.take_probe():
+            clock[0] += 0.25
+        pauses.append(clock[0] - began)
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
     breaker.succeeded()
+    assert breaker.is_closed
     breaker.failed()
-    now += 0.5
-    assert not breaker.is_open
+    clock[0] += 0.5
+    assert breaker.take_probe()
+
+
+def test_the_breaker_lets_one_probe_through_at_a_time(clock):
+    breaker = breaker_module.Breaker()
+    assert not breaker.take_probe(), "there is nothing to find out while it is closed"
+    breaker.failed()
+    clock[0] += 1
+    assert breaker.take_probe() and not breaker.take_probe()
+    breaker.give_up_probe()
+    assert breaker.take_probe()
 
 
 @pytest.mark.parametrize("strategy", INVALID)
@@ -354,6 +420,42 @@ async def test_a_drafter_that_is_late_is_given_up(quiet):
         await until(lambda: not stage.verifier.held)
 
 
+async def test_cancelling_while_a_drafter_hangs_frees_slot_and_drafter_at_once(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter, max_sequences=1) as stage:
+        task, waiting = stage.start(), stage.start([9], SHORT, OFF)
+        await drafter.is_asked.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: drafter.was_cancelled)
+        assert await waiting == stage.plain([9])
+        assert stage.metric("fallback_total", reason="drafter_error") == 0
+
+
+async def test_a_call_that_others_wait_for_goes_on_when_one_is_cancelled():
+    async with on_stage(max_sequences=2) as stage:
+        stage.drafter.gate.close()
+        gone, kept = stage.start([1]), stage.start([2])
+        await stage.drafter.gate.arrival()
+        assert len(stage.drafter.batches[0]) == 2
+        gone.cancel()
+        await asyncio.wait([gone])
+        stage.drafter.gate.open()
+        assert await kept == stage.plain([2])
+        assert stage.drafter.num_calls == len(stage.drafter.batches)
+
+
+async def test_a_hanging_drafter_holds_up_those_that_wait_behind_it_only_once(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter, max_sequences=2, max_draft_seconds=0.05) as stage:
+        first = stage.start([1])
+        await drafter.is_asked.wait()
+        second = stage.start([2])
+        assert await first == stage.plain([1]) and await second == stage.plain([2])
+        assert stage.metric("fallback_total", reason="drafter_error") == 1
+        assert stage.metric("fallback_total", reason="drafter_unavailable") > 1
+
+
 async def test_a_drafter_that_will_not_release_holds_nobody_up(quiet):
     async with on_stage(max_sequences=1) as stage:
 
@@ -386,6 +488,93 @@ async def test_a_failing_verifier_ends_the_requests_of_that_batch_alone(error, q
         assert await waiting == stage.plain([9])
         await until(lambda: not stage.verifier.held)
         assert stage.metric("request_cancelled_total") == 0
+
+
+GONE = VerifierUnavailableError("the group is being rebuilt")
+
+
+def fail_verifications(stage: Any, count: int) -> None:
+    """The next so many verifications find nobody there."""
+    verify, left = stage.verifier.verify, [count]
+
+    async def failing(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        if left[0]:
+            left[0] -= 1
+            raise GONE
+        return await verify(requests)
+
+    stage.verifier.verify = failing
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch, quiet: None) -> None:
+    monkeypatch.setattr(verify_calls_module, "_FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(verify_calls_module, "_MAX_PAUSE_SECONDS", 0.004)
+
+
+@pytest.mark.parametrize("num_failures", [1, 2, 7])
+async def test_requests_outlive_an_outage_of_the_verifier(num_failures, short_pauses):
+    async with on_stage(max_sequences=4, prefill_chunk_tokens=16) as stage:
+        prompts = [[n, 7] for n in range(3)] + [[n % 50 for n in range(60)]]
+        streams = [stage.stream(prompt) for prompt in prompts]
+        begun = [list((await anext(stream)).token_ids) for stream in streams[:2]]
+        fail_verifications(stage, num_failures)
+        others = [asyncio.ensure_future(collect(stream)) for stream in streams]
+        answers = [tokens + await rest for tokens, rest in zip(begun, others[:2], strict=True)]
+        answers += [await rest for rest in others[2:]]
+        assert answers == [stage.plain(prompt) for prompt in prompts]
+        assert stage.metric("request_success_total", finished_reason="length") == 4
+
+
+async def collect(stream: Any) -> list[int]:
+    return [i async for step in stream for i in step.token_ids]
+
+
+async def test_an_outage_that_lasts_too_long_ends_what_it_held_up(short_pauses):
+    async with on_stage(max_verifier_outage_seconds=0.02) as stage:
+        fail_verifications(stage, 10**6)
+        tasks = [stage.start([n]) for n in range(3)]
+        for task in tasks:
+            with pytest.raises(VerifierUnavailableError, match="being rebuilt"):
+                await task
+        await until(lambda: not list(stage.coordinator._admission))
+
+
+async def test_every_outage_has_its_own_patience(short_pauses):
+    async with on_stage(max_sequences=1, max_verifier_outage_seconds=0.05) as stage:
+        for _ in range(4):
+            fail_verifications(stage, 3)
+            await stage.tokens()
+        fail_verifications(stage, 8)
+        assert await stage.tokens() == stage.plain()
+
+
+async def test_a_request_cancelled_during_an_outage_is_gone_at_once(quiet):
+    async with on_stage(max_sequences=1) as stage:
+        fail_verifications(stage, 10**6)
+        task = stage.start()
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: not list(stage.coordinator._admission))
+
+
+async def test_pauses_grow_while_the_verifier_is_gone_and_start_over_when_it_is_back():
+    verifier = FakeVerifier()
+    calls, pauses = verify_calls_module.VerifyCalls(verifier, None), []
+    [request] = [VerifyRequest("a", np.array([1], np.int32), 1, chain([]), SHORT)]
+    verifier.error = GONE
+    for _ in range(8):
+        with pytest.raises(VerifierUnavailableError):
+            await calls.ask([request])
+        pauses.append(calls.pause_seconds)
+    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1, 1, 1]
+    verifier.error = None
+    await calls.ask([request])
+    verifier.error = GONE
+    with pytest.raises(VerifierUnavailableError):
+        await calls.ask([request])
+    assert calls.pause_seconds == 0.05
 
 
 async def test_a_verifier_that_miscounts_has_failed(quiet):
@@ -437,6 +626,39 @@ async def test_shutdown_does_not_wait_for_a_worker_that_hangs(quiet):
     assert drafter.was_cancelled
     with pytest.raises(RequestCancelledError, match="shut down"):
         await task
+
+
+async def test_draining_lets_everybody_finish_and_nobody_in():
+    async with on_stage(max_sequences=1) as stage:
+        stage.verifier.gate.close()
+        tasks = [stage.start([n]) for n in range(3)]
+        await stage.verifier.gate.arrival()
+        draining = asyncio.create_task(stage.coordinator.drain(10))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError, match="shutting down"):
+            await stage.tokens()
+        stage.verifier.gate.open()
+        assert await draining is True
+        assert [await task for task in tasks] == [stage.plain([n]) for n in range(3)]
+
+
+async def test_draining_cancels_what_does_not_finish_in_time():
+    async with on_stage(max_sequences=1) as stage:
+        running, waiting = stage.start([1], FOREVER), stage.start([2])
+        await until(lambda: len(stage.verifier.batches) > 2)
+        stage.verifier.gate.close()
+        await stage.verifier.gate.arrival()
+        assert await stage.coordinator.drain(0.01) is False
+        for task in (running, waiting):
+            with pytest.raises(RequestCancelledError, match=r"0\.01 s after the notice"):
+                await task
+        stage.verifier.gate.open()
+        await until(lambda: not stage.verifier.held)
+
+
+async def test_draining_an_idle_coordinator_takes_no_time():
+    async with on_stage() as stage:
+        assert await stage.coordinator.drain(0.0) is True
 
 
 async def test_requests_before_the_start_and_after_shutdown_are_refused():
