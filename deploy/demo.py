@@ -1,0 +1,223 @@
+"""`python -m deploy.demo`: a pipeline on a Ray cluster, and what drafting and overlap buy.
+
+The same held-out questions are answered three times each, in turns: plain, drafted, and drafted
+ahead of the verdicts. The tokens must be the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import ray
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from actors.pipeline import Pipeline, RoleReport
+from actors.settings import PipelineConfig, load_pipeline
+from diffuspec.bench.questions import Question, first_per_family, load_questions
+from diffuspec.cli.display import stdout_console
+from diffuspec.cli.problems import reported
+from diffuspec.metrics import summarize
+from diffuspec.tiny import QUESTIONS
+from diffuspec.types import SamplingParams, SpeculationParams, StepStats
+
+_PIPELINE = Path(__file__).parent / "pipeline.yaml"
+_TRACE = Path("runs/demo/trace.json")
+_OBJECT_STORE_BYTES = 100 * 2**20
+_PLAIN, _SEQUENTIAL, _OVERLAPPED = _MODES = ("plain", "sequential", "overlapped")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+@dataclass(slots=True)
+class Run:
+    """All answers in one mode."""
+
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    steps: list[StepStats] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+_Config = Annotated[Path, typer.Option(metavar="FILE.yaml", help="The pipeline.")]
+_Questions = Annotated[Path, typer.Option(metavar="FILE.jsonl", help="In Spec-Bench's format.")]
+_Limit = Annotated[int, typer.Option(min=1, help="Questions of each family.")]
+_Repeats = Annotated[int, typer.Option(min=1, help="Times each question is asked in each mode.")]
+_MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
+_Trace = Annotated[Path, typer.Option(metavar="FILE.json", help="For ui.perfetto.dev.")]
+_Address = Annotated[
+    str, typer.Option(help="A Ray cluster that runs, or auto. Default: one of its own, here.")
+]
+
+
+@app.command()
+def run(
+    config: _Config = _PIPELINE,
+    questions: _Questions = QUESTIONS,
+    limit: _Limit = 1,
+    repeats: _Repeats = 2,
+    max_tokens: _MaxTokens = 128,
+    trace: _Trace = _TRACE,
+    address: _Address = "",
+) -> None:
+    """Place a pipeline on a Ray cluster and compare plain, drafted and overlapped decoding.
+
+    Ends with 1 if any token differs.
+    """
+    with reported():
+        trace.parent.mkdir(parents=True, exist_ok=True)
+        pipeline = load_pipeline(config).model_copy(update={"trace": trace.absolute()})
+        asked = first_per_family(load_questions(questions), limit)
+        console = stdout_console()
+        with _ray(address):
+            runs = asyncio.run(_measure(pipeline, asked, repeats, max_tokens, console))
+        is_same = all(run.tokens == runs[_PLAIN].tokens for run in runs.values())
+        console.print(_table(pipeline, runs))
+        console.print(f"same tokens: {'yes' if is_same else 'NO'}")
+        console.print(f"trace: {trace} (open it in https://ui.perfetto.dev)", soft_wrap=True)
+    if not is_same:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _ray(address: str) -> Iterator[None]:
+    """Connect to a cluster, or start one that ends with this; nothing of it stays."""
+    if address:
+        ray.init(address=address, log_to_driver=False)
+        yield
+        ray.shutdown()
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # actors are as quick as other processes
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
+        ray.init(
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=directory,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+async def _measure(
+    config: PipelineConfig,
+    questions: Sequence[Question],
+    repeats: int,
+    max_tokens: int,
+    console: Console,
+) -> dict[str, Run]:
+    """Ask everything in all modes, in turns and one at a time."""
+    runs: dict[str, Run] = defaultdict(Run)
+    modes = _speculations(config)
+    total = len(questions) * repeats * len(modes)
+    with _progress() as progress:
+        task = progress.add_task("starting the actors", total=total)
+        async with Pipeline(config) as pipeline:
+            console.print(_places(await pipeline.describe()))
+            for reason in (await pipeline.status()).degraded_reasons:
+                console.print(f"degraded: {reason}")
+            for mode in modes:  # unmeasured, so that costs are known
+                await _answer(pipeline, questions[0], modes[mode], max_tokens, Run())
+            for number in range(repeats):
+                for question in questions:
+                    order = [*modes][number % len(modes) :] + [*modes][: number % len(modes)]
+                    for mode in order:
+                        progress.update(task, description=f"{question.family}, {mode}")
+                        await _answer(pipeline, question, modes[mode], max_tokens, runs[mode])
+                        progress.advance(task)
+            progress.update(task, description="stopping the actors")
+    return {mode: runs[mode] for mode in modes}
+
+
+def _speculations(config: PipelineConfig) -> dict[str, SpeculationParams]:
+    default = config.engine.speculation.model_dump()
+    return {
+        _PLAIN: SpeculationParams(**{**default, "policy": "off"}),
+        _SEQUENTIAL: SpeculationParams(**{**default, "num_outcomes": 0}),
+        _OVERLAPPED: SpeculationParams(**default),
+    }
+
+
+async def _answer(
+    pipeline: Pipeline,
+    question: Question,
+    speculation: SpeculationParams,
+    max_tokens: int,
+    run: Run,
+) -> None:
+    """Add an answer to a run."""
+    prompt = [{"role": "user", "content": question.turns[0]}]
+    tokens: list[int] = []
+    started = time.perf_counter()
+    async for increment in pipeline.stream(
+        prompt, SamplingParams(max_tokens=max_tokens), speculation
+    ):
+        tokens += increment.token_ids
+        run.steps.append(increment.step)
+    run.seconds += time.perf_counter() - started
+    run.tokens.append(tuple(tokens))
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+
+
+def _places(reports: Sequence[RoleReport]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("actor", "node", "process", "GPUs", "gRPC"):
+        table.add_column(title, no_wrap=True)
+    for report in reports:
+        place = report.place
+        where = ("-", "-", "-")
+        if place is not None:
+            gpus = ", ".join(map(str, place.gpu_ids)) or "-"
+            where = (f"{place.ip} {place.node_id[:6]}", str(place.pid), gpus)
+        table.add_row(report.name, *where, report.address or "-")
+    return table
+
+
+def _table(config: PipelineConfig, runs: dict[str, Run]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for title in (
+        "tokens/s",
+        "speed-up",
+        "acceptance\nlength",
+        "pre-draft\nhit rate",
+        "verifier\nidle",
+    ):
+        table.add_column(title, justify="right", no_wrap=True)
+    plain = runs[_PLAIN].seconds
+    for mode, run in runs.items():
+        stats = summarize(run.steps, 0)
+        idle = stats.verify_idle_seconds / stats.total_seconds if stats.total_seconds else 0.0
+        looked_ahead = stats.num_pre_draft_hits + stats.num_pre_draft_misses > 0
+        table.add_row(
+            mode,
+            f"{stats.num_output_tokens / run.seconds:.0f}",
+            f"{plain / run.seconds:.2f}x",
+            f"{stats.mean_acceptance_length:.2f}",
+            f"{stats.pre_draft_hit_rate:.0%}" if looked_ahead else "-",
+            f"{idle:.0%}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    app()
