@@ -92,14 +92,11 @@ async def answer_all(
     return await asyncio.gather(*answers)
 
 
-@pytest.fixture(scope="module")
-def plain_answers(roles: Roles) -> dict[str, list[Completion]]:
+async def plain_answers(roles: Roles, sampling: SamplingParams) -> list[Completion]:
     """What this process says, without drafts."""
     engine = Engine(roles.config, roles.target, None, load_tokenizer(TARGET))
-    answers = {
-        name: engine.generate(prompts(), sampling, PLAIN) for name, sampling in SAMPLINGS.items()
-    }
-    engine.close()
+    answers = await answer_all(engine, sampling, PLAIN)
+    await engine.stop()
     return answers
 
 
@@ -112,12 +109,11 @@ def plain_answers(roles: Roles) -> dict[str, list[Completion]]:
     ],
     ids=["greedy", "forgetful workers", "without drafts"],
 )
-async def test_remote_roles_change_nothing(
-    name, speculation, limits, roles, plain_answers, security
-):
+async def test_remote_roles_change_nothing(name, speculation, limits, roles, security):
+    plain = await plain_answers(roles, SAMPLINGS[name])
     async with remote_engine(roles, security, limits) as engine:
         answers = await answer_all(engine, SAMPLINGS[name], speculation)
-    for found, expected in zip(answers, plain_answers[name], strict=True):
+    for found, expected in zip(answers, plain, strict=True):
         assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
         assert found.finish_reason == expected.finish_reason
         assert found.stats.num_fallbacks == 0
