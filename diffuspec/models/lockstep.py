@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 import zlib
 from collections import deque
@@ -22,6 +23,8 @@ from diffuspec.models.rank_group import RankGroup
 from diffuspec.models.step_message import Step, decode_step, encode_step
 from diffuspec.models.worker import Worker
 from diffuspec.types import Verdict, VerifyRequest
+
+logger = logging.getLogger(__name__)
 
 _FAILED = -1  # in place of the digest of verdicts
 
@@ -131,6 +134,7 @@ def _take(step: Step, target: CausalTarget, group: RankGroup) -> list[Verdict]:
         if step.requests:
             verdicts = target.verify_here(step.requests)
     except VerifierError as error:
+        logger.warning("rank %d failed in step %d: %s", group.rank, step.number, error)
         failure = error
     digest = _digest(verdicts) if failure is None else _FAILED
     digests = group.gather(digest)
