@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format proto bench clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,9 @@ lint: $(STAMP) ## Style, formatting, types and import contracts
 format: $(STAMP) ## Rewrite the code in its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+proto: $(STAMP) ## Compile protos/ into diffuspec/v1
+	$(BIN)/python protos/generate.py
 
 bench: $(STAMP) ## The benchmark against transformers, with tables and plots in runs/bench
 	$(BIN)/diffuspec bench $(ARGS)
