@@ -91,12 +91,17 @@ class VerifyLoop:
             self._pass_on(ticket, verdict if chunk is None else None, batch)
 
     def _announce(self, tickets: list[Ticket], chunks: list[VerifyRequest | None]) -> None:
-        num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
-        ends_at = time.monotonic() + float(self._costs.verify.seconds(num_rows)[-1])
+        decoding = []
         for ticket, chunk in zip(tickets, chunks, strict=True):
             ticket.stage = "verifying"
-            if chunk is None:
-                self._look_ahead(ticket, ends_at)
+            if chunk is None and ticket.sequence.num_outcomes != 0:
+                decoding.append(ticket)
+        if not decoding:
+            return
+        num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
+        ends_at = time.monotonic() + float(self._costs.verify.seconds(num_rows)[-1])
+        for ticket in decoding:
+            self._look_ahead(ticket, ends_at)
 
     def _learn(self, tickets: list[Ticket], batch: VerdictBatch) -> None:
         """Learn from decoding steps only: how many prompt rows were cached is not known here."""

@@ -105,8 +105,7 @@ class _Part:
         self._block_size = block_size
         self._start = segment.start
         self._end = segment.start + segment.num_rows
-        self._new_rows = cache.rows(segment.slot, self._start, self._end)
-        self._mask = _new_rows_mask(segment, self._new_rows[0])
+        self._mask = _new_rows_mask(segment, cache)
         self._views: dict[int | None, _View] = {}  # by window
 
     def attend(
@@ -118,10 +117,10 @@ class _Part:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        self._new_rows[2 * layer].copy_(key)
-        self._new_rows[2 * layer + 1].copy_(value)
         view = self._view(window)
         keys, values, mask = view.rows[2 * layer], view.rows[2 * layer + 1], view.mask
+        keys.narrow(1, view.num_old, self.num_rows).copy_(key)
+        values.narrow(1, view.num_old, self.num_rows).copy_(value)
         if self._block_size is not None:
             assert mask is not None
             return _attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
@@ -153,10 +152,11 @@ class _Part:
         if (size := self._block_size) is not None:
             first, end = first // size * size, -(-end // size) * size
         rows = self._cache.rows(self._segment.slot, first, end)
+        num_old = self._start - first
         if self._block_size is None and (window is None or self.num_rows == 1):
-            return _View(rows, self._mask)
+            return _View(rows, num_old, self._mask)
         mask = torch.zeros((self.num_rows, end - first), dtype=torch.float32)
-        new_columns = slice(self._start - first, self._end - first)
+        new_columns = slice(num_old, num_old + self.num_rows)
         mask[:, new_columns.stop :] = -torch.inf
         if self._mask is not None:
             mask[:, new_columns] = self._mask
@@ -165,7 +165,7 @@ class _Part:
             columns = np.concatenate([np.arange(first, self._start), positions])
             far = positions[:, None] - columns >= window
             mask[:, : new_columns.stop].masked_fill_(torch.from_numpy(far), -torch.inf)
-        return _View(rows, mask.to(self._new_rows[0]))
+        return _View(rows, num_old, mask.to(rows[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -173,6 +173,7 @@ class _View:
     """Columns of the cache, and which of them the rows of a segment see."""
 
     rows: tuple[torch.Tensor, ...]  # keys and values of every layer; see KVCache.rows
+    num_old: int  # columns before the segment's own
     mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
 
 
@@ -230,16 +231,16 @@ def _attend_in_blocks(
     return (output / total).to(values.dtype).view(num_heads, num_rows, dim).transpose(0, 1)
 
 
-def _new_rows_mask(segment: Segment, like: torch.Tensor) -> torch.Tensor | None:
+def _new_rows_mask(segment: Segment, cache: KVCache) -> torch.Tensor | None:
     """Return the additive mask [num_rows, num_rows] among new rows; None: all visible."""
     visible = segment.visible
     if isinstance(visible, str):
         size = segment.num_rows
         if visible == "full" or size == 1:
             return None
-        return _causal_mask(1 << (size - 1).bit_length(), like.dtype, like.device)[:size, :size]
+        return _causal_mask(1 << (size - 1).bit_length(), cache.dtype, cache.device)[:size, :size]
     mask = np.where(visible, np.float32(0), np.float32(-np.inf))
-    return torch.from_numpy(mask).to(like)
+    return torch.from_numpy(mask).to(cache.device, cache.dtype)
 
 
 @lru_cache(maxsize=16)

@@ -35,18 +35,20 @@ class _Draft:
     request: DraftRequest
     prefix: TokenIds  # the request's, cut from the left to what the model can see
     block: TokenIds  # [k], masks and the tokens that refinement has fixed
-    is_masked: NDArray[np.bool_]  # [k]
-    logits: torch.Tensor  # [k, V], each position's from the last pass in which it was masked
+    logits: torch.Tensor | None = None  # [k, V], of the last pass in which each was masked
+    is_masked: NDArray[np.bool_] | None = None  # [k]; None: all are
 
     def update(self, logits: torch.Tensor) -> None:
-        if self.logits.shape != logits.shape:
-            self.logits = logits
-        else:
+        if self.logits is not None and self.is_masked is not None:
             still_masked = torch.from_numpy(self.is_masked).to(logits.device)
-            self.logits = torch.where(still_masked[:, None], logits, self.logits)
+            logits = torch.where(still_masked[:, None], logits, self.logits)
+        self.logits = logits
 
     def fix_most_confident(self, count: int) -> None:
         """Put the likeliest token in the place of that many masks."""
+        assert self.logits is not None
+        if self.is_masked is None:
+            self.is_masked = np.ones(len(self.block), np.bool_)
         logprobs, token_ids = self.logits.log_softmax(dim=-1).max(dim=-1)
         order = np.argsort(np.where(self.is_masked, -logprobs.cpu().numpy(), np.inf), kind="stable")
         chosen = order[: min(count, int(self.is_masked.sum()))]
@@ -161,7 +163,7 @@ class DiffusionDrafter:
         k = request.num_draft_tokens
         block = np.full(k, self._mask_token_id, np.int32)
         prefix = _cut(request.prefix, self._max_positions - k)
-        return _Draft(request, prefix, block, np.ones(k, np.bool_), torch.empty(0))
+        return _Draft(request, prefix, block)
 
     def _fill(self, drafts: Sequence[_Draft]) -> None:
         """Run the model over every draft's prefix and block, and update its logits."""
@@ -227,7 +229,8 @@ class DiffusionDrafter:
 
 def _joined(drafts: Sequence[_Draft]) -> torch.Tensor:
     """Return all drafts' logits, [sum of k, V]."""
-    return drafts[0].logits if len(drafts) == 1 else torch.cat([draft.logits for draft in drafts])
+    logits = [draft.logits for draft in drafts if draft.logits is not None]
+    return logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
 def _perturb(logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
