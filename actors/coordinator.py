@@ -151,6 +151,7 @@ class CoordinatorActor:
         del self._reasons[name]
         self._drafters[name] = remote
         self._pool.add(remote)
+        self.engine.resume_drafting()
 
     async def disconnect_drafter(self, name: str, reason: str) -> None:
         """Do without a drafter, and say why in the status."""

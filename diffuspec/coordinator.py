@@ -151,6 +151,10 @@ class Coordinator:
             ticket.increments.put_nowait(RequestCancelledError(f"{request_id!r} was cancelled"))
         return len(chosen)
 
+    def resume_drafting(self) -> None:
+        """Ask the drafter again at once: whoever looks after it knows that it works."""
+        self._draft_loop.resume()
+
     # ---- the beginning of a request
 
     def _submit(

@@ -80,6 +80,10 @@ class DraftLoop:
         """The verdict has come and is not yet committed; None: it was not looked ahead to."""
         return self._predrafts.resolve(ticket, verdict)
 
+    def resume(self) -> None:
+        """The drafter was seen to work: it is asked again without waiting for a probe."""
+        self._breaker.succeeded()
+
     def drop(self, ticket: Ticket) -> None:
         """A ticket is over: no draft is wanted any more."""
         self._inbox.remove(ticket)

@@ -191,6 +191,11 @@ class Engine:
         """
         return self._coordinator is not None and self._coordinator.cancel(request_id) > 0
 
+    def resume_drafting(self) -> None:
+        """Ask the drafter again at once: whoever looks after it knows that it works."""
+        if self._coordinator is not None:
+            self._coordinator.resume_drafting()
+
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return token ids of a text, of chat messages by the target's template, or of ids.
 

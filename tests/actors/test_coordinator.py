@@ -65,6 +65,15 @@ async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_comes(
     assert answer.token_ids == expected and len(answer.steps) < len(expected)
 
 
+async def test_a_drafter_that_comes_is_asked_at_once(coordinator, drafter_address):
+    for _ in range(3):  # each time it is left alone for longer
+        answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+        assert not any(step.num_tree_nodes for step in answer.steps)
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+    assert answer.steps[0].num_tree_nodes > 0
+
+
 async def test_clients_are_answered_over_grpc(coordinator, token, expected):
     client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
     increments = [increment async for increment in client.stream(MESSAGES, SHORT)]
