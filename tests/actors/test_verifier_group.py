@@ -177,7 +177,7 @@ async def test_one_late_step_of_healthy_ranks_is_taken_again(
     service: Service, builder: Builder
 ) -> None:
     service.target.gate.close()
-    with pytest.raises(VerifierUnavailableError, match=r"did not answer within 0\.3 seconds"):
+    with pytest.raises(VerifierUnavailableError, match="did not answer"):
         await service.verifier.verify(STEP)
     service.target.gate.open()
     assert len(await service.verifier.verify(STEP)) == 1
@@ -193,7 +193,7 @@ async def test_two_late_steps_are_the_end_of_the_ranks(service: Service) -> None
     await until(lambda: service.ranks.is_dead)
     assert len(await service.verifier.verify(STEP)) == 1
     [recovery] = service.verifier.group.recoveries
-    assert "did not answer within 0.3 seconds" in recovery.reason
+    assert "did not answer" in recovery.reason
 
 
 async def test_a_late_step_of_ranks_that_are_not_well_is_their_end(service: Service) -> None:
