@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from hypothesis import given, settings, strategies as st
 
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig, TargetConfig
 from diffuspec.coordinator import Coordinator
+from diffuspec.errors import DrafterError, VerifierUnavailableError
 from diffuspec.interfaces import Drafter, Verifier
 from diffuspec.models.causal import CausalTarget
 from diffuspec.text import TextStream
@@ -94,10 +96,14 @@ async def answer(coordinator: Coordinator, job: Job, name: str, has_begun: async
 
 
 async def answer_all(
-    verifier: Verifier, drafter: Drafter | None, jobs: Sequence[Job], arrival: Arrival
+    verifier: Verifier,
+    drafter: Drafter | None,
+    jobs: Sequence[Job],
+    arrival: Arrival,
+    **settings: Any,
 ) -> list[Answer]:
     """Answer all jobs; the name of a job's request begins with its number."""
-    config = CoordinatorConfig(prefill_chunk_tokens=16)
+    config = CoordinatorConfig(prefill_chunk_tokens=16, **settings)
     async with Coordinator(verifier, drafter, config, DraftLengthConfig()) as coordinator:
         tasks = []
         for number, job in enumerate(jobs):
@@ -143,6 +149,7 @@ def a_job(draw: st.DrawFn) -> Job:
         num_draft_tokens=draw(st.integers(1, 24)),
         max_nodes=draw(st.integers(1, 64)),
         drafter_weight=draw(st.sampled_from([0.5, "adaptive"])),
+        num_outcomes=draw(st.sampled_from([0, 1, 3, 16, "auto"])),
     )
     prompt = tuple(draw(st.lists(st.integers(0, 49), min_size=1, max_size=40)))
     return Job(prompt, draw(a_sampling()), speculation)
@@ -160,11 +167,85 @@ def test_no_draft_changes_what_a_target_says(jobs, strategies, max_sequences, ar
     verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
     drafter = FakeDrafter(oracle_of(verifier), mixed(strategies), seed)
     answers = asyncio.run(answer_all(verifier, drafter, jobs, arrival))
+    assert_plain(verifier, jobs, answers)
+
+
+def assert_plain(verifier: FakeVerifier, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
     for job, given_answer in zip(jobs, answers, strict=True):
         plain = decode_plainly(verifier, job.prompt, job.sampling)
         assert list(given_answer.token_ids) == plain
         if job.sampling.logprobs is not None:
             assert len(given_answer.logprobs) == len(plain)
+
+
+@settings(max_examples=100)
+@given(
+    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
+    max_sequences=st.integers(1, 4),
+    num_draft_lanes=st.integers(1, 2),
+    foresight=st.sampled_from([0.0, 0.6, 1.0]),
+    arrival=st.sampled_from(["alone", "together", "one after the other"]),
+    seed=st.integers(0, 100),
+)
+def test_no_draft_ahead_changes_what_a_target_says(
+    jobs, strategies, max_sequences, num_draft_lanes, foresight, arrival, seed
+):
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
+    drafter = FakeDrafter(oracle_of(verifier), mixed(strategies), seed, foresight)
+    overlap = {"overlap": True, "num_draft_lanes": num_draft_lanes}
+    answers = asyncio.run(answer_all(verifier, drafter, jobs, arrival, **overlap))
+    assert_plain(verifier, jobs, answers)
+
+
+class Unreliable:
+    """Workers that lose calls, before the work or after it, and take their time."""
+
+    def __init__(self, verifier: FakeVerifier, drafter: FakeDrafter, rate: float, seed: int):
+        self._rng, self._rate = random.Random(seed), rate
+        verifier.verify = self._losing(verifier.verify, VerifierUnavailableError("gone"))  # type: ignore[method-assign]
+        drafter.draft = self._losing(drafter.draft, DrafterError("gone"))  # type: ignore[method-assign]
+
+    def _losing(self, call: Any, error: Exception) -> Any:
+        async def attempt(requests: Sequence[Any]) -> Any:
+            await self._dawdle()
+            if self._rng.random() < self._rate:
+                raise error
+            answers = await call(requests)
+            await self._dawdle()
+            if self._rng.random() < self._rate:
+                raise error
+            return answers
+
+        return attempt
+
+    async def _dawdle(self) -> None:
+        for _ in range(self._rng.randrange(6)):
+            await asyncio.sleep(0)
+
+
+@settings(max_examples=60)
+@given(
+    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
+    max_sequences=st.integers(1, 4),
+    overlap=st.booleans(),
+    rate=st.sampled_from([0.02, 0.2]),
+    seed=st.integers(0, 100),
+)
+def test_no_failure_changes_what_a_target_says(
+    jobs, strategies, max_sequences, overlap, rate, seed
+):
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
+    drafter = FakeDrafter(oracle_of(verifier), mixed(strategies), seed)
+    Unreliable(verifier, drafter, rate, seed)
+    with (
+        patch("diffuspec.verify_calls._FIRST_PAUSE_SECONDS", 0.0),
+        patch("diffuspec.breaker._FIRST_PAUSE_SECONDS", 1e-4),
+        patch("diffuspec.breaker._MAX_PAUSE_SECONDS", 1e-3),
+    ):
+        answers = asyncio.run(answer_all(verifier, drafter, jobs, "together", overlap=overlap))
+    assert_plain(verifier, jobs, answers)
 
 
 def test_right_drafts_save_steps():
@@ -252,8 +333,8 @@ def test_no_draft_changes_what_a_real_target_says(load_target, family, name):
     expected = plain_answers(target, jobs)
     drafter = drafter_that_knows(jobs, expected, mixed(STRATEGIES))
     arrivals: list[Arrival] = ["together", "one after the other"]
-    for arrival in arrivals:
-        answers = asyncio.run(answer_all(target, drafter, jobs, arrival))
+    for arrival, overlap in zip(arrivals, (False, True), strict=True):
+        answers = asyncio.run(answer_all(target, drafter, jobs, arrival, overlap=overlap))
         for plain, drafted in zip(expected, answers, strict=True):
             drafted.assert_same(plain)
         num_tokens = sum(len(one.token_ids) for one in answers)
