@@ -1,0 +1,55 @@
+"""A deployment with certificates of `deploy/certificates.sh`: every role speaks mutual TLS."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from actors.coordinator import CoordinatorActor, verifier_at
+from actors.drafter import DrafterActor
+from actors.path_scorer import PathScorerActor
+from actors.settings import PipelineConfig
+from actors.verifier import VerifierRank
+from diffuspec.rpc.coordinator_client import RemoteCoordinator
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.status import TransportError
+from diffuspec.types import SamplingParams, SpeculationParams
+from tests.actors.conftest import tiny_pipeline
+
+ROOT = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+TOKEN = "a token for tests"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
+    directory = tmp_path_factory.mktemp("tls")
+    script, authority, node = ROOT / "deploy" / "certificates.sh", directory / "ca", directory / "n"
+    for arguments in (("authority", authority), ("node", authority, node)):
+        subprocess.run(["bash", script, *arguments], check=True, capture_output=True)
+    files = {"ca": node / "ca.pem", "certificate": node / "node.pem", "key": node / "node.key"}
+    return tiny_pipeline(rpc={"tls": {**files, "server_name": "diffuspec"}})
+
+
+async def test_all_roles_speak_tls_and_a_plaintext_client_is_refused(config):
+    verifier, coordinator = VerifierRank(config, TOKEN), CoordinatorActor(config, TOKEN)
+    scorer, drafter = PathScorerActor(config, TOKEN), DrafterActor(config, TOKEN)
+    address = await verifier.start("", HOST)
+    ready = await coordinator.start(partial(verifier_at, address, config, TOKEN), HOST)
+    scorer_address = await scorer.start(ready.info, HOST)
+    drafter_address = await drafter.start(ready.info, ready.vocabulary, scorer_address, HOST)
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    client = await RemoteCoordinator.connect(ready.address, config.security(TOKEN))
+    sampling = SamplingParams(max_tokens=12)
+    steps = [step async for step in client.stream(MESSAGES, sampling, DRAFTED)]
+    assert any(step.step.num_tree_nodes for step in steps)
+    await client.close()
+    with pytest.raises(TransportError):
+        await RemoteCoordinator.connect(ready.address, Security(TOKEN))
+    for actor in (coordinator, drafter, scorer, verifier):
+        await actor.stop()
