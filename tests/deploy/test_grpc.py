@@ -20,7 +20,7 @@ from diffuspec.rpc.security import Security
 from diffuspec.types import SamplingParams, SpeculationParams
 
 ROOT = Path(__file__).parents[2]
-TOKEN = "a token for tests"
+TOKEN = "a-token-for-tests"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 SHORT = SamplingParams(max_tokens=24)
 DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)

@@ -21,7 +21,7 @@ from tests.actors.conftest import tiny_pipeline
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
-TOKEN = "a token for tests"
+TOKEN = "a-token-for-tests"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
 
