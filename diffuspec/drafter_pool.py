@@ -1,0 +1,127 @@
+"""A pool of drafters: many coordinators may share some, and one may use several."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from diffuspec.breaker import Breaker
+from diffuspec.errors import DrafterError
+from diffuspec.interfaces import Drafter
+from diffuspec.types import Draft, DraftRequest
+
+logger = logging.getLogger(__name__)
+
+
+class _Member:
+    def __init__(self, drafter: Drafter, number: int) -> None:
+        self.drafter = drafter
+        self.number = number
+        self.breaker = Breaker()
+        self.request_ids: set[str] = set()
+        self.num_positions = 0  # under way
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Raises DrafterError for whatever goes wrong, which sets the member aside."""
+        size = sum(request.num_draft_tokens for request in requests)
+        self.num_positions += size
+        try:
+            drafts = await self.drafter.draft(requests)
+            if len(drafts) != len(requests):
+                raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
+        except asyncio.CancelledError:
+            self.breaker.give_up_probe()
+            raise
+        except Exception as error:
+            self.breaker.failed()
+            raise DrafterError(f"drafter {self.number} failed: {error}") from error
+        finally:
+            self.num_positions -= size
+        self.breaker.succeeded()
+        return drafts
+
+
+class DrafterPool:
+    """A Drafter over several.
+
+    A request stays with the member that knows its prefix; a new one goes to the member with the
+    least to do. A member that fails is set aside and its requests move, in the same call; after a
+    pause one batch finds out whether it is well again. DrafterError is raised when none is left.
+    """
+
+    def __init__(self, drafters: Sequence[Drafter]) -> None:
+        if not drafters:
+            raise ValueError("a pool needs at least one drafter")
+        self._members = [_Member(drafter, number) for number, drafter in enumerate(drafters)]
+        self._homes: dict[str, _Member] = {}
+
+    @property
+    def num_available(self) -> int:
+        """How many members are not set aside."""
+        return sum(member.breaker.is_closed for member in self._members)
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, in order, made by members side by side."""
+        if not requests:
+            return []
+        found: dict[int, Draft] = {}
+        errors: list[DrafterError] = []
+        while missing := [i for i in range(len(requests)) if i not in found]:
+            shares = self._share_out([(i, requests[i]) for i in missing])
+            if not shares:
+                raise DrafterError("no drafter of the pool is available") from (
+                    errors[-1] if errors else None
+                )
+            errors += await self._draft_shares(requests, shares, found)
+        return [found[i] for i in range(len(requests))]
+
+    async def release(self, request_id: str) -> None:
+        """Forget a request, at every member that has drafted for it."""
+        self._homes.pop(request_id, None)
+        knowing = [member for member in self._members if request_id in member.request_ids]
+        for member in knowing:
+            member.request_ids.discard(request_id)
+        await asyncio.gather(*(member.drafter.release(request_id) for member in knowing))
+
+    async def _draft_shares(
+        self,
+        requests: Sequence[DraftRequest],
+        shares: dict[_Member, list[int]],
+        found: dict[int, Draft],
+    ) -> list[DrafterError]:
+        """Let every member draft its share; return what went wrong."""
+        calls = [member.draft([requests[i] for i in indices]) for member, indices in shares.items()]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        errors = []
+        for indices, result in zip(shares.values(), results, strict=True):
+            if isinstance(result, DrafterError):
+                logger.warning("%s", result)
+                errors.append(result)
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                found.update(zip(indices, result, strict=True))
+        return errors
+
+    def _share_out(self, requests: Sequence[tuple[int, DraftRequest]]) -> dict[_Member, list[int]]:
+        """Assign the numbered requests to members that may be asked; {} when there is none."""
+        probed = next((member for member in self._members if member.breaker.take_probe()), None)
+        available = [member for member in self._members if member.breaker.is_closed]
+        if probed is not None:
+            available.append(probed)
+        if not available:
+            return {}
+        load = {member: member.num_positions for member in available}
+        shares: dict[_Member, list[int]] = {}
+        for index, request in requests:
+            member = self._homes.get(request.request_id)
+            if member not in load:
+                member = min(available, key=lambda one: (load[one], len(one.request_ids)))
+                self._homes[request.request_id] = member
+            member.request_ids.add(request.request_id)
+            load[member] += request.num_draft_tokens
+            shares.setdefault(member, []).append(index)
+        if probed is not None and probed not in shares:
+            probed.breaker.give_up_probe()
+        return shares
