@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 
 from diffuspec.breaker import Breaker
 from diffuspec.errors import DrafterError
@@ -48,13 +49,26 @@ class DrafterPool:
     A request stays with the member that knows its prefix; a new one goes to the member with the
     least to do. A member that fails is set aside and its requests move, in the same call; after a
     pause one batch finds out whether it is well again. DrafterError is raised when none is left.
+    Members come and go while the pool is used; they bound their own calls.
     """
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        if not drafters:
-            raise ValueError("a pool needs at least one drafter")
-        self._members = [_Member(drafter, number) for number, drafter in enumerate(drafters)]
+    def __init__(self, drafters: Iterable[Drafter] = ()) -> None:
+        self._numbers = count()
+        self._members: list[_Member] = []
         self._homes: dict[str, _Member] = {}
+        for drafter in drafters:
+            self.add(drafter)
+
+    def add(self, drafter: Drafter) -> None:
+        """Let one more draft."""
+        self._members.append(_Member(drafter, next(self._numbers)))
+
+    def remove(self, drafter: Drafter) -> None:
+        """Give one up, whose requests move; what it is drafting just now still counts.
+
+        One that is not here is fine.
+        """
+        self._members = [member for member in self._members if member.drafter is not drafter]
 
     @property
     def num_available(self) -> int:

@@ -43,9 +43,33 @@ def asked(drafter: FakeDrafter) -> list[str]:
     return [one.request_id for batch in drafter.batches for one in batch]
 
 
-def test_an_empty_pool_is_refused():
-    with pytest.raises(ValueError, match="at least one"):
-        DrafterPool([])
+async def test_members_come_and_go():
+    first, second = members(2)
+    pool = DrafterPool()
+    with pytest.raises(DrafterError, match="no drafter of the pool"):
+        await pool.draft([request("a")])
+    pool.add(first)
+    assert len(await pool.draft([request("a")])) == 1
+    pool.add(second)
+    pool.remove(first)
+    pool.remove(first)
+    assert len(await pool.draft([request("a")])) == 1
+    assert asked(second) == ["a"] and pool.num_available == 1
+    await pool.release("a")
+    assert first.released == [] and second.released == ["a"]
+
+
+async def test_a_member_that_leaves_while_it_drafts_finishes_that():
+    first, second = members(2)
+    pool = DrafterPool([first, second])
+    first.gate.close()
+    drafting = asyncio.create_task(pool.draft([request("a")]))
+    await first.gate.arrival()
+    pool.remove(first)
+    first.gate.open()
+    assert len(await drafting) == 1
+    await pool.draft([request("a")])
+    assert asked(second) == ["a"]
 
 
 async def test_drafts_come_in_the_order_of_their_requests():
