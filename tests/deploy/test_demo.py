@@ -1,0 +1,48 @@
+"""The demo as a user runs it: a cluster of its own, a table, a trace, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "deploy.demo", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_three_ways_of_decoding_give_the_same_tokens(tmp_path):
+    trace = tmp_path / "new" / "trace.json"
+    result = demo("--repeats", 1, "--max-tokens", 16, "--trace", trace)
+    assert result.returncode == 0, result.stderr
+    assert "same tokens: yes" in result.stdout and str(trace) in result.stdout
+    for word in ("coordinator", "drafter 0", "path scorer 0", "verifier rank 0"):
+        assert word in result.stdout
+    for word in ("plain", "sequential", "overlapped"):
+        assert word in result.stdout
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"verify", "draft"} <= {event["name"] for event in events if event["ph"] == "X"}
+
+
+def test_a_pipeline_file_that_is_wrong_is_named_before_a_cluster_is_started(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text("engine: {preset: large}\n")
+    result = demo("--config", path, "--trace", tmp_path / "trace.json")
+    assert result.returncode == 2 and "preset must be `tiny`" in result.stderr
+    assert "Traceback" not in result.stderr
