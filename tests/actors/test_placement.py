@@ -10,6 +10,7 @@ from ray.util import placement_group_table
 from actors.pipeline import Pipeline
 from actors.placement import Placement, PlacementError, locate
 from actors.role_actor import kill
+from diffuspec.errors import ModelLoadError
 from tests.actors.conftest import NODE, tiny_pipeline
 
 pytestmark = pytest.mark.ray
@@ -44,3 +45,11 @@ async def test_what_the_cluster_lacks_is_named_in_time(cluster, placement, messa
     with pytest.raises(PlacementError, match=message):
         await pipeline.start()
     assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
+
+
+@pytest.mark.timeout(180)
+async def test_a_target_that_is_not_there_is_named_and_nothing_stays(cluster, tmp_path):
+    config = tiny_pipeline({"target": {"path": tmp_path / "nowhere"}})
+    with pytest.raises(ModelLoadError, match="nowhere does not exist"):
+        await Pipeline(config).start()
+    assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
