@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from prometheus_client import generate_latest
 
 from actors import probe
 from actors.settings import PipelineConfig
+from diffuspec.drafter_pool import DrafterPool
 from diffuspec.engine import Completion, Engine, Prompt
 from diffuspec.errors import DrafterError
 from diffuspec.interfaces import TargetInfo, Verifier
@@ -28,7 +29,7 @@ from diffuspec.rpc.server import RoleServer
 from diffuspec.rpc.servicers import CoordinatorServicer
 from diffuspec.sequence import Increment
 from diffuspec.trace import Tracer
-from diffuspec.types import Draft, DraftRequest, SamplingParams, SpeculationParams
+from diffuspec.types import SamplingParams, SpeculationParams
 
 
 class HostedVerifier(Verifier, Protocol):
@@ -72,26 +73,6 @@ class Ready:
     vocabulary: str  # see vocabulary_digest
 
 
-class DrafterPool:
-    def __init__(self) -> None:
-        self._all: list[RemoteDrafter] = []
-
-    def add(self, drafter: RemoteDrafter) -> None:
-        self._all.append(drafter)
-
-    def remove(self, drafter: RemoteDrafter) -> None:
-        self._all.remove(drafter)
-
-    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        if not self._all:
-            raise DrafterError("no drafter")
-        return await self._all[0].draft(requests)
-
-    async def release(self, request_id: str) -> None:
-        for one in self._all:
-            await one.release(request_id)
-
-
 class CoordinatorActor:
     """Serves prompts. A plain class: Ray runs it, or a process of its own."""
 
@@ -122,7 +103,8 @@ class CoordinatorActor:
         self._verifier = verifier
         drafter = self._pool if config.num_drafters else None
         tracer = None if config.trace is None else self._open_trace(config.trace)
-        self._engine = engine = Engine(config.engine, verifier, drafter, tokenizer, tracer=tracer)
+        engine_config = config.engine_over_drafters
+        self._engine = engine = Engine(engine_config, verifier, drafter, tokenizer, tracer=tracer)
         self._resources.push_async_callback(self._leave_drafters)
         await engine.complete(probe.prompt(verifier.info), probe.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 from functools import partial
@@ -107,6 +109,28 @@ async def test_a_drafter_of_the_same_name_takes_over(coordinator, drafter_addres
     await coordinator.connect_drafter("drafter 0", drafter_address)
     answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
     assert answer.token_ids == expected and len(answer.steps) < len(expected)
+
+
+async def test_several_drafters_share_the_requests(token, expected):
+    config = tiny_pipeline(placement={"drafter": {"count": 2}})
+    async with contextlib.AsyncExitStack() as stack:
+        verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+        stack.push_async_callback(verifier.stop)
+        address = await verifier.start("", HOST)
+        stack.push_async_callback(actor.stop)
+        ready = await actor.start(partial(verifier_at, address, config, token), HOST)
+        for index in range(2):
+            scorer, drafter = PathScorerActor(config, token), DrafterActor(config, token)
+            stack.push_async_callback(scorer.stop)
+            stack.push_async_callback(drafter.stop)
+            scorer_address = await scorer.start(ready.info, HOST)
+            address = await drafter.start(ready.info, ready.vocabulary, scorer_address, HOST)
+            await actor.connect_drafter(f"drafter {index}", address)
+        asked = [remote.num_bytes_sent for remote in actor._drafters.values()]
+        answers = [actor.complete(MESSAGES, SHORT, DRAFTED) for _ in range(4)]
+        assert {answer.token_ids for answer in await asyncio.gather(*answers)} == {expected}
+        asked_now = [remote.num_bytes_sent for remote in actor._drafters.values()]
+        assert all(now > before for now, before in zip(asked_now, asked, strict=True))
 
 
 async def test_metrics_are_prometheus_text(coordinator):
