@@ -110,7 +110,7 @@ class _RemoteRole:
         fill: Callable[[Any, PrefixStore], None],
         requests: Sequence[DraftRequest] | Sequence[VerifyRequest],
     ) -> Step[Any]:
-        ids = [request.request_id for request in requests]
+        ids = (request.request_id for request in requests)
         try:
             if self._steps.is_lost:
                 await self._meet()

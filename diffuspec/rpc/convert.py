@@ -7,6 +7,7 @@ here (dimensions, one confidence per node); what a value means is checked by the
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from typing import Any, TypeAlias
 
@@ -186,7 +187,7 @@ def lattice_from_proto(message: types_pb2.Lattice) -> Lattice:
 
 
 def _table(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    expected = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    expected = 4 * math.prod(shape)  # int32 and float32 alike
     if len(data) != expected:
         raise InvalidRequestError(
             f"{name} of shape {list(shape)} must be {expected} bytes, got {len(data)}"

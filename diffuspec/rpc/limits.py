@@ -13,7 +13,7 @@ class RpcLimits:
     """What a client and a server allow each other. Both sides of a connection take the same."""
 
     max_message_bytes: int = 16 * 1024 * 1024
-    max_concurrent_rpcs: int = 64  # of one server, streams included
+    max_concurrent_rpcs: int = 256  # of one server, streams included
     max_calls_in_flight: int = 16  # on one stream
     max_rows: int = 1024  # of one batch
     max_prefixes: int = 1024  # that one stream remembers

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +23,7 @@ _DIGEST_SIZE = 8
 TOKEN_SIZE = 4
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class Held(NamedTuple):
     """A prefix as both ends know it."""
 
     data: bytes  # the tokens, little-endian int32
@@ -100,6 +99,8 @@ def encode_delta(
     data = to_bytes(prefix)
     if held is None:
         base, length = _nothing(sampling), 0
+    elif data.startswith(held.data):
+        base, length = held, held.num_tokens
     else:
         base, length = held, num_common_tokens([held.data, data])
     delta = PrefixDelta(
