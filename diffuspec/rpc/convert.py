@@ -120,12 +120,12 @@ def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -
 def _alternatives_to_proto(alternatives: _Alternatives) -> types_pb2.Alternatives:
     rows = {id(entry): entry for entry in alternatives}  # nodes may share the object
     numbers = {key: number for number, key in enumerate(rows)}
-    pairs = [pair for entry in rows.values() for pair in entry]
-    token_ids, logprobs = zip(*pairs, strict=True) if pairs else ((), ())
+    token_ids = [token_id for entry in rows.values() for token_id, _ in entry]
+    logprobs = [logprob for entry in rows.values() for _, logprob in entry]
     return types_pb2.Alternatives(
         row_lengths=[len(entry) for entry in rows.values()],
-        token_ids=struct.pack(f"<{len(pairs)}i", *token_ids),
-        logprobs=struct.pack(f"<{len(pairs)}d", *logprobs),
+        token_ids=struct.pack(f"<{len(token_ids)}i", *token_ids),
+        logprobs=struct.pack(f"<{len(logprobs)}d", *logprobs),
         rows=[numbers[id(entry)] for entry in alternatives],
     )
 
