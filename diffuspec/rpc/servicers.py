@@ -93,6 +93,7 @@ class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
             _read_drafts,
             self._propose_lattices,
             (lattice_model or drafter).release,
+            scope="lattices/",
         )
         self.steps = (self._drafting, self._proposing)
 
@@ -120,10 +121,7 @@ class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
         return drafter_pb2.ProposeLatticesResponse(lattices=types_pb2.Lattices(lattices=messages))
 
 
-class PathScorerServicer(
-    RoleServicer,
-    path_scorer_pb2_grpc.PathScorerServiceServicer,
-):
+class PathScorerServicer(RoleServicer, path_scorer_pb2_grpc.PathScorerServiceServicer):
     """Serves a path search."""
 
     service = PATH_SCORER_SERVICE

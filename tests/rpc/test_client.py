@@ -123,6 +123,28 @@ async def test_two_coordinators_may_name_their_requests_alike(security):
         assert drafter.released == [first]
 
 
+async def test_drafts_and_lattices_of_one_model_are_told_apart(security):
+    model = FakeLatticeModel(oracle_of(FakeVerifier()))
+    seen: list[str] = []
+
+    class Drafter(FakeDrafter):
+        async def draft(self, requests):
+            seen.append(requests[0].request_id)
+            return await super().draft(requests)
+
+    class Model(FakeLatticeModel):
+        async def lattices(self, requests):
+            seen.append(requests[0].request_id)
+            return await super().lattices(requests)
+
+    drafter = Drafter(model.oracle, right_branch_is_late)
+    servicer = DrafterServicer(drafter, Model(model.oracle))
+    async with serving(servicer, security=security) as wire:
+        await (await wire.connect(RemoteDrafter)).draft([draft_request([1])])
+        await (await wire.connect(RemoteLatticeModel)).lattices([draft_request([1])])
+    assert len(set(seen)) == 2
+
+
 async def test_what_goes_over_a_link_is_counted(security):
     async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
         remote = await wire.connect(RemoteVerifier)
