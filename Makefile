@@ -20,8 +20,8 @@ help: ## Print this list
 
 setup: $(STAMP) ## Install diffuspec and everything it needs into .venv
 
-demo: $(STAMP) ## Plain decoding and DiffuSpec side by side on the embedded pair of models
-	$(BIN)/diffuspec demo $(ARGS)
+demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray cluster of its own
+	$(BIN)/python -m deploy.demo $(ARGS)
 
 test: lint ## Lint, then all tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -50,7 +50,12 @@ class Run:
     seconds: float = 0.0
 
 
-_Config = Annotated[Path, typer.Option(metavar="FILE.yaml", help="The pipeline.")]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.yaml", help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair."
+    ),
+]
 _Questions = Annotated[Path, typer.Option(metavar="FILE.jsonl", help="In Spec-Bench's format.")]
 _Limit = Annotated[int, typer.Option(min=1, help="Questions of each family.")]
 _Repeats = Annotated[int, typer.Option(min=1, help="Times each question is asked in each mode.")]
@@ -63,7 +68,7 @@ _Address = Annotated[
 
 @app.command()
 def run(
-    config: _Config = _PIPELINE,
+    config: _Config = None,
     questions: _Questions = QUESTIONS,
     limit: _Limit = 1,
     repeats: _Repeats = 2,
@@ -77,7 +82,7 @@ def run(
     """
     with reported():
         trace.parent.mkdir(parents=True, exist_ok=True)
-        pipeline = load_pipeline(config).model_copy(update={"trace": trace.absolute()})
+        pipeline = _pipeline(config).model_copy(update={"trace": trace.absolute()})
         asked = first_per_family(load_questions(questions), limit)
         console = stdout_console()
         with _ray(address):
@@ -88,6 +93,16 @@ def run(
         console.print(f"trace: {trace} (open it in https://ui.perfetto.dev)", soft_wrap=True)
     if not is_same:
         raise typer.Exit(1)
+
+
+def _pipeline(path: Path | None) -> PipelineConfig:
+    """Read a pipeline; the default one takes one request at a time, as this asks."""
+    if path is not None:
+        return load_pipeline(path)
+    config = load_pipeline(_PIPELINE)
+    target = config.engine.target.model_copy(update={"max_sequences": 1})
+    engine = config.engine.model_copy(update={"target": target})
+    return config.model_copy(update={"engine": engine})
 
 
 @contextlib.contextmanager

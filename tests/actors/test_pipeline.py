@@ -8,7 +8,9 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,8 @@ from actors.settings import PipelineConfig
 from diffuspec.engine import Engine
 from diffuspec.types import SamplingParams, SpeculationParams
 from tests.actors.conftest import NODE, tiny_pipeline
+
+CERTIFICATES = Path(__file__).parents[2] / "deploy" / "certificates.sh"
 
 pytestmark = [
     pytest.mark.ray,
@@ -76,8 +80,18 @@ def nodes(cluster: Cluster) -> Iterator[dict[str, RayNode]]:
         cluster.remove_node(node)
 
 
-def make_config(engine: dict[str, Any] | None = None, **placement: Any) -> PipelineConfig:
-    return tiny_pipeline(engine, placement={**PLACEMENT, **placement}, deadlines=DEADLINES)
+def make_config(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:
+    return tiny_pipeline(engine, placement=PLACEMENT, deadlines=DEADLINES, **sections)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Certificates for this machine; with them the roles listen at its own address."""
+    authority, node = tmp_path_factory.mktemp("authority"), tmp_path_factory.mktemp("node")
+    for arguments in (("authority", authority), ("node", authority, node)):
+        subprocess.run(["bash", CERTIFICATES, *arguments], check=True, capture_output=True)
+    files = {"ca": "ca.pem", "certificate": "node.pem", "key": "node.key"}
+    return {key: node / name for key, name in files.items()} | {"server_name": "diffuspec"}
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +108,8 @@ def expected() -> Callable[[SamplingParams], tuple[int, ...]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pipeline(nodes, expected) -> AsyncIterator[Pipeline]:
-    async with Pipeline(make_config()) as pipeline:
+async def pipeline(nodes, expected, tls) -> AsyncIterator[Pipeline]:
+    async with Pipeline(make_config(rpc={"tls": tls})) as pipeline:
         yield pipeline
 
 
@@ -129,6 +143,8 @@ async def test_every_actor_lands_where_its_node_says(pipeline, nodes):
     assert coordinator.node_id not in (drafter.node_id, rank.node_id)
     assert coordinator.gpu_ids == ()
     assert len({place.pid for place in (drafter, scorer, coordinator, rank)}) == 4
+    for report in found.values():
+        assert report.address.rpartition(":")[0] in (report.place.ip, "")
 
 
 async def test_answers_are_those_of_one_process(pipeline, expected):
