@@ -55,14 +55,13 @@ def depths(tree: DraftTree) -> list[int]:
     return found
 
 
-def ancestor_mask(tree: DraftTree) -> NDArray[np.bool_]:
-    """Return what each node sees of the tree: itself and its ancestors, [num_nodes, num_nodes]."""
-    if is_chain(tree):
-        return np.tri(tree.num_nodes, dtype=np.bool_)
-    mask = np.eye(tree.num_nodes, dtype=np.bool_)
-    for node, parent in enumerate(tree.parents):
+def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """Return what each node sees of its tree: itself and its ancestors, [num_nodes, num_nodes]."""
+    mask = np.zeros((len(parents), len(parents)), np.bool_)
+    for node, parent in enumerate(parents):
         if parent >= 0:
-            mask[node, :node] = mask[parent, :node]
+            mask[node] = mask[parent]
+        mask[node, node] = True
     return mask
 
 

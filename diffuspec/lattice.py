@@ -6,6 +6,7 @@ sampling noise before (diffuspec.sampling): only their softmax matters here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,16 +41,20 @@ def build_lattices(
     The first column whose most probable token is EOS is the last one and holds EOS tokens alone
     (no EOS is forced into the others: paths that end early would win, having fewer terms to their
     sum). A request that wants alternatives keeps what Eq. 7 drops of M_max as runners-up.
+    Raises ValueError for logits that are not numbers.
+
+    What comes after the top candidates is plain Python on short lists: a model's forward leaves
+    nothing of an array library in the processor's caches, and each of its functions pays for that.
     """
     assert len(logits) == sum(lengths), "one row of logits per draft position"
     keeps_all = keeps_runners_up or [False] * len(lengths)
     token_ids, logprobs = _top_candidates(logits, pruning.max_candidates)
-    is_dropped = _is_dropped(logprobs, pruning.candidate_mass)
+    sizes = [_num_candidates(row, pruning.candidate_mass) for row in logprobs.tolist()]
     lattices, start = [], 0
     for length, keeps in zip(lengths, keeps_all, strict=True):
         rows = slice(start, start + length)
         start += length
-        table = token_ids[rows], logprobs[rows], is_dropped[rows]
+        table = token_ids[rows], logprobs[rows], sizes[rows]
         lattices.append(_cut_at_eos(*table, pruning.eos_token_ids, keeps))
     return lattices
 
@@ -63,23 +68,24 @@ def _top_candidates(
     return ids.int().cpu().numpy(), logprobs.cpu().numpy()
 
 
-def _is_dropped(logprobs: NDArray[np.float32], candidate_mass: float) -> NDArray[np.bool_]:
-    """Apply Eq. 7, M_i = min{m <= M_max : mass of the top m >= tau}: say what comes after these.
-
-    The first of a row stays in any case.
-    """
-    probabilities = np.exp(logprobs)
-    is_dropped: NDArray[np.bool_] = probabilities == 0
-    mass = np.cumsum(probabilities, axis=1)
-    is_dropped[:, 1:] |= mass[:, :-1] >= candidate_mass - _FLOAT_MARGIN
-    is_dropped[:, 0] = False
-    return is_dropped
+def _num_candidates(logprobs: list[float], candidate_mass: float) -> int:
+    """Apply Eq. 7: M_i = min{m <= M_max : mass of the top m >= tau}, or M_max. At least 1."""
+    if math.isnan(logprobs[0]):
+        raise ValueError("the logits are not finite")
+    mass = 0.0
+    for index, logprob in enumerate(logprobs):
+        if logprob == -math.inf:  # fewer than M_max, where ids are banned
+            return max(index, 1)
+        mass += math.exp(logprob)
+        if mass >= candidate_mass - _FLOAT_MARGIN:
+            return index + 1
+    return len(logprobs)
 
 
 def _cut_at_eos(
     token_ids: NDArray[np.int32],
     logprobs: NDArray[np.float32],
-    is_dropped: NDArray[np.bool_],
+    sizes: list[int],
     eos_token_ids: tuple[int, ...],
     keeps_runners_up: bool,
 ) -> Lattice:
@@ -87,20 +93,19 @@ def _cut_at_eos(
 
     Works in place.
     """
-    length, width = token_ids.shape
     first_ids = token_ids[:, 0].tolist()
-    stop = next((i for i, first in enumerate(first_ids) if first in eos_token_ids), length)
-    if stop < length:
-        columns = slice(0, stop + 1)
-        token_ids, logprobs = token_ids[columns], logprobs[columns]
-        is_dropped = is_dropped[columns]
+    stop = next((i for i, first in enumerate(first_ids) if first in eos_token_ids), len(sizes))
+    if stop < len(sizes):
+        token_ids, logprobs, sizes = token_ids[: stop + 1], logprobs[: stop + 1], sizes[: stop + 1]
         # Every EOS token of this column, whatever tau says, and nothing else as a candidate.
         is_other = ~np.isin(token_ids[stop], eos_token_ids) | np.isneginf(logprobs[stop])
         eos_first = np.argsort(is_other, kind="stable")
         token_ids[stop], logprobs[stop] = token_ids[stop, eos_first], logprobs[stop, eos_first]
-        is_dropped[stop] = is_other[eos_first]
-    num_candidates = width - is_dropped.sum(axis=1, dtype=np.int32)
-    is_blank = is_dropped & np.isneginf(logprobs) if keeps_runners_up else is_dropped
-    token_ids[is_blank] = -1
-    logprobs[is_blank] = -np.inf
+        sizes[stop] = int(np.count_nonzero(~is_other))
+    if keeps_runners_up:
+        token_ids[np.isneginf(logprobs)] = -1
+    else:
+        for row, size in enumerate(sizes):
+            token_ids[row, size:], logprobs[row, size:] = -1, -np.inf
+    num_candidates = np.array(sizes, np.int32)
     return Lattice(token_ids, logprobs, num_candidates, num_tokens_before_eos=stop)

@@ -51,7 +51,7 @@ def test_merged_paths_are_a_valid_tree_that_holds_every_path(given_paths):
 @settings(deadline=None)
 @given(trees)
 def test_mask_and_depths_follow_the_paths(tree):
-    mask, found = ancestor_mask(tree), depths(tree)
+    mask, found = ancestor_mask(tree.parents), depths(tree)
     assert mask.shape == (tree.num_nodes, tree.num_nodes) and mask.dtype == np.bool_
     for node in range(tree.num_nodes):
         assert np.flatnonzero(mask[node]).tolist() == path_to(tree, node)
@@ -59,9 +59,9 @@ def test_mask_and_depths_follow_the_paths(tree):
 
 
 def test_views_of_a_chain_and_of_no_tree():
-    assert ancestor_mask(chain([1, 1, 1])).tolist() == np.tri(3, dtype=bool).tolist()
+    assert ancestor_mask(chain([1, 1, 1]).parents).tolist() == np.tri(3, dtype=bool).tolist()
     assert depths(chain([1, 1, 1])) == [1, 2, 3]
-    assert ancestor_mask(EMPTY_TREE).shape == (0, 0) and depths(EMPTY_TREE) == []
+    assert ancestor_mask(EMPTY_TREE.parents).shape == (0, 0) and depths(EMPTY_TREE) == []
     assert path_to(FORKED, -1) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +16,9 @@ from diffuspec.acceptance import Acceptance, accept
 from diffuspec.config import TargetConfig
 from diffuspec.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.interfaces import TargetInfo
-from diffuspec.models.attention import Segment, Visible
+from diffuspec.models.attention import Segment
 from diffuspec.models.loading import load_model
-from diffuspec.models.runner import ModelRunner, are_numbers
+from diffuspec.models.runner import ModelRunner
 from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer
 from diffuspec.models.worker import Worker
 from diffuspec.sampling import target_tokens, token_logprobs
@@ -181,18 +182,21 @@ class CausalTarget:
         return plans
 
     def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
-        """Return float32 logits of every root and node, [R, vocab_size]. Raises VerifierError."""
+        """Return float32 logits of every root and node, [R, V]; those of unknown ids are -inf.
+
+        Raises VerifierError when they are not numbers.
+        """
         logits = self.runner.forward([_segment(plan) for plan in plans])
-        logits = logits[:, : self._info.vocab_size]
         self._check_finite(plans, logits)
+        logits[:, self._info.vocab_size :].fill_(-torch.inf)
         return logits
 
     def _check_finite(self, plans: Sequence[_Plan], logits: torch.Tensor) -> None:
-        if are_numbers(logits):
+        if _are_numbers(logits):
             return
         bad = []
         for plan in plans:
-            if not are_numbers(logits[plan.logit_rows]):
+            if not _are_numbers(logits[plan.logit_rows]):
                 bad.append(plan.request.request_id)
                 self.runner.cache.clear(plan.request.request_id)
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
@@ -209,23 +213,26 @@ class CausalTarget:
         self.runner.cache.commit(plan.slot, token_ids, plan.num_tail, rows)
 
 
+def _are_numbers(logits: torch.Tensor) -> bool:
+    """Whether every row's largest logit is finite: none is NaN or infinity then."""
+    return math.isfinite(logits.amax(dim=-1).sum().item())
+
+
 def _segment(plan: _Plan) -> Segment:
     """Lay out the prefix tail and the tree; logits are wanted of the root and every node."""
     prefix, tree, num_tail = plan.request.prefix, plan.request.tree, plan.num_tail
     tail = prefix[plan.start :]
-    tail_positions = np.arange(plan.start, len(prefix))
     logit_rows = np.arange(num_tail - 1, num_tail + tree.num_nodes)
-    if tree.num_nodes == 0:
-        return Segment(plan.slot, plan.start, tail, tail_positions, "causal", logit_rows)
-    token_ids = np.concatenate([tail, np.array(tree.token_ids, np.int32)])
+    token_ids = np.concatenate([tail, tree.token_ids], dtype=np.int32) if tree.num_nodes else tail
+    if draft_tree.is_chain(tree):
+        positions = np.arange(plan.start, plan.start + plan.num_rows)
+        return Segment(plan.slot, plan.start, token_ids, positions, "causal", logit_rows)
     last = len(prefix) - 1
-    positions = np.concatenate(
-        [tail_positions, [last + depth for depth in draft_tree.depths(tree)]]
-    )
-    visible: Visible = "causal"
-    if not draft_tree.is_chain(tree):
-        visible = np.tri(len(token_ids), dtype=np.bool_)
-        visible[num_tail:, num_tail:] = draft_tree.ancestor_mask(tree)
+    depths = [last + depth for depth in draft_tree.depths(tree)]
+    positions = np.array([*range(plan.start, len(prefix)), *depths])
+    # The tail is a chain, and the tree's root is the last of it.
+    parents = [*range(-1, num_tail - 1), *(num_tail + parent for parent in tree.parents)]
+    visible = draft_tree.ancestor_mask(parents)
     return Segment(plan.slot, plan.start, token_ids, positions, visible, logit_rows)
 
 

@@ -19,7 +19,7 @@ from diffuspec.models.attention import Segment
 from diffuspec.models.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.draft_rows import lay_out, num_shared_tokens
 from diffuspec.models.loading import load_model
-from diffuspec.models.runner import ModelRunner, are_numbers
+from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 from diffuspec.sampling import perturb_logits
 from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, TokenIds
@@ -154,9 +154,9 @@ class DiffusionDrafter:
             lengths = [len(draft.block) for draft in drafts]
             keeps_runners_up = [request.num_alternatives > 0 for request in requests]
             return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up)
-        except DrafterError:
-            raise
         except Exception as error:  # torch raises what it likes
+            for request in requests:  # what was cached may not be numbers
+                self.runner.cache.clear(request.request_id)
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
 
     def _begin(self, request: DraftRequest) -> _Draft:
@@ -178,10 +178,6 @@ class DiffusionDrafter:
         self.runner.cache.begin_step()
         plans = [self._plan(group) for group in groups]
         logits = self.runner.forward([segment for plan in plans for segment in plan.segments])
-        if not are_numbers(logits):
-            for group in groups:
-                self.runner.cache.clear(group[0].request.request_id)
-            raise DrafterError("the drafter's logits are not finite")
         self._ban(logits)
         first = 0
         for draft in (draft for group in groups for draft in group):

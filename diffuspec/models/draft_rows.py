@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diffuspec.models.attention import Segment, Visible
 from diffuspec.models.checkpoint import DiffusionAttention
@@ -101,9 +102,15 @@ def _visible_rows(
     num_rows = spans[-1][2]
     visible = np.zeros((num_rows, num_rows), np.bool_)
     visible[:, :num_common] = True
-    visible[:num_common, :num_common] = np.tri(num_common, dtype=np.bool_)
+    _make_causal(visible, 0, num_common, num_common)
     for tail, block, end in spans:
         visible[tail:end, tail:end] = True
         if attention == "block_causal":
-            visible[tail:block, tail:end] = np.tri(block - tail, end - tail, dtype=np.bool_)
+            _make_causal(visible, tail, block, end)
     return visible
+
+
+def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) -> None:
+    """Take from the rows first to last what comes after them, up to a column."""
+    for row in range(first, last):
+        visible[row, row + 1 : end] = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -99,11 +98,6 @@ class ModelRunner:
         self.forward([Segment(slot, start, token_ids, positions, "causal", last_row)])
         self.cache.commit(slot, token_ids, len(token_ids))
         return end
-
-
-def are_numbers(logits: torch.Tensor) -> bool:
-    """Whether every row's largest logit is finite: none is NaN or infinity then."""
-    return math.isfinite(logits.amax(dim=-1).sum().item())
 
 
 def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
