@@ -98,10 +98,7 @@ def _cut_at_eos(
     if stop < len(sizes):
         token_ids, logprobs, sizes = token_ids[: stop + 1], logprobs[: stop + 1], sizes[: stop + 1]
         # Every EOS token of this column, whatever tau says, and nothing else as a candidate.
-        is_other = ~np.isin(token_ids[stop], eos_token_ids) | np.isneginf(logprobs[stop])
-        eos_first = np.argsort(is_other, kind="stable")
-        token_ids[stop], logprobs[stop] = token_ids[stop, eos_first], logprobs[stop, eos_first]
-        sizes[stop] = int(np.count_nonzero(~is_other))
+        sizes[stop] = _put_first(token_ids[stop], logprobs[stop], eos_token_ids)
     if keeps_runners_up:
         token_ids[np.isneginf(logprobs)] = -1
     else:
@@ -109,3 +106,14 @@ def _cut_at_eos(
             token_ids[row, size:], logprobs[row, size:] = -1, -np.inf
     num_candidates = np.array(sizes, np.int32)
     return Lattice(token_ids, logprobs, num_candidates, num_tokens_before_eos=stop)
+
+
+def _put_first(
+    token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], chosen: tuple[int, ...]
+) -> int:
+    """Move these ids of a column to its front, in place; return how many of them it has."""
+    pairs = list(zip(token_ids.tolist(), logprobs.tolist(), strict=True))
+    first = [pair for pair in pairs if pair[0] in chosen and pair[1] > -math.inf]
+    rest = [pair for pair in pairs if pair not in first]
+    token_ids[:], logprobs[:] = zip(*first, *rest, strict=True)
+    return len(first)

@@ -239,8 +239,8 @@ def _new_rows_mask(segment: Segment, cache: KVCache) -> torch.Tensor | None:
         if visible == "full" or size == 1:
             return None
         return _causal_mask(1 << (size - 1).bit_length(), cache.dtype, cache.device)[:size, :size]
-    mask = torch.where(torch.from_numpy(visible), 0.0, -torch.inf)
-    return mask.to(cache.device, cache.dtype)
+    mask = np.where(visible, np.float32(0), np.float32(-np.inf))
+    return torch.from_numpy(mask).to(cache.device, cache.dtype)
 
 
 @lru_cache(maxsize=16)
