@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from diffuspec.draft_tree import depths
 from diffuspec.predrafts import Foresight
 from diffuspec.ticket import Ticket
@@ -38,7 +36,7 @@ class StepEnd:
             num_tree_nodes=draft.tree.num_nodes,
             num_accepted_tokens=min(self.verdict.num_accepted_tokens, self.num_committed_tokens),
             num_committed_tokens=self.num_committed_tokens,
-            tree_depth=int(np.max(depths(draft.tree), initial=0)),
+            tree_depth=max(depths(draft.tree), default=0),
             draft_seconds=draft.draft_seconds,
             search_seconds=draft.search_seconds,
             verify_seconds=self.verdict.verify_seconds,
