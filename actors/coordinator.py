@@ -19,10 +19,11 @@ from prometheus_client import generate_latest
 from actors import probe
 from actors.settings import PipelineConfig
 from diffuspec.drafter_pool import DrafterPool
-from diffuspec.engine import Completion, Engine, Prompt
+from diffuspec.engine import Completion, Engine
 from diffuspec.errors import DrafterError
 from diffuspec.interfaces import TargetInfo, Verifier
 from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
+from diffuspec.prompt import Prompt
 from diffuspec.rpc.client import RemoteDrafter, RemoteVerifier
 from diffuspec.rpc.frontend import RoleStatus, ServiceStatus
 from diffuspec.rpc.server import RoleServer

@@ -27,8 +27,9 @@ from actors.role_actor import ActorLostError, RoleActor
 from actors.settings import PipelineConfig
 from actors.verifier_group import SupervisedVerifier
 from diffuspec.errors import DiffuspecError, DrafterError
+from diffuspec.prompt import Prompt
 from diffuspec.rpc.coordinator_client import RemoteCoordinator
-from diffuspec.rpc.frontend import Prompt, ServiceStatus
+from diffuspec.rpc.frontend import ServiceStatus
 from diffuspec.rpc.security import new_token
 from diffuspec.rpc.status import TransportError
 from diffuspec.sequence import Increment

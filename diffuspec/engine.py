@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
-
-import numpy as np
+from typing import Any, Protocol
 
 from diffuspec.config import EngineConfig, SearchConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.drafter import DiffuSpecDrafter
-from diffuspec.errors import InvalidRequestError
 from diffuspec.interfaces import CausalProxy, Drafter, LatticeModel, TargetInfo, Verifier
 from diffuspec.metrics import Metrics, RequestStats, summarize
 from diffuspec.models.tokenizer import (
@@ -28,6 +25,7 @@ from diffuspec.models.tokenizer import (
     load_tokenizer,
     vocabulary_digest,
 )
+from diffuspec.prompt import Prompt, encode_prompt
 from diffuspec.search import PathSearch
 from diffuspec.sequence import Increment
 from diffuspec.text import TextStream, backend
@@ -41,9 +39,6 @@ from diffuspec.types import (
     TokenLogprobs,
 )
 
-Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
-
-_MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
 _DRAIN_POLL_SECONDS = 0.02
 _GREEDY = SamplingParams()
 
@@ -201,44 +196,7 @@ class Engine:
 
         Raises InvalidRequestError, before tokenising what cannot fit.
         """
-        if isinstance(prompt, str):
-            return self._tokenize(prompt)
-        if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
-            return self._tokenize(self._render(prompt))  # type: ignore[arg-type]
-        return _token_ids(prompt)
-
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        for message in messages:
-            if not (
-                isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
-            ):
-                keys = sorted(map(str, message))
-                raise InvalidRequestError(
-                    f"a chat message needs a text `role` and a text `content`, got keys {keys}"
-                )
-        if self.tokenizer.chat_template is None:
-            raise InvalidRequestError(
-                "the target's tokenizer has no chat template; send plain text"
-            )
-        try:
-            text: str = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # templates raise what their authors chose
-            raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
-        return text
-
-    def _tokenize(self, text: str) -> TokenIds:
-        limit = self.verifier.info.max_model_len * _MAX_CHARACTERS_PER_TOKEN
-        if len(text) > limit:
-            raise InvalidRequestError(
-                f"a prompt of {len(text)} characters cannot fit the target's context "
-                f"of {self.verifier.info.max_model_len} tokens"
-            )
-        try:
-            return np.array(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
-        except TypeError as error:  # lone surrogates
-            raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
+        return encode_prompt(prompt, self.tokenizer, self.verifier.info.max_model_len)
 
     async def _complete_all(
         self,
@@ -293,19 +251,6 @@ class Engine:
         )
         self._coordinator, self._loop = await coordinator.__aenter__(), loop
         return self._coordinator
-
-
-def _token_ids(prompt: object) -> TokenIds:
-    try:
-        ids = np.asarray(prompt)
-    except ValueError as error:  # rows of different lengths
-        raise InvalidRequestError(f"a prompt of token ids must be flat: {error}") from error
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise InvalidRequestError("a prompt must be text, chat messages or a list of token ids")
-    limits = np.iinfo(np.int32)
-    if ids.size and not limits.min <= int(ids.min()) <= int(ids.max()) <= limits.max:
-        raise InvalidRequestError(f"token ids must fit 32 bits, got {ids.min()} to {ids.max()}")
-    return ids.astype(np.int32)
 
 
 def _collect(increments: Sequence[Increment], num_prompt_tokens: int) -> Completion:

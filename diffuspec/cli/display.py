@@ -12,7 +12,8 @@ from rich.text import Text
 from diffuspec.metrics import RequestStats, summarize
 
 if TYPE_CHECKING:
-    from diffuspec.engine import Completion, Engine, Prompt
+    from diffuspec.engine import Completion, Engine
+    from diffuspec.prompt import Prompt
     from diffuspec.sequence import Increment
     from diffuspec.types import SamplingParams, StepStats, TokenLogprobs
 

@@ -14,7 +14,7 @@ from diffuspec.errors import InvalidRequestError
 from diffuspec.types import SamplingParams
 
 if TYPE_CHECKING:
-    from diffuspec.engine import Prompt
+    from diffuspec.prompt import Prompt
 
 EXAMPLES = """[bold]Examples[/bold]
 

@@ -57,7 +57,7 @@ def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
     is taken at its word. Raises VocabularyError.
     """
     if not (path / "tokenizer.json").is_file():
-        logger.warning("%s has no tokenizer.json: its token ids are not compared", path)
+        logger.info("%s has no tokenizer.json: its token ids are not compared", path)
     elif vocabulary_digest(load_tokenizer(path), num_ids) != digest:
         raise VocabularyError(
             f"{path}: its tokenizer and the target's give different meanings to the {num_ids} "

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffuspec.errors import InvalidRequestError
+from diffuspec.prompt import Prompt
 from diffuspec.rpc.convert import (
     TREE_SHAPE_NAMES,
     TREE_SHAPES,
     logprobs_from_proto,
     logprobs_to_proto,
 )
-from diffuspec.rpc.frontend import Prompt, RoleStatus, ServiceStatus
+from diffuspec.rpc.frontend import RoleStatus, ServiceStatus
 from diffuspec.sequence import Increment
 from diffuspec.types import (
     DraftLengthPolicy,

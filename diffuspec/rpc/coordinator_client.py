@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Self
 
+from diffuspec.prompt import Prompt
 from diffuspec.rpc.connection import Connection
 from diffuspec.rpc.convert import sampling_to_proto
 from diffuspec.rpc.convert_answers import (
@@ -14,7 +15,7 @@ from diffuspec.rpc.convert_answers import (
     speculation_to_proto,
     status_from_proto,
 )
-from diffuspec.rpc.frontend import Prompt, ServiceStatus
+from diffuspec.rpc.frontend import ServiceStatus
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.servicers import COORDINATOR_SERVICE

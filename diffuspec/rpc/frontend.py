@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
+from diffuspec.prompt import Prompt
 from diffuspec.sequence import Increment
 from diffuspec.types import SamplingParams, SpeculationParams
-
-Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)

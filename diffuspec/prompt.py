@@ -1,0 +1,71 @@
+"""Prompts as users give them, and as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from diffuspec.errors import InvalidRequestError
+from diffuspec.types import TokenIds
+
+Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+_MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Any, max_model_len: int) -> TokenIds:
+    """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
+
+    Raises InvalidRequestError, before tokenising what cannot fit.
+    """
+    if isinstance(prompt, str):
+        return _tokenize(prompt, tokenizer, max_model_len)
+    if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
+        text = _render(prompt, tokenizer)  # type: ignore[arg-type]
+        return _tokenize(text, tokenizer, max_model_len)
+    return _token_ids(prompt)
+
+
+def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
+    for message in messages:
+        if not (isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
+            keys = sorted(map(str, message))
+            raise InvalidRequestError(
+                f"a chat message needs a text `role` and a text `content`, got keys {keys}"
+            )
+    if tokenizer.chat_template is None:
+        raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates raise what their authors chose
+        raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+    return text
+
+
+def _tokenize(text: str, tokenizer: Any, max_model_len: int) -> TokenIds:
+    if len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+        raise InvalidRequestError(
+            f"a prompt of {len(text)} characters cannot fit the target's context "
+            f"of {max_model_len} tokens"
+        )
+    try:
+        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+    except TypeError as error:  # lone surrogates
+        raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
+
+
+def _token_ids(prompt: object) -> TokenIds:
+    try:
+        ids = np.asarray(prompt)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(f"a prompt of token ids must be flat: {error}") from error
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidRequestError("a prompt must be text, chat messages or a list of token ids")
+    limits = np.iinfo(np.int32)
+    if ids.size and not limits.min <= int(ids.min()) <= int(ids.max()) <= limits.max:
+        raise InvalidRequestError(f"token ids must fit 32 bits, got {ids.min()} to {ids.max()}")
+    return ids.astype(np.int32)
