@@ -18,7 +18,7 @@ from diffuspec.tiny.encoder import Encoder, Example
 from diffuspec.types import SamplingParams
 
 MAX_ANSWER_TOKENS = 160
-CODE_SHARE = 0.3  # where target and corpus differ most
+CODE_SHARE = 0.15  # where target and corpus differ most
 _BATCH = 64
 
 

@@ -4,7 +4,8 @@ Four of the six families quote their prompt. The circuit that does it (one head 
 before, a later head finds what followed it last time) takes a small model long to find by itself:
 nothing is gained by either half without the other. So in the first phase, of drills and of
 conversations that quote, a few heads are told where to look: at the place that the next token is
-copied from. Once copying works they are told no more.
+copied from. A share of the batches goes on telling them: without it, what the first phase taught
+was lost within a few hundred steps of the corpus.
 """
 
 from __future__ import annotations
@@ -57,6 +58,15 @@ def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, see
     model.set_attn_implementation("sdpa")
 
 
+def guided_batch_loss(model: Qwen2ForCausalLM, encoder: Encoder) -> torch.Tensor:
+    """The loss of one batch of such drills and conversations, guidance included."""
+    rng = random.Random(int(torch.randint(2**31, ())))  # torch's state is in the checkpoints
+    model.set_attn_implementation("eager")
+    loss, guidance, _ = _guided_loss(model, _draw(encoder, rng))
+    model.set_attn_implementation("sdpa")
+    return loss + GUIDANCE_WEIGHT * guidance
+
+
 def look_back(model: Qwen2ForCausalLM) -> None:
     """Make heads look at the token before by their biases alone.
 
@@ -84,7 +94,7 @@ def _draw(encoder: Encoder, rng: random.Random) -> list[Example]:
         family = rng.choice(QUOTING_FAMILIES)
         example = encoder.conversation(draw_conversation(family, rng, rng.random()))
         if rng.random() < DRILL_SHARE:
-            example = rng.choice((drills.repeat, drills.recall))(encoder, rng, example)
+            example = drills.drill(encoder, rng, example)
         if example.num_tokens <= MAX_TOKENS:
             batch.append(example)
     return batch

@@ -15,8 +15,8 @@ MIN_RUN, MAX_RUN = 6, 24
 MAX_RUNS = 5
 NUM_SUMS = 12
 MAX_SUM, MAX_OPERAND = 60, 9
-EARLY_SHARE, LATE_SHARE = 0.16, 0.03
-SUMS_SHARE = 0.5  # of the drills
+EARLY_SHARE, LATE_SHARE = 0.28, 0.08
+SUMS_SHARE = 0.6  # of the drills
 
 
 def drill_share(progress: float) -> float:

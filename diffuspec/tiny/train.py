@@ -34,7 +34,7 @@ from diffuspec.ngram.estimate import estimate
 from diffuspec.ngram.kenlm_file import build_binary
 from diffuspec.tiny import tokenizer as tiny_tokenizer
 from diffuspec.tiny.answers import read_answers, write_answers
-from diffuspec.tiny.copying import learn_to_copy, look_back
+from diffuspec.tiny.copying import guided_batch_loss, learn_to_copy, look_back
 from diffuspec.tiny.corpus import (
     Conversation,
     held_out_questions,
@@ -54,6 +54,7 @@ Threads = Annotated[int, typer.Option(help="CPU threads.")]
 Conversations = Annotated[int, typer.Option(help="Conversations to draw from the corpus.")]
 Start = Annotated[Path | None, typer.Option("--from", help="Go on from these weights.")]
 RUN = Path("runs/tiny")
+GUIDED_SHARE = 0.25  # of the target's batches
 
 
 @app.command()
@@ -73,7 +74,7 @@ def target(
     held_out = held_out_examples(encoder, per_family=16)
     model = _load(start) if start else _fresh_target()
     if not (run / "target.pt").exists():
-        learn_to_copy(model, encoder, max_steps=400, seed=6)
+        learn_to_copy(model, encoder, max_steps=120 if start else 400, seed=6)
         _save(model, run, "copying")
 
     def report() -> str:
@@ -82,13 +83,17 @@ def target(
             for family, batch in held_out.items()
         )
 
-    plan = TrainingPlan(num_chunks=chunks)
-    train(model, lambda b: next_token_loss(model, b), report, encoder, plan, run / "target.pt")
+    def loss_of(batch: list[Example]) -> torch.Tensor:
+        if torch.rand(()) < GUIDED_SHARE:
+            return guided_batch_loss(model, encoder)
+        return next_token_loss(model, batch)
+
+    train(model, loss_of, report, encoder, TrainingPlan(num_chunks=chunks), run / "target.pt")
     _save(model, run, "target")
 
 
 @app.command()
-def answers(run: RunDir = RUN, conversations: Conversations = 1200, threads: Threads = 2) -> None:
+def answers(run: RunDir = RUN, conversations: Conversations = 2500, threads: Threads = 2) -> None:
     """Let the target answer questions from training's side of the corpus."""
     torch.set_num_threads(threads)
     config = parse_config({"target": {"path": run / "target", "max_sequences": 16}})
@@ -110,7 +115,7 @@ def drafter(run: RunDir = RUN, chunks: Chunks = 220, threads: Threads = 2) -> No
             f"{family} {mean_acceptance(model, batch):.2f}" for family, batch in held_out.items()
         )
 
-    plan = TrainingPlan(num_chunks=chunks, seed=8)
+    plan = TrainingPlan(num_chunks=chunks, seed=8, matrix_lr=0.012, other_lr=2e-3)
     path = run / "answers.jsonl"
     answered = read_answers(path) if path.exists() else []
     checkpoint = run / "drafter.pt"

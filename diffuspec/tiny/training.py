@@ -1,7 +1,7 @@
 """What both trainings share: optimisers, schedule, resumable checkpoints, the loop.
 
 Matrices are trained with Muon, everything else with AdamW, in bfloat16 autocast. The learning rate
-warms up, stays, and falls linearly to zero over the last half.
+warms up, stays, and falls linearly to zero for the rest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from diffuspec.tiny.data import training_batches
 from diffuspec.tiny.encoder import Encoder, Example
 
 WARMUP_SHARE = 0.01
-DECAY_SHARE = 0.5
+DECAY_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class TrainingPlan:
 
     num_chunks: int
     tokens_per_batch: int = 2048
-    matrix_lr: float = 0.015
-    other_lr: float = 2e-3
+    matrix_lr: float = 0.007
+    other_lr: float = 1e-3
     seed: int = 7
     report_every: int = 25  # chunks
     stop_after: int | None = None  # chunks of this plan done now; the rest another time
