@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
 _MAX_JUMP = 3.0  # measurement and mean are at most so many times each other: hiccups are no news
+_NOTHING = 1e-9  # seconds, for what took no time by the clock: it is divided by
 _DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size has been seen
 
 
@@ -75,7 +76,7 @@ class CostCurve:
         sizes = np.arange(max_tokens + 1)
         beyond = np.clip(sizes - tokens[-1], 0, None) - np.clip(tokens[0] - sizes, 0, None)
         table = np.interp(sizes, tokens, seconds) + slope * beyond
-        floored: NDArray[np.float64] = np.maximum(table, seconds[0] * 0.1)
+        floored: NDArray[np.float64] = np.maximum(table, max(seconds[0] * 0.1, _NOTHING))
         return floored
 
 

@@ -87,9 +87,11 @@ class OutcomeRanking:
                 self._score(scores, draft, node, reached, ends, children[node + 1])
         positive = [item for item in scores.items() if item[1] > 0]  # no NaN, whoever made it
         best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
+        chances = [self._scores.probability(math.log(score)) for _, score in best]
+        certain = max(sum(chances), 1.0)  # one of them happens at most
         self._ranked = [
-            RankedOutcome(outcome, score, self._scores.probability(math.log(score)))
-            for outcome, score in best
+            RankedOutcome(outcome, score, chance / certain)
+            for (outcome, score), chance in zip(best, chances, strict=True)
         ]
         return self._ranked
 

@@ -259,8 +259,8 @@ def _other(token: int) -> int:
 class FakeDrafter:
     """A `Drafter` that makes what a strategy makes of an oracle's answers.
 
-    Where alternatives are asked for, the target's own token is among them as often as foresight
-    says, at a random place, and never otherwise.
+    Where alternatives are asked for, the target's own token is the first of them as often as
+    foresight says, and not among them otherwise.
     """
 
     def __init__(
@@ -306,9 +306,10 @@ class FakeDrafter:
                 histories.append(np.append(histories[parent + 1], token_id))
             [right] = self.oracle(replace(request, prefix=histories[-1]), 1)
             others = [token for token in rng.sample(range(1, 40), 4) if token != right]
+            entry = [(token, -3.0 - place) for place, token in enumerate(others)]
             if rng.random() < self.foresight:
-                others.insert(rng.randrange(2), right)
-            found.append(tuple((token, -0.1 - 0.7 * place) for place, token in enumerate(others)))
+                entry.insert(0, (right, -0.1))
+            found.append(tuple(entry))
         return tuple(found)
 
 
