@@ -22,7 +22,7 @@ FAMILY_WEIGHTS = {
     "code": 0.02,
 }
 MAX_EXAMPLE_TOKENS = 512
-TOKENS_PER_CHUNK = 32_768
+BATCHES_PER_CHUNK = 16
 ANSWERED_SHARE = 0.5
 
 
@@ -43,7 +43,7 @@ def training_batches(
     longest = min(1.0, 0.15 + progress / 0.4)
     examples: list[Example] = []
     num_tokens = 0
-    while num_tokens < TOKENS_PER_CHUNK:
+    while num_tokens < BATCHES_PER_CHUNK * tokens_per_batch:
         if answered and rng.random() < ANSWERED_SHARE:
             example = rng.choice(answered)
         else:

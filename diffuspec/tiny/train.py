@@ -49,7 +49,7 @@ from diffuspec.tiny.training import TrainingPlan, train
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 RunDir = Annotated[Path, typer.Option(help="Where checkpoints live.")]
-Chunks = Annotated[int, typer.Option(help="Chunks of 32,768 tokens.")]
+Chunks = Annotated[int, typer.Option(help="Chunks of 16 batches of about 2,048 tokens.")]
 Threads = Annotated[int, typer.Option(help="CPU threads.")]
 Conversations = Annotated[int, typer.Option(help="Conversations to draw from the corpus.")]
 Start = Annotated[Path | None, typer.Option("--from", help="Go on from these weights.")]
