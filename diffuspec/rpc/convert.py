@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -88,18 +89,25 @@ def tree_from_proto(message: types_pb2.DraftTree) -> DraftTree:
     return DraftTree(tuple(message.token_ids), tuple(message.parents))
 
 
-def draft_to_proto(draft: Draft) -> types_pb2.Draft:
-    return types_pb2.Draft(
-        tree=tree_to_proto(draft.tree),
-        confidences=draft.confidences,
-        num_tokens_before_eos=draft.num_tokens_before_eos,
-        drafter_choices=draft.drafter_choices,
-        proxy_choices=draft.proxy_choices,
-        draft_seconds=draft.draft_seconds,
-        search_seconds=draft.search_seconds,
-        alternatives=_alternatives_to_proto(draft.alternatives) if draft.alternatives else None,
-        transport_seconds=draft.transport_seconds,
-    )
+def put_drafts(message: types_pb2.Drafts, drafts: Iterable[Draft]) -> None:
+    """Put drafts into a message of their own, in place: messages are copied into others."""
+    message.SetInParent()
+    for draft in drafts:
+        _put_draft(message.drafts.add(), draft)
+
+
+def _put_draft(message: types_pb2.Draft, draft: Draft) -> None:
+    message.tree.token_ids.extend(draft.tree.token_ids)
+    message.tree.parents.extend(draft.tree.parents)
+    message.confidences.extend(draft.confidences)
+    message.num_tokens_before_eos = draft.num_tokens_before_eos
+    message.drafter_choices.extend(draft.drafter_choices)
+    message.proxy_choices.extend(draft.proxy_choices)
+    message.draft_seconds = draft.draft_seconds
+    message.search_seconds = draft.search_seconds
+    message.transport_seconds = draft.transport_seconds
+    if draft.alternatives:
+        _put_alternatives(message.alternatives, draft.alternatives)
 
 
 def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -> Draft:
@@ -117,17 +125,15 @@ def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -
     )
 
 
-def _alternatives_to_proto(alternatives: _Alternatives) -> types_pb2.Alternatives:
+def _put_alternatives(message: types_pb2.Alternatives, alternatives: _Alternatives) -> None:
     rows = {id(entry): entry for entry in alternatives}  # nodes may share the object
     numbers = {key: number for number, key in enumerate(rows)}
     token_ids = [token_id for entry in rows.values() for token_id, _ in entry]
     logprobs = [logprob for entry in rows.values() for _, logprob in entry]
-    return types_pb2.Alternatives(
-        row_lengths=[len(entry) for entry in rows.values()],
-        token_ids=struct.pack(f"<{len(token_ids)}i", *token_ids),
-        logprobs=struct.pack(f"<{len(logprobs)}d", *logprobs),
-        rows=[numbers[id(entry)] for entry in alternatives],
-    )
+    message.row_lengths.extend([len(entry) for entry in rows.values()])
+    message.token_ids = struct.pack(f"<{len(token_ids)}i", *token_ids)
+    message.logprobs = struct.pack(f"<{len(logprobs)}d", *logprobs)
+    message.rows.extend([numbers[id(entry)] for entry in alternatives])
 
 
 def _alternatives_from_proto(message: types_pb2.Alternatives) -> _Alternatives:

@@ -26,7 +26,7 @@ from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.status import TransportError
 from diffuspec.rpc.step_server import StepService
 from diffuspec.sequence import Increment
-from diffuspec.types import Draft, DraftRequest, Lattice, VerifyRequest
+from diffuspec.types import DraftRequest, Lattice, VerifyRequest
 from diffuspec.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
@@ -109,8 +109,9 @@ class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
         await self._proposing.serve(context)
 
     async def _draft(self, requests: list[DraftRequest]) -> drafter_pb2.DraftResponse:
-        drafts = await self._drafter.draft(requests)
-        return drafter_pb2.DraftResponse(drafts=_drafts(drafts))
+        response = drafter_pb2.DraftResponse()
+        convert.put_drafts(response.drafts, await self._drafter.draft(requests))
+        return response
 
     async def _propose_lattices(
         self, requests: list[DraftRequest]
@@ -142,8 +143,9 @@ class PathScorerServicer(RoleServicer, path_scorer_pb2_grpc.PathScorerServiceSer
     async def _search(
         self, batch: tuple[list[DraftRequest], list[Lattice]]
     ) -> path_scorer_pb2.SearchResponse:
-        drafts = await self._scorer.search(*batch)
-        return path_scorer_pb2.SearchResponse(drafts=_drafts(drafts))
+        response = path_scorer_pb2.SearchResponse()
+        convert.put_drafts(response.drafts, await self._scorer.search(*batch))
+        return response
 
 
 class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
@@ -173,10 +175,6 @@ class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
         verdicts = await self._verifier.verify(requests)
         messages = [convert.verdict_to_proto(verdict) for verdict in verdicts]
         return verifier_pb2.VerifyResponse(verdicts=verifier_pb2.Verdicts(verdicts=messages))
-
-
-def _drafts(drafts: Sequence[Draft]) -> types_pb2.Drafts:
-    return types_pb2.Drafts(drafts=[convert.draft_to_proto(draft) for draft in drafts])
 
 
 def _read_drafts(message: Any, reader: BatchReader) -> list[DraftRequest]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -163,17 +164,19 @@ class _Stream:
         self._failure = connection.failure
         self._response = method.response
         self._received = received
-        self._outgoing: asyncio.Queue[bytes] = asyncio.Queue(_MAX_QUEUED_MESSAGES)
+        self._outgoing: deque[bytes] = deque()
+        self._has_outgoing: asyncio.Future[None] | None = None  # the writer waits for it
         self._call: BytesStream = connection.open_stream(method.service, method.name)
         # Tasks of their own: cancelling a read or a write would end the call for everybody.
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
 
     def send(self, data: bytes) -> None:
         """Send in order, some time soon. Raises OverloadedError when the network takes nothing."""
-        try:
-            self._outgoing.put_nowait(data)
-        except asyncio.QueueFull as error:
-            raise OverloadedError(f"{self._address} takes no messages") from error
+        if len(self._outgoing) >= _MAX_QUEUED_MESSAGES:
+            raise OverloadedError(f"{self._address} takes no messages")
+        self._outgoing.append(data)
+        if self._has_outgoing is not None and not self._has_outgoing.done():
+            self._has_outgoing.set_result(None)
 
     async def close(self) -> None:
         self._fail(TransportError(f"the connection to {self._address} was closed"))
@@ -209,7 +212,10 @@ class _Stream:
     async def _write(self) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
-                await self._call.write(await self._outgoing.get())
+                while self._outgoing:
+                    await self._call.write(self._outgoing.popleft())
+                self._has_outgoing = asyncio.get_running_loop().create_future()
+                await self._has_outgoing
 
     def _fail(self, error: DiffuspecError) -> None:
         if self.error is None:
