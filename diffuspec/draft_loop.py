@@ -46,6 +46,7 @@ class DraftLoop:
         self._pass_on = pass_on
         self._fail = fail
         self._breaker = Breaker()
+        self._ahead_breaker = Breaker()  # large batches may fail where small ones do not
         self._predrafts = PreDrafts(costs)
         self._is_wanted = asyncio.Event()  # a draft, or one ahead
         self._inbox = Inbox(self._is_wanted)
@@ -83,6 +84,7 @@ class DraftLoop:
     def resume(self) -> None:
         """The drafter was seen to work: it is asked again without waiting for a probe."""
         self._breaker.succeeded()
+        self._ahead_breaker.succeeded()
 
     def drop(self, ticket: Ticket) -> None:
         """A ticket is over: no draft is wanted any more."""
@@ -99,9 +101,7 @@ class DraftLoop:
         """Draft for ever. Lanes, numbered from 1, draft side by side."""
         while True:
             tickets = self._inbox.take_now()
-            ahead: list[Hypothesis] = []
-            if self._breaker.is_closed:
-                ahead = self._predrafts.take(tickets, time.monotonic())
+            ahead = self._take_ahead_of(tickets)
             if not tickets and not ahead:
                 self._is_wanted.clear()
                 await self._is_wanted.wait()
@@ -111,6 +111,22 @@ class DraftLoop:
             except Exception as error:
                 self._fail([*tickets, *self._lose(ahead)], error)
             await asyncio.sleep(0)  # workers may not: whoever listens gets a turn after each step
+
+    def _take_ahead_of(self, urgent: list[Ticket]) -> list[Hypothesis]:
+        """Return what to draft ahead of verdicts, beside the drafts that are waited for."""
+        if not self._breaker.is_closed:
+            return []
+        if not self._ahead_breaker.is_closed and not self._ahead_breaker.take_probe():
+            return []
+        try:
+            ahead = self._predrafts.take(urgent, time.monotonic())
+        except Exception:
+            logger.exception("nothing is drafted ahead for a while")
+            self._ahead_breaker.failed()
+            return []
+        if not ahead:
+            self._ahead_breaker.give_up_probe()
+        return ahead
 
     async def _draft(self, tickets: list[Ticket], ahead: list[Hypothesis], lane: int) -> None:
         """Draft for all of these in one batch; without a draft they go on all the same."""
@@ -123,17 +139,28 @@ class DraftLoop:
         try:
             batch = await self._calls.ask(requests, listening, len(ahead), lane)
         except Exception as error:
-            logger.warning("drafting failed, decoding goes on without drafts: %s", error)
-            self._breaker.failed()
-            self._go_without([*tickets, *self._lose(ahead)], "drafter_error")
-            self._go_without(self._inbox.take_now(), "drafter_unavailable")
+            self._failed(tickets, ahead, error)
             return
         if batch is None:
+            self._ahead_breaker.give_up_probe()
             self._lose(ahead)
             return
         self._breaker.succeeded()
+        if ahead:
+            self._ahead_breaker.succeeded()
         self._learn(tickets, ahead, batch)
         self._hand_out(tickets, ahead, batch)
+
+    def _failed(self, tickets: list[Ticket], ahead: list[Hypothesis], error: Exception) -> None:
+        """Nobody waits for a drafter that failed, or asks it for a while."""
+        logger.warning("drafting failed, decoding goes on without drafts: %s", error)
+        if ahead:
+            self._ahead_breaker.failed()
+        if tickets:
+            self._breaker.failed()
+        self._go_without([*tickets, *self._lose(ahead)], "drafter_error")
+        if not self._breaker.is_closed:
+            self._go_without(self._inbox.take_now(), "drafter_unavailable")
 
     def _learn(self, tickets: list[Ticket], ahead: list[Hypothesis], batch: DraftBatch) -> None:
         """Learn from decoding steps only: a request's first draft reads its whole prompt."""

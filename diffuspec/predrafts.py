@@ -109,6 +109,8 @@ class PreDrafts:
 
         They count as on their way: `arrive` or `lose` must follow.
         """
+        if self._is_hopeless(now):
+            return []
         chosen: list[_Candidate] = []
         priced: list[_Candidate] = []
         for foresight in self._under_way.values():
@@ -120,6 +122,20 @@ class PreDrafts:
         priced.sort(key=lambda candidate: candidate[0].probability, reverse=True)
         chosen += priced[: self._num_worth_it(priced[:_MAX_BATCH], urgent, now)]
         return [self._send(ranked, foresight) for ranked, foresight in chosen[:_MAX_BATCH]]
+
+    def _is_hopeless(self, now: float) -> bool:
+        """Whether not even a certain outcome would pay, so that nothing needs to be ranked."""
+        if not (self._costs.draft.is_known and self._costs.verify.is_known):
+            return False
+        if any(ticket.sequence.num_outcomes != "auto" for ticket in self._under_way):
+            return False
+        one = float(self._costs.draft.seconds(1)[-1])
+        return len(self._under_way) * max(one - self._seconds_left(now), 0.0) >= one
+
+    def _seconds_left(self, now: float) -> float:
+        """How long the verifications under way will take, as far as costs are known."""
+        ends = [foresight.ends_at for foresight in self._under_way.values()]
+        return max(min(ends, default=now) - now, 0.0)
 
     def _rank(self, foresight: Foresight) -> None:
         """Rank the outcomes that leave something to draft, once: the verification has begun."""
@@ -156,7 +172,7 @@ class PreDrafts:
         table = costs.draft.seconds(int(sizes[-1]))
         probabilities = np.array([ranked.probability for ranked, _ in candidates])
         saved = np.concatenate([[0.0], np.cumsum(probabilities * table[lengths])])
-        left = max(min(foresight.ends_at for foresight in self._under_way.values()) - now, 0.0)
+        left = self._seconds_left(now)
         alone = table[base] if urgent else 0.0
         takes = np.concatenate([[alone], table[sizes[1:]]])
         late = np.maximum(takes - left, 0.0) - max(alone - left, 0.0)
