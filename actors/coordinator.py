@@ -38,6 +38,12 @@ class HostedVerifier(Verifier, Protocol):
 
     async def check_health(self, timeout: float) -> bool: ...
 
+    @property
+    def num_bytes_sent(self) -> int: ...
+
+    @property
+    def num_bytes_received(self) -> int: ...
+
 
 OpenVerifier: TypeAlias = Callable[[], AbstractAsyncContextManager[HostedVerifier]]
 
@@ -199,6 +205,15 @@ class CoordinatorActor:
     async def metrics(self) -> str:
         """Return the Prometheus series as text."""
         return generate_latest(self.engine.metrics.registry).decode()
+
+    async def link_bytes(self) -> dict[str, tuple[int, int]]:
+        """Return what went over the way to each role so far: bytes sent, bytes received."""
+        roles = {"verifier": self._verifier, **self._drafters}
+        return {
+            f"coordinator - {name}": (role.num_bytes_sent, role.num_bytes_received)
+            for name, role in roles.items()
+            if role is not None
+        }
 
     async def is_healthy(self) -> bool:
         """Whether the process answers at all: that requests wait is no reason to end it."""

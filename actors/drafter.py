@@ -71,6 +71,11 @@ class DrafterActor:
         await self._leave_scorer()
         self._drafter.path_scorer = self._scorer = scorer
 
+    async def link_bytes(self) -> tuple[int, int]:
+        """Return what went to and came from the path scorer so far."""
+        assert self._scorer is not None, "start() comes first"
+        return self._scorer.num_bytes_sent, self._scorer.num_bytes_received
+
     async def is_healthy(self) -> bool:
         """Whether it serves and its steps succeed; callable from any thread's event loop."""
         return self._servicer is not None and self._servicer.is_healthy()

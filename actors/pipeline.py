@@ -158,6 +158,16 @@ class Pipeline:
         text: str = await actor.call("metrics", seconds=_STATUS_SECONDS)
         return text
 
+    async def link_bytes(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes sent and received on each link between roles. Raises ActorLostError."""
+        actor = await self.coordinator.current()
+        links: dict[str, tuple[int, int]] = await actor.call("link_bytes", seconds=_STATUS_SECONDS)
+        for keeper in self._drafters:
+            if keeper.drafter is not None:
+                name = f"{keeper.name} - {keeper.scorer_name}"
+                links[name] = await keeper.drafter.call("link_bytes", seconds=_STATUS_SECONDS)
+        return links
+
     async def describe(self) -> tuple[RoleReport, ...]:
         """Tell where every actor landed."""
         coordinator = self.coordinator

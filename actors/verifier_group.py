@@ -261,6 +261,15 @@ class SupervisedVerifier:
         if self._client is not None:
             await self._client.release(request_id)
 
+    @property
+    def num_bytes_sent(self) -> int:
+        """To the ranks that are there now."""
+        return self._client.num_bytes_sent if self._client is not None else 0
+
+    @property
+    def num_bytes_received(self) -> int:
+        return self._client.num_bytes_received if self._client is not None else 0
+
     async def check_health(self, timeout: float) -> bool:
         """Return whether steps succeed, as rank 0's service has it."""
         if self.group.problem or self._client is None:

@@ -7,17 +7,11 @@ ahead of the verdicts. The tokens must be the same.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import ray
 import typer
 from rich import box
 from rich.console import Console
@@ -26,28 +20,19 @@ from rich.table import Table
 
 from actors.pipeline import Pipeline, RoleReport
 from actors.settings import PipelineConfig, load_pipeline
+from deploy.local_ray import ray_cluster
+from deploy.runs import Run, answer
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.problems import reported
-from diffuspec.metrics import summarize
 from diffuspec.tiny import QUESTIONS
-from diffuspec.types import SamplingParams, SpeculationParams, StepStats
+from diffuspec.types import SpeculationParams
 
 _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _TRACE = Path("runs/demo/trace.json")
-_OBJECT_STORE_BYTES = 100 * 2**20
 _PLAIN, _SEQUENTIAL, _OVERLAPPED = _MODES = ("plain", "sequential", "overlapped")
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-
-
-@dataclass(slots=True)
-class Run:
-    """All answers in one mode."""
-
-    tokens: list[tuple[int, ...]] = field(default_factory=list)
-    steps: list[StepStats] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 _Config = Annotated[
@@ -85,7 +70,7 @@ def run(
         pipeline = _pipeline(config).model_copy(update={"trace": trace.absolute()})
         asked = first_per_family(load_questions(questions), limit)
         console = stdout_console()
-        with _ray(address):
+        with ray_cluster(address):
             runs = asyncio.run(_measure(pipeline, asked, repeats, max_tokens, console))
         is_same = all(run.tokens == runs[_PLAIN].tokens for run in runs.values())
         console.print(_table(pipeline, runs))
@@ -103,30 +88,6 @@ def _pipeline(path: Path | None) -> PipelineConfig:
     target = config.engine.target.model_copy(update={"max_sequences": 1})
     engine = config.engine.model_copy(update={"target": target})
     return config.model_copy(update={"engine": engine})
-
-
-@contextlib.contextmanager
-def _ray(address: str) -> Iterator[None]:
-    """Connect to a cluster, or start one that ends with this; nothing of it stays."""
-    if address:
-        ray.init(address=address, log_to_driver=False)
-        yield
-        ray.shutdown()
-        return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # actors are as quick as other processes
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
-        ray.init(
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=directory,
-        )
-        try:
-            yield
-        finally:
-            ray.shutdown()
 
 
 async def _measure(
@@ -147,13 +108,13 @@ async def _measure(
             for reason in (await pipeline.status()).degraded_reasons:
                 console.print(f"degraded: {reason}")
             for mode in modes:  # unmeasured, so that costs are known
-                await _answer(pipeline, questions[0], modes[mode], max_tokens, Run())
+                await answer(pipeline, questions[0], modes[mode], max_tokens, Run())
             for number in range(repeats):
                 for question in questions:
                     order = [*modes][number % len(modes) :] + [*modes][: number % len(modes)]
                     for mode in order:
                         progress.update(task, description=f"{question.family}, {mode}")
-                        await _answer(pipeline, question, modes[mode], max_tokens, runs[mode])
+                        await answer(pipeline, question, modes[mode], max_tokens, runs[mode])
                         progress.advance(task)
             progress.update(task, description="stopping the actors")
     return {mode: runs[mode] for mode in modes}
@@ -166,26 +127,6 @@ def _speculations(config: PipelineConfig) -> dict[str, SpeculationParams]:
         _SEQUENTIAL: SpeculationParams(**{**default, "num_outcomes": 0}),
         _OVERLAPPED: SpeculationParams(**default),
     }
-
-
-async def _answer(
-    pipeline: Pipeline,
-    question: Question,
-    speculation: SpeculationParams,
-    max_tokens: int,
-    run: Run,
-) -> None:
-    """Add an answer to a run."""
-    prompt = [{"role": "user", "content": question.turns[0]}]
-    tokens: list[int] = []
-    started = time.perf_counter()
-    async for increment in pipeline.stream(
-        prompt, SamplingParams(max_tokens=max_tokens), speculation
-    ):
-        tokens += increment.token_ids
-        run.steps.append(increment.step)
-    run.seconds += time.perf_counter() - started
-    run.tokens.append(tuple(tokens))
 
 
 def _progress() -> Progress:
@@ -220,16 +161,13 @@ def _table(config: PipelineConfig, runs: dict[str, Run]) -> Table:
         table.add_column(title, justify="right", no_wrap=True)
     plain = runs[_PLAIN].seconds
     for mode, run in runs.items():
-        stats = summarize(run.steps, 0)
-        idle = stats.verify_idle_seconds / stats.total_seconds if stats.total_seconds else 0.0
-        looked_ahead = stats.num_pre_draft_hits + stats.num_pre_draft_misses > 0
         table.add_row(
             mode,
-            f"{stats.num_output_tokens / run.seconds:.0f}",
+            f"{run.tokens_per_second:.0f}",
             f"{plain / run.seconds:.2f}x",
-            f"{stats.mean_acceptance_length:.2f}",
-            f"{stats.pre_draft_hit_rate:.0%}" if looked_ahead else "-",
-            f"{idle:.0%}",
+            f"{run.stats.mean_acceptance_length:.2f}",
+            "-" if run.hit_rate is None else f"{run.hit_rate:.0%}",
+            f"{run.verify_idle_share:.0%}",
         )
     return table
 

@@ -1,0 +1,235 @@
+"""`python -m deploy.bench`: what processes between the roles cost, and what overlap buys.
+
+The same held-out questions, in turns and one at a time: by an engine in this process; by a
+pipeline plainly, sequentially, and with more and more outcomes drafted ahead of the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from actors.pipeline import Pipeline
+from actors.settings import PipelineConfig, load_pipeline
+from deploy.local_ray import ray_cluster
+from deploy.runs import Run, Streaming, answer
+from diffuspec.bench.plots import Line, plot_sweep
+from diffuspec.bench.questions import Question, first_per_family, load_questions
+from diffuspec.cli.display import stdout_console
+from diffuspec.cli.problems import reported
+from diffuspec.config import EngineConfig
+from diffuspec.engine import Engine
+from diffuspec.tiny import QUESTIONS
+from diffuspec.types import SpeculationParams
+
+_PIPELINE = Path(__file__).parent / "pipeline.yaml"
+_OUT = Path("runs/cluster")
+_FAN_OUTS = (1, 2, 4, 8)
+_IN_PROCESS, _PLAIN, _SEQUENTIAL = "in process", "plain", "sequential"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+_Config = Annotated[Path, typer.Option(metavar="FILE.yaml", help="The pipeline.")]
+_Limit = Annotated[int, typer.Option(min=1, help="Questions of each family.")]
+_Repeats = Annotated[int, typer.Option(min=1, help="Times each question is asked.")]
+_MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
+_Length = Annotated[int, typer.Option(min=1, max=128, help="Draft length, the same for all.")]
+_Out = Annotated[Path, typer.Option(metavar="DIR", help="For results.json and the plot.")]
+_Address = Annotated[str, typer.Option(help="A Ray cluster that runs. Default: one of its own.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One way of answering the same questions."""
+
+    system: str
+    tokens_per_second: float
+    speedup: float  # over the sequential pipeline
+    mean_acceptance_length: float
+    median_step_ms: float  # of the steps that read no prompt
+    hit_rate: float | None
+    verify_idle_share: float
+    is_same: bool  # token for token, as plain decoding
+
+
+@app.command()
+def run(
+    config: _Config = _PIPELINE,
+    limit: _Limit = 1,
+    repeats: _Repeats = 3,
+    max_tokens: _MaxTokens = 128,
+    draft_length: _Length = 20,
+    out: _Out = _OUT,
+    address: _Address = "",
+) -> None:
+    """Measure a pipeline against the same roles in one process.
+
+    Ends with 1 if any token differs.
+    """
+    with reported():
+        out.mkdir(parents=True, exist_ok=True)
+        pipeline = load_pipeline(config)
+        asked = [
+            q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"
+        ]
+        modes = _modes(pipeline, draft_length)
+        with ray_cluster(address):
+            measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
+        rows = [_row(name, measured.runs) for name in measured.runs]
+        _write(rows, measured.link_bytes, out)
+        console = stdout_console()
+        console.print(_table(rows))
+        console.print(_link_table(measured))
+        console.print(f"written: {out}/results.json, {out}/overlap.png", soft_wrap=True)
+    if not all(row.is_same for row in rows):
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    runs: dict[str, Run]
+    link_bytes: dict[str, tuple[int, int]]  # of all steps of the pipeline: sent, received
+    num_steps: int
+
+
+def _modes(config: PipelineConfig, draft_length: int) -> dict[str, SpeculationParams]:
+    given = config.engine.speculation.model_dump()
+    given |= {"policy": "fixed", "num_draft_tokens": draft_length, "num_outcomes": 0}
+    changes: dict[str, dict[str, object]] = {
+        _IN_PROCESS: {},
+        _PLAIN: {"policy": "off"},
+        _SEQUENTIAL: {},
+    }
+    changes |= {f"ahead {count}": {"num_outcomes": count} for count in (*_FAN_OUTS, "auto")}
+    return {name: SpeculationParams(**{**given, **change}) for name, change in changes.items()}
+
+
+async def _measure(
+    config: PipelineConfig,
+    questions: Sequence[Question],
+    modes: Mapping[str, SpeculationParams],
+    max_tokens: int,
+) -> _Measured:
+    runs = {name: Run() for name in modes}
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    console = Console(stderr=True)
+    with (
+        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress,
+        Engine.from_config(_one_at_a_time(config)) as engine,
+    ):
+        task = progress.add_task("starting the actors", total=len(questions) * len(modes))
+        async with Pipeline(config) as pipeline:
+            services: dict[str, Streaming] = {name: pipeline for name in modes}
+            services[_IN_PROCESS] = engine
+            for name in modes:  # unmeasured
+                await answer(services[name], questions[0], modes[name], max_tokens, Run())
+            before = await pipeline.link_bytes()
+            for number, question in enumerate(questions):
+                names = [*modes][number % len(modes) :] + [*modes][: number % len(modes)]
+                for name in names:
+                    progress.update(task, description=f"{question.family}, {name}")
+                    await answer(services[name], question, modes[name], max_tokens, runs[name])
+                    progress.advance(task)
+            after = await pipeline.link_bytes()
+            progress.update(task, description="stopping the actors")
+        await engine.stop(0)
+    num_steps = sum(len(run.steps) for name, run in runs.items() if name != _IN_PROCESS)
+    links = {
+        name: (sent - before[name][0], received - before[name][1])
+        for name, (sent, received) in after.items()
+    }
+    return _Measured(runs, links, num_steps)
+
+
+def _one_at_a_time(config: PipelineConfig) -> EngineConfig:
+    """The same roles for an engine in this process, where nothing runs beside anything."""
+    engine = config.engine
+    target = engine.target.model_copy(update={"max_sequences": 1})
+    coordinator = engine.coordinator.model_copy(update={"overlap": False})
+    return engine.model_copy(update={"target": target, "coordinator": coordinator})
+
+
+def _row(name: str, runs: Mapping[str, Run]) -> Row:
+    run, sequential = runs[name], runs[_SEQUENTIAL]
+    return Row(
+        system=name,
+        tokens_per_second=run.tokens_per_second,
+        speedup=sequential.seconds / run.seconds,
+        mean_acceptance_length=run.stats.mean_acceptance_length,
+        median_step_ms=1e3 * median(run.decoding_seconds),
+        hit_rate=run.hit_rate,
+        verify_idle_share=run.verify_idle_share,
+        is_same=run.tokens == runs[_PLAIN].tokens,
+    )
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    titles = (
+        "tokens/s",
+        "over\nsequential",
+        "acceptance\nlength",
+        "step ms\nmedian",
+        "pre-draft\nhit rate",
+        "verifier\nidle",
+        "same\ntokens",
+    )
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.system,
+            f"{row.tokens_per_second:.0f}",
+            f"{row.speedup:.2f}x",
+            f"{row.mean_acceptance_length:.2f}",
+            f"{row.median_step_ms:.1f}",
+            "-" if row.hit_rate is None else f"{row.hit_rate:.0%}",
+            f"{row.verify_idle_share:.0%}",
+            "yes" if row.is_same else "NO",
+        )
+    return table
+
+
+def _link_table(measured: _Measured) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for title in ("bytes per step", "there", "back"):
+        table.add_column(title, justify="left" if title.startswith("bytes") else "right")
+    for name, (sent, received) in measured.link_bytes.items():
+        steps = max(measured.num_steps, 1)
+        table.add_row(name, f"{sent / steps:.0f}", f"{received / steps:.0f}")
+    return table
+
+
+def _write(rows: Sequence[Row], link_bytes: Mapping[str, tuple[int, int]], out: Path) -> None:
+    results = {"rows": [asdict(row) for row in rows], "link_bytes": link_bytes}
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    ahead = [row for row in rows if row.system == _SEQUENTIAL or row.system.startswith("ahead")]
+    xs = tuple(row.system.removeprefix("ahead ").replace(_SEQUENTIAL, "0") for row in ahead)
+    panels = {
+        "verdicts that found their draft": [
+            Line("measured", xs, tuple(row.hit_rate or 0.0 for row in ahead))
+        ],
+        "speed-up over sequential": [Line("measured", xs, tuple(row.speedup for row in ahead))],
+        "share of time the verifier waits": [
+            Line("measured", xs, tuple(row.verify_idle_share for row in ahead))
+        ],
+    }
+    plot_sweep(
+        "Drafting ahead of the verdict", "outcomes drafted ahead", panels, out / "overlap.png"
+    )
+
+
+if __name__ == "__main__":
+    app()

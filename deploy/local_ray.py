@@ -1,0 +1,36 @@
+"""The Ray cluster that a command runs on: one that is there, or one of its own on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+
+import ray
+
+_OBJECT_STORE_BYTES = 100 * 2**20
+
+
+@contextlib.contextmanager
+def ray_cluster(address: str) -> Iterator[None]:
+    """Connect to a cluster, or start one that ends with this; nothing of it stays."""
+    if address:
+        ray.init(address=address, log_to_driver=False)
+        yield
+        ray.shutdown()
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # actors are as quick as other processes
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
+        ray.init(
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            configure_logging=False,
+            _temp_dir=directory,
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()

@@ -1,0 +1,75 @@
+"""Questions put to whatever streams answers, one at a time, and what came of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from diffuspec.bench.questions import Question
+from diffuspec.metrics import RequestStats, summarize
+from diffuspec.prompt import Prompt
+from diffuspec.sequence import Increment
+from diffuspec.types import SamplingParams, SpeculationParams, StepStats
+
+
+class Streaming(Protocol):
+    """A pipeline, or an engine in this process."""
+
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams, speculation: SpeculationParams
+    ) -> AsyncIterator[Increment]: ...
+
+
+@dataclass(slots=True)
+class Run:
+    """All answers in one mode."""
+
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+    steps: list[StepStats] = field(default_factory=list)
+    decoding_seconds: list[float] = field(default_factory=list)  # steps that read no prompt
+    seconds: float = 0.0
+
+    @property
+    def stats(self) -> RequestStats:
+        return summarize(self.steps, 0)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.tokens)) / self.seconds
+
+    @property
+    def verify_idle_share(self) -> float:
+        stats = self.stats
+        return stats.verify_idle_seconds / stats.total_seconds if stats.total_seconds else 0.0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Verdicts that found their draft there; None when nothing was drafted ahead."""
+        stats = self.stats
+        tried = stats.num_pre_draft_hits + stats.num_pre_draft_misses
+        return stats.pre_draft_hit_rate if tried else None
+
+
+async def answer(
+    service: Streaming,
+    question: Question,
+    speculation: SpeculationParams,
+    max_tokens: int,
+    run: Run,
+) -> None:
+    """Add a question's first answer to a run."""
+    prompt = [{"role": "user", "content": question.turns[0]}]
+    tokens: list[int] = []
+    steps: list[StepStats] = []
+    started = time.perf_counter()
+    async for increment in service.stream(
+        prompt, SamplingParams(max_tokens=max_tokens), speculation
+    ):
+        tokens += increment.token_ids
+        steps.append(increment.step)
+    run.seconds += time.perf_counter() - started
+    run.steps += steps
+    run.decoding_seconds += [step.step_seconds for step in steps[1:]]
+    run.tokens.append(tuple(tokens))
