@@ -10,7 +10,6 @@ same in one process and on a cluster. Nothing that a worker does ends a loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
@@ -25,6 +24,7 @@ from diffuspec.errors import DiffuspecError, RequestCancelledError, VerifierErro
 from diffuspec.interfaces import Drafter, Verifier
 from diffuspec.metrics import Metrics
 from diffuspec.predrafts import Foresight
+from diffuspec.releases import Releases
 from diffuspec.sequence import Increment, Sequence, check_request
 from diffuspec.step import StepEnd
 from diffuspec.text import TextStream
@@ -54,12 +54,12 @@ class Coordinator:
         """A tracer is written to; it stays its maker's to close."""
         self.metrics = metrics or Metrics()
         self._verifier = verifier
-        self._drafter = drafter
         self._config = config
         self._draft_length = draft_length
         self._tracer = tracer
         self._economics = economics = Economics(draft_length.max_draft_tokens)
         self._admission = Admission(config.max_waiting, self.metrics)
+        self._releases = Releases(verifier, drafter)
         self._verify_loop = VerifyLoop(
             verifier, config, economics.costs, self._look_ahead, self._go_on, self._fail, tracer
         )
@@ -74,7 +74,6 @@ class Coordinator:
         )
         self._request_numbers = itertools.count(1)
         self._loops: list[asyncio.Task[None]] = []
-        self._farewells: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Coordinator:
         lanes = range(1, self._config.num_draft_lanes + 1)
@@ -92,10 +91,7 @@ class Coordinator:
         self._end(self._admission, RequestCancelledError("the coordinator was shut down"))
         for ticket in self._admission:
             self._retire(ticket)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_GRACE_SECONDS):
-                while self._farewells:
-                    await asyncio.gather(*self._farewells)
+        await self._releases.finish(_GRACE_SECONDS)
 
     async def drain(self, max_seconds: float) -> bool:
         """Refuse new requests, and let those that came before finish for so long at most.
@@ -297,25 +293,9 @@ class Coordinator:
             return
         self._draft_loop.drop(ticket)
         self._verify_loop.drop(ticket)
-        farewell = asyncio.create_task(self._part_with(ticket))
-        self._farewells.add(farewell)
-        farewell.add_done_callback(self._farewells.discard)
+        self._releases.start(ticket.sequence.request_id, lambda: self._free_slot(ticket))
 
-    async def _part_with(self, ticket: Ticket) -> None:
-        request_id = ticket.sequence.request_id
-        if self._drafter is not None:
-            # Not waited for: it may stand behind a draft that is being made for others.
-            release = asyncio.create_task(_release(self._drafter, request_id))
-            self._farewells.add(release)
-            release.add_done_callback(self._farewells.discard)
-        await _release(self._verifier, request_id)
+    def _free_slot(self, ticket: Ticket) -> None:
         self._admission.leave(ticket)
         if self._loops:
             self._admit()
-
-
-async def _release(worker: Drafter | Verifier, request_id: str) -> None:
-    try:
-        await worker.release(request_id)
-    except Exception as error:
-        logger.warning("what a worker holds for %s could not be released: %s", request_id, error)

@@ -1,0 +1,53 @@
+"""Releases: the workers are told to forget requests that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+
+from diffuspec.interfaces import Drafter, Verifier
+
+logger = logging.getLogger(__name__)
+
+
+class Releases:
+    """Tells both roles, beside everything else. A worker that fails at it holds nobody up."""
+
+    def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
+        self._verifier = verifier
+        self._drafter = drafter
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, request_id: str, then: Callable[[], None]) -> None:
+        """Let go of a request; `then` is called once the verifier has.
+
+        The drafter is not waited for: it may be busy with a draft for others.
+        """
+        if self._drafter is not None:
+            self._begin(_release(self._drafter, request_id))
+        self._begin(self._release_and(request_id, then))
+
+    async def finish(self, max_seconds: float) -> None:
+        """Wait for what is under way, for so long at most; the rest is cancelled."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max_seconds):
+                while self._tasks:
+                    await asyncio.gather(*self._tasks)
+
+    async def _release_and(self, request_id: str, then: Callable[[], None]) -> None:
+        await _release(self._verifier, request_id)
+        then()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _release(worker: Drafter | Verifier, request_id: str) -> None:
+    try:
+        await worker.release(request_id)
+    except Exception as error:
+        logger.warning("what a worker holds for %s could not be released: %s", request_id, error)
