@@ -23,7 +23,7 @@ ATTENTION_NAME = "diffuspec"
 PROBE_NAME = "diffuspec-probe"  # the same, with a word on each layer's mask
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
-Visible: TypeAlias = Literal["causal", "full"] | NDArray[np.bool_]  # or [n, n]
+Visible: TypeAlias = Literal["causal", "full"] | int | NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +31,9 @@ class Segment:
     """New rows of one sequence, n of them.
 
     They are written to the slot's rows from start on. Each sees all of the rows before start;
-    among themselves `visible` says which columns a row sees. Segments run in order: one may see
-    what an earlier one of the same slot has written.
+    among themselves `visible` says which columns a row sees: those up to itself, all, or [n, n];
+    a number stands for so many causal rows before a block that sees all. Segments run in order:
+    one may see what an earlier one of the same slot has written.
     """
 
     slot: int
@@ -101,11 +102,11 @@ class _Part:
     def __init__(self, segment: Segment, cache: KVCache, block_size: int | None) -> None:
         self.num_rows = segment.num_rows
         self._segment = segment
-        self._cache = cache
         self._block_size = block_size
         self._start = segment.start
         self._end = segment.start + segment.num_rows
         self._mask = _new_rows_mask(segment, cache)
+        self._layers = cache.layers(segment.slot)
         self._views: dict[int | None, _View] = {}  # by window
 
     def attend(
@@ -118,9 +119,11 @@ class _Part:
         window: int | None,
     ) -> torch.Tensor:
         view = self._view(window)
-        keys, values, mask = view.rows[2 * layer], view.rows[2 * layer + 1], view.mask
-        keys.narrow(1, view.num_old, self.num_rows).copy_(key)
-        values.narrow(1, view.num_old, self.num_rows).copy_(value)
+        keys, values, mask = self._layers[2 * layer], self._layers[2 * layer + 1], view.mask
+        keys.narrow(1, self._start, self.num_rows).copy_(key)
+        values.narrow(1, self._start, self.num_rows).copy_(value)
+        keys = keys.narrow(1, view.first, view.num_columns)
+        values = values.narrow(1, view.first, view.num_columns)
         if self._block_size is not None:
             assert mask is not None
             return _attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
@@ -151,12 +154,10 @@ class _Part:
         end = self._end
         if (size := self._block_size) is not None:
             first, end = first // size * size, -(-end // size) * size
-        rows = self._cache.rows(self._segment.slot, first, end)
-        num_old = self._start - first
         if self._block_size is None and (window is None or self.num_rows == 1):
-            return _View(rows, num_old, self._mask)
+            return _View(first, end - first, self._mask)
         mask = torch.zeros((self.num_rows, end - first), dtype=torch.float32)
-        new_columns = slice(num_old, num_old + self.num_rows)
+        new_columns = slice(self._start - first, self._end - first)
         mask[:, new_columns.stop :] = -torch.inf
         if self._mask is not None:
             mask[:, new_columns] = self._mask
@@ -165,15 +166,15 @@ class _Part:
             columns = np.concatenate([np.arange(first, self._start), positions])
             far = positions[:, None] - columns >= window
             mask[:, : new_columns.stop].masked_fill_(torch.from_numpy(far), -torch.inf)
-        return _View(rows, num_old, mask.to(rows[0]))
+        return _View(first, end - first, mask.to(self._layers[0]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _View:
     """Columns of the cache, and which of them the rows of a segment see."""
 
-    rows: tuple[torch.Tensor, ...]  # keys and values of every layer; see KVCache.rows
-    num_old: int  # columns before the segment's own
+    first: int
+    num_columns: int
     mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
 
 
@@ -233,14 +234,17 @@ def _attend_in_blocks(
 
 def _new_rows_mask(segment: Segment, cache: KVCache) -> torch.Tensor | None:
     """Return the additive mask [num_rows, num_rows] among new rows; None: all visible."""
-    visible = segment.visible
-    if isinstance(visible, str):
-        size = segment.num_rows
-        if visible == "full" or size == 1:
+    visible, size = segment.visible, segment.num_rows
+    if isinstance(visible, (str, int)):
+        if visible == "full" or visible == 0 or size == 1:
             return None
-        return _causal_mask(1 << (size - 1).bit_length(), cache.dtype, cache.device)[:size, :size]
-    mask = np.where(visible, np.float32(0), np.float32(-np.inf))
-    return torch.from_numpy(mask).to(cache.device, cache.dtype)
+        mask = _causal_mask(1 << (size - 1).bit_length(), cache.dtype, cache.device)[:size, :size]
+        if isinstance(visible, int):
+            mask = mask.clone()
+            mask[visible:].zero_()
+        return mask
+    additive = np.where(visible, np.float32(0), np.float32(-np.inf))
+    return torch.from_numpy(additive).to(cache.device, cache.dtype)
 
 
 @lru_cache(maxsize=16)

@@ -43,9 +43,10 @@ class Slot:
     def common_prefix(self, prefix: TokenIds) -> int:
         """Return how many leading tokens of the prefix are cached here."""
         limit = min(self.length, len(prefix))
-        differs = self.token_ids[:limit] != prefix[:limit]
-        first = int(differs.argmax()) if limit else 0
-        return first if limit and differs[first] else limit
+        mine, other = self.token_ids[:limit], prefix[:limit]
+        if mine.tobytes() == other.tobytes():  # mostly they are the same
+            return limit
+        return int((mine != other).argmax())
 
 
 class KVCache:
@@ -68,6 +69,7 @@ class KVCache:
         # Zeros, because a masked row still meets its values: 0 * NaN would be NaN.
         self._store = torch.zeros(size, dtype=dtype, device=device)
         self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
+        self._layers = [table.unbind(0) for table in self._tables]
         self._slots = [Slot(i, np.zeros(max_len, np.int32)) for i in range(num_slots)]
         self._by_request: dict[str, Slot] = {}
         self._step = 0
@@ -153,12 +155,12 @@ class KVCache:
             self._store[:, :, slot.index].zero_()
             self.release(request_id)
 
-    def rows(self, slot_index: int, start: int, end: int) -> tuple[torch.Tensor, ...]:
-        """Return views of a slot's rows: keys of layer 0, values of layer 0, keys of layer 1, ...
+    def layers(self, slot_index: int) -> tuple[torch.Tensor, ...]:
+        """Return views of a slot: keys of layer 0, values of layer 0, keys of layer 1, ...
 
-        Each is [kv_heads, end - start, head_dim] and may be written.
+        Each is [kv_heads, max_len, head_dim] and may be written.
         """
-        return self._tables[slot_index].narrow(2, start, end - start).unbind(0)
+        return self._layers[slot_index]
 
     def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
         shared = [slot.common_prefix(prefix) for slot in self._slots]

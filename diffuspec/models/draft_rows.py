@@ -97,8 +97,8 @@ def _visible_rows(
     num_common: int, spans: Sequence[tuple[int, int, int]], attention: DiffusionAttention
 ) -> Visible:
     """A span is (first row of a draft's tail, first row of its block, end of its block)."""
-    if attention == "full" and len(spans) == 1:
-        return "full"
+    if len(spans) == 1:
+        return "full" if attention == "full" else spans[0][1]
     num_rows = spans[-1][2]
     visible = np.zeros((num_rows, num_rows), np.bool_)
     visible[:, :num_common] = True

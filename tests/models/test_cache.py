@@ -27,8 +27,8 @@ def tokens(*token_ids: int) -> TokenIds:
 
 def write(cache: KVCache, slot: int, start: int, token_ids: Sequence[int]) -> None:
     """Fill rows with their token's id, so that it shows where they go."""
-    for view in cache.rows(slot, start, start + len(token_ids)):
-        view.copy_(torch.tensor(token_ids)[None, :, None])
+    for view in cache.layers(slot):
+        view[:, start : start + len(token_ids)] = torch.tensor(token_ids)[None, :, None]
 
 
 def feed(cache: KVCache, request_id: str, prefix: TokenIds) -> tuple[int, int]:
@@ -39,7 +39,7 @@ def feed(cache: KVCache, request_id: str, prefix: TokenIds) -> tuple[int, int]:
 
 
 def content(cache: KVCache, slot: int, length: int) -> list[int]:
-    views = cache.rows(slot, 0, length)
+    views = [view[:, :length] for view in cache.layers(slot)]
     assert all(torch.equal(view, views[0]) for view in views)
     return views[0][0, :, 0].int().tolist()
 
@@ -134,7 +134,7 @@ def test_releasing_an_unknown_request_is_fine() -> None:
 def test_clearing_wipes_rows_that_are_not_numbers() -> None:
     cache = make_cache()
     slot, _ = feed(cache, "a", tokens(1, 2))
-    cache.rows(slot, 0, 2)[0].fill_(torch.nan)
+    cache.layers(slot)[0][:, :2] = torch.nan
     cache.clear("a")
     assert content(cache, slot, MAX_LEN) == [0] * MAX_LEN
     assert cache.acquire("b", tokens(1, 2))[1] == 0

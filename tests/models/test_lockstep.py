@@ -125,7 +125,7 @@ async def test_logits_that_are_not_numbers_fail_on_all_ranks_and_leave_nothing_b
     good = request(PROMPT, request_id="bad")
     await qwen2.target.verify([good])
     slot = slot_of(qwen2.share, "bad")
-    qwen2.share.runner.cache.rows(slot.index, 0, 3)[0].fill_(torch.nan)  # this rank's head alone
+    qwen2.share.runner.cache.layers(slot.index)[0][:, :3].fill_(torch.nan)  # this rank's head alone
     with pytest.raises(VerifierError, match="not finite for requests bad") as failure:
         await qwen2.target.verify([good])
     assert not isinstance(failure.value, VerifierUnavailableError)

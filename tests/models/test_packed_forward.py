@@ -131,8 +131,9 @@ def test_windows_hold_beside_any_other_mask(
     near = positions[:, None] - positions < window
     if num_cached:
         runner.forward([segment(0, 0, token_ids[:num_cached])])
-    block = visible[num_cached:, num_cached:]
-    logits = runner.forward([segment(0, num_cached, token_ids[num_cached:], block)])
+    new = token_ids[num_cached:]
+    logits = runner.forward([segment(0, num_cached, new, visible[num_cached:, num_cached:])])
+    assert torch.equal(runner.forward([segment(0, num_cached, new, 20 - num_cached)]), logits)
     masks = {
         "full_attention": torch.from_numpy(visible)[None, None],
         "sliding_attention": torch.from_numpy(visible & near)[None, None],
@@ -149,8 +150,8 @@ def test_a_windowed_layer_reads_no_further_back(
     runner = load_model(save_target("mistral"), num_slots=1).runner
     token_ids = random_tokens(40)
     runner.forward([segment(0, 0, token_ids)])
-    for rows in runner.cache.rows(0, 0, 40 - 7):
-        rows.fill_(torch.nan)  # would show even behind a mask: 0 * NaN is NaN
+    for layer in runner.cache.layers(0):
+        layer[:, : 40 - 7] = torch.nan  # would show even behind a mask: 0 * NaN is NaN
     new = random_tokens(num_rows)
     logits = runner.forward([segment(0, 40, new)])
     expected = reference(make_model("mistral"), np.concatenate([token_ids, new]))
