@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench clean
+.PHONY: help setup demo test chaos lint format proto bench clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,9 @@ demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray 
 
 test: lint ## Lint, then all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(STAMP) ## 200 requests while processes are killed and stopped, with recovery times
+	$(BIN)/python -m pytest tests/actors/test_chaos.py -s --chaos-requests 200 $(ARGS)
 
 lint: $(STAMP) ## Style, formatting, types and import contracts
 	$(BIN)/ruff check .

@@ -19,6 +19,10 @@ settings.register_profile("diffuspec", derandomize=True, deadline=None, database
 settings.load_profile("diffuspec")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--chaos-requests", type=int, default=60, help="asked while processes die")
+
+
 @pytest.fixture(scope="session")
 def target_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return where a random target of a family is; it is made once."""
