@@ -293,7 +293,7 @@ class Coordinator:
             return
         self._draft_loop.drop(ticket)
         self._verify_loop.drop(ticket)
-        if any(loop.done() for loop in self._loops):
+        if any(loop.done() or loop.cancelling() for loop in self._loops):
             return  # cancelled by the end of the event loop, which takes no more tasks
         self._releases.start(ticket.sequence.request_id, lambda: self._free_slot(ticket))
 
