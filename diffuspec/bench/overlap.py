@@ -7,6 +7,7 @@ The models' answers are kept, so that what is timed is the loop and its waits.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +27,6 @@ from diffuspec.types import (
     DraftRequest,
     SamplingParams,
     SpeculationParams,
-    StepStats,
     TokenIds,
     Verdict,
     VerifyRequest,
@@ -79,92 +79,112 @@ def measure_overlap(
 ) -> list[OverlapRow]:
     """Answer all prompts sequentially and with each fan-out, one request at a time.
 
-    Every system runs twice, at first without waits, so that the models' answers are known when it
-    is timed. The tracer is given the last fan-out.
+    Systems take turns at every prompt, so that none has the machine at a better time. Each answers
+    first without waits, so that the models' answers are known when it is timed. The last fan-out is
+    traced.
     """
-    roles = _PacedVerifier(verifier), _PacedDrafter(drafter)
-    systems: list[tuple[str, FanOut]] = [(SEQUENTIAL, 0)]
-    systems += [(OVERLAPPED, fan_out) for fan_out in fan_outs]
-    rows: list[OverlapRow] = []
-    for name, fan_out in systems:
+    ways: list[tuple[str, FanOut]] = [(SEQUENTIAL, 0)]
+    ways += [(OVERLAPPED, fan_out) for fan_out in fan_outs]
+    known = _Known(verifier, drafter)
+    systems = [
+        _System(name, fan_out, known, pace, speculation, max_tokens, tracer if last else None)
+        for number, (name, fan_out) in enumerate(ways, start=1)
+        for last in (number == len(ways),)
+    ]
+    asyncio.run(_take_turns(systems, prompts))
+    base = systems[0].row().tokens_per_second
+    return [replace(row, speedup=row.tokens_per_second / base) for row in map(_System.row, systems)]
+
+
+async def _take_turns(systems: Sequence[_System], prompts: Sequence[TokenIds]) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for system in systems:
+            await stack.enter_async_context(system.rehearsal)
+            await stack.enter_async_context(system.coordinator)
+        for number, prompt in enumerate(prompts):
+            first = number % len(systems)
+            for system in (*systems[first:], *systems[:first]):
+                await system.answer(prompt)
+
+
+class _Known:
+    """The models, and what they have answered."""
+
+    def __init__(self, verifier: Verifier, drafter: Drafter) -> None:
+        self.verifier = verifier
+        self.drafter = drafter
+        self.verdicts: dict[Hashable, Verdict] = {}
+        self.drafts: dict[Hashable, Draft] = {}
+
+
+class _System:
+    """One way of decoding, twice: to know the models' answers, and to be timed."""
+
+    def __init__(
+        self,
+        name: str,
+        fan_out: FanOut,
+        known: _Known,
+        pace: Pace,
+        speculation: SpeculationParams,
+        max_tokens: int,
+        tracer: Tracer | None,
+    ) -> None:
+        self.name, self.fan_out = name, fan_out
+        self._verifier = _PacedVerifier(known, pace.verify_seconds)
+        self._drafter = _PacedDrafter(known, pace.draft_seconds)
         config = CoordinatorConfig(overlap=name == OVERLAPPED)
-        trace = tracer if (name, fan_out) == systems[-1] else None
-        most = MAX_OUTCOMES if fan_out == "auto" else fan_out
-        for seconds, count, to in ((Pace(0, 0), most, None), (pace, fan_out, trace)):
-            roles[0].begin(seconds.verify_seconds)
-            roles[1].begin(seconds.draft_seconds)
-            asked = replace(speculation, num_outcomes=count)
-            stats = asyncio.run(_answer(*roles, config, prompts, asked, max_tokens, to))
-        taken = Pace(roles[0].mean_seconds, roles[1].mean_seconds)
-        rate = rows[0].tokens_per_second if rows else None
-        rows.append(_row(name, fan_out, stats, taken, rate))
-    return rows
+        roles = _PacedVerifier(known, 0.0), _PacedDrafter(known, 0.0)
+        self.rehearsal = Coordinator(*roles, config, DraftLengthConfig())
+        self.coordinator = Coordinator(
+            self._verifier, self._drafter, config, DraftLengthConfig(), tracer=tracer
+        )
+        self._sampling = SamplingParams(max_tokens=max_tokens)
+        self._speculation = replace(speculation, num_outcomes=fan_out)
+        self._stats: list[RequestStats] = []
 
+    async def answer(self, prompt: TokenIds) -> None:
+        most = replace(self._speculation, num_outcomes=MAX_OUTCOMES)
+        rehearsed = most if self.fan_out == "auto" else self._speculation
+        async for _ in self.rehearsal.stream(prompt, self._sampling, rehearsed):
+            pass
+        steps = [
+            increment.step
+            async for increment in self.coordinator.stream(
+                prompt, self._sampling, self._speculation
+            )
+        ]
+        # The first step reads the prompt.
+        self._stats.append(summarize(steps[1:], len(prompt)))
 
-async def _answer(
-    verifier: Verifier,
-    drafter: Drafter,
-    config: CoordinatorConfig,
-    prompts: Sequence[TokenIds],
-    speculation: SpeculationParams,
-    max_tokens: int,
-    tracer: Tracer | None,
-) -> list[RequestStats]:
-    """Return what each prompt's steps came to, but for the first: that reads the prompt."""
-    stats = []
-    lengths = DraftLengthConfig()
-    async with Coordinator(verifier, drafter, config, lengths, tracer=tracer) as coordinator:
-        for prompt in prompts:
-            steps: list[StepStats] = []
-            sampling = SamplingParams(max_tokens=max_tokens)
-            async for increment in coordinator.stream(prompt, sampling, speculation):
-                steps.append(increment.step)
-            stats.append(summarize(steps[1:], len(prompt)))
-    return stats
+    def row(self) -> OverlapRow:
+        num_tokens, seconds = self._sum("num_output_tokens"), self._sum("total_seconds")
+        num_steps, num_hits = self._sum("num_steps"), self._sum("num_pre_draft_hits")
+        num_tried = num_hits + self._sum("num_pre_draft_misses")
+        num_awaited = max(self._sum("num_drafts") - num_hits, 0)  # a hit saves the next draft
+        ideal = num_steps * self._verifier.mean_seconds + num_awaited * self._drafter.mean_seconds
+        return OverlapRow(
+            system=self.name,
+            num_outcomes=self.fan_out,
+            hit_rate=num_hits / num_tried if num_tried else 0.0,
+            mean_acceptance_length=num_tokens / num_steps,
+            tokens_per_second=num_tokens / seconds,
+            speedup=1.0,
+            ideal_tokens_per_second=num_tokens / ideal,
+            verify_idle_share=self._sum("verify_idle_seconds") / seconds,
+            num_wasted_draft_tokens=self._sum("num_wasted_draft_tokens") / num_tokens,
+        )
 
-
-def _row(
-    system: str,
-    fan_out: FanOut,
-    stats: Sequence[RequestStats],
-    pace: Pace,
-    sequential_rate: float | None,
-) -> OverlapRow:
-    def total(name: str) -> float:
-        return float(sum(getattr(one, name) for one in stats))
-
-    num_tokens, seconds = total("num_output_tokens"), total("total_seconds")
-    num_hits = total("num_pre_draft_hits")
-    tried = num_hits + total("num_pre_draft_misses")
-    # A verdict's hit saves the draft of the step after it.
-    ideal = total("num_steps") * pace.verify_seconds
-    ideal += max(total("num_drafts") - num_hits, 0) * pace.draft_seconds
-    rate = num_tokens / seconds
-    return OverlapRow(
-        system=system,
-        num_outcomes=fan_out,
-        hit_rate=num_hits / tried if tried else 0.0,
-        mean_acceptance_length=num_tokens / total("num_steps"),
-        tokens_per_second=rate,
-        speedup=rate / (sequential_rate or rate),
-        ideal_tokens_per_second=num_tokens / ideal,
-        verify_idle_share=total("verify_idle_seconds") / seconds,
-        num_wasted_draft_tokens=total("num_wasted_draft_tokens") / num_tokens,
-    )
+    def _sum(self, name: str) -> float:
+        return float(sum(getattr(one, name) for one in self._stats))
 
 
 class _Paced:
-    """Answers after a while, and remembers what it has answered."""
+    """Answers after a while."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._taken: list[float] = []
-        self._known: dict[Hashable, object] = {}
-
-    def begin(self, seconds: float) -> None:
-        """From now on every call takes so long; what they took before is forgotten."""
+    def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._taken.clear()
+        self._taken: list[float] = []
 
     @property
     def mean_seconds(self) -> float:
@@ -175,55 +195,49 @@ class _Paced:
         await asyncio.sleep(max(started + self.seconds - time.monotonic(), 0.0))
         self._taken.append(time.monotonic() - started)
 
-    def _missing(self, keys: Sequence[Hashable]) -> list[int]:
-        return [i for i, key in enumerate(keys) if key not in self._known]
-
 
 class _PacedVerifier(_Paced):
     """A Verifier that takes its time."""
 
-    def __init__(self, verifier: Verifier) -> None:
-        super().__init__()
-        self.info = verifier.info
-        self._verifier = verifier
+    def __init__(self, known: _Known, seconds: float) -> None:
+        super().__init__(seconds)
+        self.info = known.verifier.info
+        self._known = known
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        started = time.monotonic()
+        started, known = time.monotonic(), self._known.verdicts
         keys = [(r.prefix.tobytes(), r.tree, r.sampling) for r in requests]
-        if missing := self._missing(keys):
-            verdicts = await self._verifier.verify([requests[i] for i in missing])
-            self._known.update(zip([keys[i] for i in missing], verdicts, strict=True))
+        missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in known}
+        if missing:
+            verdicts = await self._known.verifier.verify([*missing.values()])
+            known.update(zip(missing, verdicts, strict=True))
         await self._pace(started)
-        found = [self._known[key] for key in keys]
-        return [replace(v, verify_seconds=self.seconds) for v in found if isinstance(v, Verdict)]
+        return [replace(known[key], verify_seconds=self.seconds) for key in keys]
 
     async def release(self, request_id: str) -> None:
-        await self._verifier.release(request_id)
+        await self._known.verifier.release(request_id)
 
 
 class _PacedDrafter(_Paced):
     """A Drafter that takes its time."""
 
-    def __init__(self, drafter: Drafter) -> None:
-        super().__init__()
-        self._drafter = drafter
+    def __init__(self, known: _Known, seconds: float) -> None:
+        super().__init__(seconds)
+        self._known = known
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        started = time.monotonic()
+        started, known = time.monotonic(), self._known.drafts
         keys = [_draft_key(request) for request in requests]
-        if missing := self._missing(keys):
-            drafts = await self._drafter.draft([requests[i] for i in missing])
-            self._known.update(zip([keys[i] for i in missing], drafts, strict=True))
+        missing = {k: r for k, r in zip(keys, requests, strict=True) if k not in known}
+        if missing:
+            drafts = await self._known.drafter.draft([*missing.values()])
+            known.update(zip(missing, drafts, strict=True))
         await self._pace(started)
-        found = [self._known[key] for key in keys]
-        return [
-            replace(draft, draft_seconds=self.seconds, search_seconds=0.0)
-            for draft in found
-            if isinstance(draft, Draft)
-        ]
+        own = self.seconds
+        return [replace(known[key], draft_seconds=own, search_seconds=0.0) for key in keys]
 
     async def release(self, request_id: str) -> None:
-        await self._drafter.release(request_id)
+        await self._known.drafter.release(request_id)
 
 
 def _draft_key(request: DraftRequest) -> Hashable:
@@ -248,11 +262,11 @@ def plot_overlap(rows: Sequence[OverlapRow], path: Path) -> None:
 
     ideals = [row.speedup / row.share_of_ideal for row in overlapped]
     panels = {
-        "verdicts that found their draft": [line("measured", lambda row: row.hit_rate)],
         "speed-up over sequential": [
             line("measured", lambda row: row.speedup),
             Line("ideal at this hit rate", xs, tuple(ideals)),
         ],
+        "verdicts that found their draft": [line("measured", lambda row: row.hit_rate)],
         "share of time the verifier waits": [line("measured", lambda row: row.verify_idle_share)],
     }
     plot_sweep("Drafting ahead of the verdict", "outcomes drafted ahead", panels, path)

@@ -27,7 +27,7 @@ from tests.fakes import (
 )
 from tests.virtual_time import run_in_virtual_time
 
-PROMPTS = [np.array([n, 7, 9], np.int32) for n in range(6)]
+PROMPTS = [np.array([n, 7, 9], np.int32) for n in range(4)]
 FIXED = SpeculationParams(policy="fixed", num_draft_tokens=6)
 
 
