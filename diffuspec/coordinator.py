@@ -61,7 +61,14 @@ class Coordinator:
         self._admission = Admission(config.max_waiting, self.metrics)
         self._releases = Releases(verifier, drafter)
         self._verify_loop = VerifyLoop(
-            verifier, config, economics.costs, self._look_ahead, self._go_on, self._fail, tracer
+            verifier,
+            config,
+            economics.costs,
+            self._look_ahead,
+            self._go_on,
+            self._fail,
+            self._draft_busy_seconds,
+            tracer,
         )
         self._draft_loop = DraftLoop(
             drafter,
@@ -204,6 +211,9 @@ class Coordinator:
 
     def _look_ahead(self, ticket: Ticket, ends_at: float) -> None:
         self._draft_loop.look_ahead(ticket, ends_at)
+
+    def _draft_busy_seconds(self, now: float) -> float:
+        return self._draft_loop.busy_seconds(now) if self._config.overlap else 0.0
 
     def _go_on(self, ticket: Ticket, verdict: Verdict | None, batch: VerdictBatch) -> None:
         """A ticket comes from the verifier."""

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
 _MAX_JUMP = 3.0  # measurement and mean are at most so many times each other: hiccups are no news
+_ALONE = 0.05  # of a verification, with drafting beside it, is as good as none
+_MAX_CROWDING = 1.5
+_MAX_CROWDED = 64  # verifications; then what is known of those alone is too old
 _NOTHING = 1e-9  # seconds, for what took no time by the clock: it is divided by
 _DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size has been seen
 
@@ -87,25 +90,62 @@ class StepCosts:
     other_rows, other_positions and other_tokens are what the rest of a batch fed to the target and
     to the drafter and what it committed lately, so that a request in a full batch drafts less than
     one that is alone. exposed_share is how much of a draft's time is waited for: all of it, unless
-    drafts are made ahead while the target verifies.
+    drafts are made ahead while the target verifies. crowding is how many seconds longer a
+    verification takes for each second of drafting beside it: 0 where the roles share nothing, up to
+    1 where they share a processor.
     """
 
     verify: CostCurve = field(default_factory=CostCurve)  # by rows fed to the target
     draft: CostCurve = field(default_factory=CostCurve)  # by masked positions of the batch
     overhead_seconds: float = 0.0
     exposed_share: float = 1.0
+    crowding: float = 0.0
+    num_crowded: int = 0  # verifications in a row with drafting beside them
+    num_alone: int = 0  # verifications without
     other_rows: float = 0.0
     other_positions: float = 0.0
     other_tokens: float = 0.0
 
     def observe_verify(
-        self, num_rows: int, num_requests: int, num_tokens: int, seconds: float
+        self,
+        num_rows: int,
+        num_requests: int,
+        num_tokens: int,
+        seconds: float,
+        drafting_seconds: float = 0.0,
     ) -> None:
-        """Learn from one verified batch: rows fed, requests in it, tokens committed by it."""
-        self.verify.observe(num_rows, seconds)
+        """Learn from one verified batch: rows fed, requests in it, tokens committed by it.
+
+        drafting_seconds of the time the drafter was at work beside it.
+        """
+        self._observe_alone_or_crowded(num_rows, seconds, drafting_seconds)
         others = (num_requests - 1) / num_requests
         self.other_rows += _SMOOTHING * (num_rows * others - self.other_rows)
         self.other_tokens += _SMOOTHING * (num_tokens * others - self.other_tokens)
+
+    @property
+    def is_alone_wanted(self) -> bool:
+        """Whether it is time to see what a verification costs without drafting beside it."""
+        every = 8 if self.num_alone < 2 else 32
+        return self.num_crowded % every == every - 1
+
+    def _observe_alone_or_crowded(
+        self, num_rows: int, seconds: float, drafting_seconds: float
+    ) -> None:
+        if drafting_seconds <= _ALONE * seconds:
+            if self.num_alone == 0 and self.num_crowded:
+                self.verify = CostCurve()  # what was taken for lack of better is known now
+            self.num_crowded = 0
+            self.num_alone += 1
+            self.verify.observe(num_rows, seconds)
+            return
+        self.num_crowded += 1
+        if self.verify.is_known:
+            longer = seconds - float(self.verify.seconds(num_rows)[-1])
+            rate = min(max(longer / drafting_seconds, 0.0), _MAX_CROWDING)
+            self.crowding += _SMOOTHING * (rate - self.crowding)
+        if not self.verify.is_known or self.num_crowded > _MAX_CROWDED:
+            self.verify.observe(num_rows, max(seconds - self.crowding * drafting_seconds, 0.0))
 
     def observe_draft(self, num_positions: int, num_requests: int, seconds: float) -> None:
         """Learn from one drafted batch: masked positions and requests in it."""

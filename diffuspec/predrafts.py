@@ -129,6 +129,8 @@ class PreDrafts:
             return False
         if any(ticket.sequence.num_outcomes != "auto" for ticket in self._under_way):
             return False
+        if self._costs.is_alone_wanted:
+            return True
         one = float(self._costs.draft.seconds(1)[-1])
         return len(self._under_way) * max(one - self._seconds_left(now), 0.0) >= one
 
@@ -158,8 +160,8 @@ class PreDrafts:
         """Return how many of the candidates, likeliest first, to draft.
 
         A hit saves a draft just in time. It costs what the batch takes beyond the end of the
-        verifications, for which all of them wait, and what it takes longer, for which the urgent
-        ones wait.
+        verifications and what it makes them last longer, for which all of them wait, and what it
+        takes longer itself, for which the urgent ones wait.
         """
         costs = self._costs
         if not candidates:
@@ -176,7 +178,8 @@ class PreDrafts:
         alone = table[base] if urgent else 0.0
         takes = np.concatenate([[alone], table[sizes[1:]]])
         late = np.maximum(takes - left, 0.0) - max(alone - left, 0.0)
-        spent = len(self._under_way) * late + len(urgent) * (takes - alone)
+        crowded = costs.crowding * np.minimum(takes - alone, left)
+        spent = len(self._under_way) * (late + crowded) + len(urgent) * (takes - alone)
         return int(np.argmax(saved - spent))
 
     def _send(self, ranked: RankedOutcome, foresight: Foresight) -> Hypothesis:

@@ -34,12 +34,15 @@ class VerifyLoop:
         look_ahead: Callable[[Ticket, float], None],
         pass_on: Callable[[Ticket, Verdict | None, VerdictBatch], None],
         fail: Callable[[Collection[Ticket], Exception], None],
+        draft_busy_seconds: Callable[[float], float] = lambda now: 0.0,
         tracer: Tracer | None = None,
     ) -> None:
         """look_ahead is told of each draft that is verified and when its verdict may come.
 
         pass_on is given no verdict for a ticket of whose prompt a piece was read.
+        draft_busy_seconds tells how long the drafter has been at work.
         """
+        self._draft_busy_seconds = draft_busy_seconds
         self._calls = VerifyCalls(verifier, tracer)
         self._config = config
         self._costs = costs
@@ -78,12 +81,14 @@ class VerifyLoop:
             chunk or ticket.sequence.verify_request()
             for chunk, ticket in zip(chunks, tickets, strict=True)
         ]
+        drafting = self._draft_busy_seconds(time.monotonic())
         try:
             batch = await self._calls.ask(requests)
         except VerifierUnavailableError as error:
             await self._hold_up(tickets, error)
             return
-        self._learn(tickets, batch)
+        drafting = self._draft_busy_seconds(time.monotonic()) - drafting
+        self._learn(tickets, batch, drafting)
         for ticket, chunk, verdict in zip(tickets, chunks, batch.verdicts, strict=True):
             ticket.stalled_since = None
             if chunk is not None:
@@ -103,12 +108,14 @@ class VerifyLoop:
         for ticket in decoding:
             self._look_ahead(ticket, ends_at)
 
-    def _learn(self, tickets: list[Ticket], batch: VerdictBatch) -> None:
+    def _learn(self, tickets: list[Ticket], batch: VerdictBatch, drafting_seconds: float) -> None:
         """Learn from decoding steps only: how many prompt rows were cached is not known here."""
         if all(ticket.sequence.num_output_tokens for ticket in tickets):
             num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
             num_tokens = sum(len(verdict.token_ids) for verdict in batch.verdicts)
-            self._costs.observe_verify(num_rows, len(tickets), num_tokens, batch.seconds)
+            self._costs.observe_verify(
+                num_rows, len(tickets), num_tokens, batch.seconds, drafting_seconds
+            )
 
     async def _hold_up(self, tickets: list[Ticket], error: VerifierUnavailableError) -> None:
         """Let the tickets wait for the verifier to come back, but not for ever."""

@@ -109,6 +109,26 @@ def test_all_of_a_draft_is_waited_for_until_the_waits_say_otherwise():
     assert costs.exposed_share == pytest.approx(3.0, rel=0.01)
 
 
+def test_what_drafting_beside_a_verification_costs_it_is_learnt():
+    for crowding in (0.0, 0.4, 1.0):
+        costs = StepCosts()
+        for number in range(200):
+            beside = 0.0 if number % 8 == 0 else 0.02
+            costs.observe_verify(20, 1, 3, 0.03 + crowding * beside, beside)
+        assert costs.crowding == pytest.approx(crowding, abs=0.02)
+        assert costs.verify.seconds(20)[20] == pytest.approx(0.03, rel=0.02)
+
+
+def test_a_verification_that_is_never_alone_is_learnt_all_the_same():
+    costs = StepCosts()
+    for _ in range(200):
+        costs.observe_verify(20, 1, 3, 0.03, 0.02)
+    for _ in range(200):
+        costs.observe_verify(20, 1, 3, 0.06, 0.02)
+    assert costs.verify.seconds(20)[20] > 0.03
+    assert costs.num_crowded == 400
+
+
 def test_drafts_made_ahead_cost_time_and_leave_the_batch_as_it_was():
     costs = StepCosts()
     costs.observe_draft_ahead(64, 0.2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -34,6 +35,7 @@ from tests.fakes import (
     sometimes_right,
 )
 from tests.stage import FOREVER, PROMPT, SHORT, Stage, until
+from tests.virtual_time import run_in_virtual_time
 
 AHEAD = SpeculationParams(policy="fixed", num_draft_tokens=4, num_outcomes=4)
 LONG = SamplingParams(max_tokens=120, ignore_eos=True)
@@ -402,6 +404,45 @@ async def test_as_many_are_drafted_as_fit_behind_the_verification():
         steps = await steps_of(stage, PROMPT, LONG, speculation)
         assert 3 <= max(num_ahead for _, num_ahead in sizes[8:]) <= 12
         assert [step.pre_draft for step in steps].count("hit") > 0.5 * len(steps)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_roles_that_share_a_processor_are_not_overlapped(shared):
+    """Where drafting beside a verification makes it that much longer, nothing is gained."""
+
+    async def rate(num_outcomes: Any) -> tuple[float, int]:
+        async with overlapped(strategy=right_and_sure) as stage:
+            busy = stage.coordinator._draft_loop._calls.busy
+            Slow(stage.drafter, "draft", 0.005)
+            verify = stage.verifier.verify
+
+            async def crowded(requests: Sequence[Any]) -> Any:
+                began = time.monotonic()
+                drafted = busy.seconds(began)
+                await asyncio.sleep(0.02)
+                while (done := busy.seconds(time.monotonic()) - drafted) > 1e-9 and shared:
+                    drafted += done
+                    await asyncio.sleep(done)
+                return await verify(requests)
+
+            stage.verifier.verify = crowded
+            sampling = SamplingParams(max_tokens=400, ignore_eos=True)
+            steps = await steps_of(
+                stage, PROMPT, sampling, replace(AHEAD, num_outcomes=num_outcomes)
+            )
+            late = steps[20:]
+            seconds = sum(step.step_seconds for step in late)
+            tokens = sum(step.num_committed_tokens for step in late)
+            return tokens / seconds, sum(step.pre_draft is not None for step in late)
+
+    auto, num_tried = run_in_virtual_time(rate("auto"))
+    none, _ = run_in_virtual_time(rate(0))
+    three, _ = run_in_virtual_time(rate(3))
+    if shared:
+        assert three < none, "the world is as meant"
+        assert auto > 0.95 * none and num_tried < 40
+    else:
+        assert auto > 1.15 * none
 
 
 async def test_waits_tell_the_controller_that_drafts_are_hidden():
