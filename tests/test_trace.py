@@ -29,7 +29,9 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
     for event in events:
         if event["ph"] == "X":
             lanes[names[event["tid"]]].append(event)
-    return {name: sorted(spans, key=lambda e: (e["ts"], -e["dur"])) for name, spans in lanes.items()}
+    for spans in lanes.values():
+        spans.sort(key=lambda event: (event["ts"], -event["dur"]))
+    return dict(lanes)
 
 
 def assert_nested(spans: list[dict[str, Any]]) -> None:
