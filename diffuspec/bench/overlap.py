@@ -142,6 +142,7 @@ class _System:
         self._sampling = SamplingParams(max_tokens=max_tokens)
         self._speculation = replace(speculation, num_outcomes=fan_out)
         self._stats: list[RequestStats] = []
+        self._num_saved = 0
 
     async def answer(self, prompt: TokenIds) -> None:
         most = replace(self._speculation, num_outcomes=MAX_OUTCOMES)
@@ -154,14 +155,15 @@ class _System:
                 prompt, self._sampling, self._speculation
             )
         ]
-        # The first step reads the prompt.
+        # The first step reads the prompt. A hit saves the draft of the step after it.
         self._stats.append(summarize(steps[1:], len(prompt)))
+        self._num_saved += sum(step.pre_draft == "hit" for step in steps[:-1])
 
     def row(self) -> OverlapRow:
         num_tokens, seconds = self._sum("num_output_tokens"), self._sum("total_seconds")
         num_steps, num_hits = self._sum("num_steps"), self._sum("num_pre_draft_hits")
         num_tried = num_hits + self._sum("num_pre_draft_misses")
-        num_awaited = max(self._sum("num_drafts") - num_hits, 0)  # a hit saves the next draft
+        num_awaited = self._sum("num_drafts") - self._num_saved
         ideal = num_steps * self._verifier.mean_seconds + num_awaited * self._drafter.mean_seconds
         return OverlapRow(
             system=self.name,
