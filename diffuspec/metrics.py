@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from diffuspec.step_series import StepSeries
 from diffuspec.types import FinishReason, StepStats
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_STAGES = ("draft", "search", "verify", "transport", "step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,51 +88,22 @@ class Metrics:
         def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
             return Counter(f"diffuspec_{name}", text, labels, registry=reg)
 
-        def histogram(name: str, text: str, labels: Sequence[str] = ()) -> Histogram:
-            return Histogram(f"diffuspec_{name}", text, labels, registry=reg, buckets=_SECONDS)
+        def histogram(name: str, text: str) -> Histogram:
+            return Histogram(f"diffuspec_{name}", text, registry=reg, buckets=_SECONDS)
 
         self.running = Gauge("diffuspec_num_requests_running", "Requests decoding.", registry=reg)
         self.waiting = Gauge("diffuspec_num_requests_waiting", "Requests queued.", registry=reg)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
-        self._generation_tokens = counter("generation_tokens", "Committed tokens.")
         self._finished = counter("request_success", "Finished requests.", ["finished_reason"])
         self._cancelled = counter("request_cancelled", "Requests cancelled by their owner.")
-        self._drafts = counter("spec_decode_num_drafts", "Drafts verified.")
-        self._draft_tokens = counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
-        self._accepted = counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
-        self._accepted_at_position = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted, by position.", ["position"]
-        )
-        self._accepted_at: list[Counter] = []  # its children so far, from position 0 on
-        self._pre_drafts = counter("pre_drafts", "Verdicts met by drafts ahead.", ["result"])
-        self._wasted = counter("wasted_draft_tokens", "Drafted for what did not happen.")
-        self._fallbacks = counter("fallback", "Steps verified without their draft.", ["reason"])
-        step = histogram("step_seconds", "Time in a step, by stage.", ["stage"])
-        self._stages = [(f"{stage}_seconds", step.labels(stage)) for stage in _STAGES]
+        self._steps = StepSeries("diffuspec_", _SECONDS)
+        reg.register(self._steps)
         self._queue = histogram("request_queue_time_seconds", "Submission to admission.")
         self._first = histogram("time_to_first_token_seconds", "Submission to first token.")
         self._e2e = histogram("e2e_request_latency_seconds", "Submission to last token.")
 
     def observe_step(self, step: StepStats) -> None:
-        self._generation_tokens.inc(step.num_committed_tokens)
-        for field, histogram in self._stages:
-            histogram.observe(getattr(step, field))
-        if step.num_tree_nodes:
-            self._drafts.inc()
-            self._draft_tokens.inc(step.num_tree_nodes)
-            self._accepted.inc(step.num_accepted_tokens)
-            self._count_positions(step.num_accepted_tokens)
-        if step.pre_draft is not None:
-            self._pre_drafts.labels(step.pre_draft).inc()
-        self._wasted.inc(step.num_wasted_draft_tokens)
-        if step.fallback is not None:
-            self._fallbacks.labels(step.fallback).inc()
-
-    def _count_positions(self, num_accepted_tokens: int) -> None:
-        for position in range(len(self._accepted_at), num_accepted_tokens):
-            self._accepted_at.append(self._accepted_at_position.labels(str(position)))
-        for accepted in self._accepted_at[:num_accepted_tokens]:
-            accepted.inc()
+        self._steps.observe(step)
 
     def observe_admission(self, queue_seconds: float) -> None:
         self._queue.observe(queue_seconds)

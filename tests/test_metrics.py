@@ -48,6 +48,9 @@ def test_counts_agree_with_each_other_and_with_the_steps(steps):
     assert sums.num_fallbacks == value(metrics, "fallback_total", reason="drafter_error")
     assert value(metrics, "step_seconds_sum", stage="verify") == sums.verify_seconds == len(steps)
     assert value(metrics, "step_seconds_count", stage="step") == sums.num_steps == len(steps)
+    assert value(metrics, "step_seconds_bucket", stage="draft", le="0.25") == 0
+    assert value(metrics, "step_seconds_bucket", stage="draft", le="0.5") == len(steps)
+    assert value(metrics, "step_seconds_bucket", stage="step", le="+Inf") == len(steps)
 
 
 def test_acceptance_length_counts_the_targets_own_token():
