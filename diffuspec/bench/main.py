@@ -23,6 +23,7 @@ from rich.progress import (
 from diffuspec import tiny
 from diffuspec.bench import plots
 from diffuspec.bench.ablations import sweeps
+from diffuspec.bench.ahead import measure_ahead
 from diffuspec.bench.machine import Machine, describe_machine
 from diffuspec.bench.options import BenchOptions, engine_config, system_names
 from diffuspec.bench.overhead import (
@@ -33,6 +34,7 @@ from diffuspec.bench.overhead import (
     measure_step_overhead,
     sweep_draft_cost,
 )
+from diffuspec.bench.overlap import plot_overlap
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.report import (
     Results,
@@ -85,6 +87,8 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
     with _threads(threads):
         if options.ablations:
             return _run_ablations(options, config, questions, console)
+        if options.ahead:
+            return _run_ahead(options, config, questions, console)
         return _run_comparison(options, config, questions, names, console)
 
 
@@ -204,6 +208,22 @@ def _run_ablations(
     print_tables(tables, lines, console)
     console.print(f"Written to {options.out}", highlight=False)
     return int(any(mismatch.is_failure for mismatch in mismatches))
+
+
+def _run_ahead(
+    options: BenchOptions,
+    config: EngineConfig,
+    questions: Sequence[Question],
+    console: Console,
+) -> int:
+    with Engine.from_config(config) as engine:
+        machine = _machine(engine)
+        tables, rows, data = measure_ahead(engine, questions, options.max_tokens)
+    plot_overlap(rows, options.out / "ahead.png")
+    write_report(options.out, "ahead", {"machine": asdict(machine), **data}, tables, [])
+    print_tables(tables, [], console)
+    console.print(f"Written to {options.out}", highlight=False)
+    return 0
 
 
 def _settings(engine: Engine, options: BenchOptions) -> RunSettings:

@@ -31,6 +31,7 @@ class BenchOptions:
     threads: int | None = None  # None: as many as torch would use
     out: Path = Path("runs/bench")
     ablations: bool = False
+    ahead: bool = False
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
 
     def __post_init__(self) -> None:

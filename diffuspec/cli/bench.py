@@ -15,6 +15,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench                     [dim]# the embedded pair on all its questions[/dim]
   diffuspec bench --limit 2 --systems plain,cost_aware_best_first
   diffuspec bench --ablations --out runs/ablations
+  diffuspec bench --ahead --limit 3
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
 
@@ -30,6 +31,9 @@ Repeats = Annotated[int, typer.Option(help="Times every question is answered.")]
 Out = Annotated[Path, typer.Option(help="Folder for results.json, tables and plots.")]
 Ablations = Annotated[
     bool, typer.Option("--ablations", help="The paper's Tables 2, 4, 5 and Fig. 7 instead.")
+]
+Ahead = Annotated[
+    bool, typer.Option("--ahead", help="What drafting ahead of the verdict buys, instead.")
 ]
 Systems = Annotated[
     str | None,
@@ -47,6 +51,7 @@ def run(
     repeats: Repeats = 1,
     systems: Systems = None,
     ablations: Ablations = False,
+    ahead: Ahead = False,
     threads: options.Threads = None,
     out: Out = Path("runs/bench"),
 ) -> None:
@@ -65,6 +70,7 @@ def run(
             threads=threads,
             out=out,
             ablations=ablations,
+            ahead=ahead,
             systems=tuple(name.strip() for name in systems.split(",")) if systems else (),
         )
     )
