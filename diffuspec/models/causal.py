@@ -19,9 +19,9 @@ from diffuspec.interfaces import TargetInfo
 from diffuspec.models.attention import Segment
 from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
-from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer
+from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer, unknown_token_id
 from diffuspec.models.worker import Worker
-from diffuspec.sampling import target_tokens, token_logprobs
+from diffuspec.sampling import take_the_likeliest, target_tokens, token_logprobs
 from diffuspec.types import TokenLogprobs, Verdict, VerifyRequest
 
 MAX_PREFILL_ROWS = 2048  # bounds activations: a longer prefix is fed in several forwards
@@ -123,9 +123,7 @@ class CausalTarget:
         limit = self._info.max_model_len
         if not 1 <= len(prefix) <= limit:
             raise InvalidRequestError(f"prefix must have 1 to {limit} tokens, got {len(prefix)}")
-        low, high = int(prefix.min()), int(prefix.max())
-        if low < 0 or high >= vocab_size:
-            wrong = low if low < 0 else high
+        if (wrong := unknown_token_id(prefix, vocab_size)) is not None:
             raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
         max_nodes = self._info.max_tree_nodes
         if tree.num_nodes > max_nodes:
@@ -133,9 +131,8 @@ class CausalTarget:
                 f"draft tree must have at most {max_nodes} nodes, got {tree.num_nodes}"
             )
         draft_tree.validate(tree)
-        if tree.num_nodes and max(tree.token_ids) >= vocab_size:
-            wrong = max(tree.token_ids)
-            raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {wrong}")
+        if (highest := max(tree.token_ids, default=0)) >= vocab_size:
+            raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {highest}")
 
     @torch.inference_mode()
     def verify_here(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
@@ -182,28 +179,32 @@ class CausalTarget:
         return plans
 
     def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
-        """Return float32 logits of every root and node, [R, V]; those of unknown ids are -inf.
-
-        Raises VerifierError when they are not numbers.
-        """
+        """Return float32 logits of every root and node, [R, V]; those of unknown ids are -inf."""
         logits = self.runner.forward([_segment(plan) for plan in plans])
-        self._check_finite(plans, logits)
         logits[:, self._info.vocab_size :].fill_(-torch.inf)
         return logits
 
-    def _check_finite(self, plans: Sequence[_Plan], logits: torch.Tensor) -> None:
-        if _are_numbers(logits):
+    def _accept(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[Acceptance]:
+        """Raises VerifierError when a row has a NaN or infinity: its largest logit is one then."""
+        requests = [plan.request for plan in plans]
+        if take_the_likeliest(requests):
+            chosen = target_tokens(logits, requests)
+            self._check_finite(plans, logits.gather(-1, chosen[:, None]))
+        else:
+            self._check_finite(plans, logits.amax(dim=-1))
+            chosen = target_tokens(logits, requests)
+        token_ids = chosen.tolist()
+        return [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
+
+    def _check_finite(self, plans: Sequence[_Plan], largest: torch.Tensor) -> None:
+        if math.isfinite(largest.sum().item()):
             return
         bad = []
         for plan in plans:
-            if not _are_numbers(logits[plan.logit_rows]):
+            if not math.isfinite(largest[plan.logit_rows].sum().item()):
                 bad.append(plan.request.request_id)
                 self.runner.cache.clear(plan.request.request_id)
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
-
-    def _accept(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[Acceptance]:
-        chosen = target_tokens(logits, [plan.request for plan in plans]).tolist()
-        return [accept(plan.request.tree, chosen[plan.logit_rows]) for plan in plans]
 
     def _commit(self, plan: _Plan, acceptance: Acceptance) -> None:
         tail = plan.request.prefix[plan.start :]
@@ -211,11 +212,6 @@ class CausalTarget:
         token_ids = np.concatenate([tail, np.array(acceptance.token_ids[:-1], np.int32)])
         rows = [plan.num_tail + node for node in nodes]
         self.runner.cache.commit(plan.slot, token_ids, plan.num_tail, rows)
-
-
-def _are_numbers(logits: torch.Tensor) -> bool:
-    """Whether every row's largest logit is finite: none is NaN or infinity then."""
-    return math.isfinite(logits.amax(dim=-1).sum().item())
 
 
 def _segment(plan: _Plan) -> Segment:

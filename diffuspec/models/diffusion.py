@@ -20,6 +20,7 @@ from diffuspec.models.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.draft_rows import lay_out, num_shared_tokens
 from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.tokenizer import unknown_token_id
 from diffuspec.models.worker import Worker
 from diffuspec.sampling import perturb_logits
 from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, TokenIds
@@ -133,9 +134,7 @@ class DiffusionDrafter:
             raise DrafterError(f"num_draft_tokens must be from 1 to {limit}, got {k}")
         if len(prefix) == 0:
             raise DrafterError(f"request {request.request_id} has an empty prefix")
-        low, high = int(prefix.min()), int(prefix.max())
-        if low < 0 or high >= self._num_known_ids:
-            wrong = low if low < 0 else high
+        if (wrong := unknown_token_id(prefix, self._num_known_ids)) is not None:
             raise DrafterError(f"token ids must be below {self._num_known_ids}, got {wrong}")
 
     def _release(self, request_id: str) -> None:

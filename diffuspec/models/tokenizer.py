@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import transformers
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.errors import ModelLoadError, VocabularyError
+from diffuspec.types import TokenIds
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,14 @@ def load_tokenizer(path: Path) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers and tokenizers raise what they like
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
+
+
+def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
+    """Return an id that is negative or not below vocab_size, if there is one."""
+    if token_ids.view(np.uint32).max(initial=0) < vocab_size:  # negative ids are the largest
+        return None
+    lowest = int(token_ids.min())
+    return lowest if lowest < 0 else int(token_ids.max())
 
 
 def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
