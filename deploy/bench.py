@@ -11,9 +11,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
+import torch
 import typer
 from rich import box
 from rich.console import Console
@@ -36,6 +36,7 @@ from diffuspec.types import SpeculationParams
 _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _OUT = Path("runs/cluster")
 _FAN_OUTS = (1, 2, 4, 8)
+_STAGES = ("step", "draft", "search", "verify", "transport")
 _IN_PROCESS, _PLAIN, _SEQUENTIAL = "in process", "plain", "sequential"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -57,7 +58,7 @@ class Row:
     tokens_per_second: float
     speedup: float  # over the sequential pipeline
     mean_acceptance_length: float
-    median_step_ms: float  # of the steps that read no prompt
+    median_ms: dict[str, float]  # by stage, of the steps that read no prompt
     hit_rate: float | None
     verify_idle_share: float
     is_same: bool  # token for token, as plain decoding
@@ -84,6 +85,7 @@ def run(
             q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"
         ]
         modes = _modes(pipeline, draft_length)
+        torch.set_num_threads(pipeline.placement.verifier.num_threads)  # as the roles' processes
         with ray_cluster(address):
             measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
         rows = [_row(name, measured.runs) for name in measured.runs]
@@ -167,7 +169,7 @@ def _row(name: str, runs: Mapping[str, Run]) -> Row:
         tokens_per_second=run.tokens_per_second,
         speedup=sequential.seconds / run.seconds,
         mean_acceptance_length=run.stats.mean_acceptance_length,
-        median_step_ms=1e3 * median(run.decoding_seconds),
+        median_ms={stage: run.median_ms(stage) for stage in _STAGES},
         hit_rate=run.hit_rate,
         verify_idle_share=run.verify_idle_share,
         is_same=run.tokens == runs[_PLAIN].tokens,
@@ -179,11 +181,11 @@ def _table(rows: Sequence[Row]) -> Table:
     table.add_column("", no_wrap=True)
     titles = (
         "tokens/s",
-        "over\nsequential",
-        "acceptance\nlength",
-        "step ms\nmedian",
-        "pre-draft\nhit rate",
-        "verifier\nidle",
+        "speed-\nup",
+        "accept.\nlength",
+        *(f"{stage}\nms" for stage in _STAGES),
+        "hit\nrate",
+        "verify\nidle",
         "same\ntokens",
     )
     for title in titles:
@@ -194,7 +196,7 @@ def _table(rows: Sequence[Row]) -> Table:
             f"{row.tokens_per_second:.0f}",
             f"{row.speedup:.2f}x",
             f"{row.mean_acceptance_length:.2f}",
-            f"{row.median_step_ms:.1f}",
+            *(f"{row.median_ms[stage]:.1f}" for stage in _STAGES),
             "-" if row.hit_rate is None else f"{row.hit_rate:.0%}",
             f"{row.verify_idle_share:.0%}",
             "yes" if row.is_same else "NO",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Protocol
 
 from diffuspec.bench.questions import Question
@@ -28,7 +29,7 @@ class Run:
 
     tokens: list[tuple[int, ...]] = field(default_factory=list)
     steps: list[StepStats] = field(default_factory=list)
-    decoding_seconds: list[float] = field(default_factory=list)  # steps that read no prompt
+    decoding: list[StepStats] = field(default_factory=list)  # steps that read no prompt
     seconds: float = 0.0
 
     @property
@@ -38,6 +39,11 @@ class Run:
     @property
     def tokens_per_second(self) -> float:
         return sum(map(len, self.tokens)) / self.seconds
+
+    def median_ms(self, stage: str) -> float:
+        """Median milliseconds of a stage of StepStats, over the steps that read no prompt."""
+        seconds: list[float] = [getattr(step, f"{stage}_seconds") for step in self.decoding]
+        return 1e3 * median(seconds)
 
     @property
     def verify_idle_share(self) -> float:
@@ -71,5 +77,5 @@ async def answer(
         steps.append(increment.step)
     run.seconds += time.perf_counter() - started
     run.steps += steps
-    run.decoding_seconds += [step.step_seconds for step in steps[1:]]
+    run.decoding += steps[1:]
     run.tokens.append(tuple(tokens))
