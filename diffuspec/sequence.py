@@ -213,19 +213,18 @@ class Sequence:
         Returns the tokens kept and the text that each released; sets finish_reason.
         """
         pieces: list[str] = []
+        start = self._num_tokens
         for token_id in verdict.token_ids:
-            self._append(token_id)
+            self._num_tokens += 1
             pieces.append(self._take(token_id))
             if self.is_finished:
                 pieces[-1] += self._text.finish() if self._text is not None else ""
                 break
-        return verdict.token_ids[: len(pieces)], tuple(pieces)
-
-    def _append(self, token_id: int) -> None:
+        kept = verdict.token_ids[: len(pieces)]
         self._tokens.flags.writeable = True
-        self._tokens[self._num_tokens] = token_id
+        self._tokens[start : self._num_tokens] = kept
         self._tokens.flags.writeable = False
-        self._num_tokens += 1
+        return kept, tuple(pieces)
 
     def _take(self, token_id: int) -> str:
         """Release a token's text and see whether it ends the request."""

@@ -70,6 +70,8 @@ def _lay_out(
     the prefix and all of their block. Full: every row sees all of its draft, so that no new
     prefix row can be shared (num_shared is start).
     """
+    if len(prefixes) == 1:
+        return _lay_out_one(prefixes[0], blocks[0], slot, start, attention)
     num_common = num_shared - start
     token_ids = [prefixes[0][start:num_shared]]
     positions = [np.arange(start, num_shared)]
@@ -93,12 +95,24 @@ def _lay_out(
     )
 
 
+def _lay_out_one(
+    prefix: TokenIds, block: TokenIds, slot: int, start: int, attention: DiffusionAttention
+) -> Segment:
+    num_tail, num_masks = len(prefix) - start, len(block)
+    return Segment(
+        slot,
+        start,
+        np.concatenate([prefix[start:], block]),
+        np.arange(start, len(prefix) + num_masks),
+        "full" if attention == "full" else num_tail,
+        np.arange(num_tail - 1, num_tail - 1 + num_masks),
+    )
+
+
 def _visible_rows(
     num_common: int, spans: Sequence[tuple[int, int, int]], attention: DiffusionAttention
 ) -> Visible:
     """A span is (first row of a draft's tail, first row of its block, end of its block)."""
-    if len(spans) == 1:
-        return "full" if attention == "full" else spans[0][1]
     num_rows = spans[-1][2]
     visible = np.zeros((num_rows, num_rows), np.bool_)
     visible[:, :num_common] = True
