@@ -16,14 +16,12 @@ from typing import Annotated
 import torch
 import typer
 from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.local_ray import ray_cluster
-from deploy.runs import Run, Streaming, answer
+from deploy.runs import Run, Streaming, answer, one_at_a_time, progress_bar
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.cli.display import stdout_console
@@ -124,11 +122,9 @@ async def _measure(
     max_tokens: int,
 ) -> _Measured:
     runs = {name: Run() for name in modes}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    console = Console(stderr=True)
     with (
-        Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress,
-        Engine.from_config(_one_at_a_time(config)) as engine,
+        progress_bar() as progress,
+        Engine.from_config(_in_process(config)) as engine,
     ):
         task = progress.add_task("starting the actors", total=len(questions) * len(modes))
         async with Pipeline(config) as pipeline:
@@ -154,12 +150,11 @@ async def _measure(
     return _Measured(runs, links, num_steps)
 
 
-def _one_at_a_time(config: PipelineConfig) -> EngineConfig:
+def _in_process(config: PipelineConfig) -> EngineConfig:
     """The same roles for an engine in this process, where nothing runs beside anything."""
-    engine = config.engine
-    target = engine.target.model_copy(update={"max_sequences": 1})
+    engine = one_at_a_time(config).engine
     coordinator = engine.coordinator.model_copy(update={"overlap": False})
-    return engine.model_copy(update={"target": target, "coordinator": coordinator})
+    return engine.model_copy(update={"coordinator": coordinator})
 
 
 def _row(name: str, runs: Mapping[str, Run]) -> Row:

@@ -15,13 +15,12 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from actors.pipeline import Pipeline, RoleReport
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.local_ray import ray_cluster
-from deploy.runs import Run, answer
+from deploy.runs import Run, answer, one_at_a_time, progress_bar
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.problems import reported
@@ -84,10 +83,7 @@ def _pipeline(path: Path | None) -> PipelineConfig:
     """Read a pipeline; the default one takes one request at a time, as this asks."""
     if path is not None:
         return load_pipeline(path)
-    config = load_pipeline(_PIPELINE)
-    target = config.engine.target.model_copy(update={"max_sequences": 1})
-    engine = config.engine.model_copy(update={"target": target})
-    return config.model_copy(update={"engine": engine})
+    return one_at_a_time(load_pipeline(_PIPELINE))
 
 
 async def _measure(
@@ -101,7 +97,7 @@ async def _measure(
     runs: dict[str, Run] = defaultdict(Run)
     modes = _speculations(config)
     total = len(questions) * repeats * len(modes)
-    with _progress() as progress:
+    with progress_bar() as progress:
         task = progress.add_task("starting the actors", total=total)
         async with Pipeline(config) as pipeline:
             console.print(_places(await pipeline.describe()))
@@ -127,11 +123,6 @@ def _speculations(config: PipelineConfig) -> dict[str, SpeculationParams]:
         _SEQUENTIAL: SpeculationParams(**{**default, "num_outcomes": 0}),
         _OVERLAPPED: SpeculationParams(**default),
     }
-
-
-def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
 
 
 def _places(reports: Sequence[RoleReport]) -> Table:

@@ -17,8 +17,10 @@ def ray_cluster(address: str) -> Iterator[None]:
     """Connect to a cluster, or start one that ends with this; nothing of it stays."""
     if address:
         ray.init(address=address, log_to_driver=False)
-        yield
-        ray.shutdown()
+        try:
+            yield
+        finally:
+            ray.shutdown()
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # actors are as quick as other processes

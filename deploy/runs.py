@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
 
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from actors.settings import PipelineConfig
 from diffuspec.bench.questions import Question
 from diffuspec.metrics import RequestStats, summarize
 from diffuspec.prompt import Prompt
@@ -79,3 +83,16 @@ async def answer(
     run.steps += steps
     run.decoding += steps[1:]
     run.tokens.append(tuple(tokens))
+
+
+def one_at_a_time(config: PipelineConfig) -> PipelineConfig:
+    """Return a pipeline for one request at a time: its roles work without threads of their own."""
+    target = config.engine.target.model_copy(update={"max_sequences": 1})
+    engine = config.engine.model_copy(update={"target": target})
+    return config.model_copy(update={"engine": engine})
+
+
+def progress_bar() -> Progress:
+    """On stderr, gone when it is done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)
