@@ -200,14 +200,7 @@ class Coordinator:
             verify_busy_seconds=self._verify_loop.busy_seconds(now),
             draft_busy_seconds=self._draft_loop.busy_seconds(now),
         )
-        self._next_stage(ticket, foresight)
-
-    def _next_stage(self, ticket: Ticket, foresight: Foresight | None = None) -> None:
-        """Draft for a ticket, unless more of its prompt is to be read first."""
-        if ticket.sequence.has_chunks_left(self._config.prefill_chunk_tokens):
-            self._verify_loop.send(ticket)
-        else:
-            self._draft_loop.send(ticket, foresight)
+        self._draft_loop.send(ticket, foresight)
 
     def _look_ahead(self, ticket: Ticket, ends_at: float) -> None:
         self._draft_loop.look_ahead(ticket, ends_at)
@@ -217,10 +210,8 @@ class Coordinator:
 
     def _go_on(self, ticket: Ticket, verdict: Verdict | None, batch: VerdictBatch) -> None:
         """A ticket comes from the verifier."""
-        if ticket.is_over:
+        if ticket.is_over or verdict is None:
             self._retire(ticket)  # nobody listens since a moment ago
-        elif verdict is None:
-            self._next_stage(ticket)
         else:
             self._finish_step(ticket, verdict, batch)
 

@@ -70,7 +70,7 @@ class Sequence:
         self.draft: Draft = EMPTY_DRAFT
         self.num_draft_tokens = 0  # asked of the drafter for the coming step
         self.fallback: str | None = None
-        self.num_prefilled = 0  # prompt tokens the target has seen in chunks
+        self.num_read = 0  # tokens of the prefix that the target has in its cache
         self._speculation = speculation
         self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
         self._text = text
@@ -179,20 +179,21 @@ class Sequence:
         self.draft_length.take_ahead(length)
         self.take_draft(draft, target)
 
-    def has_chunks_left(self, max_tokens: int) -> bool:
-        """Whether the prompt has more than one chunk that the target has not seen."""
-        return self.num_prompt_tokens - self.num_prefilled > max_tokens
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prefix that the target reads in the coming step; 1 while it decodes."""
+        return self._num_tokens - self.num_read
 
     def next_chunk(self, max_tokens: int) -> VerifyRequest | None:
-        """A piece of the prompt to be read by the target ahead of the first step, if it is long."""
-        if not self.has_chunks_left(max_tokens):
+        """A piece of the prefix to be read by the target ahead of the step, if much is unread."""
+        if self.num_unread <= max_tokens:
             return None
-        chunk = self._tokens[: self.num_prefilled + max_tokens]
+        chunk = self._tokens[: self.num_read + max_tokens]
         return VerifyRequest(self.request_id, chunk, len(chunk), EMPTY_DRAFT.tree, SamplingParams())
 
     def chunk_done(self, chunk: VerifyRequest) -> None:
-        """The target has seen this piece of the prompt."""
-        self.num_prefilled = len(chunk.prefix)
+        """The target has read this piece of the prefix."""
+        self.num_read = len(chunk.prefix)
 
     def verify_request(self) -> VerifyRequest:
         return VerifyRequest(
@@ -224,6 +225,7 @@ class Sequence:
         self._tokens.flags.writeable = True
         self._tokens[start : self._num_tokens] = kept
         self._tokens.flags.writeable = False
+        self.num_read = self._num_tokens - 1  # all but the target's own last token
         return kept, tuple(pieces)
 
     def _take(self, token_id: int) -> str:

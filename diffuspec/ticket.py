@@ -37,6 +37,7 @@ class Ticket:
     is_over: bool = False  # finished, failed, or nobody listens
     is_probe: bool = False  # it asks the drafter whether it is well again
     stalled_since: float | None = None  # the verifier has been gone since then
+    num_outages: int = 0  # of the verifier, before it read what the sequence takes for read
 
 
 class Inbox:

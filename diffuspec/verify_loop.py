@@ -1,7 +1,8 @@
 """The verify loop: verifies whatever is ready, in one batch.
 
-A verifier that is gone for the moment holds its requests up: they are verified again after a pause,
-from where they were. One that fails ends the requests it was working on.
+Where much of a prefix is unread, the target reads it in pieces first, so that no step takes long. A
+verifier that is gone for the moment holds its requests up: they are verified again after a pause,
+with their prefixes read anew. One that fails ends the requests it was working on.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class VerifyLoop:
-    """Takes tickets that are ready and passes them on, with a verdict or a piece of prompt read."""
+    """Takes tickets that are ready and passes them on with a verdict."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class VerifyLoop:
     ) -> None:
         """look_ahead is told of each draft that is verified and when its verdict may come.
 
-        pass_on is given no verdict for a ticket of whose prompt a piece was read.
+        pass_on is given no verdict for a ticket that was over before its prefix was read.
         draft_busy_seconds tells how long the drafter has been at work.
         """
         self._draft_busy_seconds = draft_busy_seconds
@@ -50,15 +51,16 @@ class VerifyLoop:
         self._pass_on = pass_on
         self._fail = fail
         self._inbox = Inbox()
+        self._num_outages = 0
 
     def busy_seconds(self, now: float) -> float:
         """Return how long the verifier has been at work."""
         return self._calls.busy.seconds(now)
 
     def send(self, ticket: Ticket) -> None:
-        """Verify a ticket's draft, or read the next piece of its prompt."""
-        ticket.stage, ticket.times.ready_at = "ready", time.monotonic()
-        self._inbox.put(ticket)
+        """Verify a ticket's draft."""
+        ticket.times.ready_at = time.monotonic()
+        self._put(ticket)
 
     def drop(self, ticket: Ticket) -> None:
         """A ticket that is ready is over. One that is being verified comes out all the same."""
@@ -75,6 +77,7 @@ class VerifyLoop:
             await asyncio.sleep(0)  # workers may not: whoever listens gets a turn after each step
 
     async def _verify(self, tickets: list[Ticket]) -> None:
+        self._forget_what_was_lost(tickets)
         chunks = [t.sequence.next_chunk(self._config.prefill_chunk_tokens) for t in tickets]
         self._announce(tickets, chunks)
         requests = [
@@ -91,9 +94,26 @@ class VerifyLoop:
         self._learn(tickets, batch, drafting)
         for ticket, chunk, verdict in zip(tickets, chunks, batch.verdicts, strict=True):
             ticket.stalled_since = None
-            if chunk is not None:
+            if chunk is None:
+                self._pass_on(ticket, verdict, batch)
+            elif ticket.is_over:
+                self._pass_on(ticket, None, batch)
+            else:
                 ticket.sequence.chunk_done(chunk)
-            self._pass_on(ticket, verdict if chunk is None else None, batch)
+                self._put(ticket)
+
+    def _put(self, ticket: Ticket) -> None:
+        ticket.stage = "ready"
+        self._inbox.put(ticket)
+
+    def _forget_what_was_lost(self, tickets: list[Ticket]) -> None:
+        """After an outage the verifier may be another one, that has read nothing.
+
+        Sent as a whole a long prefix could be late again and again.
+        """
+        for ticket in tickets:
+            if ticket.num_outages < self._num_outages:
+                ticket.num_outages, ticket.sequence.num_read = self._num_outages, 0
 
     def _announce(self, tickets: list[Ticket], chunks: list[VerifyRequest | None]) -> None:
         decoding = []
@@ -109,8 +129,8 @@ class VerifyLoop:
             self._look_ahead(ticket, ends_at)
 
     def _learn(self, tickets: list[Ticket], batch: VerdictBatch, drafting_seconds: float) -> None:
-        """Learn from decoding steps only: how many prompt rows were cached is not known here."""
-        if all(ticket.sequence.num_output_tokens for ticket in tickets):
+        """Learn from decoding steps only: how much of a prompt was cached is not known here."""
+        if all(ticket.sequence.num_unread == 1 for ticket in tickets):
             num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
             num_tokens = sum(len(verdict.token_ids) for verdict in batch.verdicts)
             self._costs.observe_verify(
@@ -119,6 +139,7 @@ class VerifyLoop:
 
     async def _hold_up(self, tickets: list[Ticket], error: VerifierUnavailableError) -> None:
         """Let the tickets wait for the verifier to come back, but not for ever."""
+        self._num_outages += 1
         now, limit = time.monotonic(), self._config.max_verifier_outage_seconds
         given_up = []
         for ticket in tickets:
@@ -126,8 +147,7 @@ class VerifyLoop:
             if ticket.is_over or now - ticket.stalled_since >= limit:
                 given_up.append(ticket)
             else:
-                ticket.stage = "ready"
-                self._inbox.put(ticket)
+                self._put(ticket)
         self._fail(given_up, error)
         pause = self._calls.pause_seconds
         logger.warning("the verifier is gone, asking again in %.2g s: %s", pause, error)

@@ -46,8 +46,9 @@ from tests.fakes import (
     HangingDrafter,
     always_right,
     oracle_of,
+    sometimes_right,
 )
-from tests.stage import FIXED, FOREVER, PROMPT, SHORT, on_stage, until
+from tests.stage import FIXED, FOREVER, PROMPT, SHORT, Stage, on_stage, until
 
 OFF = SpeculationParams(policy="off")
 
@@ -524,6 +525,50 @@ async def test_requests_outlive_an_outage_of_the_verifier(num_failures, short_pa
         answers += [await rest for rest in others[2:]]
         assert answers == [stage.plain(prompt) for prompt in prompts]
         assert stage.metric("request_success_total", finished_reason="length") == 4
+
+
+class ForgetfulVerifier(FakeVerifier):
+    """Made anew again and again, each time without its cache; late with much that is unread."""
+
+    def __init__(self, max_unread: int, lasts: int) -> None:
+        super().__init__()
+        self.num_lost = 0
+        self._max_unread, self._lasts = max_unread, lasts
+        self._num_left = lasts
+        self._num_read: dict[str, int] = {}
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        for request in requests:
+            num_read = self._num_read.get(request.request_id, 0)
+            if len(request.prefix) - num_read > self._max_unread:
+                raise VerifierUnavailableError("late")
+        self._num_left -= 1
+        if not self._num_left:
+            self._num_left, self._num_read = self._lasts, {}
+            self.num_lost += 1
+            raise VerifierUnavailableError("made anew")
+        verdicts = await super().verify(requests)
+        for request, verdict in zip(requests, verdicts, strict=True):
+            num_committed = len(verdict.token_ids)
+            self._num_read[request.request_id] = len(request.prefix) + num_committed - 1
+        return verdicts
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_a_verifier_made_anew_reads_long_prefixes_in_chunks_again(overlap, short_pauses):
+    verifier = ForgetfulVerifier(max_unread=16, lasts=60)
+    drafter = FakeDrafter(oracle_of(verifier), sometimes_right)
+    config = CoordinatorConfig(
+        overlap=overlap, prefill_chunk_tokens=16, max_verifier_outage_seconds=1
+    )
+    prompts = [[n % 50 for n in range(100)], [7], [n % 40 for n in range(60)]]
+    async with Coordinator(verifier, drafter, config, DraftLengthConfig()) as coordinator:
+        stage = Stage(coordinator, verifier, drafter)
+        answers = await asyncio.gather(*(stage.tokens(prompt, FOREVER) for prompt in prompts))
+        assert answers == [stage.plain(prompt, FOREVER) for prompt in prompts]
+    assert verifier.num_lost > 1
+    requests = [request for batch in verifier.batches for request in batch]
+    assert any(len(request.prefix) > 200 for request in requests)
 
 
 async def collect(stream: Any) -> list[int]:

@@ -128,6 +128,19 @@ def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
     assert sequence.verify_request().prefix.tolist() == [1, 2, 3]
 
 
+def test_what_was_committed_is_read_and_after_a_loss_all_of_it_is_read_again():
+    sequence = make(SamplingParams())
+    assert sequence.num_unread == 3
+    commit(sequence, 7, 8)
+    assert sequence.num_unread == 1
+    sequence.num_read = 0
+    lengths = []
+    while (chunk := sequence.next_chunk(2)) is not None:
+        lengths.append(len(chunk.prefix))
+        sequence.chunk_done(chunk)
+    assert lengths == [2, 4] and sequence.num_unread == 1
+
+
 @pytest.mark.parametrize("max_tokens", [3, 4])
 def test_a_short_prompt_is_not_chunked(max_tokens):
     assert make(SamplingParams()).next_chunk(max_tokens) is None
