@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from diffuspec.models.cache import KVCache
+from diffuspec.models.masks import listed_mask, ordered_mask
 
 ATTENTION_NAME = "diffuspec"
 PROBE_NAME = "diffuspec-probe"  # the same, with a word on each layer's mask
@@ -32,8 +32,9 @@ class Segment:
 
     They are written to the slot's rows from start on. Each sees all of the rows before start;
     among themselves `visible` says which columns a row sees: those up to itself, all, or [n, n];
-    a number stands for so many causal rows before a block that sees all. Segments run in order:
-    one may see what an earlier one of the same slot has written.
+    a number stands for so many causal rows before a block that sees all. Unless it is [n, n],
+    positions follow each other. Segments run in order: one may see what an earlier one of the same
+    slot has written.
     """
 
     slot: int
@@ -46,6 +47,14 @@ class Segment:
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_causal(self) -> int:
+        """How many rows, before others that see all, see none after them. Not for [n, n]."""
+        if self.visible == "causal":
+            return self.num_rows
+        assert isinstance(self.visible, (str, int)), "rows that see what is listed have no order"
+        return self.visible if isinstance(self.visible, int) else 0
 
 
 class Attention(Protocol):
@@ -105,7 +114,6 @@ class _Part:
         self._block_size = block_size
         self._start = segment.start
         self._end = segment.start + segment.num_rows
-        self._mask = _new_rows_mask(segment, cache)
         self._layers = cache.layers(segment.slot)
         self._views: dict[int | None, _View] = {}  # by window
 
@@ -147,26 +155,34 @@ class _Part:
             window = None
         if window not in self._views:
             first = 0 if window is None else max(0, self._start + 1 - window)
-            self._views[window] = self._make_view(first, window)
+            if self._block_size is None:
+                self._views[window] = self._make_view(first, window)
+            else:
+                self._views[window] = self._make_block_view(first, window, self._block_size)
         return self._views[window]
 
     def _make_view(self, first: int, window: int | None) -> _View:
-        end = self._end
-        if (size := self._block_size) is not None:
-            first, end = first // size * size, -(-end // size) * size
-        if self._block_size is None and (window is None or self.num_rows == 1):
-            return _View(first, end - first, self._mask)
-        mask = torch.zeros((self.num_rows, end - first), dtype=torch.float32)
-        new_columns = slice(self._start - first, self._end - first)
-        mask[:, new_columns.stop :] = -torch.inf
-        if self._mask is not None:
-            mask[:, new_columns] = self._mask
-        if window is not None:
-            positions = self._segment.positions
-            columns = np.concatenate([np.arange(first, self._start), positions])
-            far = positions[:, None] - columns >= window
-            mask[:, : new_columns.stop].masked_fill_(torch.from_numpy(far), -torch.inf)
-        return _View(first, end - first, mask.to(self._layers[0]))
+        segment, num_rows = self._segment, self.num_rows
+        num_before = 0 if window is None else self._start - first
+        mask: torch.Tensor | None = None
+        if not isinstance(segment.visible, (str, int)):
+            mask = listed_mask(
+                segment.visible, segment.positions, self._start, num_before, window
+            ).to(self._layers[0])
+        elif num_rows > 1 and (window is not None or segment.num_causal):
+            mask = self._ordered_mask(num_before, window)
+        return _View(first, self._end - first, mask)
+
+    def _make_block_view(self, first: int, window: int | None, size: int) -> _View:
+        """Return a view of whole blocks, with a mask for all of their columns."""
+        first, end = first // size * size, -(-self._end // size) * size
+        mask = torch.full((self.num_rows, end - first), -torch.inf).to(self._layers[0])
+        mask[:, : self._end - first] = self._ordered_mask(self._start - first, window)
+        return _View(first, end - first, mask)
+
+    def _ordered_mask(self, num_before: int, window: int | None) -> torch.Tensor:
+        num_causal, like = self._segment.num_causal, self._layers[0]
+        return ordered_mask(self.num_rows, num_causal, num_before, window, like.dtype, like.device)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,26 +246,6 @@ def _attend_in_blocks(
         total = total * shrink + weights.sum(-1, keepdim=True)
         output = output * shrink + torch.bmm(weights.to(values.dtype), values[:, block]).float()
     return (output / total).to(values.dtype).view(num_heads, num_rows, dim).transpose(0, 1)
-
-
-def _new_rows_mask(segment: Segment, cache: KVCache) -> torch.Tensor | None:
-    """Return the additive mask [num_rows, num_rows] among new rows; None: all visible."""
-    visible, size = segment.visible, segment.num_rows
-    if isinstance(visible, (str, int)):
-        if visible == "full" or visible == 0 or size == 1:
-            return None
-        mask = _causal_mask(1 << (size - 1).bit_length(), cache.dtype, cache.device)[:size, :size]
-        if isinstance(visible, int):
-            mask = mask.clone()
-            mask[visible:].zero_()
-        return mask
-    additive = np.where(visible, np.float32(0), np.float32(-np.inf))
-    return torch.from_numpy(additive).to(cache.device, cache.dtype)
-
-
-@lru_cache(maxsize=16)
-def _causal_mask(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((size, size), -torch.inf, dtype=dtype, device=device).triu(1)
 
 
 def packed_attention(
