@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,12 +41,35 @@ class _Point:
         self.seconds += rate * (seconds - self.seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Rising seconds at ascending sizes; straight between them, of one slope beyond."""
+
+    sizes: list[float]
+    seconds: list[float]
+    slope: float
+    lowest: float  # what anything takes
+
+    def at(self, size: float) -> float:
+        return max(self.drawn_at(size), self.lowest)
+
+    def drawn_at(self, size: float) -> float:
+        """Return what the line says, however little that is."""
+        before = max(bisect_right(self.sizes, size) - 1, 0)
+        start, seconds = self.sizes[before], self.seconds[before]
+        slope = self.slope
+        if start <= size < self.sizes[-1]:
+            slope = (self.seconds[before + 1] - seconds) / (self.sizes[before + 1] - start)
+        return seconds + slope * (size - start)
+
+
 class CostCurve:
     """Seconds as a rising, piecewise linear function of a number of tokens."""
 
     def __init__(self) -> None:
         self._points: dict[int, _Point] = {}  # by bucket
-        self._table: NDArray[np.float64] | None = None
+        self._line: _Line | None = None
+        self._table = np.zeros(0)
 
     @property
     def is_known(self) -> bool:
@@ -54,33 +78,43 @@ class CostCurve:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Learn from one measurement."""
         bucket = bisect_right(_BUCKET_STARTS, num_tokens)
-        self._table = None
+        self._line = None
         if bucket in self._points:
             self._points[bucket].observe(num_tokens, seconds)
         else:
             self._points[bucket] = _Point(num_tokens, seconds)
 
+    def at(self, num_tokens: int) -> float:
+        """Return the seconds for one size; 0 before any observation."""
+        return self._drawn().at(num_tokens) if self._points else 0.0
+
     def seconds(self, max_tokens: int) -> NDArray[np.float64]:
         """Return the seconds for 0, 1, ... max_tokens tokens; zeros before any observation."""
-        if self._table is None or len(self._table) <= max_tokens:
+        if not self._points:
+            return np.zeros(max_tokens + 1)
+        if self._line is None or len(self._table) <= max_tokens:
             self._table = self._tabulate(max(max_tokens, 64))
         return self._table[: max_tokens + 1]
 
-    def _tabulate(self, max_tokens: int) -> NDArray[np.float64]:
-        if not self._points:
-            return np.zeros(max_tokens + 1)
-        known = sorted(self._points.values(), key=lambda point: point.tokens)
-        tokens = np.array([point.tokens for point in known])
-        seconds = np.maximum.accumulate([point.seconds for point in known])
-        if len(known) == 1:
+    def _drawn(self) -> _Line:
+        if self._line is None:
+            known = sorted(self._points.values(), key=lambda point: point.tokens)
+            sizes = [point.tokens for point in known]
+            seconds = list(accumulate([point.seconds for point in known], max))
             slope = _DEFAULT_SLOPE * seconds[0]
-        else:
-            slope = (seconds[-1] - seconds[0]) / (tokens[-1] - tokens[0])
-        sizes = np.arange(max_tokens + 1)
-        beyond = np.clip(sizes - tokens[-1], 0, None) - np.clip(tokens[0] - sizes, 0, None)
-        table = np.interp(sizes, tokens, seconds) + slope * beyond
-        floored: NDArray[np.float64] = np.maximum(table, max(seconds[0] * 0.1, _NOTHING))
-        return floored
+            if len(known) > 1:
+                slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
+            self._line = _Line(sizes, seconds, slope, max(seconds[0] * 0.1, _NOTHING))
+            self._table = np.zeros(0)
+        return self._line
+
+    def _tabulate(self, max_tokens: int) -> NDArray[np.float64]:
+        line = self._drawn()
+        ends = min(0.0, line.sizes[0]) - 1, max(max_tokens, line.sizes[-1]) + 1
+        sizes = [ends[0], *line.sizes, ends[1]]
+        seconds = [line.drawn_at(ends[0]), *line.seconds, line.drawn_at(ends[1])]
+        table = np.interp(np.arange(max_tokens + 1), sizes, seconds)
+        return np.maximum(table, line.lowest)
 
 
 @dataclass(slots=True)
@@ -141,7 +175,7 @@ class StepCosts:
             return
         self.num_crowded += 1
         if self.verify.is_known:
-            longer = seconds - float(self.verify.seconds(num_rows)[-1])
+            longer = seconds - self.verify.at(num_rows)
             rate = min(max(longer / drafting_seconds, 0.0), _MAX_CROWDING)
             self.crowding += _SMOOTHING * (rate - self.crowding)
         if not self.verify.is_known or self.num_crowded > _MAX_CROWDED:
@@ -159,7 +193,7 @@ class StepCosts:
 
     def observe_wait(self, num_positions: int, seconds: float) -> None:
         """Learn how long a sequence waited for a draft of that length that might be made ahead."""
-        whole = float(self.draft.seconds(num_positions)[-1])
+        whole = self.draft.at(num_positions)
         if whole > 0:
             share = min(seconds / whole, _MAX_JUMP)
             self.exposed_share += _SMOOTHING * (share - self.exposed_share)

@@ -208,7 +208,7 @@ class CostAwareDraftLength:
         rows = round(costs.other_rows) + 1
         verify = costs.verify.seconds(rows + len(reach))[rows:]
         positions = round(costs.other_positions) + self._drafted
-        spent = costs.exposed_share * costs.draft.seconds(positions)[-1] + costs.overhead_seconds
+        spent = costs.exposed_share * costs.draft.at(positions) + costs.overhead_seconds
         tokens = costs.other_tokens + 1 + np.concatenate([[0.0], np.cumsum(reach)])
         return int(np.argmax(tokens / (verify + spent)))
 

@@ -109,7 +109,7 @@ class PreDrafts:
 
         They count as on their way: `arrive` or `lose` must follow.
         """
-        if self._is_hopeless(now):
+        if not self._under_way or self._is_hopeless(now):
             return []
         chosen: list[_Candidate] = []
         priced: list[_Candidate] = []
@@ -131,7 +131,7 @@ class PreDrafts:
             return False
         if self._costs.is_alone_wanted:
             return True
-        one = float(self._costs.draft.seconds(1)[-1])
+        one = self._costs.draft.at(1)
         return len(self._under_way) * max(one - self._seconds_left(now), 0.0) >= one
 
     def _seconds_left(self, now: float) -> float:

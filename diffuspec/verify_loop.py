@@ -124,7 +124,7 @@ class VerifyLoop:
         if not decoding:
             return
         num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
-        ends_at = time.monotonic() + float(self._costs.verify.seconds(num_rows)[-1])
+        ends_at = time.monotonic() + self._costs.verify.at(num_rows)
         for ticket in decoding:
             self._look_ahead(ticket, ends_at)
 

@@ -21,6 +21,7 @@ def test_nothing_is_known_at_first():
     curve = CostCurve()
     assert not curve.is_known
     assert curve.seconds(10).tolist() == [0] * 11
+    assert curve.at(10) == 0
 
 
 @settings(max_examples=50)
@@ -29,6 +30,13 @@ def test_more_tokens_never_cost_less_and_every_size_costs_something(points, max_
     table = curve_of(*points, times=1).seconds(max_tokens)
     assert len(table) == max_tokens + 1
     assert (np.diff(table) >= -1e-12).all() and (table > 0).all()
+
+
+@settings(max_examples=50)
+@given(POINTS, st.integers(0, 400))
+def test_one_size_costs_what_the_table_says(points, size):
+    curve = curve_of(*points, times=1)
+    assert curve.at(size) == pytest.approx(curve.seconds(size)[-1])
 
 
 def test_between_two_sizes_it_is_a_straight_line():
