@@ -20,7 +20,7 @@ from diffuspec.types import (
     VerifyRequest,
 )
 
-ProxyState: TypeAlias = Any  # opaque; belongs to the proxy that made it
+ProxyState: TypeAlias = Any  # hashable; belongs to the proxy that made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,10 @@ class PathScorer(Protocol):
 
 
 class CausalProxy(Protocol):
-    """Scores token ids left to right: ln P(token | state). Knows nothing of lattices."""
+    """Scores token ids left to right: ln P(token | state). Knows nothing of lattices.
+
+    Equal states score every continuation equally.
+    """
 
     @property
     def max_context_tokens(self) -> int:
