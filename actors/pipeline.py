@@ -225,20 +225,22 @@ async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
     try:
         async with asyncio.timeout(_STATUS_SECONDS):
             call = coordinator.handle.__ray_call__.options(concurrency_group=CONTROL)
-            handles = await call.remote(_rank_handles)
+            handles, address = await call.remote(_ranks)
             places = await asyncio.gather(*map(locate, handles))
     except (TimeoutError, RayError) as error:
         logger.warning("the verifier's ranks could not be asked: %s", error)
         return []
-    return [RoleReport(f"verifier rank {i}", place, "") for i, place in enumerate(places)]
+    addresses = [address, *("" for _ in places)]  # rank 0 serves for all
+    named = enumerate(zip(places, addresses, strict=False))
+    return [RoleReport(f"verifier rank {i}", *there) for i, there in named]
 
 
-def _rank_handles(coordinator: CoordinatorActor) -> list[Handle]:
-    """Runs in the coordinator's process."""
+def _ranks(coordinator: CoordinatorActor) -> tuple[list[Handle], str]:
+    """Return all ranks, and where rank 0 serves. Runs in the coordinator's process."""
     verifier = coordinator.engine.verifier
     assert isinstance(verifier, SupervisedVerifier)
     ranks = verifier.group.ranks
-    return list(ranks.handles) if ranks is not None else []
+    return (list(ranks.handles), ranks.address) if ranks is not None else ([], "")
 
 
 async def _after(stream: AsyncGenerator[Increment], num_tokens: int) -> AsyncGenerator[Increment]:

@@ -251,6 +251,16 @@ INVALID: tuple[Strategy, ...] = (
 )
 
 
+def mixed(strategies: Sequence[Strategy]) -> Strategy:
+    """Every request is drafted by a strategy of its own; its id begins with its number."""
+
+    def draft(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+        number = int(request.request_id.split("-")[0])
+        return strategies[number % len(strategies)](rng, request, truth)
+
+    return draft
+
+
 def _other(token: int) -> int:
     """A wrong token, never EOS."""
     return 2 if token == 1 else 1

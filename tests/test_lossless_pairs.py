@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import pytest
+import pytest_asyncio
 
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.config import EngineConfig, parse_config
-from diffuspec.engine import Completion, Engine, Prompt
+from diffuspec.engine import Engine
+from diffuspec.errors import RequestCancelledError
+from diffuspec.prompt import Prompt
+from diffuspec.sequence import Increment
 from diffuspec.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
 from diffuspec.types import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
+from tests.lossless import PLAIN, Answer, Arrival, Job, answer_all
 
-PLAIN = SpeculationParams(policy="off")
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "paper", "fixed")
 SHAPES: tuple[TreeShape, ...] = ("best_first", "beams", "path")
 SPECULATIONS = [
@@ -25,6 +31,7 @@ SPECULATIONS = [
         itertools.product(POLICIES, SHAPES), itertools.cycle([0.5, "adaptive"]), strict=False
     )
 ]
+NUMS_OUTCOMES: tuple[int | Literal["auto"], ...] = ("auto", 1, 4)  # drafted ahead, with overlap
 SAMPLINGS = {
     "greedy": {},
     "cool": {"temperature": 0.3, "seed": 1},
@@ -39,89 +46,184 @@ SAMPLINGS = {
 }
 NUM_QUESTIONS_PER_FAMILY = 4
 
-pytestmark = pytest.mark.timeout(600)  # some 6,000 tokens of the tiny pair, on a machine at work
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),  # some 6,000 tokens of the tiny pair, on a machine at work
+]
+
+
+class Roles(Protocol):
+    """Who answers: an engine, or a pipeline."""
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str | None,
+    ) -> AsyncGenerator[Increment]: ...
+
+    def cancel(self, request_id: str) -> bool | Awaitable[bool]: ...
 
 
 @dataclass(frozen=True)
 class Pair:
-    engine: Engine
+    """A pair, wherever it is, and the same one in this process to compare it with."""
+
+    roles: Roles
+    reference: Roles
     prompts: list[Prompt]
     max_tokens: int
     min_acceptance_length: float  # of greedy answers
+    overlap: bool
+    plainly: dict[SamplingParams, list[Answer]] = field(default_factory=dict)  # answered so far
+
+    def speculations(self, offset: int = 0) -> list[SpeculationParams]:
+        """One for each prompt: all policies and shapes in turn."""
+        nums_outcomes = itertools.cycle(NUMS_OUTCOMES if self.overlap else [0])
+        chosen = itertools.islice(itertools.cycle(SPECULATIONS), offset, None)
+        return [
+            replace(one, num_outcomes=number)
+            for one, number, _ in zip(chosen, nums_outcomes, self.prompts, strict=False)
+        ]
+
+    async def answers(
+        self,
+        sampling: SamplingParams,
+        speculations: Sequence[SpeculationParams],
+        arrival: Arrival = "together",
+    ) -> list[Answer]:
+        """Every prompt's answer, each with the next of the speculations."""
+        return await self._answers(self.roles, sampling, speculations, arrival)
+
+    async def plain(self, sampling: SamplingParams) -> list[Answer]:
+        if sampling not in self.plainly:
+            answers = await self._answers(self.reference, sampling, [PLAIN], "together")
+            self.plainly[sampling] = answers
+        return self.plainly[sampling]
+
+    async def _answers(
+        self,
+        roles: Roles,
+        sampling: SamplingParams,
+        speculations: Sequence[SpeculationParams],
+        arrival: Arrival,
+    ) -> list[Answer]:
+        turns = zip(self.prompts, itertools.cycle(speculations), strict=False)
+        jobs = [Job(prompt, sampling, speculation) for prompt, speculation in turns]
+        return await answer_all(lambda job, name: _ask(roles, job, name), jobs, arrival)
 
 
-@pytest.fixture(scope="module", params=["random", "tiny"])
-def pair(
+def _ask(roles: Roles, job: Job, name: str) -> AsyncGenerator[Increment]:
+    return roles.stream(job.prompt, job.sampling, job.speculation, name)
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["random", "random, overlapped", "tiny"]
+)
+async def pair(
     request: pytest.FixtureRequest, target_path: Callable[[str], Path], drafter_path: Path
-) -> Iterator[Pair]:
+) -> AsyncIterator[Pair]:
+    is_tiny, overlap = request.param == "tiny", "overlapped" in request.param
     config, prompts = (
-        _random_pair(target_path("qwen2"), drafter_path)
-        if request.param == "random"
-        else _tiny_pair()
+        (tiny_in_process(), questions(NUM_QUESTIONS_PER_FAMILY))
+        if is_tiny
+        else _random_pair(target_path("qwen2"), drafter_path, overlap)
     )
-    is_random = request.param == "random"
     with Engine.from_config(config) as engine:
-        yield Pair(engine, prompts, 16 if is_random else 64, 1.0 if is_random else 2.0)
+        max_tokens, acceptance_length = (64, 2.0) if is_tiny else (16, 1.0)
+        yield Pair(engine, engine, prompts, max_tokens, acceptance_length, overlap)
+        await engine.stop()
 
 
-def _random_pair(target: Path, drafter: Path) -> tuple[EngineConfig, list[Prompt]]:
+def _random_pair(target: Path, drafter: Path, overlap: bool) -> tuple[EngineConfig, list[Prompt]]:
     config = parse_config(
         {
             "target": {"path": target, "device": "cpu", "max_sequences": 4},
             "drafter": {"path": drafter, "device": "cpu"},
-            "coordinator": {"prefill_chunk_tokens": 24},
+            "coordinator": {"prefill_chunk_tokens": 24, "overlap": overlap},
         }
     )
     return config, [f"{'ab ' * number}and so on" for number in range(18)]
 
 
-def _tiny_pair() -> tuple[EngineConfig, list[Prompt]]:
-    config = tiny_config(
-        target={"path": TARGET, "device": "cpu"}, drafter={"path": DRAFTER, "device": "cpu"}
+def tiny_in_process(**sections: Any) -> EngineConfig:
+    return tiny_config(
+        target={"path": TARGET, "device": "cpu"},
+        drafter={"path": DRAFTER, "device": "cpu"},
+        **sections,
     )
-    questions = first_per_family(load_questions(QUESTIONS), NUM_QUESTIONS_PER_FAMILY)
-    return config, [[{"role": "user", "content": question.turns[0]}] for question in questions]
 
 
-def answer_all(
-    pair: Pair, sampling: SamplingParams, speculations: Sequence[SpeculationParams]
-) -> list[Completion]:
-    """Answer every prompt, each with the next of the speculations, all together."""
-    engine = pair.engine
-
-    async def run() -> list[Completion]:
-        jobs = zip(pair.prompts, itertools.cycle(speculations), strict=False)
-        return await asyncio.gather(*(engine.complete(p, sampling, s) for p, s in jobs))
-
-    return asyncio.run(run())
+def questions(num_per_family: int) -> list[Prompt]:
+    loaded = first_per_family(load_questions(QUESTIONS), num_per_family)
+    return [[{"role": "user", "content": question.turns[0]}] for question in loaded]
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)
-def test_drafting_changes_the_speed_and_nothing_else(pair, name):
+async def test_drafting_changes_the_speed_and_nothing_else(pair, name):
     sampling = SamplingParams(max_tokens=pair.max_tokens, logprobs=1, **SAMPLINGS[name])
-    plain = answer_all(pair, sampling, [PLAIN])
-    drafted = answer_all(pair, sampling, SPECULATIONS)
+    plain = await pair.plain(sampling)
+    drafted = await pair.answers(sampling, pair.speculations(len(name)))
     for expected, found in zip(plain, drafted, strict=True):
-        assert found.token_ids == expected.token_ids
-        assert (found.text, found.finish_reason) == (expected.text, expected.finish_reason)
-        assert found.stats.num_output_tokens == len(found.token_ids)
-        assert found.stats.num_fallbacks == 0
-        own = [one.logprob for one in expected.logprobs or ()]
-        assert [one.logprob for one in found.logprobs or ()] == pytest.approx(own, abs=1e-3)
+        found.assert_same(expected)
+        assert sum(step.num_committed_tokens for step in found.steps) == len(found.token_ids)
+        assert not any(step.fallback for step in found.steps)
     if name == "greedy":
         num_tokens = sum(len(answer.token_ids) for answer in drafted)
-        num_steps = sum(answer.stats.num_steps for answer in drafted)
+        num_steps = sum(answer.num_steps for answer in drafted)
         assert num_tokens / num_steps >= pair.min_acceptance_length
+    foreseen = [step.pre_draft for answer in drafted for step in answer.steps]
+    assert any(foreseen) == pair.overlap
 
 
-def test_a_stop_string_cuts_where_plain_decoding_cuts(pair):
-    whole = answer_all(pair, SamplingParams(max_tokens=pair.max_tokens), [PLAIN])
+async def test_a_stop_string_cuts_where_plain_decoding_cuts(pair):
+    whole = await pair.plain(SamplingParams(max_tokens=pair.max_tokens))
     text = next(answer.text for answer in whole if len(answer.text) > 12)
     stops = tuple({text[6:8], text[9:12]})
     sampling = SamplingParams(max_tokens=pair.max_tokens, stop=stops)
-    plain = answer_all(pair, sampling, [PLAIN])
-    drafted = answer_all(pair, sampling, SPECULATIONS)
+    plain = await pair.plain(sampling)
+    drafted = await pair.answers(sampling, pair.speculations(), "one after the other")
     for expected, found in zip(plain, drafted, strict=True):
-        assert (found.text, found.token_ids) == (expected.text, expected.token_ids)
-        assert found.finish_reason == expected.finish_reason
+        found.assert_same(expected)
         assert not any(stop in found.text for stop in stops)
+
+
+async def test_requests_that_are_cancelled_leave_the_others_as_they_are(pair):
+    """Some before their first token, some after it, in the middle of what others are told."""
+    sampling = SamplingParams(max_tokens=pair.max_tokens // 2, ignore_eos=True)
+    plain = await pair.plain(sampling)
+
+    async def ask(number: int, speculation: SpeculationParams) -> tuple[int, ...]:
+        is_cancelled, is_begun = number % 3 == 0, number % 2 == 0
+        received: list[int] = []
+        job = Job(pair.prompts[number], sampling, speculation)
+        async with contextlib.aclosing(_ask(pair.roles, job, str(number))) as stream:
+            if is_cancelled and not is_begun:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.01)
+                return ()
+            async for increment in stream:
+                received += increment.token_ids
+                if is_cancelled:
+                    break
+        return tuple(received)
+
+    turns = enumerate(pair.speculations())
+    answers = await asyncio.gather(*(ask(number, one) for number, one in turns))
+    for number, (expected, tokens) in enumerate(zip(plain, answers, strict=True)):
+        assert tokens == expected.token_ids[: len(tokens)]
+        assert number % 3 == 0 or tokens == expected.token_ids
+
+
+async def test_a_request_is_cancelled_by_its_id(pair):
+    sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+    job = Job(pair.prompts[0], sampling, pair.speculations()[0])
+    stream = _ask(pair.roles, job, "to-be-cancelled")
+    async with contextlib.aclosing(stream):
+        await anext(stream)
+        cancelled = pair.roles.cancel("to-be-cancelled")
+        assert cancelled if isinstance(cancelled, bool) else await cancelled
+        with pytest.raises(RequestCancelledError):
+            async for _ in stream:
+                pass
