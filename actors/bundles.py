@@ -113,7 +113,7 @@ def _sum(bundles: Sequence[Bundle]) -> Counter[str]:
 
 
 def _carries(node: Node, labels: Mapping[str, str]) -> bool:
-    """Ray's selectors with operators, as in `!in(a, b)`, are left to Ray."""
+    """Ray's selectors with operators, as in `!in(a,b)`, are left to Ray."""
     return all(
         value.startswith("!") or "(" in value or node.labels.get(key) == value
         for key, value in labels.items()

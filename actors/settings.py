@@ -59,6 +59,16 @@ class NodeSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _labels_without_spaces(self) -> Self:
+        spaced = {key: value for key, value in self.labels.items() if " " in value}
+        if spaced:
+            raise ValueError(
+                f"labels {spaced} have spaces, which Ray takes for a part of the label: "
+                "write !in(a,b)"
+            )
+        return self
+
 
 class CoordinatorSettings(RoleSettings):
     """The one coordinator of a pipeline."""

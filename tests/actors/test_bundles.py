@@ -59,7 +59,7 @@ def test_labels_that_no_node_has_are_named():
 
 
 def test_selectors_with_operators_are_left_to_ray():
-    asked = bundles(verifier={"node": {"labels": {"role": "!in(drafter, head)"}}})
+    asked = bundles(verifier={"node": {"labels": {"role": "!in(drafter,head)"}}})
     assert "in use by others" in explain_shortage(asked, "PACK", [node(CPU=8)])[0]
 
 

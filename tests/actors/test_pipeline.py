@@ -43,7 +43,7 @@ PLACEMENT: dict[str, Any] = {
     "strategy": "SPREAD",
     "coordinator": {
         "num_cpus": 0.5,
-        "node": {"labels": {"diffuspec-role": "!in(drafter, verifier)"}},
+        "node": {"labels": {"diffuspec-role": "!in(drafter,verifier)"}},
     },
     "drafter": {
         "num_cpus": 0.5,

@@ -57,6 +57,10 @@ def test_a_file_is_read(tmp_path: Path):
             {"placement": {"drafter": {"node": {"resources": {"GPU": 1}}}}},
             r"names \['GPU'\]; custom resources go here",
         ),
+        (
+            {"placement": {"verifier": {"node": {"labels": {"role": "!in(a, b)"}}}}},
+            "have spaces, which Ray takes for a part of the label",
+        ),
         ({"rpc": {"tls": {"ca": "a"}}}, "rpc.tls.certificate: Field required"),
         ({"deadlines": {"verify_seconds": 0}}, "verify_seconds: .*greater than 0, got 0"),
         ({"engine": {"preset": "small"}}, "preset must be `tiny`, got 'small'"),
