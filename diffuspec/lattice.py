@@ -99,12 +99,12 @@ def _cut_at_eos(
         token_ids, logprobs, sizes = token_ids[: stop + 1], logprobs[: stop + 1], sizes[: stop + 1]
         # Every EOS token of this column, whatever tau says, and nothing else as a candidate.
         sizes[stop] = _put_first(token_ids[stop], logprobs[stop], eos_token_ids)
+    num_candidates = np.array(sizes, np.int32)
     if keeps_runners_up:
         token_ids[np.isneginf(logprobs)] = -1
     else:
-        for row, size in enumerate(sizes):
-            token_ids[row, size:], logprobs[row, size:] = -1, -np.inf
-    num_candidates = np.array(sizes, np.int32)
+        unused = np.arange(token_ids.shape[1]) >= num_candidates[:, None]
+        token_ids[unused], logprobs[unused] = -1, -np.inf
     return Lattice(token_ids, logprobs, num_candidates, num_tokens_before_eos=stop)
 
 

@@ -166,11 +166,12 @@ class Sequence:
             )
         _check_alternatives(draft, target.vocab_size)
         num_draft_tokens = self.num_draft_tokens
-        kept = [node for node, depth in enumerate(depths(tree)) if depth <= num_draft_tokens]
-        if len(kept) < tree.num_nodes:  # deeper than asked: those could not be committed
-            draft = prune_draft(draft, kept)
-        if draft.num_tokens_before_eos > self.num_draft_tokens:
-            draft = replace(draft, num_tokens_before_eos=self.num_draft_tokens)
+        if tree.num_nodes > num_draft_tokens:
+            kept = [node for node, depth in enumerate(depths(tree)) if depth <= num_draft_tokens]
+            if len(kept) < tree.num_nodes:  # deeper than asked: those could not be committed
+                draft = prune_draft(draft, kept)
+        if draft.num_tokens_before_eos > num_draft_tokens:
+            draft = replace(draft, num_tokens_before_eos=num_draft_tokens)
         self.draft = self.draft_length.trim(draft)
 
     def take_draft_ahead(self, draft: Draft, length: int, target: TargetInfo) -> None:

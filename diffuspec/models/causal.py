@@ -207,11 +207,11 @@ class CausalTarget:
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
 
     def _commit(self, plan: _Plan, acceptance: Acceptance) -> None:
-        tail = plan.request.prefix[plan.start :]
-        nodes = acceptance.accepted_nodes
-        token_ids = np.concatenate([tail, np.array(acceptance.token_ids[:-1], np.int32)])
-        rows = [plan.num_tail + node for node in nodes]
-        self.runner.cache.commit(plan.slot, token_ids, plan.num_tail, rows)
+        num_tail = plan.num_tail
+        token_ids = plan.request.prefix[plan.start :].tolist()
+        token_ids += acceptance.token_ids[:-1]
+        rows = [num_tail + node for node in acceptance.accepted_nodes]
+        self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
 
 
 def _segment(plan: _Plan) -> Segment:

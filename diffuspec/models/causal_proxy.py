@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 import numpy as np
+import torch
 
 from diffuspec.config import Device, DType
 from diffuspec.errors import VocabularyError
@@ -63,6 +64,7 @@ class CausalLmProxy:
     def begin(self, context: Sequence[int]) -> _State:
         return _State(tuple(context), ())
 
+    @torch.inference_mode()
     def expand(
         self, states: Sequence[_State], candidates: Sequence[int]
     ) -> tuple[list[list[float]], list[list[_State]]]:

@@ -22,8 +22,9 @@ EXACT_BLOCK = 256  # columns of attention taken at a time in fixed shapes
 class ModelRunner:
     """Runs a causal LM that was loaded with our attention.
 
-    Rows are packed segment by segment. All calls come from one thread. forward_seconds and
-    num_forwards add up what the model calls took, prefill included.
+    Rows are packed segment by segment. All calls come from one thread, best in inference mode; the
+    weights take no gradients any more. forward_seconds and num_forwards add up what the model calls
+    took, prefill included.
 
     With fixed_rows, every model call has that many rows of one segment, padded: the same kernels
     run whatever is in a step, and a row's logits are the same to the last bit. Segments must be
@@ -37,7 +38,7 @@ class ModelRunner:
         max_len: int,
         fixed_rows: int | None = None,
     ) -> None:
-        self.model: Any = model.eval()
+        self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
         self.device = parameter.device
         shape, self.vocab_size = _probe(model, self.device)  # columns of the logits
@@ -53,7 +54,6 @@ class ModelRunner:
     def is_exact(self) -> bool:
         return self._fixed_rows is not None
 
-    @torch.inference_mode()
     def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
         """Write the rows into the cache and return their segments' logits, [R, V] float32."""
         if self._fixed_rows is None:
