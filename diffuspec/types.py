@@ -18,15 +18,15 @@ These values cross the borders between the roles; none of them knows torch, Ray 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffuspec.errors import InvalidRequestError
+from diffuspec import checks
+from diffuspec.checks import require
 
 TokenIds: TypeAlias = NDArray[np.int32]
 TreeShape: TypeAlias = Literal["path", "beams", "best_first"]
@@ -57,7 +57,8 @@ class SamplingParams:
     temperature 0 is greedy. With a seed the output is a function of the prompt and these
     parameters alone. top_k 0 and top_p 1 switch those filters off. Repetition penalty counts
     prompt and output (divides positive logits, multiplies negative ones); presence and frequency
-    penalties count output only and are subtracted from the logits.
+    penalties count output only and are subtracted from the logits. stop and stop_token_ids may be
+    given as lists, stop also as one string. Raises InvalidRequestError.
     """
 
     temperature: float = 0.0
@@ -74,30 +75,32 @@ class SamplingParams:
     logprobs: int | None = None  # top alternatives reported per token; 0 = the chosen one alone
 
     def __post_init__(self) -> None:
-        _require(0 <= self.temperature <= 10, "temperature", self.temperature, "from 0 to 10")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        _require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
+        for name, check in _SAMPLING_TYPES.items():
+            object.__setattr__(self, name, check(name, getattr(self, name)))
+        require(0 <= self.temperature <= 10, "temperature", self.temperature, "from 0 to 10")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
         penalty = self.repetition_penalty
-        _require(0 < penalty <= 10, "repetition_penalty", penalty, "above 0 and at most 10")
+        require(0 < penalty <= 10, "repetition_penalty", penalty, "above 0 and at most 10")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _require(-10 <= value <= 10, name, value, "from -10 to 10")
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
+            require(-10 <= value <= 10, name, value, "from -10 to 10")
+        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         count = len(self.stop)
-        _require(
+        require(
             count <= MAX_STOP_STRINGS, "stop", f"{count} strings", f"{MAX_STOP_STRINGS} at most"
         )
         for text in self.stop:
             fits = 0 < len(text) <= MAX_STOP_STRING_CHARACTERS
             limit = f"strings of 1 to {MAX_STOP_STRING_CHARACTERS} characters"
-            _require(fits, "stop", f"a string of {len(text)} characters", limit)
+            require(fits, "stop", f"a string of {len(text)} characters", limit)
         count = len(self.stop_token_ids)
         limit = f"{MAX_STOP_TOKEN_IDS} at most"
-        _require(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"{count} ids", limit)
+        require(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"{count} ids", limit)
         if self.logprobs is not None:
             in_range = 0 <= self.logprobs <= MAX_LOGPROBS
-            _require(in_range, "logprobs", self.logprobs, f"from 0 to {MAX_LOGPROBS}")
+            require(in_range, "logprobs", self.logprobs, f"from 0 to {MAX_LOGPROBS}")
 
     @property
     def is_greedy(self) -> bool:
@@ -112,9 +115,20 @@ class SamplingParams:
         )
 
 
-def _require(condition: bool, name: str, value: object, expected: str) -> None:
-    if not condition or (isinstance(value, float) and not math.isfinite(value)):
-        raise InvalidRequestError(f"{name} must be {expected}, got {value}")
+_SAMPLING_TYPES: dict[str, checks.Check] = {
+    "temperature": checks.number,
+    "top_p": checks.number,
+    "top_k": checks.integer,
+    "seed": checks.integer,
+    "repetition_penalty": checks.number,
+    "presence_penalty": checks.number,
+    "frequency_penalty": checks.number,
+    "max_tokens": checks.integer,
+    "stop": checks.strings,
+    "stop_token_ids": checks.integers,
+    "ignore_eos": checks.boolean,
+    "logprobs": checks.optional_integer,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -257,7 +271,10 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """Per-request control of drafting. None of it changes the output, only its speed."""
+    """Per-request control of drafting. None of it changes the output, only its speed.
+
+    Raises InvalidRequestError.
+    """
 
     policy: DraftLengthPolicy = "cost_aware"
     num_draft_tokens: int = 20  # for the fixed policy
@@ -267,12 +284,16 @@ class SpeculationParams:
     num_outcomes: int | Literal["auto"] = "auto"  # drafted ahead at most; auto: by cost; 0: none
 
     def __post_init__(self) -> None:
-        k, nodes, weight = self.num_draft_tokens, self.max_nodes, self.drafter_weight
-        _require(1 <= k <= MAX_DRAFT_TOKENS, "num_draft_tokens", k, f"from 1 to {MAX_DRAFT_TOKENS}")
-        _require(1 <= nodes <= MAX_TREE_NODES, "max_nodes", nodes, f"from 1 to {MAX_TREE_NODES}")
-        if weight != "adaptive":
-            _require(0 <= weight <= 1, "drafter_weight", weight, "from 0 to 1, or 'adaptive'")
-        count = self.num_outcomes
-        if count != "auto":
+        checks.one_of("policy", self.policy, get_args(DraftLengthPolicy))
+        checks.one_of("tree_shape", self.tree_shape, get_args(TreeShape))
+        k = checks.integer("num_draft_tokens", self.num_draft_tokens)
+        require(1 <= k <= MAX_DRAFT_TOKENS, "num_draft_tokens", k, f"from 1 to {MAX_DRAFT_TOKENS}")
+        nodes = checks.integer("max_nodes", self.max_nodes)
+        require(1 <= nodes <= MAX_TREE_NODES, "max_nodes", nodes, f"from 1 to {MAX_TREE_NODES}")
+        if self.drafter_weight != "adaptive":
+            weight = checks.number("drafter_weight", self.drafter_weight, "a number, or 'adaptive'")
+            require(0 <= weight <= 1, "drafter_weight", weight, "from 0 to 1, or 'adaptive'")
+        if self.num_outcomes != "auto":
+            count = checks.integer("num_outcomes", self.num_outcomes, "an integer, or 'auto'")
             limit = f"from 0 to {MAX_OUTCOMES}, or 'auto'"
-            _require(0 <= count <= MAX_OUTCOMES, "num_outcomes", count, limit)
+            require(0 <= count <= MAX_OUTCOMES, "num_outcomes", count, limit)
