@@ -83,6 +83,7 @@ class Coordinator:
         self._loops: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Coordinator:
+        self._releases.open()
         lanes = range(1, self._config.num_draft_lanes + 1)
         self._loops = [
             *(asyncio.create_task(self._draft_loop.run(lane), name="draft loop") for lane in lanes),
@@ -294,8 +295,6 @@ class Coordinator:
             return
         self._draft_loop.drop(ticket)
         self._verify_loop.drop(ticket)
-        if any(loop.done() or loop.cancelling() for loop in self._loops):
-            return  # cancelled by the end of the event loop, which takes no more tasks
         self._releases.start(ticket.sequence.request_id, lambda: self._free_slot(ticket))
 
     def _free_slot(self, ticket: Ticket) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Coroutine
+from typing import Literal
 
 from diffuspec.interfaces import Drafter, Verifier
 
@@ -19,12 +20,20 @@ class Releases:
         self._verifier = verifier
         self._drafter = drafter
         self._tasks: set[asyncio.Task[None]] = set()
+        self._idle: asyncio.Task[Literal[True]] | None = None
+
+    def open(self) -> None:
+        """From now on requests can be let go of, until `finish` or the event loop's end."""
+        self._idle = asyncio.create_task(asyncio.Event().wait(), name="releases")
 
     def start(self, request_id: str, then: Callable[[], None]) -> None:
         """Let go of a request; `then` is called once the verifier has.
 
-        The drafter is not waited for: it may be busy with a draft for others.
+        The drafter is not waited for: it may be busy with a draft for others. An event loop that
+        ends takes no more tasks, and cancels all that it has, the idle one too: nothing happens.
         """
+        if self._idle is None or self._idle.done() or self._idle.cancelling():
+            return
         if self._drafter is not None:
             self._begin(_release(self._drafter, request_id))
         self._begin(self._release_and(request_id, then))
@@ -35,6 +44,8 @@ class Releases:
             async with asyncio.timeout(max_seconds):
                 while self._tasks:
                     await asyncio.gather(*self._tasks)
+        if self._idle is not None:
+            self._idle.cancel()
 
     async def _release_and(self, request_id: str, then: Callable[[], None]) -> None:
         await _release(self._verifier, request_id)
