@@ -9,7 +9,6 @@ from __future__ import annotations
 from diffuspec.draft_tree import best_path
 from diffuspec.types import Draft, Verdict
 
-PAPER_WEIGHT = 0.5
 _LOWEST, _HIGHEST = 0.25, 0.95
 _START = 0.65
 _RATE = 0.12

@@ -39,7 +39,6 @@ from diffuspec.types import (
     TokenLogprobs,
 )
 
-_DRAIN_POLL_SECONDS = 0.02
 _GREEDY = SamplingParams()
 
 
