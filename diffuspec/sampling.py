@@ -38,6 +38,17 @@ def take_the_likeliest(requests: Sequence[VerifyRequest]) -> bool:
     return all(r.sampling.is_greedy and not r.sampling.has_penalties for r in requests)
 
 
+def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
+    """Return each row's argmax, the lowest of ties, and its logit; not a number where any is."""
+    if logits.device.type == "cpu":  # numpy's is five times faster than torch's
+        table = logits.float().numpy()
+        token_ids: list[int] = table.argmax(axis=-1).tolist()
+        return token_ids, [table.item(row, token_id) for row, token_id in enumerate(token_ids)]
+    chosen = logits.argmax(dim=-1, keepdim=True)
+    both = torch.cat([chosen.double(), logits.gather(-1, chosen).double()], dim=-1).tolist()
+    return [int(token_id) for token_id, _ in both], [logit for _, logit in both]
+
+
 def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
     """Return the target's token at the root and at every node of each request, [R] int64.
 

@@ -9,6 +9,7 @@ from diffuspec.sampling import (
     History,
     choose_tokens,
     gumbel_noise,
+    likeliest,
     perturb_logits,
     target_tokens,
     token_logprobs,
@@ -239,6 +240,12 @@ def test_a_greedy_batch_takes_the_argmax():
     batch = [request(chain([1, 2])), request()]
     logits = torch.cat([rows_of(one) for one in batch])
     assert target_tokens(logits, batch).tolist() == logits.argmax(-1).tolist()
+
+
+def test_the_likeliest_is_the_lowest_of_ties_and_what_is_no_number_shows():
+    token_ids, logits = likeliest(torch.tensor([[0.5, 2.0, 2.0], [-1.0, torch.nan, 3.0]]))
+    assert token_ids[0] == 1 and logits[0] == 2.0
+    assert math.isnan(logits[1])
 
 
 def test_a_drafter_with_the_same_noise_guesses_the_drawn_token():

@@ -21,7 +21,7 @@ from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer, unknown_token_id
 from diffuspec.models.worker import Worker
-from diffuspec.sampling import take_the_likeliest, target_tokens, token_logprobs
+from diffuspec.sampling import likeliest, take_the_likeliest, target_tokens, token_logprobs
 from diffuspec.types import TokenLogprobs, Verdict, VerifyRequest
 
 MAX_PREFILL_ROWS = 2048  # bounds activations: a longer prefix is fed in several forwards
@@ -188,20 +188,19 @@ class CausalTarget:
         """Raises VerifierError when a row has a NaN or infinity: its largest logit is one then."""
         requests = [plan.request for plan in plans]
         if take_the_likeliest(requests):
-            chosen = target_tokens(logits, requests)
-            self._check_finite(plans, logits.gather(-1, chosen[:, None]))
+            token_ids, largest = likeliest(logits)
+            self._check_finite(plans, largest)
         else:
-            self._check_finite(plans, logits.amax(dim=-1))
-            chosen = target_tokens(logits, requests)
-        token_ids = chosen.tolist()
+            self._check_finite(plans, logits.amax(dim=-1).tolist())
+            token_ids = target_tokens(logits, requests).tolist()
         return [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
 
-    def _check_finite(self, plans: Sequence[_Plan], largest: torch.Tensor) -> None:
-        if math.isfinite(largest.sum().item()):
+    def _check_finite(self, plans: Sequence[_Plan], largest: Sequence[float]) -> None:
+        if all(map(math.isfinite, largest)):
             return
         bad = []
         for plan in plans:
-            if not math.isfinite(largest[plan.logit_rows].sum().item()):
+            if not all(map(math.isfinite, largest[plan.logit_rows])):
                 bad.append(plan.request.request_id)
                 self.runner.cache.clear(plan.request.request_id)
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")

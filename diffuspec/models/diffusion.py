@@ -85,6 +85,7 @@ class DiffusionDrafter:
         _check_vocabulary(runner.vocab_size, settings.mask_token_id, target.vocab_size)
         self.runner = runner
         self._mask_token_id = settings.mask_token_id
+        self._masks = np.full(MAX_DRAFT_TOKENS, settings.mask_token_id, np.int32)
         self._attention = settings.attention
         self._max_positions = max_positions
         self._num_scratch_rows = runner.cache.max_len - max_positions
@@ -160,7 +161,7 @@ class DiffusionDrafter:
 
     def _begin(self, request: DraftRequest) -> _Draft:
         k = request.num_draft_tokens
-        block = np.full(k, self._mask_token_id, np.int32)
+        block = self._masks[:k].copy()
         prefix = _cut(request.prefix, self._max_positions - k)
         return _Draft(request, prefix, block)
 
@@ -230,6 +231,8 @@ def _joined(drafts: Sequence[_Draft]) -> torch.Tensor:
 
 def _perturb(logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
     """Add the target's own sampling noise: a sampled token is to be guessed, not the mode."""
+    if request.sampling.is_greedy:
+        return logits
     first = len(request.prefix)
     return perturb_logits(logits, request.sampling, range(first, first + len(logits)))
 

@@ -19,6 +19,8 @@ from diffuspec.types import TokenIds
 
 def num_shared_tokens(prefixes: Sequence[TokenIds]) -> int:
     """Return how many leading tokens all prefixes have in common."""
+    if len(prefixes) == 1:
+        return len(prefixes[0])
     first, length = prefixes[0], min(len(prefix) for prefix in prefixes)
     for prefix in prefixes[1:]:
         differs = np.flatnonzero(first[:length] != prefix[:length])
