@@ -6,13 +6,17 @@ Times are those of time.monotonic(), in seconds, and count from the tracer's mak
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from diffuspec.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 Colour: TypeAlias = Literal["good", "bad", "terrible", "yellow", "grey"]
 Argument: TypeAlias = str | int | float | None
@@ -25,8 +29,9 @@ _FLUSH_SECONDS = 1.0
 class Tracer:
     """Writes spans to a file as they come. Closing it makes the file whole.
 
-    Beyond max_events spans are dropped; how many is said at the end. Raises ConfigError when the
-    file cannot be made.
+    Beyond max_events spans are dropped; how many is said at the end. A file that cannot be written
+    to any more (a full disk) ends the trace, and nothing else. Raises ConfigError when the file
+    cannot be made.
     """
 
     def __init__(self, path: Path, max_events: int = MAX_EVENTS) -> None:
@@ -40,7 +45,7 @@ class Tracer:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write a trace to {path}: {error.strerror}") from error
-        self._file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        self._put('{"displayTimeUnit": "ms", "traceEvents": [\n')
         self._write({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "diffuspec"}})
 
     def span(
@@ -68,9 +73,6 @@ class Tracer:
         if given:
             event["args"] = given
         self._write(event)
-        if time.monotonic() > self._flushed_at + _FLUSH_SECONDS:
-            self._file.flush()
-            self._flushed_at = time.monotonic()
 
     def close(self) -> None:
         """Say what was dropped and end the file. Closing twice is fine."""
@@ -78,8 +80,9 @@ class Tracer:
             return
         told = {"num_events": self._num_events, "num_dropped_events": self._num_dropped}
         last = {"ph": "M", "pid": 1, "name": "trace_end", "args": told}
-        self._file.write(json.dumps(last) + f'\n], "otherData": {json.dumps(told)}}}\n')
-        self._file.close()
+        self._put(json.dumps(last) + f'\n], "otherData": {json.dumps(told)}}}\n')
+        with self._or_end():
+            self._file.close()
 
     def _microseconds(self, moment: float) -> int:
         """Whole ones, so that spans that touch do not overlap by a rounding."""
@@ -94,4 +97,24 @@ class Tracer:
         return self._lanes[name]
 
     def _write(self, event: dict[str, object]) -> None:
-        self._file.write(json.dumps(event) + ",\n")
+        self._put(json.dumps(event) + ",\n")
+
+    def _put(self, text: str) -> None:
+        """Write, and now and then see to it that it is there if the process dies."""
+        if self._file.closed:
+            return
+        with self._or_end():
+            self._file.write(text)
+            if time.monotonic() > self._flushed_at + _FLUSH_SECONDS:
+                self._file.flush()
+                self._flushed_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def _or_end(self) -> Iterator[None]:
+        """End the trace, and say so once, if the file fails."""
+        try:
+            yield
+        except OSError as error:
+            logger.warning("the trace to %s ends here: %s", self._file.name, error)
+            with contextlib.suppress(OSError):
+                self._file.close()

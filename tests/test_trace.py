@@ -129,6 +129,21 @@ def test_what_nobody_gave_is_left_out(tmp_path):
     assert second["dur"] == 0 and "args" not in second
 
 
+async def test_a_full_disk_ends_the_trace_and_no_request(caplog, monkeypatch):
+    monkeypatch.setattr("diffuspec.trace._FLUSH_SECONDS", 0.0)
+    await trace_requests(Path("/dev/full"))
+    assert [record.message for record in caplog.records] == [
+        "the trace to /dev/full ends here: [Errno 28] No space left on device"
+    ]
+
+
+def test_a_disk_that_is_full_at_the_end_fails_nothing(caplog):
+    tracer = Tracer(Path("/dev/full"))
+    tracer.span("verifier", "verify", 0, 1)
+    tracer.close()
+    assert len(caplog.records) == 1
+
+
 def test_a_file_that_cannot_be_made_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot write a trace to"):
         Tracer(tmp_path / "missing" / "trace.json")
