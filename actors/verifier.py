@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 
-_MAX_FAILURES = 3  # in a row: then it is not the requests that are at fault
+_MAX_FAILURES = 3  # in a row: then it is to be seen whether the requests are at fault
 _MIN_WORD_SECONDS = 60.0  # ranks that are watched are missed earlier; others end by themselves
 _IDLE_SHARE = 0.25  # of the time after which a rank misses another's word
 _FOLLOW_SECONDS = 2.0  # for rank 0's last word to arrive
@@ -196,7 +196,7 @@ class WatchedVerifier:
         try:
             verdicts = await self._verifier.verify(requests)
         except VerifierError as error:
-            self._failed(error)
+            await self._failed(error)
             raise
         finally:
             del self._started[number]
@@ -208,13 +208,24 @@ class WatchedVerifier:
         await self._verifier.release(request_id)
 
     async def watch(self) -> None:
-        """Raises VerifierUnavailableError when no step can succeed, or several have failed."""
+        """Raises VerifierUnavailableError when no step can succeed."""
         await self._is_broken
 
-    def _failed(self, error: VerifierError) -> None:
+    async def _failed(self, error: VerifierError) -> None:
+        """After several failures a probe tells whether the ranks are at fault or the requests."""
         self._num_failures += 1
-        is_lost = isinstance(error, VerifierUnavailableError)
-        if (is_lost or self._num_failures >= _MAX_FAILURES) and not self._is_broken.done():
+        if isinstance(error, VerifierUnavailableError):
+            self._give_up(error)
+        elif self._num_failures >= _MAX_FAILURES:
+            try:
+                await self._verifier.verify([probe.verify_request(self.info)])
+                await self._verifier.release(probe.REQUEST_ID)
+                self._num_failures = 0
+            except VerifierError as probe_error:
+                self._give_up(probe_error)
+
+    def _give_up(self, error: VerifierError) -> None:
+        if not self._is_broken.done():
             reason = f"{self._num_failures} steps in a row failed, the last one with: {error}"
             self._is_broken.set_exception(VerifierUnavailableError(reason))
 

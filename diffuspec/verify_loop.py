@@ -2,7 +2,7 @@
 
 Where much of a prefix is unread, the target reads it in pieces first, so that no step takes long. A
 verifier that is gone for the moment holds its requests up: they are verified again after a pause,
-with their prefixes read anew. One that fails ends the requests it was working on.
+with their prefixes read anew. One that fails ends the requests that it fails at alone.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ class VerifyLoop:
         except VerifierUnavailableError as error:
             await self._hold_up(tickets, error)
             return
+        except Exception as error:
+            await self._find_the_fault(tickets, error)
+            return
         drafting = self._draft_busy_seconds(time.monotonic()) - drafting
         self._learn(tickets, batch, drafting)
         for ticket, chunk, verdict in zip(tickets, chunks, batch.verdicts, strict=True):
@@ -101,6 +104,15 @@ class VerifyLoop:
             else:
                 ticket.sequence.chunk_done(chunk)
                 self._put(ticket)
+
+    async def _find_the_fault(self, tickets: list[Ticket], error: Exception) -> None:
+        """End what the verifier fails at, and nothing that was only in the same batch."""
+        if len(tickets) == 1:
+            self._fail(tickets, error)
+            return
+        half = len(tickets) // 2
+        await self._verify(tickets[:half])
+        await self._verify(tickets[half:])
 
     def _put(self, ticket: Ticket) -> None:
         ticket.stage = "ready"

@@ -104,6 +104,23 @@ async def test_steps_that_fail_again_and_again_are_the_verifiers_fault() -> None
         await watch
 
 
+async def test_a_request_that_cannot_be_verified_is_not_the_verifiers_fault() -> None:
+    class Choosy(FakeVerifier):
+        async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            if any(request.prefix[0] == 49 for request in requests):
+                raise VerifierError("not finite")
+            return await super().verify(requests)
+
+    verifier = Choosy()
+    watched = WatchedVerifier(verifier)
+    watch = asyncio.create_task(watched.watch())
+    for _ in range(10):
+        with pytest.raises(VerifierError, match="not finite"):
+            await watched.verify([request([49])])
+    assert not watch.done() and not verifier.held
+    watch.cancel()
+
+
 async def test_a_lost_rank_is_the_end_at_once() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
