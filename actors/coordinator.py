@@ -20,7 +20,7 @@ from actors import probe
 from actors.settings import PipelineConfig
 from diffuspec.drafter_pool import DrafterPool
 from diffuspec.engine import Completion, Engine
-from diffuspec.errors import DrafterError
+from diffuspec.errors import DrafterError, OverloadedError
 from diffuspec.interfaces import TargetInfo, Verifier
 from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
 from diffuspec.prompt import Prompt
@@ -92,6 +92,8 @@ class CoordinatorActor:
         # Why a drafter is not there, by name.
         self._reasons = {drafter_name(i): "it has not come yet" for i in range(config.num_drafters)}
         self._engine: Engine | None = None
+        self._server: RoleServer | None = None
+        self._is_stopping = False
         self._verifier: HostedVerifier | None = None
 
     @property
@@ -117,6 +119,7 @@ class CoordinatorActor:
         limits = config.coordinator_limits()
         server = RoleServer([CoordinatorServicer(self)], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
+        self._server = server
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
         return Ready(server.address, verifier.info, digest)
 
@@ -166,6 +169,8 @@ class CoordinatorActor:
         request_id: str | None = None,
     ) -> AsyncGenerator[Increment]:
         """Yield what every step adds; see `Frontend.stream`."""
+        if self._is_stopping:
+            raise OverloadedError("the coordinator is shutting down; try again later")
         stream = self.engine.stream(prompt, sampling, speculation, request_id)
         async with contextlib.aclosing(stream):
             async for increment in stream:
@@ -217,13 +222,18 @@ class CoordinatorActor:
 
     async def is_healthy(self) -> bool:
         """Whether the process answers at all: that requests wait is no reason to end it."""
-        return self._engine is not None
+        return self._engine is not None and not self._is_stopping
 
     async def stop(self) -> None:
-        """Refuse new requests, let running ones finish within the drain time, end everything."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.stop(self._config.deadlines.drain_seconds)
+        """Refuse new requests, let running ones finish within the drain time, end everything.
+
+        Until then it answers: requests can be cancelled, and new ones hear why they are refused.
+        """
+        self._is_stopping = True
+        if self._server is not None:
+            self._server.announce_end()
+        if self._engine is not None:
+            await self._engine.stop(self._config.deadlines.drain_seconds)
         await self._resources.aclose()
 
     def _open_trace(self, path: Path) -> Tracer:

@@ -57,13 +57,17 @@ class RoleServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._health.is_draining = True
+        self.announce_end()
         for servicer in self._servicers:
             servicer.drain()
         if self._server is not None:
             await self._server.stop(self._limits.grace_seconds)
         for servicer in self._servicers:
             await servicer.finish()
+
+    def announce_end(self) -> None:
+        """Be NOT_SERVING from now on, and go on serving."""
+        self._health.is_draining = True
 
     async def wait(self) -> None:
         """Wait until the server has ended."""

@@ -15,7 +15,13 @@ from actors.drafter import DrafterActor
 from actors.path_scorer import PathScorerActor
 from actors.verifier import VerifierRank
 from diffuspec.engine import Engine
-from diffuspec.errors import DrafterError, InvalidRequestError, VerifierUnavailableError
+from diffuspec.errors import (
+    DrafterError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+    VerifierUnavailableError,
+)
 from diffuspec.rpc.coordinator_client import RemoteCoordinator
 from diffuspec.rpc.security import Security
 from diffuspec.types import SamplingParams, SpeculationParams
@@ -24,6 +30,7 @@ from tests.actors.conftest import tiny_pipeline
 HOST = "127.0.0.1"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 SHORT = SamplingParams(max_tokens=24)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 PLAIN = SpeculationParams(policy="off")
 DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
 
@@ -82,6 +89,24 @@ async def test_clients_are_answered_over_grpc(coordinator, token, expected):
     assert tuple(i for increment in increments for i in increment.token_ids) == expected
     with pytest.raises(InvalidRequestError, match="empty"):
         await anext(client.stream([], SHORT))
+    await client.close()
+
+
+async def test_while_it_drains_it_answers_and_is_not_serving(coordinator, token):
+    client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
+    answer = client.stream(MESSAGES, LONG, PLAIN, "long")
+    await anext(answer)
+    stopping = asyncio.create_task(coordinator.stop())
+    await asyncio.sleep(0)
+    assert not await client.check_health(5) and not await coordinator.is_healthy()
+    with pytest.raises(OverloadedError, match="shutting down"):
+        await anext(client.stream(MESSAGES, SHORT))
+    assert (await client.status()).num_running == 1 and not stopping.done()
+    assert await client.cancel("long")
+    with pytest.raises(RequestCancelledError):
+        async for _ in answer:
+            pass
+    await stopping
     await client.close()
 
 
