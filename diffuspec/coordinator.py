@@ -148,7 +148,7 @@ class Coordinator:
         chosen = [
             ticket
             for ticket in self._admission
-            if not ticket.is_over and ticket.sequence.request_id.rpartition("-")[0] == request_id
+            if not ticket.is_over and ticket.request_id == request_id
         ]
         for ticket in chosen:
             self._abandon(ticket)
@@ -184,7 +184,7 @@ class Coordinator:
             eos_token_ids=self._verifier.info.eos_token_ids,
             text=text,
         )
-        ticket = Ticket(sequence, time.monotonic())
+        ticket = Ticket(sequence, time.monotonic(), request_id)
         self._admission.submit(ticket)
         self._admit()
         return ticket

@@ -30,6 +30,7 @@ class Ticket:
 
     sequence: Sequence
     submitted_at: float
+    request_id: str | None = None  # the caller's own, which others may share; None: it gave none
     increments: asyncio.Queue[Increment | DiffuspecError] = field(default_factory=asyncio.Queue)
     stage: Stage = "waiting"
     slot: int = 0  # among the running ones; the lowest that was free

@@ -266,6 +266,19 @@ async def test_cancelling_one_request_leaves_its_neighbours_alone():
         assert await asyncio.gather(*kept) == [stage.plain([7]), stage.plain([8])]
 
 
+async def test_cancel_ends_what_was_submitted_under_that_id_and_nothing_else():
+    async with on_stage(max_sequences=4) as stage:
+        ids = ("mine", "mine", "mine-2", "request", None, None)
+        tasks = [stage.start([n], request_id=name) for n, name in enumerate(ids)]
+        await until(lambda: stage.metric("num_requests_running") == 4)
+        assert stage.coordinator.cancel("request") == 1
+        assert stage.coordinator.cancel("mine") == 2
+        assert stage.coordinator.cancel("request-5") == 0
+        await asyncio.wait(tasks)
+        are_cancelled = [type(task.exception()) is RequestCancelledError for task in tasks]
+        assert are_cancelled == [name in ("mine", "request") for name in ids]
+
+
 async def test_a_finished_request_does_not_count_as_cancelled():
     async with on_stage() as stage:
         await stage.tokens()
