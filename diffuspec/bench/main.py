@@ -31,7 +31,7 @@ from diffuspec.bench.overhead import (
     PREFIX_LENGTHS,
     DraftCost,
     StepOverhead,
-    measure_step_overhead,
+    measure_step_overheads,
     sweep_draft_cost,
 )
 from diffuspec.bench.overlap import plot_overlap
@@ -147,7 +147,7 @@ def _draft_costs(engine: Engine) -> list[DraftCost]:
     assert config is not None
     lengths = [n for n in PREFIX_LENGTHS if n + NUM_DRAFT_TOKENS <= info.max_model_len]
     costs = []
-    for cached, num_runs in ((True, 15), (False, 5)):
+    for cached, num_rounds, num_runs in ((True, 6, 5), (False, 3, 1)):
         model = DiffusionDrafter.load(config.model_copy(update={"prefix_cache": cached}), info)
         with contextlib.closing(model):
             costs += sweep_draft_cost(
@@ -155,7 +155,8 @@ def _draft_costs(engine: Engine) -> list[DraftCost]:
                 lengths,
                 prefix_cache=cached,
                 vocab_size=info.vocab_size,
-                num_runs=num_runs,
+                num_rounds=num_rounds,
+                runs_per_round=num_runs,
             )
     return costs
 
@@ -172,12 +173,10 @@ def _step_overheads(
         return []
     names = {f"fixed_{NUM_DRAFT_TOKENS}_{shape}": shape for shape in TREE_SHAPES}
     with open_systems(engine, list(names)) as systems:
-        return [
-            measure_step_overhead(
-                system, names[system.name], NUM_DRAFT_TOKENS, prompts, settings.max_tokens
-            )
-            for system in systems
-        ]
+        by_shape = {names[system.name]: system for system in systems}
+        return measure_step_overheads(
+            by_shape, NUM_DRAFT_TOKENS, prompts, settings.max_tokens, num_rounds=3
+        )
 
 
 def _run_ablations(

@@ -1,10 +1,13 @@
-"""What a step costs besides waiting for the target: drafting by prefix length, own overhead."""
+"""What a step costs besides waiting for the target: drafting by prefix length, own overhead.
+
+What is compared takes turns, several times over, so that a machine that slows down slows all.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -50,29 +53,34 @@ def sweep_draft_cost(
     *,
     prefix_cache: bool,
     vocab_size: int,
-    num_runs: int,
+    num_rounds: int,
+    runs_per_round: int,
 ) -> list[DraftCost]:
     """Time drafting for prefixes of each length; prefix_cache says how the model was set up.
 
     Only with the cache is the beginning of a prefix drafted for beforehand.
     """
     rng = np.random.default_rng(0)
-    costs = []
-    for length in prefix_lengths:
-        prefix = rng.integers(vocab_size, size=length - NUM_NEW_TOKENS, dtype=np.int32)
-        tails = rng.integers(vocab_size, size=(num_runs + 1, NUM_NEW_TOKENS), dtype=np.int32)
-        times = asyncio.run(_time_drafts(model, prefix, tails, prefix_cache))[1:]  # 1 to warm up
-        costs.append(
-            DraftCost(
-                prefix_cache,
-                length,
-                NUM_DRAFT_TOKENS,
-                num_runs,
-                1000 * min(times),
-                1000 * median(times),
-            )
+    text = rng.integers(vocab_size, size=max(prefix_lengths), dtype=np.int32)
+    times: dict[int, list[float]] = {length: [] for length in prefix_lengths}
+    for number in range(num_rounds):
+        for length in prefix_lengths[:: 1 if number % 2 else -1]:
+            prefix = text[: length - NUM_NEW_TOKENS]
+            shape = runs_per_round + 1, NUM_NEW_TOKENS
+            tails = rng.integers(vocab_size, size=shape, dtype=np.int32)
+            seconds = asyncio.run(_time_drafts(model, prefix, tails, prefix_cache))
+            times[length] += seconds[1:]  # 1 to warm up
+    return [
+        DraftCost(
+            prefix_cache,
+            length,
+            NUM_DRAFT_TOKENS,
+            len(found),
+            1000 * min(found),
+            1000 * median(found),
         )
-    return costs
+        for length, found in times.items()
+    ]
 
 
 async def _time_drafts(
@@ -97,16 +105,27 @@ def _request(prefix: TokenIds) -> DraftRequest:
     )
 
 
-def measure_step_overhead(
-    system: System,
-    tree_shape: TreeShape,
+def measure_step_overheads(
+    systems: Mapping[TreeShape, System],
     num_draft_tokens: int,
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
+    num_rounds: int,
+) -> list[StepOverhead]:
+    """Let our systems, by what shape they draft in, answer all prompts; see what a step costs."""
+    for system in systems.values():
+        system.answer(prompts[0], max_tokens)  # warm-up
+    answers: dict[TreeShape, list[Answer]] = {shape: [] for shape in systems}
+    for _ in range(num_rounds):
+        for prompt in prompts:
+            for shape, system in systems.items():
+                answers[shape].append(system.answer(prompt, max_tokens))
+    return [_step_overhead(shape, num_draft_tokens, found) for shape, found in answers.items()]
+
+
+def _step_overhead(
+    tree_shape: TreeShape, num_draft_tokens: int, answers: Sequence[Answer]
 ) -> StepOverhead:
-    """Let one of our systems answer the prompts and look at what its steps cost."""
-    system.answer(prompts[0], max_tokens)  # warm-up
-    answers = [system.answer(prompt, max_tokens) for prompt in prompts]
     overheads = [overhead_ms_per_step(answer) for answer in answers]
     searches = [
         1000 * sum(step.search_seconds for step in answer.steps) / len(answer.steps)

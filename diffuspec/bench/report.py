@@ -199,6 +199,21 @@ def step_overhead_table(overheads: Sequence[StepOverhead]) -> TextTable:
     return TextTable(title, ("tree", "min", "median", "search, median"), tuple(cells))
 
 
+def _draft_cost_growth(costs: Sequence[DraftCost]) -> str | None:
+    """Compare the longest cached prefix with the shortest."""
+    cached = sorted(
+        (cost for cost in costs if cost.prefix_cache), key=lambda cost: cost.num_prefix_tokens
+    )
+    if len(cached) < 2:
+        return None
+    first, last = cached[0], cached[-1]
+    return (
+        f"Drafting behind {last.num_prefix_tokens} cached tokens takes"
+        f" {last.median_ms / first.median_ms:.2f} times as long as behind"
+        f" {first.num_prefix_tokens}."
+    )
+
+
 def notes(results: Results) -> list[str]:
     """Say what a reader of the tables has to know besides."""
     machine = results.machine
@@ -208,6 +223,8 @@ def notes(results: Results) -> list[str]:
     ]
     if results.skipped:
         lines.append(describe_skipped(results.skipped))
+    if growth := _draft_cost_growth(results.draft_costs):
+        lines.append(growth)
     for system, count in num_fallbacks(results.rows).items():
         lines.append(f"{system}: {count} steps had no draft because drafting failed.")
     return lines + describe_mismatches(results.mismatches)

@@ -7,12 +7,13 @@ import numpy as np
 from diffuspec.bench.overhead import (
     NUM_DRAFT_TOKENS,
     NUM_NEW_TOKENS,
-    measure_step_overhead,
+    DraftCost,
+    measure_step_overheads,
     overhead_ms_per_step,
     sweep_draft_cost,
 )
-from diffuspec.bench.systems import Answer
-from diffuspec.types import DraftRequest, Lattice, StepStats
+from diffuspec.bench.systems import Answer, System
+from diffuspec.types import DraftRequest, Lattice, StepStats, TreeShape
 
 
 class CountingModel:
@@ -41,23 +42,42 @@ class SteadySystem:
         return Answer((1, 2, 3, 4), 1.0, 2, steps, forwards)
 
 
+def sweep(
+    model: CountingModel, lengths: Sequence[int], *, prefix_cache: bool, runs_per_round: int
+) -> list[DraftCost]:
+    return sweep_draft_cost(
+        model,
+        lengths,
+        prefix_cache=prefix_cache,
+        vocab_size=9,
+        num_rounds=2,
+        runs_per_round=runs_per_round,
+    )
+
+
 def test_drafts_alternate_between_a_known_prefix_and_new_last_tokens() -> None:
     model = CountingModel()
-    costs = sweep_draft_cost(model, (20, 50), prefix_cache=True, vocab_size=9, num_runs=3)
-    assert [(cost.num_prefix_tokens, cost.num_runs) for cost in costs] == [(20, 3), (50, 3)]
+    costs = sweep(model, (20, 50), prefix_cache=True, runs_per_round=3)
+    assert [(cost.num_prefix_tokens, cost.num_runs) for cost in costs] == [(20, 6), (50, 6)]
     assert all(0 < cost.min_ms <= cost.median_ms for cost in costs)
     assert all(cost.prefix_cache for cost in costs)
-    lengths = [len(prefix) for prefix in model.prefixes]
-    assert lengths == [20 - NUM_NEW_TOKENS, 20] * 4 + [50 - NUM_NEW_TOKENS, 50] * 4
-    known, *drafted = model.prefixes[0], *model.prefixes[1:8:2]
+    known, *drafted = model.prefixes[8], *model.prefixes[9:16:2]
+    assert len(known) == 20 - NUM_NEW_TOKENS
     assert all(prefix[: len(known)] == known for prefix in drafted)
     assert len(set(drafted)) == 4
-    assert len(model.released) == 2
+    assert len(model.released) == 4
+
+
+def test_the_prefix_lengths_take_turns() -> None:
+    model = CountingModel()
+    sweep(model, (20, 50), prefix_cache=True, runs_per_round=1)
+    short, long = [20 - NUM_NEW_TOKENS, 20] * 2, [50 - NUM_NEW_TOKENS, 50] * 2
+    assert [len(prefix) for prefix in model.prefixes] == long + short + short + long
 
 
 def test_without_the_cache_nothing_is_drafted_beforehand() -> None:
     model = CountingModel()
-    sweep_draft_cost(model, (20,), prefix_cache=False, vocab_size=9, num_runs=3)
+    sweep(model, (20,), prefix_cache=False, runs_per_round=1)
     assert [len(prefix) for prefix in model.prefixes] == [20] * 4
 
 
@@ -66,7 +86,14 @@ def test_overhead_is_what_the_forwards_leave() -> None:
 
 
 def test_overheads_are_summed_up_over_prompts() -> None:
-    found = measure_step_overhead(SteadySystem(), "beams", 20, [[1], [1] * 2, [1] * 6], 4)
+    prompts = [[1], [1] * 2, [1] * 6]
+    (found,) = measure_step_overheads({"beams": SteadySystem()}, 20, prompts, 4, num_rounds=1)
     assert (found.tree_shape, found.num_draft_tokens, found.num_answers) == ("beams", 20, 3)
     assert (round(found.min_ms, 6), round(found.median_ms, 6)) == (1, 2)
     assert round(found.median_search_ms, 6) == 2
+
+
+def test_every_system_answers_every_prompt_in_every_round() -> None:
+    systems: dict[TreeShape, System] = {"path": SteadySystem(), "beams": SteadySystem()}
+    found = measure_step_overheads(systems, 20, [[1], [1]], 4, num_rounds=3)
+    assert [(one.tree_shape, one.num_answers) for one in found] == [("path", 6), ("beams", 6)]

@@ -135,6 +135,7 @@ def test_markdown_has_every_table_with_as_many_cells_as_columns(tmp_path: Path) 
         assert len({line.count("|") for line in block}) == 1
     assert "| on, min | 1.00 | 1.00 |" in text
     assert "| path | 0.50 | 0.75 | 0.25 |" in text
+    assert "cached tokens takes 1.00 times as long as behind" in text
 
 
 def test_tables_fit_80_columns_and_lose_nothing() -> None:
