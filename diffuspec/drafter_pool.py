@@ -10,7 +10,7 @@ from itertools import count
 from diffuspec.breaker import Breaker
 from diffuspec.errors import DrafterError
 from diffuspec.interfaces import Drafter
-from diffuspec.types import Draft, DraftRequest
+from diffuspec.types import EMPTY_DRAFT, Draft, DraftRequest
 
 logger = logging.getLogger(__name__)
 
@@ -76,19 +76,23 @@ class DrafterPool:
         return sum(member.breaker.is_closed for member in self._members)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order, made by members side by side."""
-        if not requests:
-            return []
+        """Return one draft per request, in order, made by members side by side.
+
+        A request that was released meanwhile may have an empty one.
+        """
         found: dict[int, Draft] = {}
         errors: list[DrafterError] = []
-        while missing := [i for i in range(len(requests)) if i not in found]:
+        missing = list(range(len(requests)))
+        while missing:
             shares = self._share_out([(i, requests[i]) for i in missing])
             if not shares:
                 raise DrafterError("no drafter of the pool is available") from (
                     errors[-1] if errors else None
                 )
             errors += await self._draft_shares(requests, shares, found)
-        return [found[i] for i in range(len(requests))]
+            missing = [i for i in missing if i not in found]
+            missing = [i for i in missing if requests[i].request_id in self._homes]
+        return [found.get(i, EMPTY_DRAFT) for i in range(len(requests))]
 
     async def release(self, request_id: str) -> None:
         """Forget a request, at every member that has drafted for it."""

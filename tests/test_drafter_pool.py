@@ -193,6 +193,24 @@ async def test_a_request_is_released_wherever_it_was():
     assert not pool._homes.keys() & {"a"}
 
 
+async def test_what_is_released_while_a_member_fails_at_it_is_forgotten():
+    drafters = members(2)
+    pool = DrafterPool(drafters)
+    drafters[0].error = DrafterError("gone")
+    drafters[0].gate.close()
+    drafting = asyncio.create_task(pool.draft([request("a"), request("b"), request("c")]))
+    await drafters[0].gate.arrival()
+    await pool.release("a")
+    drafters[0].gate.open()
+    drafts = await drafting
+    assert [draft.tree.num_nodes > 0 for draft in drafts] == [False, True, True]
+    assert pool._homes.keys() == remembered(pool) == {"b", "c"}
+
+
+def remembered(pool: DrafterPool) -> set[str]:
+    return {name for member in pool._members for name in member.request_ids}
+
+
 @asynccontextmanager
 async def on_a_pool(drafters: Sequence[FakeDrafter], **config: object):
     verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=4))
