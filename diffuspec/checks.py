@@ -20,6 +20,10 @@ def require(condition: bool, name: str, value: object, expected: str) -> None:
         raise InvalidRequestError(f"{name} must be {expected}, got {value}")
 
 
+def few(name: str, values: tuple[object, ...], limit: int, kind: str) -> None:
+    require(len(values) <= limit, name, f"{len(values)} {kind}", f"{limit} at most")
+
+
 def integer(name: str, value: object, expected: str = "an integer") -> int:
     """Return a whole number; neither 1.0 nor True is one."""
     if not isinstance(value, Integral) or isinstance(value, bool):

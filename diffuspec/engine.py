@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from diffuspec.config import EngineConfig, SearchConfig
@@ -52,6 +52,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None
     num_prompt_tokens: int
     steps: tuple[StepStats, ...]
+    seed: int | None = None  # that it was drawn with: with it the same answer comes again
 
     @property
     def stats(self) -> RequestStats:
@@ -225,12 +226,14 @@ class Engine:
         request_id: str | None,
     ) -> AsyncGenerator[Increment]:
         coordinator = await self._started()
+        sampling = sampling.with_seed()
         text = TextStream(backend(self.tokenizer), sampling.stop)
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id)
         async with contextlib.aclosing(stream):
             async for increment in stream:
-                yield increment
+                is_last = increment.finish_reason is not None
+                yield replace(increment, seed=sampling.seed) if is_last else increment
 
     async def _started(self) -> Coordinator:
         """Return the coordinator of this event loop, started."""
@@ -265,6 +268,7 @@ def _collect(increments: Sequence[Increment], num_prompt_tokens: int) -> Complet
         logprobs=logprobs,
         num_prompt_tokens=num_prompt_tokens,
         steps=tuple(increment.step for increment in increments),
+        seed=last.seed,
     )
 
 

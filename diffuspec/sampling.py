@@ -98,6 +98,7 @@ def perturb_logits(
         logits = _penalize(logits.float(), params, history)
     if params.is_greedy:
         return logits
+    assert params.seed is not None, "requests without a seed get one where they come in"
     logits = logits.float() / max(params.temperature, _MIN_TEMPERATURE)
     logits = _filter(logits, params.top_k, params.top_p)
     return logits + gumbel_noise(params.seed, positions, logits.shape[-1], logits.device)

@@ -37,7 +37,7 @@ class Increment:
 
     The first num_accepted_tokens of the tokens were drafted, the rest is the target's own.
     pieces holds the text that each token released; text is all of it, and at the end also what
-    was held back.
+    was held back. The last one names the seed of the answer, a fresh one if none was given.
     """
 
     token_ids: tuple[int, ...]
@@ -47,6 +47,7 @@ class Increment:
     logprobs: tuple[TokenLogprobs, ...] | None
     finish_reason: FinishReason | None
     step: StepStats
+    seed: int | None = None
 
 
 class Sequence:
@@ -271,6 +272,8 @@ def check_request(
         raise InvalidRequestError(
             f"prompt token ids must be from 0 to {info.vocab_size - 1}, got {wrong[0]}"
         )
+    if sampling.lacks_seed:
+        raise InvalidRequestError("seed must be given to sample: see SamplingParams.with_seed")
     if len(prompt) + sampling.max_tokens > info.max_model_len:
         raise ContextLengthError(
             f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} do not fit the "

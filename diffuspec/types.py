@@ -18,7 +18,8 @@ These values cross the borders between the roles; none of them knows torch, Ray 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias, get_args
 
@@ -41,6 +42,7 @@ MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
 MAX_ALTERNATIVES = 8
 MAX_OUTCOMES = 16
+_NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
 
 
 class FinishReason(StrEnum):
@@ -55,16 +57,17 @@ class SamplingParams:
     """How the target's distribution is shaped and when a request ends.
 
     temperature 0 is greedy. With a seed the output is a function of the prompt and these
-    parameters alone. top_k 0 and top_p 1 switch those filters off. Repetition penalty counts
-    prompt and output (divides positive logits, multiplies negative ones); presence and frequency
-    penalties count output only and are subtracted from the logits. stop and stop_token_ids may be
-    given as lists, stop also as one string. Raises InvalidRequestError.
+    parameters alone; where none is given, each request gets a fresh one (with_seed). top_k 0 and
+    top_p 1 switch those filters off. Repetition penalty counts prompt and output (divides positive
+    logits, multiplies negative ones); presence and frequency penalties count output only and are
+    subtracted from the logits. stop and stop_token_ids may be given as lists, stop also as one
+    string. Raises InvalidRequestError.
     """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
-    seed: int = 0
+    seed: int | None = None
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -80,24 +83,20 @@ class SamplingParams:
         require(0 <= self.temperature <= 10, "temperature", self.temperature, "from 0 to 10")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
+        if self.seed is not None:
+            require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
         penalty = self.repetition_penalty
         require(0 < penalty <= 10, "repetition_penalty", penalty, "above 0 and at most 10")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             require(-10 <= value <= 10, name, value, "from -10 to 10")
         require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        count = len(self.stop)
-        require(
-            count <= MAX_STOP_STRINGS, "stop", f"{count} strings", f"{MAX_STOP_STRINGS} at most"
-        )
+        checks.few("stop", self.stop, MAX_STOP_STRINGS, "strings")
         for text in self.stop:
             fits = 0 < len(text) <= MAX_STOP_STRING_CHARACTERS
             limit = f"strings of 1 to {MAX_STOP_STRING_CHARACTERS} characters"
             require(fits, "stop", f"a string of {len(text)} characters", limit)
-        count = len(self.stop_token_ids)
-        limit = f"{MAX_STOP_TOKEN_IDS} at most"
-        require(count <= MAX_STOP_TOKEN_IDS, "stop_token_ids", f"{count} ids", limit)
+        checks.few("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
         if self.logprobs is not None:
             in_range = 0 <= self.logprobs <= MAX_LOGPROBS
             require(in_range, "logprobs", self.logprobs, f"from 0 to {MAX_LOGPROBS}")
@@ -105,6 +104,15 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+    @property
+    def lacks_seed(self) -> bool:
+        """Whether tokens are to be drawn and nothing says with which seed."""
+        return self.seed is None and not self.is_greedy
+
+    def with_seed(self) -> SamplingParams:
+        """Return these with a fresh seed if they lack one: done once, where prompts come in."""
+        return replace(self, seed=secrets.randbits(_NUM_SEED_BITS)) if self.lacks_seed else self
 
     @property
     def has_penalties(self) -> bool:
@@ -116,18 +124,13 @@ class SamplingParams:
 
 
 _SAMPLING_TYPES: dict[str, checks.Check] = {
-    "temperature": checks.number,
-    "top_p": checks.number,
-    "top_k": checks.integer,
-    "seed": checks.integer,
-    "repetition_penalty": checks.number,
-    "presence_penalty": checks.number,
-    "frequency_penalty": checks.number,
-    "max_tokens": checks.integer,
+    **dict.fromkeys(("temperature", "top_p"), checks.number),
+    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), checks.number),
+    **dict.fromkeys(("top_k", "max_tokens"), checks.integer),
+    **dict.fromkeys(("seed", "logprobs"), checks.optional_integer),
     "stop": checks.strings,
     "stop_token_ids": checks.integers,
     "ignore_eos": checks.boolean,
-    "logprobs": checks.optional_integer,
 }
 
 

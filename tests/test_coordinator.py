@@ -144,6 +144,7 @@ async def test_with_no_queue_one_request_may_follow_another_at_once():
         ([1, 2**40], SHORT, FIXED, InvalidRequestError, f"got {2**40}"),
         ([1] * 489, SHORT, FIXED, ContextLengthError, "489 .* 24 do not fit .* 512"),
         ([1], replace(SHORT, max_tokens=512), FIXED, ContextLengthError, "do not fit"),
+        ([1], replace(SHORT, temperature=1.0), FIXED, InvalidRequestError, "seed must be given"),
         ([1], replace(SHORT, stop_token_ids=(50,)), FIXED, InvalidRequestError, "stop_token_ids"),
         ([1], replace(SHORT, stop_token_ids=(-1,)), FIXED, InvalidRequestError, "got -1"),
     ],

@@ -7,6 +7,7 @@ import gc
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,6 +130,24 @@ def test_an_answer_says_what_it_is(engine):
     stats = answer.stats
     assert (stats.num_prompt_tokens, stats.num_output_tokens) == (len(ids(PROMPT)), 12)
     assert stats.num_steps == len(answer.steps) and stats.mean_acceptance_length >= 1
+
+
+def test_without_a_seed_every_answer_is_drawn_anew_and_can_be_had_again(engine):
+    sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    answers = engine.generate([PROMPT] * 3, sampled)
+    assert len({answer.token_ids for answer in answers}) == 3
+    for answer in answers:
+        [again] = engine.generate([PROMPT], replace(sampled, seed=answer.seed))
+        assert again.token_ids == answer.token_ids and again.seed == answer.seed
+    assert engine.generate([PROMPT], SHORT)[0].seed is None
+
+
+async def test_the_end_of_a_stream_names_its_seed(engine):
+    sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    *first, last = [step async for step in engine.stream(PROMPT, sampled)]
+    assert {step.seed for step in first} == {None}
+    again = await engine.complete(PROMPT, replace(sampled, seed=last.seed))
+    assert [i for step in (*first, last) for i in step.token_ids] == list(again.token_ids)
 
 
 def test_the_text_of_an_answer_leaves_out_eos(engine):

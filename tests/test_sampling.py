@@ -64,17 +64,17 @@ def test_temperature_sharpens():
 
 def test_top_k_keeps_the_likeliest():
     expected = normalised([*PROBABILITIES[:4], *[0] * 6])
-    assert_distribution(draw(SamplingParams(temperature=1, top_k=4), 20_000), expected)
+    assert_distribution(draw(SamplingParams(temperature=1, seed=0, top_k=4), 20_000), expected)
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_p():
     expected = normalised([*PROBABILITIES[:5], *[0] * 5])  # 0.75 < 0.8 <= 0.83
-    assert_distribution(draw(SamplingParams(temperature=1, top_p=0.8), 20_000), expected)
+    assert_distribution(draw(SamplingParams(temperature=1, seed=0, top_p=0.8), 20_000), expected)
 
 
 def test_top_p_is_measured_after_temperature_and_top_k():
     # Squared and cut to four: 0.554, 0.246, 0.138, 0.062.
-    params = SamplingParams(temperature=0.5, top_k=4, top_p=0.7)
+    params = SamplingParams(temperature=0.5, seed=0, top_k=4, top_p=0.7)
     expected = normalised([0.09, 0.04, *[0] * 8])
     assert_distribution(draw(params, 20_000), expected)
 
@@ -84,28 +84,28 @@ def test_top_p_is_measured_after_temperature_and_top_k():
 )
 def test_top_p_at_its_boundary(top_p, num_kept):
     logits = torch.tensor([[0.25, 0.5, 0.25, 0.0]]).log()
-    shaped = perturb_logits(logits, SamplingParams(temperature=1, top_p=top_p), [0])
+    shaped = perturb_logits(logits, SamplingParams(temperature=1, seed=0, top_p=top_p), [0])
     assert torch.isfinite(shaped).tolist() == [[num_kept > 1, True, num_kept > 2, False]]
 
 
 def test_among_equals_top_k_and_top_p_keep_the_lowest_ids():
     logits = torch.zeros(2, 1000)
     for params in (
-        SamplingParams(temperature=1, top_k=3),
-        SamplingParams(temperature=1, top_p=0.003),
+        SamplingParams(temperature=1, seed=0, top_k=3),
+        SamplingParams(temperature=1, seed=0, top_p=0.003),
     ):
         finite = torch.isfinite(perturb_logits(logits, params, [4, 5]))
         assert finite.nonzero().tolist() == [[r, i] for r in range(2) for i in range(3)]
 
 
 def test_a_tiny_temperature_is_greedy():
-    params = SamplingParams(temperature=1e-300)
+    params = SamplingParams(temperature=1e-300, seed=0)
     assert draw(params, 50).tolist() == [0] * 50
 
 
 def test_penalties_shape_the_distribution():
     params = SamplingParams(
-        temperature=1, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2
+        temperature=1, seed=0, repetition_penalty=1.5, presence_penalty=0.3, frequency_penalty=0.2
     )
     history = History(PREFIX, 3, [(1, 9)] * 20_000)  # prompt 3 1 4, output 1 5 and then 1 9
     logits = LOGITS.double().numpy().copy()
@@ -210,7 +210,7 @@ def rows_of(verify_request):
         {"temperature": 1.0, "seed": 4},
         {"temperature": 0.7, "top_p": 0.9, "top_k": 6, "seed": 1},
         {"repetition_penalty": 1.3, "presence_penalty": 0.5},
-        {"temperature": 1.2, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
+        {"temperature": 1.2, "seed": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
     ],
 )
 def test_every_node_gets_the_token_of_decoding_one_at_a_time(params):
@@ -229,7 +229,7 @@ def test_a_batch_of_different_requests_is_its_requests_one_by_one():
         request(chain([1, 2]), temperature=0.9, seed=3),
         request(),
         request(DraftTree((4, 6, 6), (-1, -1, 0)), presence_penalty=2.0),
-        request(chain([5]), temperature=1.0, top_p=0.5),
+        request(chain([5]), temperature=1.0, seed=0, top_p=0.5),
     ]
     logits = torch.cat([rows_of(one) for one in batch])
     alone = [target_tokens(rows_of(one), [one]) for one in batch]

@@ -55,6 +55,13 @@ def test_speculation_parameters_of_another_type_are_refused(field, value, messag
         SpeculationParams(**{field: value})
 
 
+def test_a_fresh_seed_is_drawn_only_where_one_is_needed_and_lacks():
+    sampled = SamplingParams(temperature=0.5)
+    assert sampled.with_seed() != sampled.with_seed()
+    for complete in (SamplingParams(), SamplingParams(temperature=0.5, seed=0)):
+        assert complete.with_seed() is complete
+
+
 def test_one_stop_string_is_itself_and_not_its_letters():
     assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
 

@@ -68,8 +68,11 @@ def _styled(increment: Increment) -> Text:
     return styled
 
 
-def show_statistics(stats: RequestStats) -> None:
-    """Print a line about the answer on stderr; on a terminal also what the colours mean."""
+def show_statistics(stats: RequestStats, seed: int | None = None) -> None:
+    """Print a line about the answer on stderr; on a terminal also what the colours mean.
+
+    A seed is what the answer was drawn with.
+    """
     total = stats.total_seconds or 1.0
     parts = [
         f"{stats.num_prompt_tokens} + {stats.num_output_tokens} tokens",
@@ -78,6 +81,7 @@ def show_statistics(stats: RequestStats) -> None:
         f"draft {stats.draft_seconds / total:.0%}",
         f"search {stats.search_seconds / total:.0%}",
         f"verify {stats.verify_seconds / total:.0%}",
+        *([] if seed is None else [f"seed {seed}"]),
     ]
     console = Console(stderr=True, highlight=False)
     console.print(" · ".join(parts), style="dim", soft_wrap=True)
@@ -95,6 +99,7 @@ def as_json(completion: Completion) -> str:
         "token_ids": list(completion.token_ids),
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
+        "seed": completion.seed,
     }
     if completion.logprobs is not None:
         fields["logprobs"] = [

@@ -43,7 +43,7 @@ def run(
     temperature: options.Temperature = 0.0,
     top_p: options.TopP = 1.0,
     top_k: options.TopK = 0,
-    seed: options.Seed = 0,
+    seed: options.Seed = None,
     repetition_penalty: options.RepetitionPenalty = 1.0,
     presence_penalty: options.PresencePenalty = 0.0,
     frequency_penalty: options.FrequencyPenalty = 0.0,
@@ -77,7 +77,7 @@ def run(
         stop_token_ids=tuple(stop_token_id or ()),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
-    )
+    ).with_seed()
     if logprobs is not None and not json:
         raise InvalidRequestError("--logprobs is shown with --json only")
     speculation = options.drafting(draft_length, tree, max_nodes, drafter_weight)
@@ -90,7 +90,7 @@ def run(
         else:
             stats = asyncio.run(display.stream_answer(engine, request, sampling))
             if not quiet:
-                display.show_statistics(stats)
+                display.show_statistics(stats, None if sampling.is_greedy else sampling.seed)
 
 
 def _prompt(text: str, chat: bool, system: str | None) -> Prompt:

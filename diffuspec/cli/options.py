@@ -46,7 +46,9 @@ MaxTokens = Annotated[int, _option(_SAMPLING, "Longest answer.")]
 Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.")]
 TopP = Annotated[float, _option(_SAMPLING, "Keep the likeliest tokens of this mass.")]
 TopK = Annotated[int, _option(_SAMPLING, "Keep so many of the likeliest tokens; 0: all.")]
-Seed = Annotated[int, _option(_SAMPLING, "The same seed gives the same answer.")]
+Seed = Annotated[
+    int | None, _option(_SAMPLING, "The same seed gives the same answer. Default: a fresh one.")
+]
 RepetitionPenalty = Annotated[float, _option(_SAMPLING, "Of tokens in prompt and answer.")]
 PresencePenalty = Annotated[float, _option(_SAMPLING, "Of tokens in the answer.")]
 FrequencyPenalty = Annotated[float, _option(_SAMPLING, "Of tokens in the answer, each time.")]

@@ -125,6 +125,8 @@ class CausalTarget:
             raise InvalidRequestError(f"prefix must have 1 to {limit} tokens, got {len(prefix)}")
         if (wrong := unknown_token_id(prefix, vocab_size)) is not None:
             raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
+        if request.sampling.lacks_seed:
+            raise InvalidRequestError("seed must be given to sample, got None")
         max_nodes = self._info.max_tree_nodes
         if tree.num_nodes > max_nodes:
             raise InvalidRequestError(

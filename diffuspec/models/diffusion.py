@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.config import DrafterConfig
-from diffuspec.errors import DrafterError, VocabularyError
+from diffuspec.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.interfaces import TargetInfo
 from diffuspec.lattice import Pruning, build_lattices
 from diffuspec.models.attention import Segment
@@ -137,6 +137,8 @@ class DiffusionDrafter:
             raise DrafterError(f"request {request.request_id} has an empty prefix")
         if (wrong := unknown_token_id(prefix, self._num_known_ids)) is not None:
             raise DrafterError(f"token ids must be below {self._num_known_ids}, got {wrong}")
+        if request.sampling.lacks_seed:
+            raise InvalidRequestError("seed must be given to sample, got None")
 
     def _release(self, request_id: str) -> None:
         self.runner.cache.release(request_id)

@@ -65,13 +65,12 @@ def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
     """Raises InvalidRequestError."""
     given: dict[str, Any] = {
         name: getattr(message, name)
-        for name in ("top_p", "repetition_penalty", "max_tokens", "logprobs")
+        for name in ("top_p", "seed", "repetition_penalty", "max_tokens", "logprobs")
         if message.HasField(name)
     }
     return SamplingParams(
         temperature=message.temperature,
         top_k=message.top_k,
-        seed=message.seed,
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         stop=tuple(message.stop),

@@ -143,6 +143,7 @@ def increment_to_proto(increment: Increment) -> coordinator_pb2.GenerateResponse
         logprobs=[logprobs_to_proto(one) for one in increment.logprobs or ()],
         finish_reason=_FINISH_REASONS[increment.finish_reason],
         step=step_to_proto(increment.step),
+        seed=increment.seed,
     )
 
 
@@ -156,6 +157,7 @@ def increment_from_proto(message: coordinator_pb2.GenerateResponse) -> Increment
         logprobs=tuple(map(logprobs_from_proto, message.logprobs)) or None,
         finish_reason=_known(_FINISH_REASON_NAMES, message.finish_reason, "finish_reason"),
         step=step_from_proto(message.step),
+        seed=message.seed if message.HasField("seed") else None,
     )
 
 

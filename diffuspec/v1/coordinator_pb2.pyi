@@ -128,7 +128,7 @@ class StepStats(_message.Message):
     def __init__(self, num_draft_tokens: _Optional[int] = ..., num_tree_nodes: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_committed_tokens: _Optional[int] = ..., tree_depth: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., fallback: _Optional[str] = ..., transport_seconds: _Optional[float] = ..., pre_draft: _Optional[_Union[PreDraftResult, str]] = ..., num_wasted_draft_tokens: _Optional[int] = ..., verify_idle_seconds: _Optional[float] = ..., draft_idle_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step")
+    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step", "seed")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,7 @@ class GenerateResponse(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
     text: str
@@ -143,7 +144,8 @@ class GenerateResponse(_message.Message):
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
     finish_reason: FinishReason
     step: StepStats
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ...) -> None: ...
+    seed: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -76,6 +76,7 @@ class FakeEngine:
             logprobs=self._logprobs(4),
             num_prompt_tokens=num_prompt_tokens,
             steps=tuple(increment.step for increment in increments),
+            seed=sampling.seed,
         )
 
     def _logprobs(self, count: int) -> tuple[TokenLogprobs, ...] | None:

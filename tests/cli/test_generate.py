@@ -69,7 +69,8 @@ def test_json_holds_tokens_text_and_statistics(diffuspec: Run, engine: type[Fake
     assert result.stdout.count("\n") == 1
     answer = json.loads(result.stdout)
     statistics = answer.pop("statistics")
-    assert answer == {"token_ids": [7, 8, 9, 2], "text": TEXT, "finish_reason": "stop"}
+    kept = {"token_ids": [7, 8, 9, 2], "text": TEXT, "finish_reason": "stop", "seed": None}
+    assert answer == kept
     assert statistics["num_prompt_tokens"] == 5
     assert statistics["num_output_tokens"] == 4
     assert statistics["num_steps"] == 2
@@ -117,6 +118,16 @@ def test_sampling_options_arrive(diffuspec: Run, engine: type[FakeEngine]) -> No
         stop_token_ids=(5, 6),
         ignore_eos=True,
     )
+
+
+def test_a_seed_that_was_not_given_is_drawn_and_told(
+    diffuspec: Run, engine: type[FakeEngine]
+) -> None:
+    answers = [diffuspec("generate", "Hi", "--temperature", "1", "--json") for _ in range(2)]
+    drawn = [json.loads(answer.stdout)["seed"] for answer in answers]
+    assert drawn[0] != drawn[1] and engine.last.sampling.seed == drawn[1]
+    shown = diffuspec("generate", "Hi", "--temperature", "1").stderr
+    assert shown.endswith(f" · seed {engine.last.sampling.seed}\n")
 
 
 def models(config: EngineConfig) -> tuple[str, str | None, str | None]:

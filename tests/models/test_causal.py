@@ -240,6 +240,7 @@ async def test_event_loop_runs_on_while_the_target_works(qwen2: CausalTarget) ->
         (request([3], DraftTree((4, 4), (-1, -1))), "node 1: a sibling"),
         (request([3], DraftTree((4,), (-1, 0))), "1 tokens but 2 parents"),
         (request([3], chain([4] * 17)), "at most 16 nodes, got 17"),
+        (request([3], sampling=replace(SAMPLED, seed=None)), "seed must be given"),
     ],
 )
 async def test_bad_requests_are_refused_before_any_work(

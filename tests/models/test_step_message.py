@@ -17,7 +17,7 @@ SAMPLING = st.builds(
     SamplingParams,
     temperature=st.floats(0, 10),
     top_p=st.floats(0, 1, exclude_min=True),
-    seed=st.integers(-(2**63), 2**63 - 1),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
     stop_token_ids=TOKENS.map(tuple),
     logprobs=st.none() | st.integers(0, 20),

@@ -45,7 +45,7 @@ samplings = st.builds(
     temperature=st.floats(0, 10),
     top_p=st.floats(0, 1, exclude_min=True),
     top_k=st.integers(0, 2**63),
-    seed=st.integers(-(2**63), 2**63 - 1),
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     repetition_penalty=st.floats(0, 10, exclude_min=True),
     presence_penalty=st.floats(-10, 10),
     frequency_penalty=st.floats(-10, 10),
@@ -171,6 +171,7 @@ increments = st.builds(
     logprobs=st.none() | st.lists(token_logprobs, min_size=1, max_size=3).map(tuple),
     finish_reason=st.sampled_from([None, *FinishReason]),
     step=step_stats,
+    seed=st.none() | st.integers(-(2**63), 2**63 - 1),
 )
 
 statuses = st.builds(

@@ -43,7 +43,7 @@ from tests.rpc.test_coordinator import FakeFrontend
 NUM_MUTATIONS = 60
 NAMED = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL DrafterError", "INTERNAL NgramError")
 
-SAMPLING = SamplingParams(temperature=0.8, max_tokens=3, stop=("x",), logprobs=1)
+SAMPLING = SamplingParams(temperature=0.8, seed=5, max_tokens=3, stop=("x",), logprobs=1)
 PREFIX = np.array([5, 6, 7, 8], np.int32)
 DRAFT = DraftRequest("a", PREFIX, 4, "beams", 6, 0.5, SAMPLING, 2)
 VERIFY = VerifyRequest("a", PREFIX, 2, DraftTree((9, 10, 11), (-1, 0, 0)), SAMPLING)

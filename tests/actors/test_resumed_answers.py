@@ -1,0 +1,44 @@
+"""Answers that are begun again, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from actors.pipeline import Pipeline
+from diffuspec.rpc.status import TransportError
+from diffuspec.sequence import Increment
+from diffuspec.types import FinishReason, SamplingParams, StepStats
+from tests.actors.conftest import tiny_pipeline
+
+
+def increment(token_id: int, reason: FinishReason | None = None) -> Increment:
+    return Increment((token_id,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
+
+
+class LosesItsWay:
+    """A client whose first answer breaks off after a token."""
+
+    def __init__(self) -> None:
+        self.samplings: list[SamplingParams] = []
+
+    async def stream(
+        self, prompt: object, sampling: SamplingParams, *_: object
+    ) -> AsyncGenerator[Increment]:
+        self.samplings.append(sampling)
+        yield increment(1)
+        if len(self.samplings) == 1:
+            raise TransportError("gone")
+        yield increment(2, FinishReason.LENGTH)
+
+
+async def test_an_answer_begun_again_is_drawn_with_the_same_seed(monkeypatch: Any) -> None:
+    client, pipeline = LosesItsWay(), Pipeline(tiny_pipeline())
+    monkeypatch.setattr(pipeline, "_client", lambda: asyncio.sleep(0, client))
+    monkeypatch.setattr(pipeline, "_wait_for_another", lambda error: asyncio.sleep(0))
+    sampled = SamplingParams(temperature=1.0)
+    found = [i async for step in pipeline.stream("a", sampled) for i in step.token_ids]
+    assert found == [1, 2]
+    first, second = client.samplings
+    assert first == second and first.seed is not None
