@@ -123,6 +123,7 @@ class Pipeline:
         the tokens that were yielded already: a request's tokens do not depend on who decodes it.
         Raises ActorLostError when there is no other in time, and what `Frontend.stream` does.
         """
+        sampling = sampling.with_seed()  # an answer begun again has to be the same
         num_yielded = 0
         while True:
             client = await self._client()
