@@ -26,8 +26,8 @@ demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray 
 test: lint ## Lint, then all tests
 	$(BIN)/python -m pytest $(ARGS)
 
-chaos: $(STAMP) ## 200 requests while processes are killed and stopped, with recovery times
-	$(BIN)/python -m pytest tests/actors/test_chaos.py -s --chaos-requests 200 $(ARGS)
+chaos: $(STAMP) ## 200 requests while processes and nodes die, stop and dawdle, with recovery times
+	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
 
 lint: $(STAMP) ## Style, formatting, types and import contracts
 	$(BIN)/ruff check .

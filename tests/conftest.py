@@ -20,7 +20,7 @@ settings.load_profile("diffuspec")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--chaos-requests", type=int, default=60, help="asked while processes die")
+    parser.addoption("--chaos-requests", type=int, default=12, help="asked while processes die")
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,6 +18,22 @@ from diffuspec.rpc.security import new_token
 
 CPU = {"device": "cpu"}
 NODE = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
+
+_REPORTS: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print something once all tests are through."""
+    reports = request.config.stash.setdefault(_REPORTS, [])
+    return reports.append
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    for text in config.stash.get(_REPORTS, []):
+        terminalreporter.write_line(f"\n{text}")
 
 
 def tiny_pipeline(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:
@@ -62,6 +78,8 @@ def cluster() -> Iterator[Cluster]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
+        "RAY_health_check_period_ms": "1000",  # a node that is stopped is missed within seconds
+        "RAY_health_check_timeout_ms": "2000",
     }
     head = {**NODE, "num_cpus": 8, "include_dashboard": False, "temp_dir": directory}
     with pytest.MonkeyPatch.context() as patch:

@@ -1,43 +1,44 @@
-"""Answers do not change while the processes that make them are killed, stopped and delayed.
+"""Answers do not change while the processes and nodes that make them die, stop and dawdle.
 
-Requests, greedy and sampled, from several users at once; meanwhile a seeded agent of chaos kills or
-stops a process of a random role every few hundred tokens. Every answer must be the one of plain
-decoding in one process, token for token; none may be lost or stuck. `make chaos` asks 200.
+Requests, greedy and sampled, overlapped and not, from several users at once, to a pipeline of one
+rank and to one of two; meanwhile an agent of chaos is at work. Every answer must be the one of
+plain decoding in one process, token for token; none may be lost or stuck. `make chaos` asks 200.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import os
 import random
-import signal
-import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import pytest
 from ray.cluster_utils import Cluster
 
-from actors.pipeline import Pipeline, RoleReport
+from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig
 from diffuspec.bench.questions import load_questions
-from diffuspec.engine import Engine, Prompt
+from diffuspec.engine import Engine
+from diffuspec.prompt import Prompt
 from diffuspec.tiny import QUESTIONS, TARGET
 from diffuspec.types import SamplingParams, SpeculationParams
+from tests.actors.chaos import LABEL, MAX_RECOVERY_SECONDS, Chaos, Nodes, Tokens, table
 from tests.actors.conftest import tiny_pipeline
 
 NUM_USERS = 4
-MAX_TOKENS = 32
-TOKENS_BETWEEN_FAULTS = (300, 700)  # answered in peace, once the last fault has healed
-MAX_STOP_SECONDS = 1.5  # of a process that goes on afterwards
-MAX_RECOVERY_SECONDS = 90.0  # until the next token after a fault, on a machine at work
-SEED = 20
+MAX_TOKENS = 48
+SEED = 158
 PLAIN = SpeculationParams(policy="off")
-DEADLINES = {"draft_seconds": 2, "verify_seconds": 3, "health_seconds": 0.5}
+SEQUENTIAL = SpeculationParams(num_outcomes=0)
+OVERLAPPED = SpeculationParams(num_outcomes="auto")
+DEADLINES = {"draft_seconds": 2, "verify_seconds": 3, "health_seconds": 0.5, "start_seconds": 120}
+PLACEMENT = {
+    "coordinator": {"num_cpus": 0.5, "node": {"labels": {LABEL: "!in(drafter,verifier)"}}},
+    "drafter": {"num_cpus": 0.5, "node": {"labels": {LABEL: "drafter"}}},
+    "path_scorer": {"num_cpus": 0.5},
+}
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(540)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @dataclass(frozen=True)
@@ -46,22 +47,8 @@ class Question:
 
     prompt: Prompt
     sampling: SamplingParams
+    speculation: SpeculationParams
     answer: tuple[int, ...]
-
-
-@dataclass
-class Watch:
-    """When tokens came, to tell how long a fault was felt."""
-
-    last_token_at: float = field(default_factory=time.monotonic)
-    num_tokens: int = 0
-    gaps: list[float] = field(default_factory=list)
-
-    def tick(self, num_tokens: int) -> None:
-        now = time.monotonic()
-        self.num_tokens += num_tokens
-        self.gaps.append(now - self.last_token_at)
-        self.last_token_at = now
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +66,10 @@ def questions(request: pytest.FixtureRequest) -> Iterator[list[Question]]:
             asked = [prompt for prompt, other in drawn if other == sampling]
             completions = engine.generate(asked, sampling, PLAIN)
             answers[sampling] = iter([one.token_ids for one in completions])
-    yield [Question(prompt, sampling, next(answers[sampling])) for prompt, sampling in drawn]
+    yield [
+        Question(prompt, sampling, rng.choice([SEQUENTIAL, OVERLAPPED]), next(answers[sampling]))
+        for prompt, sampling in drawn
+    ]
 
 
 def _sampling(number: int) -> SamplingParams:
@@ -88,36 +78,35 @@ def _sampling(number: int) -> SamplingParams:
     return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.8, top_p=0.95, seed=number % 6)
 
 
-@pytest.mark.parametrize("overlap", [True, False], ids=["overlapped", "sequential"])
-async def test_no_answer_changes_while_processes_die_and_stop(
-    questions: list[Question], overlap: bool, cluster: Cluster
+@pytest.mark.parametrize("num_ranks", [1, 2], ids=["one rank", "two ranks"])
+async def test_no_answer_changes_while_processes_and_nodes_die_stop_and_dawdle(
+    questions: list[Question], num_ranks: int, cluster: Cluster, report: Callable[[str], None]
 ) -> None:
-    config = _config(overlap)
-    num_asked = len(questions) if overlap else len(questions) // 2
-    watch = Watch()
-    faults: list[str] = []
-    async with Pipeline(config) as pipeline:
-        async with _chaos(pipeline, watch, random.Random(SEED), faults):
-            wrong = await _ask_all(pipeline, questions[:num_asked], watch)
+    asked, tokens = questions[num_ranks - 1 :: 2], Tokens()
+    async with Nodes(cluster) as nodes, Pipeline(_config(num_ranks)) as pipeline:
+        chaos = Chaos(pipeline, nodes, tokens, random.Random(SEED + num_ranks), num_ranks)
+        async with chaos.at_work():
+            wrong = await _ask_all(pipeline, asked, tokens)
         status = await pipeline.status()
     assert not wrong
     assert status.num_running == status.num_waiting == 0
-    assert faults, "the questions were over before anything went wrong"
-    assert max(watch.gaps) < MAX_RECOVERY_SECONDS
-    print(f"\n{num_asked} answers, {len(faults)} faults: {', '.join(faults)}")
-    print(
-        "longest waits for a token:", [f"{gap:.1f} s" for gap in sorted(watch.gaps)[-len(faults) :]]
-    )
+    assert chaos.recoveries, "the questions were over before anything went wrong"
+    assert max(one.wait_seconds for one in chaos.recoveries) < MAX_RECOVERY_SECONDS
+    title = f"{len(asked)} answers, all as plain decoding has them; {num_ranks} verifier ranks"
+    report(f"{title}\n{table(chaos.recoveries)}")
 
 
-def _config(overlap: bool) -> PipelineConfig:
-    return tiny_pipeline(
-        {"coordinator": {"overlap": overlap}, "speculation": {"policy": "cost_aware"}},
-        deadlines=DEADLINES,
-    )
+def _config(num_ranks: int) -> PipelineConfig:
+    verifier = {
+        "num_cpus": 0.5,
+        "tensor_parallel": num_ranks,
+        "node": {"labels": {LABEL: "verifier"}},
+    }
+    engine = {"coordinator": {"overlap": True}, "speculation": {"policy": "cost_aware"}}
+    return tiny_pipeline(engine, placement={**PLACEMENT, "verifier": verifier}, deadlines=DEADLINES)
 
 
-async def _ask_all(pipeline: Pipeline, questions: Sequence[Question], watch: Watch) -> list[str]:
+async def _ask_all(pipeline: Pipeline, questions: Sequence[Question], tokens: Tokens) -> list[str]:
     """Several users ask one question after the other; return what went wrong."""
     numbered = iter(enumerate(questions))
     wrong: list[str] = []
@@ -126,10 +115,10 @@ async def _ask_all(pipeline: Pipeline, questions: Sequence[Question], watch: Wat
         for number, question in numbered:
             token_ids: list[int] = []
             async for increment in pipeline.stream(
-                question.prompt, question.sampling, request_id=f"chaos-{number}"
+                question.prompt, question.sampling, question.speculation, f"chaos-{number}"
             ):
                 token_ids += increment.token_ids
-                watch.tick(len(increment.token_ids))
+                tokens.came(len(increment.token_ids))
             if tuple(token_ids) != question.answer:
                 wrong.append(f"{number}: {token_ids} instead of {question.answer}")
 
@@ -137,51 +126,3 @@ async def _ask_all(pipeline: Pipeline, questions: Sequence[Question], watch: Wat
         for _ in range(NUM_USERS):
             users.create_task(user())
     return wrong
-
-
-@contextlib.asynccontextmanager
-async def _chaos(
-    pipeline: Pipeline, watch: Watch, rng: random.Random, faults: list[str]
-) -> AsyncGenerator[None]:
-    """Let things go wrong as long as the block runs."""
-    agent = asyncio.create_task(_break_things(pipeline, watch, rng, faults))
-    try:
-        yield
-    finally:
-        agent.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await agent
-
-
-async def _break_things(
-    pipeline: Pipeline, watch: Watch, rng: random.Random, faults: list[str]
-) -> None:
-    actions = itertools.cycle(rng.sample(["kill", "stop", "pause"], 3))
-    for action in actions:
-        await _answered(watch, rng.randint(*TOKENS_BETWEEN_FAULTS))
-        victim = rng.choice(await _victims(pipeline))
-        assert victim.place is not None
-        faults.append(f"{action} {victim.name}")
-        await _harm(victim.place.pid, action, rng)
-
-
-async def _victims(pipeline: Pipeline) -> list[RoleReport]:
-    """Every process but the coordinator's, which users' connections end with."""
-    reports = await pipeline.describe()
-    return [one for one in reports if one.place is not None and one.name != "coordinator"]
-
-
-async def _harm(pid: int, action: str, rng: random.Random) -> None:
-    """Kill a process; stop it for good; or stop it for a moment."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
-        if action == "pause":
-            await asyncio.sleep(rng.uniform(0.1, MAX_STOP_SECONDS))
-            os.kill(pid, signal.SIGCONT)
-
-
-async def _answered(watch: Watch, num_tokens: int) -> None:
-    """Wait until so many tokens more have come."""
-    enough = watch.num_tokens + num_tokens
-    while watch.num_tokens < enough:
-        await asyncio.sleep(0.05)

@@ -1,0 +1,244 @@
+"""An agent of chaos: processes and nodes of a pipeline are killed, stopped, paused and slowed down.
+
+In seeded random order, some before the last one has healed. Of what is asked meanwhile it knows
+only when tokens come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import random
+import signal
+import statistics
+import time
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from ray._private.node import Node as RayNode
+from ray.cluster_utils import Cluster
+
+from actors.pipeline import Pipeline, RoleReport
+from tests.actors.conftest import NODE
+
+Action = Literal["kill", "stop", "pause", "delay"]
+
+TOKENS_BETWEEN_FAULTS = (10, 50)
+CALM = 0.6  # how often a fault may heal before the next one
+MAX_RECOVERY_SECONDS = 150.0  # until everything serves again, on a machine at work
+MAX_PAUSE_SECONDS, MAX_DELAY_SECONDS = 1.5, 3.0
+MAX_SECONDS_WITHOUT_NODE = 2.0
+SLICE_SECONDS = (0.08, 0.02)  # stopped, running: one that is slowed down
+LABEL = "diffuspec-role"
+NODES = ("drafter", "verifier")
+
+
+@dataclass(frozen=True)
+class Fault:
+    action: Action
+    victim: str  # a role's name, or "a role's node"
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.victim}"
+
+
+@dataclass(frozen=True)
+class Recovery:
+    fault: Fault
+    wait_seconds: float  # the longest without a token, over all requests
+    whole_seconds: float  # until every role served
+
+
+def faults(num_ranks: int) -> list[Fault]:
+    """Return everything that may go wrong, once."""
+    roles = ["drafter 0", "path scorer 0", *(f"verifier rank {i}" for i in range(num_ranks))]
+    actions: tuple[Action, ...] = ("kill", "stop", "pause", "delay")
+    found = [Fault(action, role) for action in actions for role in roles]
+    actions = ("kill", "stop", "delay")
+    found += [Fault(action, f"{role}'s node") for action in actions for role in NODES]
+    return [*found, Fault("kill", "coordinator"), Fault("stop", "coordinator")]
+
+
+class Tokens:
+    """When tokens came."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._times: list[float] = []
+
+    def came(self, num_tokens: int) -> None:
+        self._times += [time.monotonic()] * num_tokens
+
+    async def more(self, num_tokens: int) -> bool:
+        """Wait until so many more have come; return whether they have before all was over."""
+        enough = len(self._times) + num_tokens
+        while len(self._times) < enough and not self.is_over:
+            await asyncio.sleep(0.02)
+        return not self.is_over
+
+    def longest_wait(self, since: float, until: float) -> float:
+        times = [since, *(at for at in self._times if since <= at <= until)]
+        times += [] if self.is_over else [until]
+        return max((late - early for early, late in itertools.pairwise(times)), default=0.0)
+
+
+class Nodes:
+    """A node for the drafter and one for the verifier, besides the head; lost ones are replaced."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._present: dict[str, RayNode] = {}
+        self._all: list[RayNode] = []
+
+    async def __aenter__(self) -> Self:
+        for role in NODES:
+            self.add(role)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self._all:
+            await asyncio.to_thread(self._cluster.remove_node, node, allow_graceful=False)
+
+    def node_id(self, role: str) -> str:
+        return str(self._present[role].node_id)
+
+    def pid(self, role: str) -> int:
+        """Of the process that a node stands and falls with."""
+        processes: dict[str, Any] = self._present[role].all_processes
+        return int(processes["raylet"][0].process.pid)
+
+    def add(self, role: str) -> None:
+        """Not in a thread: Ray sets signal handlers."""
+        node = self._cluster.add_node(wait=False, num_cpus=2, labels={LABEL: role}, **NODE)
+        self._present[role] = node
+        self._all.append(node)
+
+
+class Chaos:
+    """Lets things go wrong as long as its context is open; then everything must become whole."""
+
+    def __init__(
+        self, pipeline: Pipeline, nodes: Nodes, tokens: Tokens, rng: random.Random, num_ranks: int
+    ) -> None:
+        self.recoveries: list[Recovery] = []
+        self._pipeline, self._nodes, self._tokens, self._rng = pipeline, nodes, tokens, rng
+        self._deck = rng.sample(deck := faults(num_ranks), len(deck))
+        self._num_roles = 3 + num_ranks
+
+    @contextlib.asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        agent = asyncio.create_task(self._run())
+        try:
+            yield
+            self._tokens.is_over = True
+            await agent
+        finally:
+            agent.cancel()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as healing:
+            for fault in itertools.cycle(self._deck):
+                if not await self._tokens.more(self._rng.randint(*TOKENS_BETWEEN_FAULTS)):
+                    return
+                began = time.monotonic()
+                doomed = await self._harm(fault)
+                recovery = healing.create_task(self._heal(fault, began, doomed))
+                if self._rng.random() < CALM:
+                    await recovery
+
+    async def _harm(self, fault: Fault) -> set[int]:
+        """Return the processes that will have to be replaced."""
+        role = fault.victim.removesuffix("'s node")
+        if role == fault.victim:
+            victims = [await self._find(role)]
+            await self._signal(fault.action, victims[0])
+        else:
+            victims = await self._found_on(self._nodes.node_id(role))
+            await self._harm_node(fault.action, role)
+        return set(victims) if fault.action in ("kill", "stop") else set()
+
+    async def _harm_node(self, action: Action, role: str) -> None:
+        """A node that is lost is replaced, by one that is there already or one that comes later."""
+        pid = self._nodes.pid(role)
+        is_lost, has_spare = action in ("kill", "stop"), self._rng.random() < 0.5
+        if is_lost and has_spare:
+            self._nodes.add(role)
+        await self._signal(action, pid)
+        if is_lost and not has_spare:
+            await asyncio.sleep(self._rng.uniform(0, MAX_SECONDS_WITHOUT_NODE))
+            self._nodes.add(role)
+
+    async def _signal(self, action: Action, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+            if action == "pause":
+                await asyncio.sleep(self._rng.uniform(0.1, MAX_PAUSE_SECONDS))
+                os.kill(pid, signal.SIGCONT)
+            elif action == "delay":
+                await self._slow_down(pid, self._rng.uniform(1.0, MAX_DELAY_SECONDS))
+
+    async def _slow_down(self, pid: int, seconds: float) -> None:
+        stopped, running = SLICE_SECONDS
+        for _ in range(round(seconds / (stopped + running))):
+            await asyncio.sleep(stopped)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(running)
+            os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGCONT)
+
+    async def _heal(self, fault: Fault, began: float, doomed: Collection[int]) -> None:
+        async with asyncio.timeout(MAX_RECOVERY_SECONDS):
+            while not await self._is_whole(doomed):
+                await asyncio.sleep(0.1)
+        now = time.monotonic()
+        wait_seconds = self._tokens.longest_wait(began, now)
+        self.recoveries.append(Recovery(fault, wait_seconds, now - began))
+
+    async def _is_whole(self, doomed: Collection[int]) -> bool:
+        """Whether every role serves and none of these processes is one of them."""
+        pids = [report.place.pid for report in await self._present()]
+        if len(pids) < self._num_roles or not set(pids).isdisjoint(doomed):
+            return False
+        return not (await self._pipeline.status()).degraded_reasons
+
+    async def _present(self) -> list[RoleReport]:
+        return [one for one in await self._pipeline.describe() if one.place is not None]
+
+    async def _find(self, role: str) -> int:
+        """Return a role's process, once there is one."""
+        async with asyncio.timeout(MAX_RECOVERY_SECONDS):
+            while True:
+                for report in await self._present():
+                    if report.name == role and report.place is not None:
+                        return report.place.pid
+                await asyncio.sleep(0.1)
+
+    async def _found_on(self, node_id: str) -> list[int]:
+        places = [report.place for report in await self._present()]
+        return [place.pid for place in places if place is not None and place.node_id == node_id]
+
+
+def table(recoveries: Sequence[Recovery]) -> str:
+    """Return what each fault came to, in seconds."""
+    lines = [f"{'':24}{'':>6}  {'wait for a token':>18}  {'all roles serve':>18}"]
+    lines += [f"{'fault':24}{'count':>6}" + 2 * f"  {'median':>8}  {'longest':>8}"]
+    by_fault = itertools.groupby(sorted(recoveries, key=lambda one: str(one.fault)), _name)
+    for name, group in by_fault:
+        lines.append(_row(name, list(group)))
+    return "\n".join([*lines, _row("all", list(recoveries))])
+
+
+def _name(recovery: Recovery) -> str:
+    return str(recovery.fault)
+
+
+def _row(name: str, recoveries: Sequence[Recovery]) -> str:
+    columns = [
+        [one.wait_seconds for one in recoveries],
+        [one.whole_seconds for one in recoveries],
+    ]
+    figures = [f"  {statistics.median(one):8.1f}  {max(one):8.1f}" for one in columns]
+    return f"{name:24}{len(recoveries):6}" + "".join(figures)
