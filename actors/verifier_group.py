@@ -27,7 +27,6 @@ from diffuspec.types import Verdict, VerifyRequest
 
 logger = logging.getLogger(__name__)
 
-_MAX_BUILDS = 10  # that fail in a row; then it is given up
 _MAX_PAUSE_SECONDS = 30.0
 _STABLE_SECONDS = 5.0  # a group that served for so long is made anew without a pause
 _MAX_LOST_STEPS = 2  # in a row, for no reason that the ranks know of
@@ -63,9 +62,7 @@ class VerifierGroup:
         self._host = host
         self._ranks: RankSet | None = None
         self._problem = "it was not started"  # why there is no set of ranks
-        self._is_over = False  # and there will be none any more
-        self._is_settled = asyncio.Event()  # there are ranks, or it is over
-        self._is_lost = asyncio.Event()  # there are none
+        self._is_settled = asyncio.Event()  # there are ranks, or there will be none any more
         self._complaint: asyncio.Queue[str]
         self._keeper: asyncio.Task[None] | None = None
 
@@ -105,14 +102,6 @@ class VerifierGroup:
             raise VerifierError(f"there is no verifier any more: {self._problem}")
         return self._ranks
 
-    async def rebuild(self, reason: str) -> str:
-        """End the ranks and make new ones; return rank 0's address. Raises VerifierError."""
-        if self._ranks is not None:
-            self._complain(reason)
-            await self._is_lost.wait()
-        seconds = _MAX_BUILDS * (self._deadlines.start_seconds + _MAX_PAUSE_SECONDS)
-        return (await self.ready(seconds)).address
-
     async def suspect(self, ranks: RankSet, reason: str, is_certain: bool) -> None:
         """Hear that a step of these ranks was lost or late; ask them how they are.
 
@@ -130,7 +119,8 @@ class VerifierGroup:
             await asyncio.wait([keeper])
         if self._ranks is not None:
             await self._ranks.stop()
-        self._end("it was stopped")
+        self._lose("it was stopped")
+        self._is_settled.set()
 
     def _complain(self, reason: str) -> None:
         """Have the ranks that serve now replaced."""
@@ -140,24 +130,17 @@ class VerifierGroup:
     def _serve(self, ranks: RankSet) -> None:
         self._ranks, self._problem = ranks, ""
         self._complaint = asyncio.Queue(1)  # nothing is said of these yet
-        self._is_lost.clear()
         self._is_settled.set()
 
     def _lose(self, reason: str) -> None:
         self._ranks, self._problem = None, reason
         self._is_settled.clear()
-        self._is_lost.set()
-
-    def _end(self, reason: str) -> None:
-        self._lose(reason)
-        self._is_over = True
-        self._is_settled.set()
 
     async def _build(self) -> RankSet:
         return await RankSet.start(self._create_rank, self._num_ranks, self._host, self._deadlines)
 
     async def _keep(self, ranks: RankSet) -> None:
-        """Watch a set of ranks and replace it when it is lost, for ever or until none starts."""
+        """Watch a set of ranks and replace it when it is lost, for ever."""
         num_losses = 0
         while True:
             served_since = time.monotonic()
@@ -167,10 +150,7 @@ class VerifierGroup:
             logger.warning("the verifier is lost and will be made anew: %s", reason)
             lost_at = time.monotonic()
             num_losses = 0 if lost_at - served_since >= _STABLE_SECONDS else num_losses + 1
-            replaced = await self._replace(reason, num_losses)
-            if replaced is None:
-                return
-            ranks, num_builds = replaced
+            ranks, num_builds = await self._replace(num_losses)
             recovery = Recovery(reason, time.monotonic() - lost_at, num_builds)
             self.recoveries.append(recovery)
             self._serve(ranks)
@@ -189,17 +169,17 @@ class VerifierGroup:
             for cause in causes:
                 cause.cancel()
 
-    async def _replace(self, reason: str, num_losses: int) -> tuple[RankSet, int] | None:
-        """Start new ranks, with pauses that grow; None when that failed too often."""
-        for num_builds in range(1, _MAX_BUILDS + 1):
+    async def _replace(self, num_losses: int) -> tuple[RankSet, int]:
+        """Start new ranks, with pauses that grow between attempts; return how many it took."""
+        num_builds = 1
+        while True:
             await asyncio.sleep(_pause_seconds(num_losses + num_builds - 1))
             try:
                 return await self._build(), num_builds
-            except Exception as error:  # of Ray too: as long as it is tried, nothing is over
+            except Exception as error:  # of Ray too
                 logger.warning("new ranks do not start: %s", error)
-                reason = str(error)
-        self._end(f"{_MAX_BUILDS} attempts failed: {reason}")
-        return None
+                self._problem = str(error)
+            num_builds += 1
 
 
 class SupervisedVerifier:

@@ -108,16 +108,30 @@ async def test_callers_hear_why_there_are_no_ranks(builder: Builder, group: Veri
         await group.ready(0.01)
 
 
-async def test_ranks_that_start_never_again_are_given_up(
+async def test_ranks_are_made_anew_however_often_that_fails(
     builder: Builder, group: VerifierGroup
 ) -> None:
     ranks = FakeRanks("a:1")
-    builder.to_come = [ranks, *(VerifierUnavailableError(f"late {i}") for i in range(10))]
+    builder.to_come = [ranks, *(OSError(f"no disk {i}") for i in range(30)), FakeRanks("b:2")]
     await group.start()
     ranks.loss.set_result("rank 1 died")
-    await until(lambda: builder.num_builds == 11)
-    with pytest.raises(VerifierError, match="no verifier any more: 10 attempts failed: late 9"):
-        await group.ready(1)
+    await until(lambda: builder.num_builds == 32)
+    assert (await group.ready(1)).address == "b:2"
+
+
+async def test_callers_hear_why_new_ranks_do_not_start(
+    builder: Builder, group: VerifierGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = FakeRanks("a:1")
+    builder.to_come = [ranks, OSError("no disk")]
+    await group.start()
+    monkeypatch.setattr(
+        verifier_group, "_pause_seconds", lambda num_failures: 60.0 * (num_failures > 1)
+    )
+    ranks.loss.set_result("rank 1 died")
+    await until(lambda: builder.num_builds == 2)
+    with pytest.raises(VerifierUnavailableError, match="being made anew: no disk"):
+        await group.ready(0.01)
 
 
 async def test_a_first_start_that_fails_is_not_tried_again(
@@ -127,14 +141,6 @@ async def test_a_first_start_that_fails_is_not_tried_again(
     with pytest.raises(ModelLoadError, match="no such directory"):
         await group.start()
     assert builder.num_builds == 1
-
-
-async def test_ranks_are_made_anew_on_demand(builder: Builder, group: VerifierGroup) -> None:
-    first = FakeRanks("a:1")
-    builder.to_come = [first, FakeRanks("b:2")]
-    await group.start()
-    assert await group.rebuild("an operator wants it") == "b:2"
-    assert first.is_dead and group.recoveries[0].reason == "an operator wants it"
 
 
 def test_pauses_grow_and_are_bounded() -> None:
@@ -224,6 +230,7 @@ async def test_another_target_is_not_taken_for_the_same(
     other = FakeVerifier(TargetInfo(51, 512, 4, (1,)))
     async with RoleServer([VerifierServicer(other)], Security(token)) as server:
         builder.to_come = [FakeRanks(server.address)]
-        await service.verifier.group.rebuild("another checkpoint")
+        service.ranks.loss.set_result("another checkpoint")
+        await until(lambda: service.ranks.is_dead)
         with pytest.raises(VerifierError, match=r"the target is now .*vocab_size=51"):
             await service.verifier.verify(STEP)
