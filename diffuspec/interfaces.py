@@ -38,7 +38,7 @@ class Drafter(Protocol):
     """Proposes draft trees."""
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order. Raises DrafterError."""
+        """Return one draft per request, in order; an empty one means none. Raises DrafterError."""
         ...
 
     async def release(self, request_id: str) -> None:
@@ -50,7 +50,10 @@ class LatticeModel(Protocol):
     """The diffusion LM: prefixes in, lattices out."""
 
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
-        """Return one lattice per request, in order. Raises DrafterError."""
+        """Return one lattice per request, in order; an empty one means none for now.
+
+        Raises DrafterError.
+        """
         ...
 
     async def release(self, request_id: str) -> None:

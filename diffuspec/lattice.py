@@ -18,6 +18,10 @@ from diffuspec.types import Lattice
 
 _FLOAT_MARGIN = 1e-6  # a float32 sum of probabilities that should be tau may fall short by this
 
+EMPTY_LATTICE = Lattice(
+    np.empty((0, 1), np.int32), np.empty((0, 1), np.float32), np.empty(0, np.int32), 0
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Pruning:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from diffuspec.config import DrafterConfig
 from diffuspec.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.interfaces import TargetInfo
-from diffuspec.lattice import Pruning, build_lattices
+from diffuspec.lattice import EMPTY_LATTICE, Pruning, build_lattices
 from diffuspec.models.attention import Segment
 from diffuspec.models.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.draft_rows import lay_out, num_shared_tokens
@@ -26,7 +26,7 @@ from diffuspec.sampling import perturb_logits
 from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, TokenIds
 
 NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
-MAX_PREFILL_ROWS = 512  # a longer uncached prefix is fed in chunks where it is causal
+MAX_PREFILL_ROWS = 512  # of one request: more are fed in pieces, where prefixes are causal
 
 
 @dataclass(slots=True, eq=False)
@@ -70,8 +70,9 @@ class DiffusionDrafter:
     With the prefix cache, a block-causal drafter's prefix states are exact; Dream's are those of
     earlier steps, made anew every refresh_every tokens. Requests of one batch that carry the same
     id (hypothetical prefixes) share a slot and a forward pass. Ids that the target does not know,
-    and the mask, are never drafted. Work happens in one thread of its own, or inline where the
-    target takes one sequence at a time.
+    and the mask, are never drafted. Where others may wait, a block-causal drafter with the cache
+    reads a long prefix in several calls, and drafts nothing for it until then. Work happens in one
+    thread of its own, or inline where the target takes one sequence at a time.
     """
 
     def __init__(
@@ -91,6 +92,11 @@ class DiffusionDrafter:
         self._num_scratch_rows = runner.cache.max_len - max_positions
         self._uses_cache = config.prefix_cache
         self._refresh_every = config.refresh_every
+        self._reads_in_pieces = (
+            settings.attention == "block_causal"
+            and config.prefix_cache
+            and target.max_sequences > 1
+        )
         self._num_steps = config.num_refinement_steps
         self._num_known_ids = target.vocab_size
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
@@ -148,18 +154,36 @@ class DiffusionDrafter:
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
         try:
             drafts = [self._begin(request) for request in requests]
-            for step in range(self._num_steps):
-                if step:
-                    for draft in drafts:
-                        draft.fix_most_confident(math.ceil(len(draft.block) / self._num_steps))
-                self._fill(drafts)
-            lengths = [len(draft.block) for draft in drafts]
-            keeps_runners_up = [request.num_alternatives > 0 for request in requests]
-            return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up)
+            ready = self._read(drafts) if self._reads_in_pieces else drafts
+            found = dict(zip(ready, self._lattices(ready), strict=True)) if ready else {}
+            return [found.get(draft, EMPTY_LATTICE) for draft in drafts]
         except Exception as error:  # torch raises what it likes
             for request in requests:  # what was cached may not be numbers
                 self.runner.cache.clear(request.request_id)
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
+
+    def _lattices(self, drafts: Sequence[_Draft]) -> list[Lattice]:
+        for step in range(self._num_steps):
+            if step:
+                for draft in drafts:
+                    draft.fix_most_confident(math.ceil(len(draft.block) / self._num_steps))
+            self._fill(drafts)
+        lengths = [len(draft.block) for draft in drafts]
+        keeps_runners_up = [draft.request.num_alternatives > 0 for draft in drafts]
+        return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up)
+
+    def _read(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """Return those of which little is unread, after reading a piece of one of the others."""
+        cache, behind = self.runner.cache, set[str]()
+        long = {d.request.request_id: d.prefix for d in drafts if len(d.prefix) > MAX_PREFILL_ROWS}
+        for request_id, prefix in long.items():
+            cache.begin_step()
+            slot, start = cache.acquire(request_id, prefix)
+            if len(prefix) - start > MAX_PREFILL_ROWS:
+                if not behind:
+                    self.runner.feed(slot, prefix[start : start + MAX_PREFILL_ROWS], start)
+                behind.add(request_id)
+        return [draft for draft in drafts if draft.request.request_id not in behind]
 
     def _begin(self, request: DraftRequest) -> _Draft:
         k = request.num_draft_tokens

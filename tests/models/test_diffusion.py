@@ -125,6 +125,25 @@ async def test_block_causal_prefix_is_computed_once(save_drafter: SaveDrafter) -
     drafter.close()
 
 
+async def test_a_long_prefix_is_read_in_pieces_beside_the_drafts_of_others(
+    save_drafter: SaveDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffuspec.models.diffusion.MAX_PREFILL_ROWS", 16)
+    drafter = load(save_drafter("block_causal"))
+    hypothesis = [*PREFIX, 7]
+    batch = [request(PREFIX), request(hypothesis), request(PREFIX[:9], "short")]
+    for length in (16, 32):
+        *behind, short = await drafter.lattices(batch)
+        assert [lattice.num_positions for lattice in behind] == [0, 0]
+        assert_lattice(short, reference_logits("block_causal", PREFIX[:9]))
+        assert drafter.runner.cache.acquire("a", np.array(PREFIX, np.int32))[1] == length
+    for lattice, prefix in zip(
+        await drafter.lattices(batch), (PREFIX, hypothesis, PREFIX[:9]), strict=True
+    ):
+        assert_lattice(lattice, reference_logits("block_causal", prefix))
+    drafter.close()
+
+
 async def test_dream_cache_is_refreshed_in_time(
     save_drafter: SaveDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
