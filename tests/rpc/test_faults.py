@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from diffuspec.errors import (
     VerifierUnavailableError,
 )
 from diffuspec.interfaces import TargetInfo
+from diffuspec.models.worker import Worker
 from diffuspec.rpc.batches import encode_draft_rows
 from diffuspec.rpc.client import RemoteDrafter, RemoteLatticeModel, RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
@@ -105,6 +107,47 @@ async def test_a_late_answer_is_an_unavailable_role_and_the_next_call_goes_throu
         drafter.gate.open()
         assert await remote_verifier.verify([verify_request(1, 2)])
         assert await remote_drafter.draft([draft_request(1, 2)])
+
+
+class BusyVerifier(FakeVerifier):
+    """Works in one thread, on one step after the other, while it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_go_on = threading.Event()
+        self.num_begun = 0
+        self._worker = Worker("busy", is_inline=False)
+
+    async def verify(self, requests):
+        await self._worker.run(self._work)
+        return await super().verify(requests)
+
+    def _work(self) -> None:
+        self.num_begun += 1
+        assert self.may_go_on.wait(10)
+
+    def close(self) -> None:
+        self._worker.close()
+
+
+async def test_steps_that_wait_are_dropped_when_their_client_goes(security):
+    verifier = BusyVerifier()
+    async with serving(VerifierServicer(verifier), security=security) as wire:
+        remote, other = [await wire.connect(RemoteVerifier) for _ in range(2)]
+        steps = [asyncio.create_task(remote.verify([verify_request(5, 6)])) for _ in range(3)]
+        while not verifier.num_begun:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)  # the others have arrived
+        await remote.close()
+        for step in steps:
+            with pytest.raises(VerifierUnavailableError):
+                await step
+        late = asyncio.create_task(other.verify([verify_request(5)]))
+        await asyncio.sleep(0.1)
+        verifier.may_go_on.set()
+        assert len(await late) == 1
+        assert verifier.num_begun == 2, "the one that had begun, and the other client's"
+    verifier.close()
 
 
 async def test_a_role_that_fails_says_why_and_the_stream_goes_on(security):
