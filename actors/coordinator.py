@@ -117,7 +117,8 @@ class CoordinatorActor:
         self._resources.push_async_callback(self._leave_drafters)
         await engine.complete(probe.prompt(verifier.info), probe.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()
-        server = RoleServer([CoordinatorServicer(self)], self._security, host, port, limits)
+        servicer = CoordinatorServicer(self, engine.default_speculation)
+        server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
         self._server = server
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)

@@ -49,7 +49,7 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"  # EOS, a stop token id or a stop string
-    LENGTH = "length"  # max_tokens reached, or the target's context is full
+    LENGTH = "length"  # max_tokens reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from diffuspec.errors import InvalidRequestError
@@ -106,26 +107,34 @@ def speculation_to_proto(speculation: SpeculationParams) -> coordinator_pb2.Spec
         message.adaptive_drafter_weight = True
     else:
         message.fixed_drafter_weight = speculation.drafter_weight
-    if speculation.num_outcomes != "auto":
+    if speculation.num_outcomes == "auto":
+        message.auto_outcomes = True
+    else:
         message.num_outcomes = speculation.num_outcomes
     return message
 
 
-def speculation_from_proto(message: coordinator_pb2.SpeculationParams) -> SpeculationParams:
-    """Raises InvalidRequestError."""
+def speculation_from_proto(
+    message: coordinator_pb2.SpeculationParams, defaults: SpeculationParams
+) -> SpeculationParams:
+    """Lay what a message sets over the service's own. Raises InvalidRequestError."""
     given: dict[str, Any] = {}
     if message.policy:
         given["policy"] = _known(_POLICY_NAMES, message.policy, "policy")
     if message.tree_shape:
         given["tree_shape"] = _known(TREE_SHAPE_NAMES, message.tree_shape, "tree_shape")
-    for name in ("num_draft_tokens", "max_nodes", "num_outcomes"):
+    for name in ("num_draft_tokens", "max_nodes"):
         if message.HasField(name):
             given[name] = getattr(message, name)
     if message.adaptive_drafter_weight:
         given["drafter_weight"] = "adaptive"
     elif message.WhichOneof("drafter_weight") == "fixed_drafter_weight":
         given["drafter_weight"] = message.fixed_drafter_weight
-    return SpeculationParams(**given)
+    if message.auto_outcomes:
+        given["num_outcomes"] = "auto"
+    elif message.WhichOneof("outcomes") == "num_outcomes":
+        given["num_outcomes"] = message.num_outcomes
+    return replace(defaults, **given)
 
 
 def _known(names: Any, number: int, field: str) -> Any:

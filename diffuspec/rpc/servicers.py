@@ -26,7 +26,7 @@ from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.status import TransportError
 from diffuspec.rpc.step_server import StepService
 from diffuspec.sequence import Increment
-from diffuspec.types import DraftRequest, Lattice, VerifyRequest
+from diffuspec.types import DraftRequest, Lattice, SpeculationParams, VerifyRequest
 from diffuspec.v1 import (
     coordinator_pb2,
     coordinator_pb2_grpc,
@@ -47,6 +47,7 @@ COORDINATOR_SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorSe
 VERIFIER_SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,128}")
+_DEFAULT_SPECULATION = SpeculationParams()
 
 
 class RoleServicer:
@@ -199,8 +200,12 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
 
     service = COORDINATOR_SERVICE
 
-    def __init__(self, frontend: Frontend) -> None:
+    def __init__(
+        self, frontend: Frontend, speculation: SpeculationParams = _DEFAULT_SPECULATION
+    ) -> None:
+        """speculation: what a request gets where it does not ask for something else."""
         self._frontend = frontend
+        self._speculation = speculation
         self._limits = DEFAULT_LIMITS
         self._health = StepHealth(DEFAULT_LIMITS.max_step_seconds)
 
@@ -254,7 +259,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
             )
         speculation = None
         if request.HasField("speculation"):
-            speculation = speculation_from_proto(request.speculation)
+            speculation = speculation_from_proto(request.speculation, self._speculation)
         stream = self._frontend.stream(
             take_prompt(request),
             convert.sampling_from_proto(request.sampling),

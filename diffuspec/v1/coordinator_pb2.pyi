@@ -60,7 +60,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("policy", "num_draft_tokens", "tree_shape", "max_nodes", "fixed_drafter_weight", "adaptive_drafter_weight", "num_outcomes")
+    __slots__ = ("policy", "num_draft_tokens", "tree_shape", "max_nodes", "fixed_drafter_weight", "adaptive_drafter_weight", "num_outcomes", "auto_outcomes")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +68,7 @@ class SpeculationParams(_message.Message):
     FIXED_DRAFTER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     ADAPTIVE_DRAFTER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    AUTO_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     policy: DraftLengthPolicy
     num_draft_tokens: int
     tree_shape: _types_pb2.TreeShape
@@ -75,7 +76,8 @@ class SpeculationParams(_message.Message):
     fixed_drafter_weight: float
     adaptive_drafter_weight: bool
     num_outcomes: int
-    def __init__(self, policy: _Optional[_Union[DraftLengthPolicy, str]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[_types_pb2.TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., fixed_drafter_weight: _Optional[float] = ..., adaptive_drafter_weight: bool = ..., num_outcomes: _Optional[int] = ...) -> None: ...
+    auto_outcomes: bool
+    def __init__(self, policy: _Optional[_Union[DraftLengthPolicy, str]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[_types_pb2.TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., fixed_drafter_weight: _Optional[float] = ..., adaptive_drafter_weight: bool = ..., num_outcomes: _Optional[int] = ..., auto_outcomes: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "text", "tokens", "chat", "sampling", "speculation")

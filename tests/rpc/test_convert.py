@@ -26,6 +26,8 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
     return message.drafts[0]
 
 
+CONFIGURED = SpeculationParams("paper", 5, "path", 7, 0.25, 3)
+
 ROUND_TRIPS = {
     "sampling": (strategies.samplings, convert.sampling_to_proto, convert.sampling_from_proto),
     "tree": (strategies.trees(), convert.tree_to_proto, convert.tree_from_proto),
@@ -35,7 +37,7 @@ ROUND_TRIPS = {
     "speculation": (
         strategies.speculations,
         convert_answers.speculation_to_proto,
-        convert_answers.speculation_from_proto,
+        lambda message: convert_answers.speculation_from_proto(message, CONFIGURED),
     ),
     "increment": (
         strategies.increments,
@@ -91,12 +93,26 @@ def test_the_way_here_is_added_to_the_transport(draft, verdict, seconds):
 
 def test_what_is_not_set_takes_its_default():
     assert convert.sampling_from_proto(types_pb2.SamplingParams()) == SamplingParams()
-    speculation = convert_answers.speculation_from_proto(coordinator_pb2.SpeculationParams())
-    assert speculation == SpeculationParams()
-    zero = coordinator_pb2.SpeculationParams(fixed_drafter_weight=0.0)
-    assert convert_answers.speculation_from_proto(zero).drafter_weight == 0.0
-    unset = coordinator_pb2.SpeculationParams(adaptive_drafter_weight=False)
-    assert convert_answers.speculation_from_proto(unset).drafter_weight == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"tree_shape": types_pb2.TREE_SHAPE_BEAMS}, {"tree_shape": "beams"}),
+        ({"fixed_drafter_weight": 0.0}, {"drafter_weight": 0.0}),
+        ({"adaptive_drafter_weight": True}, {"drafter_weight": "adaptive"}),
+        ({"adaptive_drafter_weight": False}, {}),
+        ({"num_outcomes": 0}, {"num_outcomes": 0}),
+        ({"auto_outcomes": True}, {"num_outcomes": "auto"}),
+        ({"auto_outcomes": False}, {}),
+    ],
+    ids=str,
+)
+def test_what_a_request_leaves_open_is_as_the_service_is_configured(given, expected):
+    message = again(coordinator_pb2.SpeculationParams(**given))
+    found = convert_answers.speculation_from_proto(message, CONFIGURED)
+    assert found == replace(CONFIGURED, **expected)
 
 
 LATTICE = convert.lattice_to_proto(
@@ -159,7 +175,7 @@ def test_wrong_sampling_parameters_are_refused(message):
 )
 def test_wrong_speculation_parameters_are_refused(message):
     with pytest.raises(InvalidRequestError):
-        convert_answers.speculation_from_proto(message)
+        convert_answers.speculation_from_proto(message, CONFIGURED)
 
 
 def test_lists_that_do_not_fit_each_other_are_refused():

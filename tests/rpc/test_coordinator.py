@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +20,7 @@ from diffuspec.rpc.coordinator_client import RemoteCoordinator
 from diffuspec.rpc.frontend import Prompt, RoleStatus, ServiceStatus
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.servicers import CoordinatorServicer
+from diffuspec.rpc.servicers import COORDINATOR_SERVICE, CoordinatorServicer
 from diffuspec.rpc.status import TransportError
 from diffuspec.sequence import Increment
 from diffuspec.types import (
@@ -29,6 +30,7 @@ from diffuspec.types import (
     StepStats,
     TokenLogprobs,
 )
+from diffuspec.v1 import coordinator_pb2, types_pb2
 from tests.rpc.conftest import serving
 
 STATUS = ServiceStatus(
@@ -121,6 +123,20 @@ async def test_what_is_not_given_is_left_to_the_service(security):
             await anext(stream)
         await frontend.is_closed.wait()
     assert frontend.calls == [("a", SamplingParams(), None, None)]
+
+
+async def test_a_request_that_sets_one_field_gets_the_others_as_the_service_has_them(security):
+    frontend, configured = FakeFrontend(), SpeculationParams("paper", max_nodes=9, num_outcomes=2)
+    request = coordinator_pb2.GenerateRequest(text="a")
+    request.speculation.tree_shape = types_pb2.TREE_SHAPE_PATH
+    request.sampling.max_tokens = 1
+    async with serving(CoordinatorServicer(frontend, configured), security=security) as wire:
+        connection = (await wire.connect(RemoteCoordinator))._connection
+        answer = (COORDINATOR_SERVICE, "Generate", request, coordinator_pb2.GenerateResponse)
+        async for _ in connection.stream(*answer, 10):
+            pass
+    [(_, _, speculation, _)] = frontend.calls
+    assert speculation == replace(configured, tree_shape="path")
 
 
 async def test_closing_the_stream_cancels_the_request(security):
