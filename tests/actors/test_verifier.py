@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from actors import probe
 from actors.settings import PipelineConfig, parse_pipeline
-from actors.verifier import LOOPBACK, VerifierRank, WatchedVerifier
+from actors.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
 from diffuspec.errors import ModelLoadError, VerifierError, VerifierUnavailableError
 from diffuspec.models.causal import CausalTarget
 from diffuspec.rpc.client import RemoteVerifier
@@ -62,6 +63,36 @@ async def test_a_remote_rank_says_what_a_local_target_says(
     status = await rank.status()
     assert (status.pid, status.num_steps, status.step_seconds) == (os.getpid(), 13, 0.0)
     await remote.close()
+
+
+async def test_a_rank_says_how_it_is_while_a_step_keeps_its_event_loop(
+    target_path: Callable[[str], Path], token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
+    rank = VerifierRank(parse_pipeline({"engine": {"target": target}}), token)
+    remote = await RemoteVerifier.connect(await rank.start("", LOOPBACK), Security(token))
+    has_begun, is_answered = threading.Event(), threading.Event()
+    statuses: list[RankStatus] = []
+
+    def ask() -> None:
+        assert has_begun.wait(10)
+        statuses.append(asyncio.run(rank.status()))
+        is_answered.set()
+
+    def verify(target: CausalTarget, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        has_begun.set()
+        assert is_answered.wait(10)
+        return verify_here(target, requests)
+
+    verify_here = CausalTarget.verify_here
+    monkeypatch.setattr(CausalTarget, "verify_here", verify)
+    asker = threading.Thread(target=ask)
+    asker.start()
+    await remote.verify([request([5, 6, 7])])
+    asker.join()
+    assert statuses[0].step_seconds > 0
+    await remote.close()
+    await rank.stop()
 
 
 async def test_a_stopped_rank_leaves_its_port_and_its_watcher(
