@@ -19,6 +19,8 @@ from diffuspec.rpc.client import RemotePathScorer
 from diffuspec.rpc.server import RoleServer
 from diffuspec.rpc.servicers import DrafterServicer
 
+_PATIENCE = 3  # deadlines until it is taken to hang: to read a long prompt is to be late only
+
 
 class DrafterActor:
     """Serves a drafter. A plain class: Ray runs it, or a process of its own."""
@@ -59,7 +61,7 @@ class DrafterActor:
         await self._drafter.draft([probe.draft_request(info)])
         await self._drafter.release(probe.REQUEST_ID)
         self._servicer = DrafterServicer(self._drafter, model)
-        limits = config.limits(config.deadlines.draft_seconds)
+        limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
         return server.address
