@@ -17,6 +17,7 @@ from typing import Protocol, TypeAlias
 from prometheus_client import generate_latest
 
 from actors import probe
+from actors.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.drafter_pool import DrafterPool
 from diffuspec.engine import Completion, Engine
@@ -92,6 +93,7 @@ class CoordinatorActor:
         # Why a drafter is not there, by name.
         self._reasons = {drafter_name(i): "it has not come yet" for i in range(config.num_drafters)}
         self._engine: Engine | None = None
+        self._heartbeat = Heartbeat(config.deadlines.silence_seconds)
         self._server: RoleServer | None = None
         self._is_stopping = False
         self._verifier: HostedVerifier | None = None
@@ -121,6 +123,7 @@ class CoordinatorActor:
         server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
         self._server = server
+        await self._resources.enter_async_context(self._heartbeat)
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
         return Ready(server.address, verifier.info, digest)
 
@@ -222,8 +225,11 @@ class CoordinatorActor:
         }
 
     async def is_healthy(self) -> bool:
-        """Whether the process answers at all: that requests wait is no reason to end it."""
-        return self._engine is not None and not self._is_stopping
+        """Whether its event loop gets to work; that requests wait is no reason to end it.
+
+        Callable from any thread's event loop.
+        """
+        return self._heartbeat.is_alive and not self._is_stopping
 
     async def stop(self) -> None:
         """Refuse new requests, let running ones finish within the drain time, end everything.

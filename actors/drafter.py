@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 
 from actors import probe
+from actors.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.drafter import DiffuSpecDrafter
 from diffuspec.errors import ConfigError
@@ -29,6 +30,8 @@ class DrafterActor:
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
+        deadlines = config.deadlines  # a step may be worked on in the event loop
+        self._heartbeat = Heartbeat(deadlines.draft_seconds + deadlines.silence_seconds)
         self._servicer: DrafterServicer | None = None
         self._drafter: DiffuSpecDrafter | None = None
         self._scorer: RemotePathScorer | None = None
@@ -64,6 +67,7 @@ class DrafterActor:
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(self._heartbeat)
         return server.address
 
     async def use_scorer(self, address: str) -> None:
@@ -79,8 +83,12 @@ class DrafterActor:
         return self._scorer.num_bytes_sent, self._scorer.num_bytes_received
 
     async def is_healthy(self) -> bool:
-        """Whether it serves and its steps succeed; callable from any thread's event loop."""
-        return self._servicer is not None and self._servicer.is_healthy()
+        """Whether its event loop gets to work and its steps succeed.
+
+        Callable from any thread's event loop.
+        """
+        servicer = self._servicer
+        return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
 
     async def stop(self) -> None:
         """Finish the steps under way and end the server."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 from actors import probe
+from actors.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.engine import make_path_search
 from diffuspec.interfaces import TargetInfo
@@ -20,6 +21,8 @@ class PathScorerActor:
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
+        deadlines = config.deadlines  # a step may be worked on in the event loop
+        self._heartbeat = Heartbeat(deadlines.search_seconds + deadlines.silence_seconds)
         self._servicer: PathScorerServicer | None = None
 
     async def start(self, info: TargetInfo, host: str, port: int = 0) -> str:
@@ -34,11 +37,16 @@ class PathScorerActor:
         limits = config.limits(config.deadlines.search_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(self._heartbeat)
         return server.address
 
     async def is_healthy(self) -> bool:
-        """Whether it serves and its steps succeed; callable from any thread's event loop."""
-        return self._servicer is not None and self._servicer.is_healthy()
+        """Whether its event loop gets to work and its steps succeed.
+
+        Callable from any thread's event loop.
+        """
+        servicer = self._servicer
+        return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
 
     async def stop(self) -> None:
         """Finish the steps under way and end the server."""

@@ -11,11 +11,10 @@ from ray.exceptions import RayError
 
 from actors.placement import CONTROL, Handle, Place, locate
 from actors.role_actor import explain, kill
-from actors.settings import DeadlineSettings
+from actors.settings import MAX_MISSES, DeadlineSettings
 from actors.verifier import RankStatus
 from diffuspec.errors import DiffuspecError, VerifierUnavailableError
 
-_MAX_MISSES = 3  # checks in a row without an answer before a rank is taken for dead
 _STOP_SECONDS = 10.0  # for ranks to finish their steps and end by themselves
 _ECHO_SECONDS = 0.1  # between a rank's end and what the others say of it
 
@@ -100,7 +99,7 @@ class RankSet:
     async def _sickness(self, rank: int) -> str:
         """Ask a rank again and again, until it is found wrong several times in a row."""
         num_misses = 0
-        while num_misses < _MAX_MISSES:
+        while num_misses < MAX_MISSES:
             if not num_misses:
                 await asyncio.sleep(self.deadlines.health_seconds)
             wrong = await self._check(rank)

@@ -20,6 +20,8 @@ from diffuspec.tiny import tiny_config
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
+MAX_MISSES = 3  # checks in a row without an answer before a role is taken for dead
+
 _MAX_GPUS = 16
 _MAX_OTHER_CALLS = 32  # to the coordinator: status, health, cancel
 _SHARE_DIGITS = 4  # Ray's own resolution of a resource
@@ -143,6 +145,11 @@ class DeadlineSettings(Section):
     health_seconds: Seconds = 2  # between checks, and for the answer to one
     answer_seconds: Seconds = 3600  # a whole answer, the time in the queue included
     drain_seconds: Seconds = 30  # for running requests when the pipeline stops
+
+    @property
+    def silence_seconds(self) -> float:
+        """How long it may take until a role that does not answer is taken for dead."""
+        return 2 * MAX_MISSES * self.health_seconds
 
 
 class RpcSettings(Section):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
+import time
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -162,6 +164,26 @@ async def test_metrics_are_prometheus_text(coordinator):
     await coordinator.complete(MESSAGES, SHORT)
     text = await coordinator.metrics()
     assert "diffuspec_generation_tokens_total" in text
+
+
+async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
+    config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.05})
+    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+    address = await verifier.start("", HOST)
+    await actor.start(partial(verifier_at, address, config, token), HOST)
+    found = []
+
+    def watch() -> None:
+        time.sleep(0.6)
+        found.append(asyncio.run(actor.is_healthy()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    watcher.join()  # nothing else is done in this event loop
+    await asyncio.sleep(0.3)
+    assert found == [False] and await actor.is_healthy()
+    await actor.stop()
+    await verifier.stop()
 
 
 async def test_without_a_verifier_nothing_is_served(pipeline, token):

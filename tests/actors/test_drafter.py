@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -78,6 +81,25 @@ async def test_nothing_is_healthy_once_it_is_stopped(pipeline, token, target_inf
     await actor.stop()
     await actor.stop()
     assert not await actor.is_healthy()
+
+
+async def test_a_role_is_not_healthy_while_its_event_loop_hangs(token, target_info):
+    deadlines = {"search_seconds": 0.2, "health_seconds": 0.02}
+    actor = PathScorerActor(tiny_pipeline(deadlines=deadlines), token)
+    await actor.start(target_info, HOST)
+    found = []
+
+    def watch() -> None:
+        found.append(asyncio.run(actor.is_healthy()))
+        time.sleep(0.6)
+        found.append(asyncio.run(actor.is_healthy()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    watcher.join()  # nothing else is done in this event loop
+    await asyncio.sleep(0.3)
+    assert found == [True, False] and await actor.is_healthy()
+    await actor.stop()
 
 
 async def test_a_drafter_that_does_not_share_the_vocabulary_is_refused(
