@@ -123,14 +123,18 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Stop the loop and the worker threads. Requests still running are cancelled."""
+        """Stop the loop and the worker threads. Requests still running are cancelled.
+
+        Everything is closed even if some of it fails; what it failed with is raised then.
+        """
         runner, self._runner = self._runner, None
-        if runner is not None:
-            if self._coordinator is not None and self._loop is runner.get_loop():
-                runner.run(self._coordinator.__aexit__(None, None, None))
-            runner.close()
-        for part in self._closing:
-            part.close()
+        with contextlib.ExitStack() as stack:
+            for part in reversed(self._closing):
+                stack.callback(part.close)
+            if runner is not None:
+                stack.callback(runner.close)
+                if self._coordinator is not None and self._loop is runner.get_loop():
+                    runner.run(self._coordinator.__aexit__(None, None, None))
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, give the running ones so long, then end the loop in this event loop.

@@ -267,6 +267,27 @@ def test_closing_ends_what_is_still_running(target_path):
     assert task.cancelled() or isinstance(task.exception(), RequestCancelledError)
 
 
+def test_a_part_that_cannot_be_closed_leaves_no_other_open(target_path):
+    closed = []
+
+    class Part:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def close(self) -> None:
+            closed.append(self.name)
+            if self.name != "sound":
+                raise OSError(f"{self.name} does not close")
+
+    config, parts = parse_config({"target": {"path": target_path("qwen2")}}), ("first", "sound")
+    tokenizer = load_tokenizer(config.target.path)
+    engine = Engine(config, FakeVerifier(), None, tokenizer, [Part(name) for name in parts])
+    engine.generate([[1, 2, 3]], SHORT)
+    with pytest.raises(OSError, match="first does not close"):
+        engine.close()
+    assert closed == ["first", "sound"]
+
+
 # ---- cancelling and draining
 
 
