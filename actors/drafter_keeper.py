@@ -11,6 +11,7 @@ import logging
 
 from actors.coordinator import Ready, drafter_name
 from actors.coordinator_keeper import CoordinatorKeeper
+from actors.keeping import log_problem
 from actors.placement import Place, Placement
 from actors.role_actor import FAILING, ActorLostError, RoleActor, start_actor
 from diffuspec.errors import DiffuspecError
@@ -40,19 +41,20 @@ class DrafterKeeper:
         """Bring up what is missing, wait until something is lost, and again."""
         pause = _MIN_PAUSE_SECONDS
         while True:
-            coordinator = await self._coordinator.current()
             try:
+                coordinator = await self._coordinator.current()
                 await self._bring_up(coordinator)
-            except DiffuspecError as error:
+                self.reason, pause = "", _MIN_PAUSE_SECONDS
+                self.settled.set()
+                await self._wait_for_trouble(coordinator)
+            except Exception as error:  # of Ray too: it is tried for ever
+                if not isinstance(error, DiffuspecError):
+                    log_problem(self.name, error)
                 await self._report(str(error))
                 await self._drop_the_dead()
                 self.settled.set()
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _MAX_PAUSE_SECONDS)
-                continue
-            self.reason, pause = "", _MIN_PAUSE_SECONDS
-            self.settled.set()
-            await self._wait_for_trouble(coordinator)
 
     async def stop(self) -> None:
         """End both, the drafter first."""
@@ -142,7 +144,7 @@ class DrafterKeeper:
             try:
                 if actor is not None and await actor.trouble(seconds):
                     drop()
-            except TimeoutError:
+            except Exception:  # it does not answer
                 drop()
 
     async def _report(self, reason: str) -> None:
@@ -154,8 +156,8 @@ class DrafterKeeper:
             try:
                 seconds = self._deadlines.draft_seconds
                 await coordinator.call("disconnect_drafter", self.name, reason, seconds=seconds)
-            except DiffuspecError as error:
-                logger.warning("the coordinator was not told of %s: %s", self.name, error)
+            except Exception as error:
+                log_problem(f"the coordinator was not told of {self.name}", error)
 
     def _drop_drafter(self) -> None:
         if self.drafter is not None:

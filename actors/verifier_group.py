@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from actors.keeping import keep, log_problem
 from actors.placement import Handle, Place
 from actors.rank_set import RankSet
 from actors.settings import DeadlineSettings
@@ -83,7 +84,7 @@ class VerifierGroup:
         """
         ranks = await self._build()
         self._serve(ranks)
-        self._keeper = asyncio.create_task(self._keep(ranks))
+        self._keeper = keep(self._keep(ranks), "the verifier's keeper")
         return ranks.address
 
     async def ready(self, seconds: float) -> RankSet:
@@ -165,6 +166,9 @@ class VerifierGroup:
         try:
             done, _ = await asyncio.wait(causes, return_when=asyncio.FIRST_COMPLETED)
             return next(iter(done)).result()
+        except Exception as error:
+            log_problem("the ranks cannot be watched", error)
+            return str(error)
         finally:
             for cause in causes:
                 cause.cancel()
@@ -177,7 +181,7 @@ class VerifierGroup:
             try:
                 return await self._build(), num_builds
             except Exception as error:  # of Ray too
-                logger.warning("new ranks do not start: %s", error)
+                log_problem("new ranks do not start", error)
                 self._problem = str(error)
             num_builds += 1
 

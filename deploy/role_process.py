@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from actors.coordinator import CoordinatorActor, drafter_name, verifier_at
 from actors.drafter import DrafterActor
+from actors.keeping import keep, log_problem
 from actors.path_scorer import PathScorerActor
 from actors.settings import PipelineConfig
 from actors.verifier import VerifierRank
@@ -153,7 +154,7 @@ async def _coordinator(
         ready = await actor.start(lambda: verifier, addresses.host, addresses.port)
         for index, address in enumerate(addresses.drafters):
             connection = _connect_drafter(actor, drafter_name(index), address)
-            connecting.append(asyncio.create_task(connection))
+            connecting.append(keep(connection, f"the connection to {drafter_name(index)}"))
         yield Hosted(ready.address)
     finally:
         for task in connecting:
@@ -169,7 +170,9 @@ async def _connect_drafter(actor: CoordinatorActor, name: str, address: str) -> 
         try:
             await actor.connect_drafter(name, address)
             return
-        except DiffuspecError as error:
+        except Exception as error:  # it is tried for ever
+            if not isinstance(error, DiffuspecError):
+                log_problem(name, error)
             await actor.disconnect_drafter(name, str(error))
         await asyncio.sleep(pause)
         pause = min(2 * pause, _MAX_PAUSE_SECONDS)

@@ -97,6 +97,18 @@ async def test_lost_ranks_are_killed_and_made_anew(builder: Builder, group: Veri
     assert (recovery.reason, recovery.num_builds) == ("rank 1 died", 3)
 
 
+async def test_ranks_that_cannot_be_watched_are_made_anew(
+    builder: Builder, group: VerifierGroup
+) -> None:
+    first = FakeRanks("a:1")
+    builder.to_come = [first, FakeRanks("b:2")]
+    await group.start()
+    first.loss.set_exception(OSError("no connection to the cluster"))
+    await until(lambda: bool(group.recoveries))
+    assert first.is_dead and group.recoveries[0].reason == "no connection to the cluster"
+    assert (await group.ready(1)).address == "b:2"
+
+
 async def test_callers_hear_why_there_are_no_ranks(builder: Builder, group: VerifierGroup) -> None:
     ranks = FakeRanks("a:1")
     builder.to_come = [ranks]
