@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from functools import partial
+from typing import TypeVar
 
 from actors.coordinator import Ready
+from actors.keeping import log_problem
 from actors.placement import Place, Placement
-from actors.role_actor import RoleActor, start_actor
+from actors.role_actor import ActorLostError, RoleActor, start_actor
 from actors.verifier_group import SupervisedVerifier, VerifierGroup
-from diffuspec.errors import DiffuspecError
 from diffuspec.rpc.coordinator_client import RemoteCoordinator
 
 logger = logging.getLogger(__name__)
+
+Present = TypeVar("Present")
 
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 60.0  # between attempts to start it again
 
@@ -40,6 +43,7 @@ class CoordinatorKeeper:
         self._placement = placement
         self._actor: RoleActor[Ready] | None = None
         self._client: RemoteCoordinator | None = None
+        self._is_over = False  # there will be no other one
         self._has_changed = asyncio.Condition()
 
     @property
@@ -47,18 +51,19 @@ class CoordinatorKeeper:
         return self._actor
 
     async def current(self) -> RoleActor[Ready]:
-        """Wait for a coordinator that answers."""
+        """Wait for a coordinator that answers. Raises ActorLostError once this was stopped."""
         async with self._has_changed:
-            await self._has_changed.wait_for(lambda: self._actor is not None)
-            assert self._actor is not None
-            return self._actor
+            await self._has_changed.wait_for(lambda: self._actor is not None or self._is_over)
+            return _present(self._actor)
 
     async def client(self) -> RemoteCoordinator:
-        """Wait for a coordinator that answers; return the way to it."""
+        """Wait for a coordinator that answers; return the way to it.
+
+        Raises ActorLostError once this was stopped.
+        """
         async with self._has_changed:
-            await self._has_changed.wait_for(lambda: self._client is not None)
-            assert self._client is not None
-            return self._client
+            await self._has_changed.wait_for(lambda: self._client is not None or self._is_over)
+            return _present(self._client)
 
     async def replaced(self, actor: RoleActor[Ready]) -> None:
         """Wait until this is not the coordinator any more."""
@@ -95,7 +100,7 @@ class CoordinatorKeeper:
         pause = _MIN_PAUSE_SECONDS
         while True:
             actor = await self.current()
-            reason = await actor.watch(self._placement.config.deadlines.health_seconds)
+            reason = await self._loss(actor)
             logger.warning("the coordinator is lost: %s", reason)
             actor.kill()
             await self._become(None, None, reason)
@@ -103,18 +108,35 @@ class CoordinatorKeeper:
                 try:
                     await self.start()
                     pause = _MIN_PAUSE_SECONDS
-                except DiffuspecError as error:
+                except Exception as error:  # of Ray too: it is tried for ever
                     self.reason = str(error)
-                    logger.warning("the coordinator does not start: %s", error)
+                    log_problem("the coordinator does not start", error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    async def stop(self) -> None:
-        """Drain it and end it."""
-        actor = self._actor
+    async def _loss(self, actor: RoleActor[Ready]) -> str:
+        """Wait until it has to go; return why."""
+        try:
+            return await actor.watch(self._placement.config.deadlines.health_seconds)
+        except Exception as error:
+            log_problem("the coordinator cannot be watched", error)
+            return str(error)
+
+    async def drain(self) -> None:
+        """Let it finish what runs within the drain time, and end it. close() comes after it.
+
+        Until then there is a way to it: its last words may not have been read.
+        """
+        async with self._has_changed:
+            self._is_over = True
+            self._has_changed.notify_all()
+        if self._actor is not None:
+            await self._actor.stop(self._placement.config.deadlines.drain_seconds)
+
+    async def close(self) -> None:
+        """Leave it; nobody has to wait for another."""
+        self._is_over = True
         await self._become(None, None, "stopped")
-        if actor is not None:
-            await actor.stop(self._placement.config.deadlines.drain_seconds)
 
     async def _become(
         self, actor: RoleActor[Ready] | None, client: RemoteCoordinator | None, reason: str
@@ -125,3 +147,9 @@ class CoordinatorKeeper:
             self._has_changed.notify_all()
         if before is not None:
             await before.close()
+
+
+def _present(one: Present | None) -> Present:
+    if one is None:
+        raise ActorLostError("the pipeline was stopped")
+    return one

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from ray.exceptions import RayError
@@ -22,7 +22,9 @@ from ray.exceptions import RayError
 from actors.coordinator import CoordinatorActor
 from actors.coordinator_keeper import CoordinatorKeeper
 from actors.drafter_keeper import DrafterKeeper
+from actors.keeping import keep
 from actors.placement import CONTROL, Handle, Place, Placement, locate
+from actors.resumption import resumed
 from actors.role_actor import ActorLostError, RoleActor
 from actors.settings import PipelineConfig
 from actors.verifier_group import SupervisedVerifier
@@ -39,7 +41,8 @@ logger = logging.getLogger(__name__)
 
 _GREEDY = SamplingParams()
 _STATUS_SECONDS = 10.0
-_MAX_LOSS_SECONDS = 15.0  # until a coordinator that died is found out
+_SLACK_SECONDS = 10.0  # beyond what health checks take to find a lost coordinator out
+_READ_SECONDS = 2.0  # for an answer's end to be read, once it is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Pipeline:
         self._coordinator: CoordinatorKeeper | None = None
         self._drafters: tuple[DrafterKeeper, ...] = ()
         self._keeping: list[asyncio.Task[None]] = []
+        self._answers: set[asyncio.Future[None]] = set()  # under way
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -89,8 +93,10 @@ class Pipeline:
                 DrafterKeeper(index, placement, coordinator)
                 for index in range(self.config.num_drafters)
             )
-            runs = (coordinator.run(), *(drafter.run() for drafter in self._drafters))
-            self._keeping = [asyncio.create_task(run) for run in runs]
+            self._keeping = [
+                keep(coordinator.run(), "the coordinator's keeper"),
+                *(keep(drafter.run(), f"{drafter.name}'s keeper") for drafter in self._drafters),
+            ]
             await asyncio.gather(*(drafter.settled.wait() for drafter in self._drafters))
             await self._prove()
         except BaseException:
@@ -98,17 +104,22 @@ class Pipeline:
             raise
 
     async def stop(self) -> None:
-        """Let running requests finish within the drain time, then end all actors."""
+        """Let running requests finish within the drain time, then end all actors.
+
+        When it is interrupted or fails they end at once.
+        """
         keeping, self._keeping = self._keeping, []
         for task in keeping:
             task.cancel()
-        await asyncio.gather(*keeping, return_exceptions=True)
-        if self._coordinator is not None:
-            await self._coordinator.stop()
-        await asyncio.gather(*(drafter.stop() for drafter in self._drafters))
-        placement, self._placement = self._placement, None
-        if placement is not None:
-            await placement.release()
+        try:
+            await asyncio.gather(*keeping, return_exceptions=True)
+            if self._coordinator is not None:
+                await self._coordinator.drain()
+            if self._answers:
+                await asyncio.wait(self._answers, timeout=_READ_SECONDS)
+            await asyncio.gather(*(drafter.stop() for drafter in self._drafters))
+        finally:
+            await self._release()
 
     async def stream(
         self,
@@ -124,19 +135,19 @@ class Pipeline:
         Raises ActorLostError when there is no other in time, and what `Frontend.stream` does.
         """
         sampling = sampling.with_seed()  # an answer begun again has to be the same
-        num_yielded = 0
-        while True:
-            client = await self._client()
-            stream = client.stream(prompt, sampling, speculation, request_id)
-            try:
-                async with contextlib.aclosing(_after(stream, num_yielded)) as rest:
-                    async for increment in rest:
-                        num_yielded += len(increment.token_ids)
-                        yield increment
-                return
-            except TransportError as error:
-                logger.warning("an answer is begun again after %d tokens: %s", num_yielded, error)
-                await self._wait_for_another(error)
+
+        async def ask() -> AsyncGenerator[Increment]:
+            return (await self._client()).stream(prompt, sampling, speculation, request_id)
+
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers.add(over)
+        try:
+            async with contextlib.aclosing(resumed(ask, self._wait_for_another)) as answer:
+                async for increment in answer:
+                    yield increment
+        finally:
+            self._answers.discard(over)
+            over.set_result(None)
 
     async def cancel(self, request_id: str) -> bool:
         """End what runs under an id; return whether anything did."""
@@ -182,6 +193,15 @@ class Pipeline:
             reports += await _describe_ranks(actor)
         return tuple(reports)
 
+    async def _release(self) -> None:
+        placement, self._placement = self._placement, None
+        try:
+            if placement is not None:
+                await placement.release()
+        finally:
+            if self._coordinator is not None:
+                await self._coordinator.close()
+
     async def _prove(self) -> None:
         """Have one prompt answered with drafts, if there is anybody to draft."""
         if not any(drafter.reason == "" for drafter in self._drafters):
@@ -210,8 +230,9 @@ class Pipeline:
         actor = self.coordinator.actor
         if actor is None:
             return
+        seconds = self.config.deadlines.silence_seconds + _SLACK_SECONDS
         try:
-            async with asyncio.timeout(_MAX_LOSS_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self.coordinator.replaced(actor)
         except TimeoutError:
             raise error from None
@@ -242,26 +263,3 @@ def _ranks(coordinator: CoordinatorActor) -> tuple[list[Handle], str]:
     assert isinstance(verifier, SupervisedVerifier)
     ranks = verifier.group.ranks
     return (list(ranks.handles), ranks.address) if ranks is not None else ([], "")
-
-
-async def _after(stream: AsyncGenerator[Increment], num_tokens: int) -> AsyncGenerator[Increment]:
-    """Yield what a stream yields after so many tokens."""
-    async with contextlib.aclosing(stream):
-        async for increment in stream:
-            num_skipped = min(num_tokens, len(increment.token_ids))
-            num_tokens -= num_skipped
-            if num_skipped < len(increment.token_ids):
-                yield _without(increment, num_skipped) if num_skipped else increment
-
-
-def _without(increment: Increment, num_tokens: int) -> Increment:
-    """Return an increment without its first tokens."""
-    pieces = increment.pieces[num_tokens:]
-    return replace(
-        increment,
-        token_ids=increment.token_ids[num_tokens:],
-        num_accepted_tokens=max(increment.num_accepted_tokens - num_tokens, 0),
-        pieces=pieces,
-        text="".join(pieces),
-        logprobs=increment.logprobs and increment.logprobs[num_tokens:],
-    )

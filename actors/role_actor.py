@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -11,14 +10,15 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from actors.keeping import log_problem
 from actors.placement import CONTROL, Handle, Place, locate
+from actors.settings import MAX_MISSES
 from diffuspec.errors import DiffuspecError, WorkerError
 
 Ready = TypeVar("Ready")
 
 FAILING = "its steps fail or hang"
 
-_MAX_MISSES = 3  # checks in a row without an answer before an actor is taken for dead
 _MAX_CHARACTERS = 500  # of a reason
 _STOP_SECONDS = 5.0  # beyond what draining may take
 
@@ -39,7 +39,7 @@ class RoleActor(Generic[Ready]):
     async def watch(self, interval_seconds: float) -> str:
         """Return, once it is dead, hangs or is not healthy, why it has to go."""
         num_misses = 0
-        while num_misses < _MAX_MISSES:
+        while num_misses < MAX_MISSES:
             await asyncio.sleep(interval_seconds)
             try:
                 if trouble := await self.trouble(interval_seconds):
@@ -69,9 +69,11 @@ class RoleActor(Generic[Ready]):
             raise explain(error) from error
 
     async def stop(self, drain_seconds: float) -> None:
-        """Let it finish what it is doing, then end it. Never raises for one that is gone."""
-        with contextlib.suppress(DiffuspecError):
+        """Let it finish what it is doing, then end it. Never raises."""
+        try:
             await self.call("stop", seconds=drain_seconds + _STOP_SECONDS)
+        except Exception as error:  # most likely it is gone
+            log_problem(f"{self.name} was not stopped", error)
         self.kill()
 
     def kill(self) -> None:
@@ -99,8 +101,11 @@ async def start_actor(
 
 
 def kill(handle: Handle) -> None:
-    """End an actor at once. One that is gone already is fine."""
-    ray.kill(handle)
+    """End an actor at once. One that is gone already is fine; never raises."""
+    try:
+        ray.kill(handle)
+    except Exception as error:  # Ray itself may be gone
+        log_problem("an actor was not ended", error)
 
 
 def explain(error: RayError) -> DiffuspecError:

@@ -20,6 +20,7 @@ from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
 from actors.pipeline import Pipeline, RoleReport
+from actors.role_actor import ActorLostError
 from actors.settings import PipelineConfig
 from diffuspec.engine import Engine
 from diffuspec.types import SamplingParams, SpeculationParams
@@ -58,7 +59,7 @@ DEADLINES = {
     "start_seconds": 120,
     "health_seconds": 0.5,
     "verify_seconds": 10,
-    "drain_seconds": 2,
+    "drain_seconds": 30,
 }
 
 
@@ -201,9 +202,16 @@ async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected
     assert await drafting_again(pipeline, SHORT) == expected(SHORT)
 
 
-async def test_nothing_stays_when_it_stops(pipeline):
+async def test_when_it_stops_answers_are_finished_and_nothing_stays(pipeline, expected):
     found = await places(pipeline)
-    await pipeline.stop()
+    stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
+    tokens = [*(await anext(stream)).token_ids]
+    stopping = asyncio.create_task(pipeline.stop())
+    tokens += [i async for step in stream for i in step.token_ids]
+    assert tuple(tokens) == expected(LONG)
+    await stopping
+    with pytest.raises(ActorLostError, match="was stopped"):
+        await anext(pipeline.stream(MESSAGES, SHORT))
     assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
     for report in found.values():
         await gone(report)
@@ -221,16 +229,35 @@ async def gone(report: RoleReport) -> None:
             assert client.connect_ex((host, int(port))) != 0
 
 
-async def test_a_drafter_that_does_not_fit_leaves_the_service_up_and_plain(
-    nodes, expected, tmp_path
-):
-    drafter = shutil.copytree(make_config().engine.drafter.path, tmp_path / "drafter")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def undrafted(nodes, tmp_path_factory) -> AsyncIterator[Pipeline]:
+    """A pipeline whose drafter has other tokens than its target."""
+    drafter = tmp_path_factory.mktemp("drafter") / "drafter"
+    shutil.copytree(make_config().engine.drafter.path, drafter)
     tokenizer = json.loads((drafter / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     first, second = list(vocabulary)[300:302]
     vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
     (drafter / "tokenizer.json").write_text(json.dumps(tokenizer))
     async with Pipeline(make_config({"drafter": {"path": drafter, "device": "cpu"}})) as pipeline:
-        [reason] = (await pipeline.status()).degraded_reasons
-        assert "drafter 0" in reason and "different meanings" in reason
-        assert await answer(pipeline, SHORT) == (expected(SHORT), 0)
+        yield pipeline
+
+
+async def test_a_drafter_that_does_not_fit_leaves_the_service_up_and_plain(undrafted, expected):
+    [reason] = (await undrafted.status()).degraded_reasons
+    assert "drafter 0" in reason and "different meanings" in reason
+    assert await answer(undrafted, SHORT) == (expected(SHORT), 0)
+
+
+async def test_a_stop_that_is_interrupted_leaves_nothing_either(undrafted):
+    found = await places(undrafted)
+    stream = undrafted.stream(MESSAGES, LONG)
+    await anext(stream)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(undrafted.stop(), 0.1)
+    assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
+    with pytest.raises(ActorLostError, match="was stopped"):
+        async for _ in stream:
+            pass
+    for name in ("coordinator", "verifier rank 0"):
+        await gone(found[name])

@@ -1,0 +1,94 @@
+"""What keeps roles alive outlives every error. No role is real here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors import coordinator_keeper, drafter_keeper
+from actors.coordinator_keeper import CoordinatorKeeper
+from actors.drafter_keeper import DrafterKeeper
+from actors.keeping import keep
+from actors.settings import DeadlineSettings
+
+PLACEMENT: Any = SimpleNamespace(
+    config=SimpleNamespace(deadlines=DeadlineSettings(health_seconds=0.01))
+)
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (coordinator_keeper, drafter_keeper):
+        monkeypatch.setattr(module, "_MIN_PAUSE_SECONDS", 0.01)
+
+
+class Unwatchable:
+    """In place of a RoleActor: nothing can be learnt of it."""
+
+    def __init__(self) -> None:
+        self.is_dead = False
+
+    async def watch(self, interval_seconds: float) -> str:
+        raise OSError("no connection to the cluster")
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_coordinator_is_started_again_whatever_went_wrong(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper, actor = CoordinatorKeeper(PLACEMENT), Unwatchable()
+    await keeper._become(actor, None, "")
+    num_starts = 0
+
+    async def start() -> None:
+        nonlocal num_starts
+        num_starts += 1
+        raise [OSError("refused"), RuntimeError("no cluster"), ValueError("what?")][num_starts % 3]
+
+    monkeypatch.setattr(keeper, "start", start)
+    keeping = keep(keeper.run(), "keeper")
+    await until(lambda: num_starts == 4)
+    assert actor.is_dead and not keeping.done() and keeper.reason in ("refused", "no cluster")
+    keeping.cancel()
+
+
+async def test_a_drafter_is_started_again_whatever_went_wrong() -> None:
+    coordinator = CoordinatorKeeper(PLACEMENT)
+    await coordinator._become(SimpleNamespace(ready=None), None, "")
+    num_starts = 0
+
+    def create_path_scorer(index: int) -> None:
+        nonlocal num_starts
+        num_starts += 1
+        raise OSError("no connection to the cluster")
+
+    placement: Any = SimpleNamespace(config=PLACEMENT.config, create_path_scorer=create_path_scorer)
+    keeper = DrafterKeeper(0, placement, coordinator)
+    keeping = keep(keeper.run(), "keeper")
+    await until(lambda: num_starts == 3)
+    assert keeper.settled.is_set() and keeper.reason == "no connection to the cluster"
+    assert not keeping.done()
+    keeping.cancel()
+
+
+async def test_work_that_ends_by_an_error_is_not_missed_in_silence(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def fail() -> None:
+        raise OSError("gone")
+
+    await asyncio.wait([keep(fail(), "the keeper of all")])
+    await asyncio.sleep(0)
+    assert "the keeper of all has ended" in caplog.text and "OSError: gone" in caplog.text

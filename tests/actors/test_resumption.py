@@ -1,0 +1,107 @@
+"""Answers that outlive the way to their coordinator, over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+
+from actors import resumption
+from actors.resumption import resumed
+from diffuspec.errors import OverloadedError
+from diffuspec.rpc.coordinator_client import RemoteCoordinator
+from diffuspec.rpc.frontend import ServiceStatus
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.server import RoleServer
+from diffuspec.rpc.servicers import CoordinatorServicer
+from diffuspec.rpc.status import TransportError
+from diffuspec.sequence import Increment
+from diffuspec.types import FinishReason, SamplingParams, StepStats
+
+SAMPLING = SamplingParams(max_tokens=30)
+
+
+class CountingFrontend:
+    """Refuses some requests, then answers 0, 1, 2 and so on; the call outlives the answer."""
+
+    def __init__(self) -> None:
+        self.num_refusals = 0
+
+    async def stream(
+        self, prompt: object, sampling: SamplingParams, *_: object
+    ) -> AsyncIterator[Increment]:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise OverloadedError("the queue is full")
+        for number in range(sampling.max_tokens):
+            is_last = number == sampling.max_tokens - 1
+            reason = FinishReason.LENGTH if is_last else None
+            yield Increment((number,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
+        await asyncio.Event().wait()
+
+    def cancel(self, request_id: str) -> bool:
+        return False
+
+    async def status(self) -> ServiceStatus:
+        return ServiceStatus(())
+
+
+class Service:
+    """A coordinator's service, and one client of it after the other."""
+
+    def __init__(self, frontend: CountingFrontend, address: str, security: Security) -> None:
+        self.frontend = frontend
+        self.client: RemoteCoordinator
+        self._address, self._security = address, security
+
+    async def connect(self, *_: object) -> None:
+        self.client = await RemoteCoordinator.connect(self._address, self._security)
+
+    async def ask(self) -> AsyncGenerator[Increment]:
+        return self.client.stream([1], SAMPLING)
+
+
+@pytest.fixture
+async def service(token: str, monkeypatch: Any) -> AsyncIterator[Service]:
+    monkeypatch.setattr(resumption, "_PAUSE_SECONDS", 0.01)
+    frontend, security = CountingFrontend(), Security(token)
+    async with RoleServer([CoordinatorServicer(frontend)], security) as server:
+        service = Service(frontend, server.address, security)
+        await service.connect()
+        yield service
+        await service.client.close()
+
+
+async def test_an_answer_ends_with_its_last_increment(service: Service) -> None:
+    answer = resumed(service.ask, service.connect)
+    assert [i async for step in answer for i in step.token_ids] == [*range(30)]
+
+
+async def test_an_answer_that_was_begun_waits_where_the_queue_is_full(service: Service) -> None:
+    answer = resumed(service.ask, service.connect)
+    tokens = [*(await anext(answer)).token_ids]
+    service.frontend.num_refusals = 3
+    await service.client.close()
+    tokens += [i async for step in answer for i in step.token_ids]
+    assert tokens == [*range(30)] and service.frontend.num_refusals == 0
+
+
+async def test_an_answer_that_was_not_begun_is_refused_at_once(service: Service) -> None:
+    service.frontend.num_refusals = 1
+    with pytest.raises(OverloadedError, match="queue is full"):
+        await anext(resumed(service.ask, service.connect))
+
+
+async def test_a_way_that_leads_to_the_same_coordinator_is_lost_for_good(service: Service) -> None:
+    async def refuse(error: TransportError) -> None:
+        raise error
+
+    answer = resumed(service.ask, refuse)
+    await anext(answer)
+    await service.client.close()
+    with pytest.raises(TransportError):
+        async for _ in answer:
+            pass
+    await service.connect()
