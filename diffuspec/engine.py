@@ -4,7 +4,8 @@
         [answer] = engine.generate(["Once upon a time"])
 
 An engine belongs to one event loop at a time: `generate` uses one of its own, `stream` and
-`complete` use the caller's. Whoever makes an engine over remote roles keeps to one loop.
+`complete` use the caller's, where `async with` ends what runs. Whoever makes an engine over remote
+roles keeps to one loop.
 """
 
 from __future__ import annotations
@@ -121,6 +122,15 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.stop()
+        finally:
+            await asyncio.to_thread(self.close)  # it waits for what the workers are doing
 
     def close(self) -> None:
         """Stop the loop and the worker threads. Requests still running are cancelled.

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -242,6 +243,29 @@ async def test_two_loops_at_a_time_are_refused(engine):
 async def test_an_engine_may_be_closed_inside_a_coroutine(target_path):
     with make_engine(target_path("qwen2")) as engine:
         assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12
+
+
+async def test_leaving_an_engine_in_a_coroutine_ends_its_loops_and_its_workers(target_path):
+    def workers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("target")}
+
+    tasks, threads = asyncio.all_tasks(), workers()
+    async with make_engine(target_path("qwen2")) as engine:
+        assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12
+        open_stream = engine.stream(PROMPT, FOREVER)
+        await anext(open_stream)
+        assert asyncio.all_tasks() > tasks and workers() > threads
+    assert (asyncio.all_tasks(), workers()) == (tasks, threads)
+    with pytest.raises(RequestCancelledError):
+        await anext(open_stream)
+
+
+async def test_an_engine_that_was_used_without_a_loop_is_left_in_one(target_path):
+    engine = make_engine(target_path("qwen2"))
+    await asyncio.to_thread(engine.generate, [PROMPT], SHORT)
+    async with engine:
+        pass
+    assert engine._runner is None
 
 
 def test_closing_twice_is_fine(target_path):
