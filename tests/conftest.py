@@ -21,6 +21,7 @@ settings.load_profile("diffuspec")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=12, help="asked while processes die")
+    parser.addoption("--chaos-seed", type=int, default=158, help="of what goes wrong, and when")
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
 from ray._private.node import Node as RayNode
@@ -27,7 +28,7 @@ from tests.actors.conftest import NODE
 Action = Literal["kill", "stop", "pause", "delay"]
 
 TOKENS_BETWEEN_FAULTS = (10, 50)
-CALM = 0.6  # how often a fault may heal before the next one
+CALM = 0.4  # how often a fault may heal before the next one
 MAX_RECOVERY_SECONDS = 150.0  # until everything serves again, on a machine at work
 MAX_PAUSE_SECONDS, MAX_DELAY_SECONDS = 1.5, 3.0
 MAX_SECONDS_WITHOUT_NODE = 2.0
@@ -124,6 +125,7 @@ class Chaos:
         self, pipeline: Pipeline, nodes: Nodes, tokens: Tokens, rng: random.Random, num_ranks: int
     ) -> None:
         self.recoveries: list[Recovery] = []
+        self.pids: set[int] = set()  # of all processes that were there at some time
         self._pipeline, self._nodes, self._tokens, self._rng = pipeline, nodes, tokens, rng
         self._deck = rng.sample(deck := faults(num_ranks), len(deck))
         self._num_roles = 3 + num_ranks
@@ -205,7 +207,9 @@ class Chaos:
         return not (await self._pipeline.status()).degraded_reasons
 
     async def _present(self) -> list[RoleReport]:
-        return [one for one in await self._pipeline.describe() if one.place is not None]
+        reports = [one for one in await self._pipeline.describe() if one.place is not None]
+        self.pids |= {one.place.pid for one in reports if one.place is not None}
+        return reports
 
     async def _find(self, role: str) -> int:
         """Return a role's process, once there is one."""
@@ -219,6 +223,13 @@ class Chaos:
     async def _found_on(self, node_id: str) -> list[int]:
         places = [report.place for report in await self._present()]
         return [place.pid for place in places if place is not None and place.node_id == node_id]
+
+
+async def gone(pids: Collection[int]) -> None:
+    """Wait until none of these processes is there any more."""
+    async with asyncio.timeout(30):
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            await asyncio.sleep(0.1)
 
 
 def table(recoveries: Sequence[Recovery]) -> str:
