@@ -42,6 +42,7 @@ class DraftLoop:
         if drafter is not None:
             self._calls = DraftCalls(drafter, config.max_draft_seconds, tracer)
         self._target = target
+        self._max_unread = config.prefill_chunk_tokens
         self._costs = costs
         self._pass_on = pass_on
         self._fail = fail
@@ -58,12 +59,19 @@ class DraftLoop:
     # ---- what goes in
 
     def send(self, ticket: Ticket, foresight: Foresight | None = None) -> None:
-        """Get a draft for a ticket's next step, the one made ahead if there is."""
+        """Get a draft for a ticket's next step, the one made ahead if there is.
+
+        None while the target has a long prompt to read: neither waits for the other to read it.
+        """
         if foresight is not None and foresight.draft is not None:
             self._take_ahead(ticket, foresight.draft)
         elif foresight is not None and foresight.is_awaited:
             ticket.stage = "drafting"
-        elif self._calls is None or ticket.sequence.plan_draft() == 0:
+        elif (
+            self._calls is None
+            or ticket.sequence.num_unread > self._max_unread
+            or ticket.sequence.plan_draft() == 0
+        ):
             self._go_without([ticket], None)
         elif self._breaker.is_closed or self._breaker.take_probe():
             ticket.is_probe = not self._breaker.is_closed
@@ -163,8 +171,8 @@ class DraftLoop:
             self._go_without(self._inbox.take_now(), "drafter_unavailable")
 
     def _learn(self, tickets: list[Ticket], ahead: list[Hypothesis], batch: DraftBatch) -> None:
-        """Learn from decoding steps only: a request's first draft reads its whole prompt."""
-        if not all(ticket.sequence.num_output_tokens for ticket in tickets):
+        """Learn from decoding steps only: a request's first drafts read its prompt."""
+        if not all(ticket.was_drafted for ticket in tickets):
             return
         num_positions = sum(ticket.sequence.num_draft_tokens for ticket in tickets)
         if ahead:
@@ -191,12 +199,15 @@ class DraftLoop:
     # ---- what goes out
 
     def _take(self, ticket: Ticket, draft: Draft, batch: DraftBatch) -> None:
+        ticket.times.drafting_seconds = batch.seconds
+        if not draft.tree.num_nodes:
+            self._go_without([ticket], "empty_draft")
+            return
         try:
             ticket.sequence.take_draft(draft, self._target)
         except InvalidRequestError as error:
             self._drop_draft(ticket, error)
             return
-        ticket.times.drafting_seconds = batch.seconds
         self._drafted(ticket)
 
     def _take_ahead(self, ticket: Ticket, made: DraftAhead) -> None:
@@ -211,9 +222,10 @@ class DraftLoop:
     def _drafted(self, ticket: Ticket) -> None:
         sequence, times = ticket.sequence, ticket.times
         sequence.fallback = None
-        if sequence.num_outcomes != 0 and sequence.num_output_tokens:
+        if sequence.num_outcomes != 0 and ticket.was_drafted:
             waited = time.monotonic() - times.started_at
             self._costs.observe_wait(sequence.num_draft_tokens, waited)
+        ticket.was_drafted = True
         self._pass_on(ticket)
 
     def _drop_draft(self, ticket: Ticket, error: InvalidRequestError) -> None:
@@ -226,5 +238,4 @@ class DraftLoop:
             if not ticket.is_over:
                 ticket.sequence.draft, ticket.sequence.num_draft_tokens = EMPTY_DRAFT, 0
                 ticket.sequence.fallback = reason
-                ticket.times.drafting_seconds = 0.0
                 self._pass_on(ticket)
