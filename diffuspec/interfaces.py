@@ -38,7 +38,10 @@ class Drafter(Protocol):
     """Proposes draft trees."""
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order; an empty one means none. Raises DrafterError."""
+        """Return one draft per request, in order; an empty one means none.
+
+        Raises InvalidRequestError before any work, DrafterError after.
+        """
         ...
 
     async def release(self, request_id: str) -> None:
@@ -52,7 +55,7 @@ class LatticeModel(Protocol):
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
         """Return one lattice per request, in order; an empty one means none for now.
 
-        Raises DrafterError.
+        Raises InvalidRequestError before any work, DrafterError after.
         """
         ...
 

@@ -12,7 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.config import DrafterConfig
-from diffuspec.errors import DrafterError, InvalidRequestError, VocabularyError
+from diffuspec.errors import (
+    DrafterError,
+    InvalidRequestError,
+    ModelLoadError,
+    VocabularyError,
+)
 from diffuspec.interfaces import TargetInfo
 from diffuspec.lattice import EMPTY_LATTICE, Pruning, build_lattices
 from diffuspec.models.attention import Segment
@@ -108,6 +113,11 @@ class DiffusionDrafter:
         """Load the drafter that a configuration names. Raises ModelLoadError."""
         checkpoint = inspect_checkpoint(config.path)
         settings = checkpoint.diffusion
+        if checkpoint.max_positions <= MAX_DRAFT_TOKENS:
+            raise ModelLoadError(
+                f"{config.path} was trained for {checkpoint.max_positions} positions; the longest "
+                f"draft, of {MAX_DRAFT_TOKENS} tokens, has to fit after a token of the prefix"
+            )
         wanted = target.max_model_len + MAX_DRAFT_TOKENS
         loaded = load_model(
             config.path,
@@ -120,7 +130,10 @@ class DiffusionDrafter:
         return cls(loaded.runner, settings, config, target, min(wanted, checkpoint.max_positions))
 
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
-        """Draft a batch; see `LatticeModel.lattices`. Raises DrafterError."""
+        """Draft a batch; see `LatticeModel.lattices`.
+
+        Raises InvalidRequestError before any work, DrafterError after.
+        """
         for request in requests:
             self._check(request)
         if not requests:
@@ -135,14 +148,15 @@ class DiffusionDrafter:
         self._worker.close()
 
     def _check(self, request: DraftRequest) -> None:
-        prefix, k = request.prefix, request.num_draft_tokens
-        limit = min(MAX_DRAFT_TOKENS, self._max_positions - 1)
-        if not 1 <= k <= limit:
-            raise DrafterError(f"num_draft_tokens must be from 1 to {limit}, got {k}")
+        prefix, k, num_ids = request.prefix, request.num_draft_tokens, self._num_known_ids
+        if not 1 <= k <= MAX_DRAFT_TOKENS:
+            raise InvalidRequestError(
+                f"num_draft_tokens must be from 1 to {MAX_DRAFT_TOKENS}, got {k}"
+            )
         if len(prefix) == 0:
-            raise DrafterError(f"request {request.request_id} has an empty prefix")
-        if (wrong := unknown_token_id(prefix, self._num_known_ids)) is not None:
-            raise DrafterError(f"token ids must be below {self._num_known_ids}, got {wrong}")
+            raise InvalidRequestError(f"request {request.request_id} has an empty prefix")
+        if (wrong := unknown_token_id(prefix, num_ids)) is not None:
+            raise InvalidRequestError(f"token ids must be below {num_ids}, got {wrong}")
         if request.sampling.lacks_seed:
             raise InvalidRequestError("seed must be given to sample, got None")
 

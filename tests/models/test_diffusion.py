@@ -13,7 +13,12 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from diffuspec.config import DrafterConfig
-from diffuspec.errors import DrafterError, ModelLoadError, VocabularyError
+from diffuspec.errors import (
+    DrafterError,
+    InvalidRequestError,
+    ModelLoadError,
+    VocabularyError,
+)
 from diffuspec.interfaces import TargetInfo
 from diffuspec.models.attention import Segment
 from diffuspec.models.diffusion import DiffusionDrafter
@@ -295,16 +300,26 @@ async def test_sampled_requests_are_drafted_with_the_targets_own_noise(
 
 async def test_prefix_beyond_the_drafters_context_is_cut(save_drafter: SaveDrafter) -> None:
     path = save_drafter("block_causal")
-    edit_json(path / "config.json", max_position_embeddings=32)
+    edit_json(path / "config.json", max_position_embeddings=130)
     drafter = load(path)
+    prefix = np.random.default_rng(4).integers(3, NUM_KNOWN_IDS, 140).tolist()
     starts = []
-    for length in range(26, 40):
-        [lattice] = await drafter.lattices([request(PREFIX[:length])])
-        limit = 32 - K
-        starts.append(0 if length <= limit else 13 * -(-(length - limit) // 13))
-        assert_lattice(lattice, reference_logits("block_causal", PREFIX[starts[-1] : length]))
-    assert starts == [0] + [13] * 13
+    for length in range(122, 132):
+        [lattice] = await drafter.lattices([request(prefix[:length])])
+        limit = 130 - K
+        starts.append(0 if length <= limit else 62 * -(-(length - limit) // 62))
+        assert_lattice(lattice, reference_logits("block_causal", prefix[starts[-1] : length]))
+    assert starts == [0] * 3 + [62] * 7
     drafter.close()
+
+
+def test_a_drafter_whose_context_is_no_longer_than_a_draft_is_refused(
+    save_drafter: SaveDrafter,
+) -> None:
+    path = save_drafter("block_causal")
+    edit_json(path / "config.json", max_position_embeddings=128)
+    with pytest.raises(ModelLoadError, match=r"trained for 128 positions; .* of 128 tokens"):
+        load(path)
 
 
 async def test_dream_layout_is_read_as_qwen2(save_drafter: SaveDrafter) -> None:
@@ -326,13 +341,14 @@ async def test_dream_layout_is_read_as_qwen2(save_drafter: SaveDrafter) -> None:
         (request([3, -5]), "below 118, got -5"),
         (request([3], k=0), "from 1 to 128, got 0"),
         (request([3], k=129), "from 1 to 128, got 129"),
+        (replace(request([3]), sampling=SamplingParams(temperature=0.8)), "seed must be given"),
     ],
 )
 async def test_bad_requests_are_refused_before_any_work(
     save_drafter: SaveDrafter, wrong: DraftRequest, message: str
 ) -> None:
     drafter = load(save_drafter("block_causal"))
-    with pytest.raises(DrafterError, match=message):
+    with pytest.raises(InvalidRequestError, match=message):
         await drafter.lattices([request(PREFIX, "good"), wrong])
     assert drafter.runner.num_forwards == 0
     assert await drafter.lattices([]) == []
