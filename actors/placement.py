@@ -45,7 +45,7 @@ class Place:
 
     node_id: str
     ip: str
-    gpu_ids: tuple[int, ...]
+    gpu_ids: tuple[str, ...]  # numbers, or names as in CUDA_VISIBLE_DEVICES
     pid: int
 
 
@@ -158,7 +158,7 @@ async def locate(actor: Handle) -> Place:
 
 def _find_place(actor: object) -> Place:
     node_id: str = ray.get_runtime_context().get_node_id()
-    gpu_ids = tuple(int(gpu_id) for gpu_id in ray.get_gpu_ids())
+    gpu_ids = tuple(map(str, ray.get_gpu_ids()))
     ip: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     return Place(node_id, ip, gpu_ids, os.getpid())
 

@@ -133,7 +133,7 @@ def _places(reports: Sequence[RoleReport]) -> Table:
         place = report.place
         where = ("-", "-", "-")
         if place is not None:
-            gpus = ", ".join(map(str, place.gpu_ids)) or "-"
+            gpus = ", ".join(place.gpu_ids) or "-"
             where = (f"{place.ip} {place.node_id[:6]}", str(place.pid), gpus)
         table.add_row(report.name, *where, report.address or "-")
     return table

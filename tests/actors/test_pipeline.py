@@ -139,7 +139,7 @@ async def test_every_actor_lands_where_its_node_says(pipeline, nodes):
     drafter, scorer = found["drafter 0"].place, found["path scorer 0"].place
     coordinator, rank = found["coordinator"].place, found["verifier rank 0"].place
     assert drafter.node_id == scorer.node_id == nodes["drafter"].node_id
-    assert drafter.gpu_ids == scorer.gpu_ids == (0,)
+    assert drafter.gpu_ids == scorer.gpu_ids == ("0",)
     assert rank.node_id == nodes["verifier"].node_id and len(rank.gpu_ids) == 1
     assert coordinator.node_id not in (drafter.node_id, rank.node_id)
     assert coordinator.gpu_ids == ()

@@ -18,14 +18,16 @@ pytestmark = pytest.mark.ray
 DEADLINES = {"placement_seconds": 2}
 
 
-async def test_ranks_are_on_one_node_with_a_gpu_each(cluster, token):
-    node = cluster.add_node(num_cpus=4, **{**NODE, "num_gpus": 2})
+async def test_ranks_are_on_one_node_with_a_gpu_each_however_gpus_are_named(cluster, token):
+    names = {"GPU-11111111-2222", "GPU-33333333-4444"}
+    variables = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
+    node = cluster.add_node(num_cpus=4, env_vars=variables, **{**NODE, "num_gpus": 2})
     verifier = {"tensor_parallel": 2, "num_gpus": 1}
     placement = await Placement.reserve(tiny_pipeline(placement={"verifier": verifier}), token)
     ranks = [placement.create_rank(rank) for rank in range(2)]
     places = await asyncio.gather(*map(locate, ranks))
     assert {place.node_id for place in places} == {node.node_id}
-    assert {place.gpu_ids for place in places} == {(0,), (1,)}
+    assert {place.gpu_ids for place in places} == {(name,) for name in names}
     for rank in ranks:
         kill(rank)
     await placement.release()
