@@ -249,4 +249,6 @@ def _set_environment(on_gpu: bool) -> None:
     if not on_gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights go to an accelerator that can be seen
     if sys.platform == "linux":
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on one node
+        # All ranks are on one node, and these connections know no token.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # not all that begin so

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from actors import probe
-from actors.settings import PipelineConfig, parse_pipeline
+from actors.settings import PipelineConfig, VerifierSettings, parse_pipeline
 from actors.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
 from diffuspec.errors import ModelLoadError, VerifierError, VerifierUnavailableError
 from diffuspec.models.causal import CausalTarget
@@ -175,3 +175,17 @@ async def test_a_step_under_way_can_be_seen() -> None:
     verifier.gate.open()
     await step
     assert (watched.oldest_seconds, watched.num_steps) == (0.0, 1)
+
+
+def test_ranks_speak_to_each_other_on_loopback_alone(
+    config: PipelineConfig, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    placement = config.placement.model_copy(
+        update={"verifier": VerifierSettings(tensor_parallel=2, num_gpus=1)}
+    )
+    VerifierRank(config.model_copy(update={"placement": placement}), token)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"
