@@ -148,12 +148,12 @@ class CausalTarget:
                 _logprobs(plan, acceptance, logits)
                 for plan, acceptance in zip(plans, acceptances, strict=True)
             ]
+            for plan, acceptance in zip(plans, acceptances, strict=True):
+                self._commit(plan, acceptance)
         except WorkerError as error:
             raise VerifierError(str(error)) from error
         except Exception as error:  # torch raises what it likes
             raise VerifierError(f"the target's forward pass failed: {error}") from error
-        for plan, acceptance in zip(plans, acceptances, strict=True):
-            self._commit(plan, acceptance)
         seconds = time.monotonic() - started
         return [
             Verdict(

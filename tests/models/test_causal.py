@@ -278,8 +278,9 @@ async def test_logits_that_are_not_numbers_fail_and_leave_nothing_behind(
     assert np.isfinite(verdicts[1].token_ids).all()
 
 
-async def test_failing_forward_becomes_a_verifier_error(
-    qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("part", ["_forward", "cache.commit"])
+async def test_what_fails_in_a_step_becomes_a_verifier_error(
+    qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     expected = await decode(qwen2, GREEDY, 1)
 
@@ -287,7 +288,8 @@ async def test_failing_forward_becomes_a_verifier_error(
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(qwen2.runner, "_forward", fail)
+        owner, _, name = part.rpartition(".")
+        patch.setattr(getattr(qwen2.runner, owner) if owner else qwen2.runner, name, fail)
         with pytest.raises(VerifierError, match="out of memory"):
             await qwen2.verify([request(PROMPT)])
     assert (await verify_one(qwen2, request(PROMPT))).token_ids == (expected[-1],)
