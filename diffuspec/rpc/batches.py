@@ -168,6 +168,7 @@ class BatchReader:
             )
         held = []
         for delta in deltas:
+            check_id(delta.request_id, self._limits)
             held.append(apply_delta(self._store, delta))
         self._forgotten += self._store.trim()
         return held
@@ -190,6 +191,15 @@ class BatchReader:
                     )
             prefixes.append(to_token_ids(data))
         return prefixes
+
+
+def check_id(request_id: str, limits: RpcLimits) -> None:
+    """Raises InvalidRequestError for an id that nobody needs."""
+    if len(request_id) > limits.max_id_length:
+        raise InvalidRequestError(
+            f"a request id must have at most {limits.max_id_length} characters, got "
+            f"{len(request_id)}"
+        )
 
 
 def _check(row: DraftRow) -> None:

@@ -16,7 +16,8 @@ class RpcLimits:
     max_concurrent_rpcs: int = 256  # of one server, streams included
     max_calls_in_flight: int = 16  # on one stream
     max_rows: int = 1024  # of one batch
-    max_prefixes: int = 1024  # that one stream remembers
+    max_prefixes: int = 1024  # that one stream remembers, and that one message lets go
+    max_id_length: int = 1024  # of a request
     max_prefix_tokens: int = 4 * 1024 * 1024  # of them together, and of one batch
     max_step_seconds: float = 60.0  # a role that works on one step for longer is not healthy
     max_write_seconds: float = 30.0  # a peer that takes nothing for longer is dropped

@@ -7,14 +7,14 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
-from diffuspec.errors import OverloadedError, WorkerError
-from diffuspec.rpc.batches import BatchReader
+from diffuspec.errors import InvalidRequestError, OverloadedError, WorkerError
+from diffuspec.rpc.batches import BatchReader, check_id
 from diffuspec.rpc.health import StepHealth
 from diffuspec.rpc.interceptor import refuse_malformed
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
@@ -120,6 +120,7 @@ class _Stream:
     async def _read(self) -> None:
         while (message := await self._context.read()) is not grpc.aio.EOF:
             refuse_malformed(message)
+            self._check_releases(message.released_request_ids)
             self._begin_releases(message.released_request_ids)
             if message.step_id:
                 self._begin(message)
@@ -133,6 +134,17 @@ class _Stream:
             await asyncio.wait(self._steps, return_when=asyncio.FIRST_COMPLETED)
         if len(self._releases) > limits.max_prefixes:
             await asyncio.wait(self._releases)
+
+    def _check_releases(self, request_ids: Sequence[str]) -> None:
+        """Raises InvalidRequestError for more than a stream can hold, before work for any."""
+        limits = self._service.limits
+        if len(request_ids) > limits.max_prefixes:
+            raise InvalidRequestError(
+                f"a message must release at most {limits.max_prefixes} requests, got "
+                f"{len(request_ids)}"
+            )
+        for request_id in request_ids:
+            check_id(request_id, limits)
 
     def _begin_releases(self, request_ids: Iterable[str]) -> None:
         """Not awaited here: a role may let go only after the step that it is working on."""

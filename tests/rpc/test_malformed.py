@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import grpc
 import numpy as np
@@ -207,3 +208,36 @@ async def test_a_stream_of_nonsense_ends_with_invalid_argument(method, servicers
         with pytest.raises(grpc.aio.AioRpcError, match="no message of this method") as caught:
             await call.read()
         assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(
+    ("released", "complaint"),
+    [(["r"] * 65, "at most 64 requests, got 65"), (["r" * 33], "at most 32 characters, got 33")],
+)
+async def test_a_message_releases_no_more_than_a_stream_holds(
+    servicers, security, released, complaint
+):
+    limits = RpcLimits(max_prefixes=64, max_id_length=32)
+    message = drafter_pb2.DraftRequest(released_request_ids=released)
+    async with (
+        serving(*servicers, security=security, limits=limits) as wire,
+        grpc.aio.insecure_channel(wire.address) as channel,
+    ):
+        method = "/diffuspec.v1.DrafterService/Draft"
+        call = channel.stream_stream(method)(metadata=security.metadata)
+        await call.write(message.SerializeToString())
+        with pytest.raises(grpc.aio.AioRpcError, match=complaint) as caught:
+            await call.read()
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_the_id_of_a_prefix_is_bounded(servicers, security):
+    message = drafter_pb2.DraftRequest(step_id=1)
+    encode_draft_rows(message, [replace(DRAFT, request_id="r" * 33)], store())
+    async with (
+        serving(*servicers, security=security, limits=RpcLimits(max_id_length=32)) as wire,
+        grpc.aio.insecure_channel(wire.address) as channel,
+    ):
+        prober = Prober(channel, security)
+        _, errors = await prober.send("DrafterService/Draft", message.SerializeToString())
+        assert errors == ["INVALID_ARGUMENT InvalidRequestError"]
