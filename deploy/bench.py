@@ -45,7 +45,9 @@ _Repeats = Annotated[int, typer.Option(min=1, help="Times each question is asked
 _MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
 _Length = Annotated[int, typer.Option(min=1, max=128, help="Draft length, the same for all.")]
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="For results.json and the plot.")]
-_Address = Annotated[str, typer.Option(help="A Ray cluster that runs. Default: one of its own.")]
+_Address = Annotated[
+    str, typer.Option(help="A Ray cluster that runs. Default: $RAY_ADDRESS, else one of its own.")
+]
 
 
 @dataclass(frozen=True, slots=True)

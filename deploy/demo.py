@@ -46,7 +46,10 @@ _Repeats = Annotated[int, typer.Option(min=1, help="Times each question is asked
 _MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
 _Trace = Annotated[Path, typer.Option(metavar="FILE.json", help="For ui.perfetto.dev.")]
 _Address = Annotated[
-    str, typer.Option(help="A Ray cluster that runs, or auto. Default: one of its own, here.")
+    str,
+    typer.Option(
+        help="A Ray cluster that runs, or auto. Default: $RAY_ADDRESS, else one of its own, here."
+    ),
 ]
 
 

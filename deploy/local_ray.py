@@ -9,13 +9,18 @@ from collections.abc import Iterator
 
 import ray
 
+_OWN = "local"  # in Ray's words
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str) -> Iterator[None]:
-    """Connect to a cluster, or start one that ends with this; nothing of it stays."""
-    if address:
+    """Connect to a cluster, or start one that ends with this; nothing of it stays.
+
+    address "": what RAY_ADDRESS says, as it does in a job that Ray runs; else one of its own.
+    """
+    address = address or os.environ.get("RAY_ADDRESS", _OWN)
+    if address != _OWN:
         ray.init(address=address, log_to_driver=False)
         try:
             yield
@@ -26,6 +31,7 @@ def ray_cluster(address: str) -> Iterator[None]:
     os.environ.setdefault("RAY_worker_niceness", "0")  # actors are as quick as other processes
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
         ray.init(
+            address=_OWN,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
