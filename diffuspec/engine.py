@@ -296,5 +296,7 @@ def make_path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
     elif config.causal_lm is not None:
         from diffuspec.models.causal_proxy import CausalLmProxy  # torch: not for an n-gram model
 
-        proxy = CausalLmProxy.load(config.causal_lm, vocab_size=info.vocab_size)
+        proxy = CausalLmProxy.load(
+            config.causal_lm, vocab_size=info.vocab_size, beam_width=config.beam_width
+        )
     return PathSearch(proxy, beam_width=config.beam_width, eos_token_ids=info.eos_token_ids)

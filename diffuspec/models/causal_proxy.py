@@ -17,12 +17,12 @@ import torch
 from diffuspec.config import Device, DType
 from diffuspec.errors import VocabularyError
 from diffuspec.models.attention import Segment
+from diffuspec.models.checkpoint import inspect_checkpoint
 from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer
 from diffuspec.types import MAX_DRAFT_TOKENS, TokenIds
 
-_MAX_PATH_ROWS = 1024  # of all states of a column together
 _MAX_PREFILL_ROWS = 512
 _REQUEST_ID = "proxy"  # the one slot that matters: the prefix scored last
 
@@ -47,11 +47,22 @@ class CausalLmProxy:
 
     @classmethod
     def load(
-        cls, path: Path, *, vocab_size: int, device: Device = "auto", dtype: DType = "auto"
+        cls,
+        path: Path,
+        *,
+        vocab_size: int,
+        beam_width: int,
+        device: Device = "auto",
+        dtype: DType = "auto",
     ) -> Self:
-        """Load a model directory. Raises ModelLoadError, VocabularyError."""
+        """Load a model directory. Raises ModelLoadError, VocabularyError.
+
+        beam_width states of the longest draft are scored at a time at most.
+        """
+        inspect_checkpoint(path).check_room_for_drafts()
+        num_path_rows = beam_width * MAX_DRAFT_TOKENS
         loaded = load_model(
-            path, device=device, dtype=dtype, num_slots=2, num_scratch_rows=_MAX_PATH_ROWS
+            path, device=device, dtype=dtype, num_slots=2, num_scratch_rows=num_path_rows
         )
         known = check_tokenizer(path, load_tokenizer(path), loaded.runner.vocab_size)
         if known != vocab_size:
@@ -59,7 +70,7 @@ class CausalLmProxy:
                 f"{path} knows {known} token ids, the target {vocab_size}: a causal proxy must "
                 "share the target's tokenizer"
             )
-        return cls(loaded.runner, max(1, loaded.max_positions - MAX_DRAFT_TOKENS), vocab_size)
+        return cls(loaded.runner, loaded.max_positions - MAX_DRAFT_TOKENS, vocab_size)
 
     def begin(self, context: Sequence[int]) -> _State:
         return _State(tuple(context), ())

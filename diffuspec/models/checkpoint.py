@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from diffuspec.errors import ModelLoadError, OutOfMemoryError
+from diffuspec.types import MAX_DRAFT_TOKENS
 
 DiffusionAttention = Literal["full", "block_causal"]
 
@@ -67,6 +68,14 @@ class Checkpoint:
             f"{self.path}: config.json must have diffusion_attention 'full' or 'block_causal', "
             f"got {attention!r}"
         )
+
+    def check_room_for_drafts(self) -> None:
+        """Raises ModelLoadError if the longest draft does not fit after a token of a prefix."""
+        if self.max_positions <= MAX_DRAFT_TOKENS:
+            raise ModelLoadError(
+                f"{self.path} was trained for {self.max_positions} positions; it must be more than "
+                f"{MAX_DRAFT_TOKENS}, the tokens of the longest draft"
+            )
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:

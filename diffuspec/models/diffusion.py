@@ -12,12 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.config import DrafterConfig
-from diffuspec.errors import (
-    DrafterError,
-    InvalidRequestError,
-    ModelLoadError,
-    VocabularyError,
-)
+from diffuspec.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.interfaces import TargetInfo
 from diffuspec.lattice import EMPTY_LATTICE, Pruning, build_lattices
 from diffuspec.models.attention import Segment
@@ -113,11 +108,7 @@ class DiffusionDrafter:
         """Load the drafter that a configuration names. Raises ModelLoadError."""
         checkpoint = inspect_checkpoint(config.path)
         settings = checkpoint.diffusion
-        if checkpoint.max_positions <= MAX_DRAFT_TOKENS:
-            raise ModelLoadError(
-                f"{config.path} was trained for {checkpoint.max_positions} positions; the longest "
-                f"draft, of {MAX_DRAFT_TOKENS} tokens, has to fit after a token of the prefix"
-            )
+        checkpoint.check_room_for_drafts()
         wanted = target.max_model_len + MAX_DRAFT_TOKENS
         loaded = load_model(
             config.path,

@@ -1,5 +1,7 @@
 """The causal-LM proxy scores what the model itself says."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -7,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from diffuspec.errors import VocabularyError
+from diffuspec.errors import ModelLoadError, VocabularyError
 from diffuspec.models.causal_proxy import CausalLmProxy
 from diffuspec.search import PathSearch
-from diffuspec.types import DraftRequest, Lattice, SamplingParams
+from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, SamplingParams
 from tests.checkpoints import NUM_IDS
 
 CONTEXT = [5, 17, 40, 3, 88, 21]
@@ -19,7 +21,7 @@ CONTEXT = [5, 17, 40, 3, 88, 21]
 @pytest.fixture
 def proxy(target_path):
     return CausalLmProxy.load(
-        target_path("qwen2"), vocab_size=NUM_IDS, device="cpu", dtype="float32"
+        target_path("qwen2"), vocab_size=NUM_IDS, beam_width=3, device="cpu", dtype="float32"
     )
 
 
@@ -78,4 +80,23 @@ def test_the_search_takes_the_path_that_the_model_finds_likelier(proxy, target_p
 
 def test_a_model_over_other_token_ids_is_refused(target_path):
     with pytest.raises(VocabularyError, match="share the target's tokenizer"):
-        CausalLmProxy.load(target_path("qwen2"), vocab_size=NUM_IDS - 1)
+        CausalLmProxy.load(target_path("qwen2"), vocab_size=NUM_IDS - 1, beam_width=3)
+
+
+def test_a_wide_beam_has_room_for_its_longest_paths_after_the_longest_context(target_path):
+    width, depth = 12, MAX_DRAFT_TOKENS - 1
+    proxy = CausalLmProxy.load(target_path("qwen2"), vocab_size=NUM_IDS, beam_width=width)
+    context = tuple(range(3, 3 + NUM_IDS - 10)) * 4
+    start = proxy.begin(context[: proxy.max_context_tokens])
+    states = [replace(start, path=(token_id,) * depth) for token_id in range(10, 10 + width)]
+    scores, _ = proxy.expand(states, [11, 30])
+    [alone], _ = proxy.expand(states[-1:], [11, 30])
+    assert scores[-1] == pytest.approx(alone, abs=1e-4)
+
+
+def test_a_model_whose_context_is_no_longer_than_a_draft_is_refused(target_path, tmp_path):
+    path = shutil.copytree(target_path("qwen2"), tmp_path / "short")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
+    with pytest.raises(ModelLoadError, match="trained for 128 positions; it must be more than 128"):
+        CausalLmProxy.load(path, vocab_size=NUM_IDS, beam_width=3)

@@ -318,7 +318,7 @@ def test_a_drafter_whose_context_is_no_longer_than_a_draft_is_refused(
 ) -> None:
     path = save_drafter("block_causal")
     edit_json(path / "config.json", max_position_embeddings=128)
-    with pytest.raises(ModelLoadError, match=r"trained for 128 positions; .* of 128 tokens"):
+    with pytest.raises(ModelLoadError, match="trained for 128 positions; it must be more than 128"):
         load(path)
 
 
