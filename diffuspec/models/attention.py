@@ -14,9 +14,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from diffuspec.models.cache import KVCache
+from diffuspec.models.kernels import attend, attend_fused, attend_in_blocks
 from diffuspec.models.masks import listed_mask, ordered_mask
 
 ATTENTION_NAME = "diffuspec"
@@ -115,7 +117,7 @@ class _Part:
         self._start = segment.start
         self._end = segment.start + segment.num_rows
         self._layers = cache.layers(segment.slot)
-        self._views: dict[int | None, _View] = {}  # by window
+        self._views: dict[int | None, View] = {}  # by window
 
     def attend(
         self,
@@ -134,19 +136,22 @@ class _Part:
         values = values.narrow(1, view.first, view.num_columns)
         if self._block_size is not None:
             assert mask is not None
-            return _attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
+            return attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
         num_scores = query.shape[0] * keys.shape[1]
         if self.num_rows * num_scores <= MAX_SCORES:
-            return _attend(query, keys, values, mask, scaling)
+            if not keys.is_cpu:
+                return attend(query, keys, values, mask, scaling)
+            mask = view.whole_mask(query.shape[0] // keys.shape[0])
+            return attend_fused(query, keys, values, mask, scaling)
         step = max(1, MAX_SCORES // num_scores)
         outputs = []
         for first in range(0, self.num_rows, step):
             rows = slice(first, first + step)
             row_mask = None if mask is None else mask[rows]
-            outputs.append(_attend(query[:, rows], keys, values, row_mask, scaling))
+            outputs.append(attend(query[:, rows], keys, values, row_mask, scaling))
         return torch.cat(outputs)
 
-    def _view(self, window: int | None) -> _View:
+    def _view(self, window: int | None) -> View:
         """Return what layers with that window see: a row at position p sees those after p - window.
 
         No row is before the segment's start, so that columns further back need not be read.
@@ -161,7 +166,7 @@ class _Part:
                 self._views[window] = self._make_block_view(first, window, self._block_size)
         return self._views[window]
 
-    def _make_view(self, first: int, window: int | None) -> _View:
+    def _make_view(self, first: int, window: int | None) -> View:
         segment, num_rows = self._segment, self.num_rows
         num_before = 0 if window is None else self._start - first
         mask: torch.Tensor | None = None
@@ -171,81 +176,35 @@ class _Part:
             ).to(self._layers[0])
         elif num_rows > 1 and (window is not None or segment.num_causal):
             mask = self._ordered_mask(num_before, window)
-        return _View(first, self._end - first, mask)
+        return View(first, self._end - first, mask)
 
-    def _make_block_view(self, first: int, window: int | None, size: int) -> _View:
+    def _make_block_view(self, first: int, window: int | None, size: int) -> View:
         """Return a view of whole blocks, with a mask for all of their columns."""
         first, end = first // size * size, -(-self._end // size) * size
         mask = torch.full((self.num_rows, end - first), -torch.inf).to(self._layers[0])
         mask[:, : self._end - first] = self._ordered_mask(self._start - first, window)
-        return _View(first, end - first, mask)
+        return View(first, end - first, mask)
 
     def _ordered_mask(self, num_before: int, window: int | None) -> torch.Tensor:
         num_causal, like = self._segment.num_causal, self._layers[0]
         return ordered_mask(self.num_rows, num_causal, num_before, window, like.dtype, like.device)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _View:
+@dataclass(slots=True, eq=False)
+class View:
     """Columns of the cache, and which of them the rows of a segment see."""
 
     first: int
     num_columns: int
     mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
+    _whole_mask: torch.Tensor | None = None
 
-
-def _attend(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-) -> torch.Tensor:
-    """Return [rows, heads, dim]; the additive mask is for the last columns."""
-    num_heads, num_rows, dim = query.shape
-    num_kv_heads, num_columns, _ = keys.shape
-    packed = query.reshape(num_kv_heads, -1, dim)
-    scores = torch.baddbmm(
-        keys.new_empty(()), packed, keys.transpose(1, 2), beta=0, alpha=scaling
-    )  # [kv_heads, heads / kv_heads * rows, columns]
-    if mask is not None:
-        masked = num_columns - mask.shape[1]
-        scores.view(num_heads, num_rows, num_columns)[:, :, masked:].add_(mask)
-    weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
-    output = torch.bmm(weights, values)
-    return output.view(num_heads, num_rows, dim).transpose(0, 1)
-
-
-def _attend_in_blocks(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    scaling: float,
-    block_size: int,
-) -> torch.Tensor:
-    """As _attend, over one block of columns after the other.
-
-    A block that a row does not see changes nothing of the row's running sums, and every product
-    has the same shape whatever the number of columns.
-    """
-    num_heads, num_rows, dim = query.shape
-    num_kv_heads, num_columns, _ = keys.shape
-    packed = query.reshape(num_kv_heads, -1, dim)
-    lowest = torch.finfo(torch.float32).min  # finite: a row may see nothing of the first blocks
-    highest = torch.full((num_kv_heads, packed.shape[1], 1), lowest, device=query.device)
-    total = torch.zeros_like(highest)
-    output = torch.zeros(packed.shape, device=query.device)
-    for first in range(0, num_columns, block_size):
-        block = slice(first, first + block_size)
-        scores = torch.bmm(packed, keys[:, block].transpose(1, 2)).float() * scaling
-        scores.view(num_heads, num_rows, block_size).add_(mask[:, block])
-        previous, highest = highest, torch.maximum(highest, scores.amax(-1, keepdim=True))
-        weights = (scores - highest).exp()
-        shrink = (previous - highest).exp()
-        total = total * shrink + weights.sum(-1, keepdim=True)
-        output = output * shrink + torch.bmm(weights.to(values.dtype), values[:, block]).float()
-    return (output / total).to(values.dtype).view(num_heads, num_rows, dim).transpose(0, 1)
+    def whole_mask(self, num_copies: int) -> torch.Tensor | None:
+        """Return the mask for all columns, the rows so many times; the same for every layer."""
+        if self._whole_mask is None and self.mask is not None:
+            padded = pad(self.mask, (self.num_columns - self.mask.shape[1], 0))
+            self._whole_mask = padded.repeat(num_copies, 1) if num_copies > 1 else padded
+        return self._whole_mask
 
 
 def packed_attention(

@@ -11,7 +11,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from diffuspec.models.attention import Segment, Visible
+from diffuspec.models.attention import Segment, View, Visible
+from diffuspec.models.kernels import attend, attend_fused
 from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
 from tests.models.conftest import FAMILIES, MAX_POSITIONS, VOCAB_SIZE, make_model
@@ -180,6 +181,16 @@ def test_long_segments_go_in_chunks_of_rows(
     assert_same(
         runner.forward([segment(0, 0, token_ids)]), reference(make_model(family), token_ids)
     )
+
+
+@pytest.mark.parametrize("num_masked", [0, 5, 30])
+def test_one_operation_gives_what_three_give(num_masked: int) -> None:
+    query, keys, values = torch.randn(6, 5, 8), torch.randn(2, 30, 8), torch.randn(2, 30, 8)
+    mask = torch.randn(5, num_masked) if num_masked else None
+    view = View(0, 30, mask)
+    expected = attend(query, keys, values, mask, 0.3)
+    found = attend_fused(query, keys, values, view.whole_mask(3), 0.3)
+    assert torch.allclose(found, expected, atol=1e-6)
 
 
 def test_extending_feeds_a_long_prefix_in_pieces(runner: ModelRunner, family: str) -> None:
