@@ -169,10 +169,14 @@ class Coordinator:
         text: TextStream | None,
         request_id: str | None,
     ) -> Ticket:
-        check_request(prompt_token_ids, sampling, speculation, self._verifier.info)
         if not self._loops:
             raise RequestCancelledError("the coordinator is not running")
-        self._admission.check_load(self._verifier.info.max_sequences)
+        try:
+            check_request(prompt_token_ids, sampling, speculation, self._verifier.info)
+            self._admission.check_load(self._verifier.info.max_sequences)
+        except DiffuspecError as error:
+            self.metrics.observe_refusal(error)
+            raise
         if not self._config.overlap:
             speculation = replace(speculation, num_outcomes=0)
         sequence = Sequence(
@@ -286,6 +290,7 @@ class Coordinator:
         for ticket in tickets:
             if not ticket.is_over:
                 ticket.is_over = True
+                self.metrics.observe_failure(error)
                 ticket.increments.put_nowait(error)
 
     def _retire(self, ticket: Ticket) -> None:

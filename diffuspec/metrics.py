@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from diffuspec.errors import DiffuspecError
 from diffuspec.step_series import StepSeries
 from diffuspec.types import FinishReason, StepStats
 
@@ -95,6 +96,8 @@ class Metrics:
         self.waiting = Gauge("diffuspec_num_requests_waiting", "Requests queued.", registry=reg)
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._finished = counter("request_success", "Finished requests.", ["finished_reason"])
+        self._failed = counter("request_failed", "Requests that an error ended.", ["error"])
+        self._refused = counter("request_refused", "Requests not taken at all.", ["error"])
         self._cancelled = counter("request_cancelled", "Requests cancelled by their owner.")
         self._steps = StepSeries("diffuspec_", _SECONDS)
         reg.register(self._steps)
@@ -115,6 +118,12 @@ class Metrics:
         self._finished.labels(reason.value).inc()
         self._prompt_tokens.inc(num_prompt_tokens)
         self._e2e.observe(seconds)
+
+    def observe_failure(self, error: DiffuspecError) -> None:
+        self._failed.labels(type(error).__name__).inc()
+
+    def observe_refusal(self, error: DiffuspecError) -> None:
+        self._refused.labels(type(error).__name__).inc()
 
     def observe_cancel(self) -> None:
         self._cancelled.inc()

@@ -287,6 +287,24 @@ async def test_a_finished_request_does_not_count_as_cancelled():
         assert stage.metric("request_success_total", finished_reason="length") == 1
 
 
+async def test_requests_that_are_refused_or_fail_are_counted(quiet):
+    async with on_stage(None, max_sequences=1, max_waiting=0) as stage:
+        with pytest.raises(ContextLengthError):
+            await stage.tokens([1] * 600)
+        stage.verifier.gate.close()
+        failing = stage.start()
+        await stage.verifier.gate.arrival()
+        with pytest.raises(OverloadedError):
+            await stage.tokens()
+        stage.verifier.error = VerifierError("device lost")
+        stage.verifier.gate.open()
+        await asyncio.wait([failing])
+        refused = ("ContextLengthError", "OverloadedError")
+        assert [stage.metric("request_refused_total", error=name) for name in refused] == [1, 1]
+        assert stage.metric("request_failed_total", error="VerifierError") == 1
+        assert stage.metric("request_cancelled_total") == 0
+
+
 # ---- a drafter that fails
 
 
