@@ -20,7 +20,7 @@ from actors import probe
 from actors.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.drafter_pool import DrafterPool
-from diffuspec.engine import Completion, Engine
+from diffuspec.engine import Engine
 from diffuspec.errors import DrafterError, OverloadedError
 from diffuspec.interfaces import TargetInfo, Verifier
 from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
@@ -179,16 +179,6 @@ class CoordinatorActor:
         async with contextlib.aclosing(stream):
             async for increment in stream:
                 yield increment
-
-    async def complete(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
-        speculation: SpeculationParams | None = None,
-        request_id: str | None = None,
-    ) -> Completion:
-        """Answer one prompt, for callers of Ray."""
-        return await self.engine.complete(prompt, sampling, speculation, request_id)
 
     def cancel(self, request_id: str) -> bool:
         """End what runs under an id; return whether anything did."""

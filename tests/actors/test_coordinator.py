@@ -67,21 +67,21 @@ async def drafter_address(pipeline, token, coordinator) -> AsyncIterator[str]:
 async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_comes(
     coordinator, drafter_address, expected
 ):
-    answer = await coordinator.complete(MESSAGES, SHORT, PLAIN)
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, PLAIN)
     assert answer.token_ids == expected
     assert (await coordinator.status()).degraded_reasons == ("drafter 0: it has not come yet",)
     await coordinator.connect_drafter("drafter 0", drafter_address)
     await coordinator.prove()
-    answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
     assert answer.token_ids == expected and len(answer.steps) < len(expected)
 
 
 async def test_a_drafter_that_comes_is_asked_at_once(coordinator, drafter_address):
     for _ in range(3):  # each time it is left alone for longer
-        answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+        answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
         assert not any(step.num_tree_nodes for step in answer.steps)
     await coordinator.connect_drafter("drafter 0", drafter_address)
-    answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
     assert answer.steps[0].num_tree_nodes > 0
 
 
@@ -134,7 +134,7 @@ async def test_a_drafter_that_is_not_there_is_refused(coordinator):
 async def test_a_drafter_of_the_same_name_takes_over(coordinator, drafter_address, expected):
     await coordinator.connect_drafter("drafter 0", drafter_address)
     await coordinator.connect_drafter("drafter 0", drafter_address)
-    answer = await coordinator.complete(MESSAGES, SHORT, DRAFTED)
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
     assert answer.token_ids == expected and len(answer.steps) < len(expected)
 
 
@@ -154,14 +154,14 @@ async def test_several_drafters_share_the_requests(token, expected):
             address = await drafter.start(ready.info, ready.vocabulary, scorer_address, HOST)
             await actor.connect_drafter(f"drafter {index}", address)
         asked = [remote.num_bytes_sent for remote in actor._drafters.values()]
-        answers = [actor.complete(MESSAGES, SHORT, DRAFTED) for _ in range(4)]
+        answers = [actor.engine.complete(MESSAGES, SHORT, DRAFTED) for _ in range(4)]
         assert {answer.token_ids for answer in await asyncio.gather(*answers)} == {expected}
         asked_now = [remote.num_bytes_sent for remote in actor._drafters.values()]
         assert all(now > before for now, before in zip(asked_now, asked, strict=True))
 
 
 async def test_metrics_are_prometheus_text(coordinator):
-    await coordinator.complete(MESSAGES, SHORT)
+    await coordinator.engine.complete(MESSAGES, SHORT)
     text = await coordinator.metrics()
     assert "diffuspec_generation_tokens_total" in text
 
@@ -199,7 +199,7 @@ async def test_a_trace_is_whole_once_the_coordinator_stops(token, tmp_path):
     verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
     address = await verifier.start("", HOST)
     await actor.start(partial(verifier_at, address, config, token), HOST)
-    await actor.complete(MESSAGES, SHORT)
+    await actor.engine.complete(MESSAGES, SHORT)
     await actor.stop()
     await verifier.stop()
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
