@@ -129,6 +129,7 @@ class Chaos:
         self._pipeline, self._nodes, self._tokens, self._rng = pipeline, nodes, tokens, rng
         self._deck = rng.sample(deck := faults(num_ranks), len(deck))
         self._num_roles = 3 + num_ranks
+        self._stopped: set[int] = set()
 
     @contextlib.asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -139,6 +140,7 @@ class Chaos:
             await agent
         finally:
             agent.cancel()
+            self._clean_up()
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as healing:
@@ -174,6 +176,8 @@ class Chaos:
             self._nodes.add(role)
 
     async def _signal(self, action: Action, pid: int) -> None:
+        if action == "stop":
+            self._stopped.add(pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
             if action == "pause":
@@ -181,6 +185,13 @@ class Chaos:
                 os.kill(pid, signal.SIGCONT)
             elif action == "delay":
                 await self._slow_down(pid, self._rng.uniform(1.0, MAX_DELAY_SECONDS))
+
+    def _clean_up(self) -> None:
+        """A machine that is lost takes with it what was stopped on it; here that is left."""
+        for pid in self._stopped:
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
+                    os.kill(pid, signal.SIGKILL)
 
     async def _slow_down(self, pid: int, seconds: float) -> None:
         stopped, running = SLICE_SECONDS
