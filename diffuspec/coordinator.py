@@ -258,9 +258,9 @@ class Coordinator:
     # ---- its end
 
     def _finish(self, ticket: Ticket, now: float) -> None:
-        ticket.is_over = True
         reason, seconds = ticket.sequence.finish_reason, now - ticket.submitted_at
         assert reason is not None
+        ticket.close(reason)
         self.metrics.observe_finish(reason, ticket.sequence.num_prompt_tokens, seconds)
         self._retire(ticket)
 
@@ -268,7 +268,7 @@ class Coordinator:
         """Nobody listens any more: gone at once, or as soon as it comes from the verifier."""
         if ticket.is_over:
             return
-        ticket.is_over = True
+        ticket.close("cancelled")
         self.metrics.observe_cancel()
         self._leave_loops(ticket)
 
@@ -289,7 +289,7 @@ class Coordinator:
     def _end(self, tickets: Iterable[Ticket], error: DiffuspecError) -> None:
         for ticket in tickets:
             if not ticket.is_over:
-                ticket.is_over = True
+                ticket.close(type(error).__name__)
                 self.metrics.observe_failure(error)
                 ticket.increments.put_nowait(error)
 

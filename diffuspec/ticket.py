@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from diffuspec.errors import DiffuspecError
 from diffuspec.sequence import Increment, Sequence
+
+logger = logging.getLogger(__name__)
 
 Stage: TypeAlias = Literal["waiting", "needs_draft", "drafting", "ready", "verifying"]
 
@@ -40,6 +44,18 @@ class Ticket:
     is_probe: bool = False  # it asks the drafter whether it is well again
     stalled_since: float | None = None  # the verifier has been gone since then
     num_outages: int = 0  # of the verifier, before it read what the sequence takes for read
+
+    def close(self, reason: str) -> None:
+        """It is over: the log has the id, what it came to and why, and none of its text."""
+        self.is_over = True
+        logger.info(
+            "request %s: %d prompt tokens, %d output tokens, %s, %.3f s",
+            self.sequence.request_id,
+            self.sequence.num_prompt_tokens,
+            self.sequence.num_output_tokens,
+            reason,
+            time.monotonic() - self.submitted_at,
+        )
 
 
 class Inbox:

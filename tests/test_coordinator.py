@@ -305,6 +305,22 @@ async def test_requests_that_are_refused_or_fail_are_counted(quiet):
         assert stage.metric("request_cancelled_total") == 0
 
 
+async def test_the_log_has_one_line_for_every_request_and_no_tokens(caplog):
+    caplog.set_level(logging.INFO)
+    async with on_stage(max_sequences=2) as stage:
+        await stage.tokens(request_id="done")
+        async with aclosing(stage.stream(PROMPT, FOREVER, request_id="gone")) as stream:
+            await anext(stream)
+        stage.verifier.error = VerifierError("device lost")
+        with pytest.raises(VerifierError):
+            await stage.tokens()
+    lines = [r.getMessage() for r in caplog.records if r.name == "diffuspec.ticket"]
+    done, gone, failed = [line.rpartition(", ")[0] for line in lines]
+    assert done == "request done-1: 5 prompt tokens, 24 output tokens, length"
+    assert gone.startswith("request gone-2: 5 prompt tokens, ") and gone.endswith(", cancelled")
+    assert failed == "request request-3: 5 prompt tokens, 0 output tokens, VerifierError"
+
+
 # ---- a drafter that fails
 
 
