@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from actors.settings import PipelineConfig, RoleSettings, load_pipeline
+from deploy import role_process
 from deploy.role_process import Addresses, Role, serve
-from diffuspec.cli.problems import reported
+from diffuspec.cli.problems import EXIT_FAILURE, reported
 from diffuspec.errors import ConfigError
 
 TOKEN_VARIABLE = "DIFFUSPEC_TOKEN"
@@ -33,6 +34,9 @@ that it needs, and prints the address that it serves at, alone on stdout.
 With placement.verifier.tensor_parallel above 1 the first rank prints a meeting point; start the
 others on the same machine with --rank N --meeting-point HOST:PORT.
 
+A health probe is the role's own command with --check HOST:PORT: it ends with 0 if the role there is
+serving. RemoteCoordinator of diffuspec.rpc.coordinator_client sends the coordinator prompts.
+
 Off loopback, rpc.tls must be configured. SIGTERM lets running requests finish, then the process
 ends with 0. It ends with 1 when it fails while it runs, with 2 when it is asked for what cannot be.
 """
@@ -51,6 +55,16 @@ _Drafter = Annotated[
 ]
 _Rank = Annotated[int, typer.Option(min=0, help="A verifier's tensor-parallel rank.")]
 _Meeting = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where its ranks meet.")]
+_Metrics = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="Serve a coordinator's Prometheus series, on loopback."),
+]
+_Check = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT", help="Serve nothing; end with 0 if the role there is serving, else 1."
+    ),
+]
 _TokenFile = Annotated[
     Path | None,
     typer.Option(
@@ -70,15 +84,27 @@ def run(
     drafter: _Drafter = None,
     rank: _Rank = 0,
     meeting_point: _Meeting = "",
+    metrics_port: _Metrics = None,
+    check: _Check = "",
     token_file: _TokenFile = None,
 ) -> None:
     """Serve one role of a pipeline over gRPC until SIGTERM."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     with reported():
         pipeline, token = load_pipeline(config), read_token(token_file)
+        if check:
+            is_serving = asyncio.run(role_process.check(role, pipeline, token, check))
+            raise typer.Exit(0 if is_serving else EXIT_FAILURE)
         _prepare_process(_role_settings(role, pipeline))
         addresses = Addresses(
-            host, port, verifier, path_scorer, tuple(drafter or ()), rank, meeting_point
+            host,
+            port,
+            verifier,
+            path_scorer,
+            tuple(drafter or ()),
+            rank,
+            meeting_point,
+            metrics_port,
         )
         asyncio.run(serve(role, pipeline, token, addresses, announce=typer.echo))
 

@@ -11,6 +11,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
+from prometheus_client import start_http_server as serve_metrics
+
 from actors.coordinator import CoordinatorActor, drafter_name, verifier_at
 from actors.drafter import DrafterActor
 from actors.keeping import keep, log_problem
@@ -21,6 +23,14 @@ from diffuspec.errors import ConfigError, DiffuspecError, WorkerError
 from diffuspec.interfaces import TargetInfo
 from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
 from diffuspec.rpc.client import RemotePathScorer, RemoteVerifier
+from diffuspec.rpc.connection import Connection
+from diffuspec.rpc.limits import DEFAULT_LIMITS
+from diffuspec.rpc.servicers import (
+    COORDINATOR_SERVICE,
+    DRAFTER_SERVICE,
+    PATH_SCORER_SERVICE,
+    VERIFIER_SERVICE,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +38,8 @@ Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
 Announce: TypeAlias = Callable[[str], None]
 Remote = TypeVar("Remote", RemoteVerifier, RemotePathScorer)
 
+_LOOPBACK = "127.0.0.1"
+_CHECK_SECONDS = 5.0
 _MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # between attempts to reach another role
 
 
@@ -42,6 +54,7 @@ class Addresses:
     drafters: tuple[str, ...] = ()
     rank: int = 0  # of a verifier
     meeting_point: str = ""  # of its ranks
+    metrics_port: int | None = None  # on loopback, of a coordinator
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,8 @@ async def serve(
         "verifier": _verifier,
         "coordinator": _coordinator,
     }
+    if addresses.metrics_port is not None and role != "coordinator":
+        raise ConfigError("--metrics-port is the coordinator's; other roles have no series")
     host = hosts[role](config, token, addresses, announce)
     end, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -77,6 +92,21 @@ async def serve(
         task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await work
+
+
+async def check(role: Role, config: PipelineConfig, token: str, address: str) -> bool:
+    """Return whether the role that serves at an address is SERVING."""
+    services = {
+        "drafter": DRAFTER_SERVICE,
+        "path_scorer": PATH_SCORER_SERVICE,
+        "verifier": VERIFIER_SERVICE,
+        "coordinator": COORDINATOR_SERVICE,
+    }
+    connection = Connection(address, config.security(token), DEFAULT_LIMITS)
+    try:
+        return await connection.check_health(services[role], _CHECK_SECONDS)
+    finally:
+        await connection.close()
 
 
 async def _run(host: AbstractAsyncContextManager[Hosted], announce: Announce) -> None:
@@ -152,6 +182,8 @@ async def _coordinator(
     try:
         verifier = verifier_at(addresses.verifier, config, token)
         ready = await actor.start(lambda: verifier, addresses.host, addresses.port)
+        if addresses.metrics_port is not None:
+            serve_metrics(addresses.metrics_port, _LOOPBACK, actor.engine.metrics.registry)
         for index, address in enumerate(addresses.drafters):
             connection = _connect_drafter(actor, drafter_name(index), address)
             connecting.append(keep(connection, f"the connection to {drafter_name(index)}"))

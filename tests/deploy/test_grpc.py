@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -72,6 +74,11 @@ class Role:
         return self.process.returncode, said
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 @pytest.fixture(scope="module")
 def roles(config) -> Iterator[dict[str, Role]]:
     with ExitStack() as stack:
@@ -84,8 +91,10 @@ def roles(config) -> Iterator[dict[str, Role]]:
         to_verifier = ("--verifier", verifier_address)
         scorer, scorer_address = start("path_scorer", *to_verifier)
         drafter, drafter_address = start("drafter", *to_verifier, "--path-scorer", scorer_address)
-        coordinator, address = start("coordinator", *to_verifier, "--drafter", drafter_address)
-        coordinator.address = address
+        metrics = ("--metrics-port", str(free_port()))
+        to_drafter = ("--drafter", drafter_address)
+        coordinator, address = start("coordinator", *to_verifier, *to_drafter, *metrics)
+        coordinator.address, coordinator.metrics_port = address, metrics[1]
         yield {
             "verifier": verifier,
             "path_scorer": scorer,
@@ -121,6 +130,20 @@ async def test_roles_in_processes_of_their_own_answer_as_one_process_does(roles,
     assert num_steps < len(tokens)
 
 
+def test_the_coordinator_s_series_are_served_where_they_were_asked_for(roles):
+    url = f"http://127.0.0.1:{roles['coordinator'].metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as response:
+        assert "diffuspec_generation_tokens_total" in response.read().decode()
+
+
+def test_a_probe_says_whether_the_role_at_an_address_is_serving(roles, config):
+    address = roles["coordinator"].address
+    probes = [("coordinator", address), ("verifier", address), ("coordinator", "127.0.0.1:1")]
+    with ExitStack() as stack:
+        roles = [stack.enter_context(Role(config, "--role", r, "--check", a)) for r, a in probes]
+        assert [role.end() for role in roles] == [(0, ""), (1, ""), (1, "")]
+
+
 @pytest.mark.parametrize("name", ["coordinator", "drafter", "path_scorer", "verifier"])
 def test_sigterm_drains_a_role_and_ends_it_well(roles, name):
     roles[name].process.send_signal(signal.SIGTERM)
@@ -136,6 +159,7 @@ def test_sigterm_drains_a_role_and_ends_it_well(roles, name):
         (("--role", "coordinator"), "has 1 drafters, --drafter was given 0 times"),
         (("--role", "verifier", "--rank", "1"), "below placement.verifier.tensor_parallel 1"),
         (("--role", "verifier", "--host", "0.0.0.0"), "without TLS"),
+        (("--role", "verifier", "--metrics-port", "9000"), "--metrics-port is the coordinator's"),
         (("--role", "driver"), "driver"),
     ],
 )
