@@ -4,8 +4,7 @@
         [answer] = engine.generate(["Once upon a time"])
 
 An engine belongs to one event loop at a time: `generate` uses one of its own, `stream` and
-`complete` use the caller's, where `async with` ends what runs. Whoever makes an engine over remote
-roles keeps to one loop.
+`complete` the caller's (then with `async with`). Over remote roles there is only one loop ever.
 """
 
 from __future__ import annotations
@@ -89,27 +88,27 @@ class Engine:
         self.metrics = Metrics()
         self.default_speculation = SpeculationParams(**config.speculation.model_dump())
         self._closing = tuple(closing)
-        self._tracer = tracer
+        self.tracer = tracer
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> Engine:
+    def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
         """Load what the configuration names. Raises ModelLoadError, NgramError, ConfigError."""
         from diffuspec.models.causal import CausalTarget  # torch: not where roles are remote
 
         verifier = CausalTarget.load(config.target)
         info, tokenizer = verifier.info, load_tokenizer(config.target.path)
         if config.drafter is None:
-            return cls(config, verifier, None, tokenizer, (verifier,))
+            return cls(config, verifier, None, tokenizer, (verifier,), tracer)
         from diffuspec.models.diffusion import DiffusionDrafter
 
         digest = vocabulary_digest(tokenizer, info.vocab_size)
         check_shared_vocabulary(config.drafter.path, digest, info.vocab_size)
         lattice_model = DiffusionDrafter.load(config.drafter, info)
         drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, info))
-        return cls(config, verifier, drafter, tokenizer, (verifier, lattice_model))
+        return cls(config, verifier, drafter, tokenizer, (verifier, lattice_model), tracer)
 
     @property
     def lattice_model(self) -> LatticeModel | None:
@@ -256,14 +255,13 @@ class Engine:
             return self._coordinator
         if self._loop is not None and not self._loop.is_closed() and self._loop.is_running():
             raise RuntimeError("this engine is in use in another event loop")
-        config = self.config
         coordinator = Coordinator(
             self.verifier,
             self.drafter,
-            config.coordinator,
-            config.draft_length,
+            self.config.coordinator,
+            self.config.draft_length,
             self.metrics,
-            self._tracer,
+            self.tracer,
         )
         self._coordinator, self._loop = await coordinator.__aenter__(), loop
         return self._coordinator

@@ -118,3 +118,13 @@ class Tracer:
             logger.warning("the trace to %s ends here: %s", self._file.name, error)
             with contextlib.suppress(OSError):
                 self._file.close()
+
+
+@contextlib.contextmanager
+def tracing(path: Path | None) -> Iterator[Tracer | None]:
+    """Make a tracer that is closed in the end; None without a path. Raises ConfigError."""
+    if path is None:
+        yield None
+        return
+    with contextlib.closing(Tracer(path)) as tracer:
+        yield tracer

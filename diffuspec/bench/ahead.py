@@ -13,6 +13,7 @@ from diffuspec.bench.questions import Question
 from diffuspec.bench.report import TextTable
 from diffuspec.engine import Engine
 from diffuspec.errors import ConfigError
+from diffuspec.trace import Tracer
 from diffuspec.types import SpeculationParams, TokenIds
 
 _DRAFTS = {
@@ -24,9 +25,12 @@ _PACE = Pace()
 
 
 def measure_ahead(
-    engine: Engine, questions: Sequence[Question], max_tokens: int
+    engine: Engine, questions: Sequence[Question], max_tokens: int, tracer: Tracer | None = None
 ) -> tuple[list[TextTable], list[OverlapRow], dict[str, Any]]:
-    """Return tables, the rows behind the second of them, and all of it as plain data."""
+    """Return tables, the rows behind the second of them, and all of it as plain data.
+
+    The last of those is traced.
+    """
     if engine.drafter is None:
         raise ConfigError("there is no drafter: nothing can be drafted ahead")
     prompts: dict[str, list[TokenIds]] = defaultdict(list)
@@ -39,7 +43,9 @@ def measure_ahead(
         for name, draft in _DRAFTS.items()
     }
     flat = [prompt for family in prompts.values() for prompt in family]
-    rows = measure_overlap(engine.verifier, engine.drafter, flat, max_tokens=max_tokens)
+    rows = measure_overlap(
+        engine.verifier, engine.drafter, flat, max_tokens=max_tokens, tracer=tracer
+    )
     data = {
         "foresight": {name: [asdict(one) for one in found] for name, found in foreseen.items()},
         "overlap": [asdict(row) for row in rows],

@@ -64,6 +64,7 @@ from diffuspec.config import EngineConfig
 from diffuspec.engine import Engine
 from diffuspec.errors import ConfigError
 from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.trace import tracing
 
 __all__ = ["BenchOptions", "run_benchmark"]
 
@@ -99,7 +100,7 @@ def _run_comparison(
     names: Sequence[str],
     console: Console,
 ) -> int:
-    with Engine.from_config(config) as engine:
+    with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine = _machine(engine)
         num_turns = sum(len(question.turns) for question in questions)
         with _progress(num_turns * options.repeats * len(names)) as on_answer:
@@ -187,7 +188,8 @@ def _run_ablations(
 ) -> int:
     chosen = sweeps()
     results = []
-    with Engine.from_config(ablation_config(config)) as engine:
+    config = ablation_config(config)
+    with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine, settings = _machine(engine), _settings(engine, options)
         total = num_answers(chosen, questions, options.repeats)
         with _progress(total) as on_answer:
@@ -215,9 +217,9 @@ def _run_ahead(
     questions: Sequence[Question],
     console: Console,
 ) -> int:
-    with Engine.from_config(config) as engine:
+    with tracing(options.trace) as tracer, Engine.from_config(config) as engine:
         machine = _machine(engine)
-        tables, rows, data = measure_ahead(engine, questions, options.max_tokens)
+        tables, rows, data = measure_ahead(engine, questions, options.max_tokens, tracer)
     plot_overlap(rows, options.out / "ahead.png")
     write_report(options.out, "ahead", {"machine": asdict(machine), **data}, tables, [])
     print_tables(tables, [], console)

@@ -32,6 +32,7 @@ class BenchOptions:
     out: Path = Path("runs/bench")
     ablations: bool = False
     ahead: bool = False
+    trace: Path | None = None  # a file for Perfetto; of what is drafted ahead, the last system's
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
 
     def __post_init__(self) -> None:

@@ -251,18 +251,19 @@ def open_systems(engine: Engine, names: Sequence[str]) -> Iterator[list[System]]
 def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
     """Return another engine over the same target, and the same drafter unless config differs there.
 
-    Only one of the two may work at a time. Closing it leaves what they share open.
+    Only one of the two may work at a time, and both are traced alike. Closing it leaves what they
+    share open.
     """
     config = config or engine.config
     verifier: Any = _Shared(engine.verifier)
     if config.drafter is None:
-        return Engine(config, verifier, None, engine.tokenizer)
+        return Engine(config, verifier, None, engine.tokenizer, tracer=engine.tracer)
     if config.drafter == engine.config.drafter:
         lattice_model: Any = _Shared(engine.lattice_model)
     else:
         lattice_model = DiffusionDrafter.load(config.drafter, engine.verifier.info)
     drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
-    return Engine(config, verifier, drafter, engine.tokenizer, (lattice_model,))
+    return Engine(config, verifier, drafter, engine.tokenizer, (lattice_model,), engine.tracer)
 
 
 class _Shared:

@@ -54,6 +54,7 @@ def run(
     ahead: Ahead = False,
     threads: options.Threads = None,
     out: Out = Path("runs/bench"),
+    trace: options.Trace = None,
 ) -> None:
     """Measure plain decoding, DiffuSpec and transformers on the same questions, interleaved."""
     from diffuspec.bench.main import BenchOptions, run_benchmark
@@ -71,6 +72,7 @@ def run(
             out=out,
             ablations=ablations,
             ahead=ahead,
+            trace=trace,
             systems=tuple(name.strip() for name in systems.split(",")) if systems else (),
         )
     )

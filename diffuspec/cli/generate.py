@@ -11,6 +11,7 @@ import typer
 from diffuspec.cli import display, options
 from diffuspec.cli.prompts import read_prompt
 from diffuspec.errors import InvalidRequestError
+from diffuspec.trace import tracing
 from diffuspec.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def run(
     drafter_weight: options.DrafterWeight = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
+    trace: options.Trace = None,
 ) -> None:
     """Answer one prompt: a diffusion LM drafts, the target's own tokens come out."""
     sampling = SamplingParams(
@@ -83,7 +85,7 @@ def run(
     speculation = options.drafting(draft_length, tree, max_nodes, drafter_weight)
     settings = options.engine_config(config, target, drafter, ngram, speculation)
     request = _prompt(read_prompt(prompt, file), chat, system)
-    with options.open_engine(settings, threads) as engine:
+    with tracing(trace) as tracer, options.open_engine(settings, threads, tracer) as engine:
         if json:
             completion = asyncio.run(engine.complete(request, sampling))
             typer.echo(display.as_json(completion))

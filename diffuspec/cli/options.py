@@ -15,6 +15,7 @@ from diffuspec.types import TreeShape
 
 if TYPE_CHECKING:
     from diffuspec.engine import Engine
+    from diffuspec.trace import Tracer
 
 _MODELS, _OUTPUT = "Models", "Output"
 _SAMPLING, _DRAFTING = "Sampling", "Drafting (changes the speed, never the answer)"
@@ -84,9 +85,19 @@ DrafterWeight = Annotated[
 
 Json = Annotated[bool, _option(_OUTPUT, "One JSON object: tokens, text, statistics.", "--json")]
 Quiet = Annotated[bool, _option(_OUTPUT, "No statistics on stderr.", "--quiet")]
+Trace = Annotated[
+    Path | None,
+    _option(
+        _OUTPUT,
+        "Who did what when, for ui.perfetto.dev; slows steps a little.",
+        metavar="FILE.json",
+    ),
+]
 
 
-def open_engine(config: EngineConfig, num_threads: int | None) -> Engine:
+def open_engine(
+    config: EngineConfig, num_threads: int | None, tracer: Tracer | None = None
+) -> Engine:
     """Load everything; the caller closes the engine.
 
     num_threads None leaves them to torch, but for the embedded pair: it is so small that a second
@@ -100,7 +111,7 @@ def open_engine(config: EngineConfig, num_threads: int | None) -> Engine:
         import torch
 
         torch.set_num_threads(num_threads)
-    return Engine.from_config(config)
+    return Engine.from_config(config, tracer)
 
 
 def engine_config(

@@ -72,12 +72,16 @@ def test_a_run_writes_tables_figures_and_plots(
 def test_without_a_drafter_there_is_plain_decoding_and_transformers(
     pair: tuple[Path, Path], questions: Path, tmp_path: Path
 ) -> None:
-    options = BenchOptions(pair[0], questions=questions, limit=1, max_tokens=4, out=tmp_path)
+    trace = tmp_path / "trace.json"
+    options = BenchOptions(
+        pair[0], questions=questions, limit=1, max_tokens=4, out=tmp_path, trace=trace
+    )
     assert bench(options)[0] == 0
     data = json.loads((tmp_path / "results.json").read_text())
     names = ["plain", "transformers_greedy", "transformers_prompt_lookup"]
     assert [row["system"] for row in data["rows"] if row["family"] == "all"] == names
     assert data["draft_costs"] == data["step_overheads"] == []
+    assert "verify" in [event["name"] for event in json.loads(trace.read_text())["traceEvents"]]
 
 
 def test_tokens_that_differ_end_in_exit_code_1(
@@ -157,6 +161,6 @@ def test_wrong_options_are_found_before_anything_is_loaded(
 def test_a_folder_that_cannot_be_made_is_found_before_anything_is_loaded(
     pair: tuple[Path, Path], questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "from_config", lambda config: pytest.fail("loaded"))
+    monkeypatch.setattr(Engine, "from_config", lambda *_: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=r"cannot write into .*questions\.jsonl"):
         run_benchmark(BenchOptions(*pair, questions=questions, out=questions / "out"))

@@ -14,6 +14,7 @@ from diffuspec.cli import app
 from diffuspec.config import EngineConfig, parse_config
 from diffuspec.engine import Completion, Prompt
 from diffuspec.sequence import Increment
+from diffuspec.trace import Tracer
 from diffuspec.types import FinishReason, SamplingParams, StepStats, TokenIds, TokenLogprobs
 
 STEP = StepStats(
@@ -43,8 +44,10 @@ class FakeEngine:
         self.is_closed = False
 
     @classmethod
-    def from_config(cls, config: EngineConfig) -> FakeEngine:
+    def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> FakeEngine:
         cls.last = cls(config)
+        if tracer is not None:
+            tracer.span("verifier", "verify", 0.0, 1.0)
         return cls.last
 
     def __enter__(self) -> FakeEngine:

@@ -35,7 +35,7 @@ def test_nothing_asked_for_is_the_whole_benchmark(
 def test_every_option_arrives(diffuspec: Run, asked: list[BenchOptions]) -> None:
     options = (
         "--target t --drafter d --ngram n.bin --questions q.jsonl --limit 2 --max-tokens 9"
-        " --repeats 3 --threads 1 --out o --ablations --systems plain,paper"
+        " --repeats 3 --threads 1 --out o --trace t.json --ablations --systems plain,paper"
     )
     diffuspec("bench", *options.split())
     assert asked == [
@@ -49,6 +49,7 @@ def test_every_option_arrives(diffuspec: Run, asked: list[BenchOptions]) -> None
             repeats=3,
             threads=1,
             out=Path("o"),
+            trace=Path("t.json"),
             ablations=True,
             systems=("plain", "paper"),
         )

@@ -285,6 +285,16 @@ def test_errors_are_one_line_and_an_exit_code(
     assert engine.last.is_closed
 
 
+def test_what_was_done_when_is_traced_into_a_file(
+    diffuspec: Run, engine: type[FakeEngine], tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    assert diffuspec("generate", "Hi", "--trace", path).exit_code == 0
+    assert "verify" in [event["name"] for event in json.loads(path.read_text())["traceEvents"]]
+    result = diffuspec("generate", "Hi", "--trace", tmp_path / "nowhere" / "trace.json")
+    assert error_line(result).startswith("cannot write a trace to ")
+
+
 def test_interruption_ends_with_130(diffuspec: Run, engine: type[FakeEngine]) -> None:
     engine.error = KeyboardInterrupt()
     result = diffuspec("generate", "Hi")
@@ -295,7 +305,7 @@ def test_interruption_ends_with_130(diffuspec: Run, engine: type[FakeEngine]) ->
 def test_warnings_of_the_library_are_shown(
     diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def opened(config: EngineConfig) -> FakeEngine:
+    def opened(config: EngineConfig, tracer: object) -> FakeEngine:
         logging.getLogger("diffuspec.tiny").warning("no proxy")
         logging.getLogger("diffuspec.tiny").info("not this")
         return FakeEngine(config)

@@ -24,7 +24,7 @@ import asyncio, contextlib, sys, types
 import numpy as np
 
 class Engine(contextlib.nullcontext):
-    from_config = classmethod(lambda cls, config: cls())
+    from_config = classmethod(lambda cls, config, tracer: cls())
     __enter__ = lambda self: self
     encode = lambda self, prompt: np.arange(3)
 
