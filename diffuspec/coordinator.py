@@ -194,8 +194,12 @@ class Coordinator:
         return ticket
 
     def _admit(self) -> None:
-        for ticket in self._admission.admit(self._verifier.info.max_sequences):
-            self._begin_step(ticket, time.monotonic())
+        while admitted := self._admission.admit(self._verifier.info.max_sequences):
+            for ticket in admitted:
+                try:
+                    self._begin_step(ticket, time.monotonic())
+                except Exception as error:
+                    self._fail([ticket], error)
 
     # ---- its steps
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Sequence as Batch
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ from diffuspec.errors import (
     VerifierError,
     VerifierUnavailableError,
 )
+from diffuspec.sequence import Sequence
 from diffuspec.types import (
     Draft,
     DraftRequest,
@@ -451,7 +452,7 @@ async def test_nonsense_from_a_drafter_is_dropped_for_that_request_alone(strateg
 
 async def test_a_drafter_that_miscounts_has_failed(quiet):
     class Miscounting(FakeDrafter):
-        async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        async def draft(self, requests: Batch[DraftRequest]) -> list[Draft]:
             return []
 
     verifier = FakeVerifier()
@@ -546,7 +547,7 @@ def fail_verifications(stage: Any, count: int) -> None:
     """The next so many verifications find nobody there."""
     verify, left = stage.verifier.verify, [count]
 
-    async def failing(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+    async def failing(requests: Batch[VerifyRequest]) -> list[Verdict]:
         if left[0]:
             left[0] -= 1
             raise GONE
@@ -585,7 +586,7 @@ class ForgetfulVerifier(FakeVerifier):
         self._num_left = lasts
         self._num_read: dict[str, int] = {}
 
-    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+    async def verify(self, requests: Batch[VerifyRequest]) -> list[Verdict]:
         for request in requests:
             num_read = self._num_read.get(request.request_id, 0)
             if len(request.prefix) - num_read > self._max_unread:
@@ -673,7 +674,7 @@ async def test_pauses_grow_while_the_verifier_is_gone_and_start_over_when_it_is_
 async def test_a_verifier_that_miscounts_has_failed(quiet):
     async with on_stage() as stage:
 
-        async def no_verdicts(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        async def no_verdicts(requests: Batch[VerifyRequest]) -> list[Verdict]:
             return []
 
         stage.verifier.verify = no_verdicts  # type: ignore[method-assign]
@@ -695,6 +696,29 @@ async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monke
             with pytest.raises(VerifierError, match="division by zero"):
                 await stage.tokens()
         assert await stage.tokens() == stage.plain()
+
+
+async def test_a_bug_at_the_beginning_of_a_request_ends_that_one_and_frees_its_slot(
+    quiet, monkeypatch
+):
+    async with on_stage(max_sequences=1) as stage:
+        stage.drafter.gate.close()
+        running = stage.start()
+        await stage.drafter.gate.arrival()
+        failing, waiting = stage.start([9]), stage.start([8], SHORT, OFF)
+        plan_draft = Sequence.plan_draft
+        monkeypatch.setattr(
+            Sequence,
+            "plan_draft",
+            lambda self: 1 // (self.prefix[0] != 9) and plan_draft(self),
+        )
+        running.cancel()
+        with pytest.raises(VerifierError, match="by zero"):
+            await failing
+        assert await waiting == stage.plain([8])
+        with pytest.raises(VerifierError, match="by zero"):
+            await stage.tokens([9])
+        assert await stage.coordinator.drain(1), "nobody holds a slot any more"
 
 
 # ---- shutdown
