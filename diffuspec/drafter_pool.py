@@ -109,18 +109,20 @@ class DrafterPool:
         found: dict[int, Draft],
     ) -> list[DrafterError]:
         """Let every member draft its share; return what went wrong."""
-        calls = [member.draft([requests[i] for i in indices]) for member, indices in shares.items()]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        errors = []
-        for indices, result in zip(shares.values(), results, strict=True):
-            if isinstance(result, DrafterError):
-                logger.warning("%s", result)
-                errors.append(result)
-            elif isinstance(result, BaseException):
-                raise result
-            else:
-                found.update(zip(indices, result, strict=True))
-        return errors
+
+        async def draft(member: _Member, indices: list[int]) -> DrafterError | None:
+            try:
+                drafts = await member.draft([requests[i] for i in indices])
+            except DrafterError as error:
+                logger.warning("%s", error)
+                return error
+            found.update(zip(indices, drafts, strict=True))
+            return None
+
+        calls = [draft(member, indices) for member, indices in shares.items()]
+        # Mostly there is one, which needs no task of its own.
+        errors = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+        return [error for error in errors if error is not None]
 
     def _share_out(self, requests: Sequence[tuple[int, DraftRequest]]) -> dict[_Member, list[int]]:
         """Assign the numbered requests to members that may be asked; {} when there is none."""

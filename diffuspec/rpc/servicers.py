@@ -228,6 +228,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
                     increment = await anext(increments, None)
                 if increment is None:
                     return
+                await _let_the_next_step_begin()
                 await self._write(context, increment_to_proto(increment))
 
     async def _write(self, context: Context, response: coordinator_pb2.GenerateResponse) -> None:
@@ -272,6 +273,15 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         finally:
             if isinstance(stream, AsyncGenerator):
                 await stream.aclose()
+
+
+async def _let_the_next_step_begin() -> None:
+    """Its first message is sent in the second turn of the event loop from now.
+
+    To tell a client of the last step takes 0.1 to 0.2 ms, for which workers would wait.
+    """
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 async def _hold_nothing(request_id: str) -> None:
