@@ -121,7 +121,10 @@ class PreDrafts:
             wanted += [(ranked, foresight) for ranked in (foresight.untried or [])[: max(left, 0)]]
         priced.sort(key=lambda candidate: candidate[0].probability, reverse=True)
         chosen += priced[: self._num_worth_it(priced[:_MAX_BATCH], urgent, now)]
-        return [self._send(ranked, foresight) for ranked, foresight in chosen[:_MAX_BATCH]]
+        sent = [_hypothesis(ranked, foresight) for ranked, foresight in chosen[:_MAX_BATCH]]
+        for (ranked, _), hypothesis in zip(chosen, sent, strict=False):
+            self._send(ranked, hypothesis)
+        return sent
 
     def _is_hopeless(self, now: float) -> bool:
         """Whether not even a certain outcome would pay, so that nothing needs to be ranked."""
@@ -182,17 +185,13 @@ class PreDrafts:
         spent = len(self._under_way) * (late + crowded) + len(urgent) * (takes - alone)
         return int(np.argmax(saved - spent))
 
-    def _send(self, ranked: RankedOutcome, foresight: Foresight) -> Hypothesis:
-        sequence, outcome = foresight.ticket.sequence, ranked.outcome
+    def _send(self, ranked: RankedOutcome, hypothesis: Hypothesis) -> None:
+        foresight, length = hypothesis.foresight, hypothesis.num_draft_tokens
         assert foresight.untried is not None
         foresight.untried.remove(ranked)
-        token_ids = outcome.committed(sequence.draft.tree)
-        length = sequence.length_after(token_ids, foresight.length)
         foresight.num_tried += 1
         foresight.num_tokens += length
-        foresight.on_their_way[outcome] = length
-        request = sequence.draft_request_after(token_ids, length)
-        return Hypothesis(foresight, outcome, length, request)
+        foresight.on_their_way[ranked.outcome] = length
 
     def resolve(self, ticket: Ticket, verdict: Verdict) -> Foresight | None:
         """A verdict has come, and is not yet committed: learn from it, and see if it was foreseen.
@@ -222,3 +221,11 @@ class PreDrafts:
         """Drop what is known of a request that has ended."""
         self._under_way.pop(ticket, None)
         self._rankings.pop(ticket, None)
+
+
+def _hypothesis(ranked: RankedOutcome, foresight: Foresight) -> Hypothesis:
+    sequence = foresight.ticket.sequence
+    token_ids = ranked.outcome.committed(sequence.draft.tree)
+    length = sequence.length_after(token_ids, foresight.length)
+    request = sequence.draft_request_after(token_ids, length)
+    return Hypothesis(foresight, ranked.outcome, length, request)

@@ -17,6 +17,7 @@ from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.draft_tree import chain
 from diffuspec.errors import DrafterError, VerifierUnavailableError
+from diffuspec.sequence import Sequence as RequestState
 from diffuspec.types import (
     MAX_ALTERNATIVES,
     Draft,
@@ -283,6 +284,20 @@ async def test_a_ranking_that_fails_costs_drafts_ahead_only(quiet, monkeypatch):
         steps = await steps_of(stage, PROMPT, LONG, AHEAD)
         assert {step.pre_draft for step in steps} == {None}
         assert all(step.num_tree_nodes for step in steps[:-2])
+
+
+async def test_nobody_waits_for_a_draft_ahead_that_was_never_asked_for(quiet, monkeypatch):
+    draft_request_after, numbers = RequestState.draft_request_after, itertools.count()
+
+    def every_other(self: RequestState, *args: Any) -> DraftRequest:
+        if next(numbers) % 2:
+            raise ValueError("a bug")
+        return draft_request_after(self, *args)
+
+    monkeypatch.setattr(RequestState, "draft_request_after", every_other)
+    async with overlapped(strategy=always_right) as stage:
+        assert await stage.tokens(PROMPT, LONG, AHEAD) == stage.plain(PROMPT, LONG)
+        assert next(numbers) > 1
 
 
 async def test_a_verdict_whose_draft_fails_on_its_way_goes_on_without(quiet):
