@@ -1,7 +1,8 @@
 """`python -m deploy.bench`: what processes between the roles cost, and what overlap buys.
 
-The same held-out questions, in turns and one at a time: by an engine in this process; by a
-pipeline plainly, sequentially, and with more and more outcomes drafted ahead of the verdict.
+The same held-out questions, in turns and one at a time: by an engine in this process, and by one
+whose roles sleep while others work; by a pipeline plainly, sequentially, and with more and more
+outcomes drafted ahead of the verdict.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from rich.table import Table
 from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.local_ray import ray_cluster
+from deploy.rested import rested
 from deploy.runs import Run, Streaming, answer, one_at_a_time, progress_bar
+from deploy.step_cost import StepCost, cost_table, step_cost
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.cli.display import stdout_console
@@ -35,7 +38,8 @@ _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _OUT = Path("runs/cluster")
 _FAN_OUTS = (1, 2, 4, 8)
 _STAGES = ("step", "draft", "search", "verify", "transport")
-_IN_PROCESS, _PLAIN, _SEQUENTIAL = "in process", "plain", "sequential"
+_IN_PROCESS, _RESTED = "in process", "rested"
+_PLAIN, _SEQUENTIAL = "plain", "sequential"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -80,7 +84,7 @@ def run(
     """
     with reported():
         out.mkdir(parents=True, exist_ok=True)
-        pipeline = load_pipeline(config)
+        pipeline = one_at_a_time(load_pipeline(config))
         asked = [
             q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"
         ]
@@ -88,10 +92,12 @@ def run(
         torch.set_num_threads(pipeline.placement.verifier.num_threads)  # as the roles' processes
         with ray_cluster(address):
             measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
-        rows = [_row(name, measured.runs) for name in measured.runs]
-        _write(rows, measured.link_bytes, out)
+        rows = [_row(name, measured.runs) for name in measured.runs if name != _RESTED]
+        costs = _costs(measured.runs)
+        _write(rows, costs, measured.link_bytes, out)
         console = stdout_console()
         console.print(_table(rows))
+        console.print(cost_table(costs))
         console.print(_link_table(measured))
         console.print(f"written: {out}/results.json, {out}/overlap.png", soft_wrap=True)
     if not all(row.is_same for row in rows):
@@ -110,6 +116,7 @@ def _modes(config: PipelineConfig, draft_length: int) -> dict[str, SpeculationPa
     given |= {"policy": "fixed", "num_draft_tokens": draft_length, "num_outcomes": 0}
     changes: dict[str, dict[str, object]] = {
         _IN_PROCESS: {},
+        _RESTED: {},
         _PLAIN: {"policy": "off"},
         _SEQUENTIAL: {},
     }
@@ -128,10 +135,11 @@ async def _measure(
         progress_bar() as progress,
         Engine.from_config(_in_process(config)) as engine,
     ):
+        resting = rested(engine)
         task = progress.add_task("starting the actors", total=len(questions) * len(modes))
         async with Pipeline(config) as pipeline:
             services: dict[str, Streaming] = {name: pipeline for name in modes}
-            services[_IN_PROCESS] = engine
+            services |= {_IN_PROCESS: engine, _RESTED: resting}
             for name in modes:  # unmeasured
                 await answer(services[name], questions[0], modes[name], max_tokens, Run())
             before = await pipeline.link_bytes()
@@ -143,8 +151,10 @@ async def _measure(
                     progress.advance(task)
             after = await pipeline.link_bytes()
             progress.update(task, description="stopping the actors")
-        await engine.stop(0)
-    num_steps = sum(len(run.steps) for name, run in runs.items() if name != _IN_PROCESS)
+        await engine.stop()
+        await resting.stop()
+    here = (_IN_PROCESS, _RESTED)
+    num_steps = sum(len(run.steps) for name, run in runs.items() if name not in here)
     links = {
         name: (sent - before[name][0], received - before[name][1])
         for name, (sent, received) in after.items()
@@ -154,9 +164,13 @@ async def _measure(
 
 def _in_process(config: PipelineConfig) -> EngineConfig:
     """The same roles for an engine in this process, where nothing runs beside anything."""
-    engine = one_at_a_time(config).engine
-    coordinator = engine.coordinator.model_copy(update={"overlap": False})
-    return engine.model_copy(update={"coordinator": coordinator})
+    coordinator = config.engine.coordinator.model_copy(update={"overlap": False})
+    return config.engine.model_copy(update={"coordinator": coordinator})
+
+
+def _costs(runs: Mapping[str, Run]) -> dict[str, StepCost]:
+    names = (_IN_PROCESS, _RESTED, _SEQUENTIAL)
+    return {name: step_cost(runs[name].decoding, is_rested=name == _RESTED) for name in names}
 
 
 def _row(name: str, runs: Mapping[str, Run]) -> Row:
@@ -211,8 +225,17 @@ def _link_table(measured: _Measured) -> Table:
     return table
 
 
-def _write(rows: Sequence[Row], link_bytes: Mapping[str, tuple[int, int]], out: Path) -> None:
-    results = {"rows": [asdict(row) for row in rows], "link_bytes": link_bytes}
+def _write(
+    rows: Sequence[Row],
+    costs: Mapping[str, StepCost],
+    link_bytes: Mapping[str, tuple[int, int]],
+    out: Path,
+) -> None:
+    results = {
+        "rows": [asdict(row) for row in rows],
+        "step_ms": costs,
+        "link_bytes": link_bytes,
+    }
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     ahead = [row for row in rows if row.system == _SEQUENTIAL or row.system.startswith("ahead")]
     xs = tuple(row.system.removeprefix("ahead ").replace(_SEQUENTIAL, "0") for row in ahead)

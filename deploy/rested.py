@@ -1,0 +1,80 @@
+"""Roles in this process that sleep while the other works, as they do in processes of their own.
+
+Nothing is sent anywhere: what they are slower by is the price of a processor that slept meanwhile,
+and of caches that others filled. On virtual machines it is a large part of what processes cost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from diffuspec.engine import Engine
+from diffuspec.interfaces import Drafter, TargetInfo, Verifier
+from diffuspec.types import Draft, DraftRequest, Verdict, VerifyRequest
+
+
+def rested(engine: Engine) -> Engine:
+    """Return an engine over the same models. In its steps, transport is the time that was slept.
+
+    The engine that is given stays the owner of the models.
+    """
+    assert engine.drafter is not None, "nobody to take turns with"
+    drafter = RestedDrafter(engine.drafter)
+    verifier = RestedVerifier(engine.verifier, drafter)
+    drafter.verifier = verifier
+    return Engine(engine.config, verifier, drafter, engine.tokenizer)
+
+
+class RestedDrafter:
+    """A `Drafter` that sleeps as long as the verifier last worked, and then drafts."""
+
+    verifier: RestedVerifier
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.seconds = 0.0  # of the last draft
+        self._drafter = drafter
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """See `Drafter.draft`."""
+        slept = await _sleep(self.verifier.seconds)
+        started = time.perf_counter()
+        drafts = await self._drafter.draft(requests)
+        self.seconds = time.perf_counter() - started
+        return [replace(draft, transport_seconds=slept) for draft in drafts]
+
+    async def release(self, request_id: str) -> None:
+        await self._drafter.release(request_id)
+
+
+class RestedVerifier:
+    """A `Verifier` that sleeps as long as the drafter last worked, and then verifies."""
+
+    def __init__(self, verifier: Verifier, drafter: RestedDrafter) -> None:
+        self.seconds = 0.0  # of the last verification
+        self._verifier = verifier
+        self._drafter = drafter
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._verifier.info
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """See `Verifier.verify`."""
+        slept = await _sleep(self._drafter.seconds)
+        started = time.perf_counter()
+        verdicts = await self._verifier.verify(requests)
+        self.seconds = time.perf_counter() - started
+        return [replace(verdict, transport_seconds=slept) for verdict in verdicts]
+
+    async def release(self, request_id: str) -> None:
+        await self._verifier.release(request_id)
+
+
+async def _sleep(seconds: float) -> float:
+    """Return how long it was."""
+    started = time.perf_counter()
+    await asyncio.sleep(seconds)
+    return time.perf_counter() - started

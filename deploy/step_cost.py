@@ -1,0 +1,62 @@
+"""Where the time of a step goes: in one process, in one that rests, and over the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TypeAlias
+
+from rich import box
+from rich.table import Table
+
+from diffuspec.types import StepStats
+
+StepCost: TypeAlias = dict[str, float]  # median milliseconds by part, and of all
+
+_STAGES = {"draft": "drafter", "search": "path search", "verify": "target"}
+_BETWEEN, _OWN, _ALL = "between processes", "coordinator", "step"
+
+
+def step_cost(steps: Sequence[StepStats], *, is_rested: bool = False) -> StepCost:
+    """Return what steps cost by the median; of rested ones without what they slept."""
+    cost = {
+        title: _ms([_seconds(step, stage) for step in steps]) for stage, title in _STAGES.items()
+    }
+    between = [step.transport_seconds for step in steps]
+    working = [step.step_seconds - step.transport_seconds for step in steps]
+    cost[_BETWEEN] = 0.0 if is_rested else _ms(between)
+    cost[_OWN] = _ms(
+        [
+            seconds - sum(_seconds(step, stage) for stage in _STAGES)
+            for step, seconds in zip(steps, working, strict=True)
+        ]
+    )
+    cost[_ALL] = _ms(working if is_rested else [step.step_seconds for step in steps])
+    return cost
+
+
+def cost_table(costs: Mapping[str, StepCost]) -> Table:
+    """Lay out costs side by side: the first is what the others are compared with."""
+    first, *others = costs
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("ms of a step, median", no_wrap=True)
+    table.add_column(first, justify="right")
+    for name in others:
+        table.add_column(name, justify="right")
+        table.add_column("more", justify="right")
+    for part, base in costs[first].items():
+        cells = [f"{base:.2f}"]
+        for name in others:
+            ms = costs[name][part]
+            cells += [f"{ms:.2f}", f"{ms - base:+.2f}"]
+        table.add_row(part, *cells, end_section=part == _OWN)
+    return table
+
+
+def _seconds(step: StepStats, stage: str) -> float:
+    seconds: float = getattr(step, f"{stage}_seconds")
+    return seconds
+
+
+def _ms(seconds: Sequence[float]) -> float:
+    return 1e3 * median(seconds)

@@ -1,0 +1,55 @@
+"""Where the time of a step goes, by the medians of its parts."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from deploy.step_cost import cost_table, step_cost
+from diffuspec.types import StepStats
+
+
+def steps(*more_ms: float) -> list[StepStats]:
+    """Steps of 16 ms, of which 1 between processes and 2 of the coordinator's own."""
+    return [
+        StepStats(
+            num_draft_tokens=20,
+            num_tree_nodes=20,
+            num_accepted_tokens=5,
+            num_committed_tokens=6,
+            draft_seconds=0.004,
+            search_seconds=0.001,
+            verify_seconds=(8 + more) / 1e3,
+            transport_seconds=0.001,
+            step_seconds=(16 + more) / 1e3,
+        )
+        for more in more_ms
+    ]
+
+
+def test_every_part_is_a_median_and_the_coordinator_has_what_is_left():
+    cost = step_cost(steps(0, 1, 50))
+    assert cost == pytest.approx(
+        {
+            "drafter": 4,
+            "path search": 1,
+            "target": 9,
+            "between processes": 1,
+            "coordinator": 2,
+            "step": 17,
+        }
+    )
+
+
+def test_what_was_slept_is_no_part_of_a_rested_step():
+    cost = step_cost(steps(0), is_rested=True)
+    assert (cost["between processes"], cost["step"]) == (0, pytest.approx(15))
+
+
+def test_costs_are_compared_with_the_first():
+    console = Console(width=100)
+    with console.capture() as captured:
+        console.print(cost_table({"here": step_cost(steps(0)), "there": step_cost(steps(2))}))
+    lines = [line.split() for line in captured.get().splitlines()]
+    assert ["target", "8.00", "10.00", "+2.00"] in lines
+    assert ["step", "16.00", "18.00", "+2.00"] in lines
