@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
+from actors.coordinator import CoordinatorActor
 from actors.pipeline import Pipeline, RoleReport
 from actors.role_actor import ActorLostError
 from actors.settings import PipelineConfig
@@ -193,10 +195,24 @@ async def test_an_answer_waits_for_another_verifier_s_node_and_goes_on(
     assert (await places(pipeline))["verifier rank 0"].place.node_id == nodes["verifier"].node_id
 
 
-async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected):
+async def kill_coordinator(pipeline: Pipeline) -> None:
+    os.kill((await places(pipeline))["coordinator"].place.pid, signal.SIGKILL)
+
+
+async def hang_coordinator(pipeline: Pipeline) -> None:
+    def hang(coordinator: CoordinatorActor) -> None:
+        loop = coordinator._heartbeat._beating.get_loop()
+        loop.call_soon_threadsafe(time.sleep, 3600)
+
+    actor = await pipeline.coordinator.current()
+    await actor.handle.__ray_call__.remote(hang)
+
+
+@pytest.mark.parametrize("lose", [kill_coordinator, hang_coordinator])
+async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected, lose):
     stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
     tokens = [*(await anext(stream)).token_ids]
-    os.kill((await places(pipeline))["coordinator"].place.pid, signal.SIGKILL)
+    await lose(pipeline)
     tokens += [i async for step in stream for i in step.token_ids]
     assert tuple(tokens) == expected(LONG)
     assert await drafting_again(pipeline, SHORT) == expected(SHORT)
