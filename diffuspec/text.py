@@ -12,6 +12,9 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+_MAX_UNDECODED = 16  # no character has as many
+_MAX_BEGUN = 3  # bytes of a character that is not whole yet, and so tokens
+
 
 class TextStream:
     """The text of one answer, token by token."""
@@ -22,14 +25,18 @@ class TextStream:
         self._stop = stop
         self._held = ""  # could be the beginning of a stop string
         self._undecoded: list[int] = []  # ids whose bytes are not whole characters yet
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = frozenset(token_id for token_id, token in added if token.special)
         self.is_stopped = False
 
     def push(self, token_id: int) -> str:
         """Take one token; return the text it releases, often none. Sets is_stopped."""
+        if token_id in self._special_ids:
+            return ""
         piece: str | None = self._stream.step(self._tokenizer, token_id)
         if piece is None:
             self._undecoded.append(token_id)
-            return ""
+            return self._give_up() if len(self._undecoded) >= _MAX_UNDECODED else ""
         self._undecoded.clear()
         return self._release(piece)
 
@@ -41,6 +48,21 @@ class TextStream:
         released = self._release(rest)
         held, self._held = self._held, ""
         return released if self.is_stopped else released + held
+
+    def _give_up(self) -> str:
+        """Release the beginning of bytes that are no characters: each push decodes them again."""
+        ids = self._undecoded
+        cut = next(n for n in range(len(ids) - _MAX_BEGUN, 0, -1) if self._may_cut(ids, n))
+        self._stream, self._undecoded = DecodeStream(skip_special_tokens=True), []
+        released = self._release(self._tokenizer.decode(ids[:cut]))
+        for token_id in ids[cut:]:
+            released += "" if self.is_stopped else self.push(token_id)
+        return released
+
+    def _may_cut(self, ids: list[int], cut: int) -> bool:
+        """Whether the two parts give the text that they give together."""
+        decode = self._tokenizer.decode
+        return cut == 1 or decode(ids[:cut]) + decode(ids[cut:]) == decode(ids)
 
     def _release(self, piece: str) -> str:
         if not self._stop:

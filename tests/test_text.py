@@ -71,6 +71,28 @@ def test_any_tokens_give_the_text_that_they_give_decoded_at_once(token_ids):
     assert "".join(push_all(TextStream(BYTES), token_ids)) == BYTES.decode(token_ids)
 
 
+HIGH = sorted(
+    {
+        i
+        for code in (*range(0x80, 0xD800, 37), *range(0x10000, 0x110000, 4099))
+        for i in encode(chr(code))
+    }
+)
+
+
+@given(st.lists(st.sampled_from(HIGH), max_size=60))
+def test_bytes_that_are_no_characters_come_as_they_do_at_once(token_ids):
+    assert "".join(push_all(TextStream(BYTES), token_ids)) == BYTES.decode(token_ids)
+
+
+@pytest.mark.parametrize("token_id", [END, *encode("€")])
+def test_what_has_no_text_does_not_add_up(token_id):
+    stream = TextStream(BYTES)
+    for _ in range(200):
+        stream.push(token_id)
+        assert len(stream._undecoded) < 20
+
+
 @given(st.text("ab€", max_size=24), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
 def test_stop_strings_cut_where_the_naive_reference_cuts(text, stops):
     stream = TextStream(BYTES, stops)
