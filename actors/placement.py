@@ -139,7 +139,12 @@ class Placement:
 
 
 def _threads(role: RoleSettings) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(role.num_threads), "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        "OMP_NUM_THREADS": str(role.num_threads),
+        "TOKENIZERS_PARALLELISM": "false",
+        # A message then wakes two threads of gRPC on its way, and not four.
+        "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+    }
 
 
 def _gpus(role: RoleSettings) -> dict[str, str]:
