@@ -261,6 +261,9 @@ class SupervisedVerifier:
         return await self._client.check_health(timeout)
 
     async def _connected(self) -> tuple[RemoteVerifier, RankSet]:
+        client, ranks = self._client, self.group.ranks
+        if client is not None and ranks is not None and ranks is self._ranks:
+            return client, ranks  # as for nearly every step
         async with self._connecting:
             ranks = await self.group.ready(self._deadline_seconds)
             if self._client is None or self._ranks is not ranks:
