@@ -29,7 +29,7 @@ Action = Literal["kill", "stop", "pause", "delay"]
 
 TOKENS_BETWEEN_FAULTS = (10, 50)
 CALM = 0.4  # how often a fault may heal before the next one
-MAX_RECOVERY_SECONDS = 150.0  # until everything serves again, on a machine at work
+MAX_RECOVERY_SECONDS = 300.0  # until all serve after faults on top of faults, on a machine at work
 MAX_PAUSE_SECONDS, MAX_DELAY_SECONDS = 1.5, 3.0
 MAX_SECONDS_WITHOUT_NODE = 2.0
 SLICE_SECONDS = (0.08, 0.02)  # stopped, running: one that is slowed down
