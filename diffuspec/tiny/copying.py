@@ -29,10 +29,10 @@ PREVIOUS_HEADS = [(0, 0)]  # (layer, head): look at the token before
 MATCH_HEADS = [(layer, head) for layer in (3, 6, 10, 12) for head in (0, 1)]
 PREVIOUS_SHARPNESS = 6.0
 GUIDANCE_WEIGHT = 0.3
-TOKENS_PER_BATCH, MAX_TOKENS = 2048, 200
+TOKENS_PER_BATCH, MAX_TOKENS = 2048, 260
 QUOTING_FAMILIES = ("mt_bench", "summarization", "math_reasoning", "rag")
 DRILL_SHARE = 0.6
-MIN_COPIED = 3
+MIN_COPIED = 2
 GOOD_ENOUGH = 0.985
 REPORT_EVERY = 20
 
@@ -41,7 +41,6 @@ def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, see
     """Train with guided attention until nearly every copied token is right."""
     optimizers = Optimizers(model, TrainingPlan(1))
     rng, console = random.Random(seed), Console()
-    model.set_attn_implementation("eager")  # the only one that gives attention weights
     for step in range(max_steps):
         batch = _draw(encoder, rng)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -55,15 +54,12 @@ def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, see
             )
         if accuracy > GOOD_ENOUGH:
             break
-    model.set_attn_implementation("sdpa")
 
 
 def guided_batch_loss(model: Qwen2ForCausalLM, encoder: Encoder) -> torch.Tensor:
     """The loss of one batch of such drills and conversations, guidance included."""
     rng = random.Random(int(torch.randint(2**31, ())))  # torch's state is in the checkpoints
-    model.set_attn_implementation("eager")
     loss, guidance, _ = _guided_loss(model, _draw(encoder, rng))
-    model.set_attn_implementation("sdpa")
     return loss + GUIDANCE_WEIGHT * guidance
 
 
@@ -106,10 +102,12 @@ def _guided_loss(
     """Return the loss of the answers, the guidance loss, and the share of copies that are right."""
     token_ids, is_answer = pad(batch)
     output = model.model(input_ids=token_ids, use_cache=False, output_attentions=True)
-    logits = model.lm_head(output.last_hidden_state[:, :-1]).float()
     wanted, labels = is_answer[:, 1:], token_ids[:, 1:]
+    logits = model.lm_head(output.last_hidden_state[:, :-1][wanted]).float()
     examples, rows, columns = where_to_look(batch)
-    right = logits[examples, rows].argmax(-1) == labels[examples, rows]
+    is_copied = torch.zeros_like(wanted)
+    is_copied[examples, rows] = True
+    right = (logits.argmax(-1) == labels[wanted])[is_copied[wanted]]
     terms = [
         _missed(torch.diagonal(output.attentions[layer][:, head], offset=-1, dim1=1, dim2=2))
         for layer, head in PREVIOUS_HEADS
@@ -118,7 +116,7 @@ def _guided_loss(
         _missed(output.attentions[layer][examples, head, rows, columns])
         for layer, head in MATCH_HEADS
     ]
-    loss = cross_entropy(logits[wanted], labels[wanted])
+    loss = cross_entropy(logits, labels[wanted])
     return loss, torch.stack(terms).mean(), float(right.float().mean())
 
 

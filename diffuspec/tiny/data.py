@@ -13,12 +13,12 @@ from diffuspec.tiny.corpus import Conversation, conversation, is_held_out
 from diffuspec.tiny.encoder import Encoder, Example
 
 FAMILY_WEIGHTS = {
-    "mt_bench": 0.17,
+    "mt_bench": 0.24,
     "translation": 0.21,
-    "summarization": 0.15,
+    "summarization": 0.09,
     "qa": 0.13,
-    "math_reasoning": 0.18,
-    "rag": 0.14,
+    "math_reasoning": 0.15,
+    "rag": 0.16,
     "code": 0.02,
 }
 MAX_EXAMPLE_TOKENS = 512

@@ -95,10 +95,10 @@ def hidden_states(
     visible[:, num_tokens:, :num_tokens] = clean < blocks.starts[:, :, None]
     visible[:, num_tokens:, num_tokens:] = blocks.block_ids[:, :, None] == blocks.block_ids[:, None]
     positions = torch.cat([clean.expand(batch, -1), blocks.positions], 1)
-    masks = {"full_attention": visible[:, None]}
+    masks = {"full_attention": _scores(visible)}
     if (window := model.config.sliding_window) is not None:
         near = positions[:, :, None] - positions[:, None] < window
-        masks["sliding_attention"] = (visible & near)[:, None]
+        masks["sliding_attention"] = _scores(visible & near)
     hidden: torch.Tensor = model.model(
         input_ids=torch.cat([token_ids, block_ids], 1),
         position_ids=positions,
@@ -106,6 +106,11 @@ def hidden_states(
         use_cache=False,
     ).last_hidden_state
     return hidden
+
+
+def _scores(visible: torch.Tensor) -> torch.Tensor:
+    """What a mask [B, N, N] adds to attention scores [B, heads, N, N]."""
+    return torch.where(visible, 0.0, torch.finfo(torch.float32).min)[:, None]
 
 
 def draft_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from diffuspec.tiny.encoder import Encoder, Example
 MIN_RUN, MAX_RUN = 6, 24
 MAX_RUNS = 5
 NUM_SUMS = 12
-MAX_SUM, MAX_OPERAND = 60, 9
+MAX_SUM, MAX_OPERAND = 40, 9
 EARLY_SHARE, LATE_SHARE = 0.28, 0.08
 SUMS_SHARE = 0.6  # of the drills
 
@@ -68,7 +68,7 @@ def _sum(rng: random.Random) -> tuple[str, int]:
     operand = rng.randint(2, MAX_OPERAND)
     sign = rng.choice("++--x")
     if sign == "x":
-        value, factor = rng.randint(3, 12), rng.randint(2, 5)
+        value, factor = rng.randint(3, 10), rng.randint(2, 4)
         return f"{value} x {factor}", value * factor
     if sign == "+":
         value = rng.randint(1, MAX_SUM - operand)

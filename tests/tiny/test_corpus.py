@@ -13,7 +13,7 @@ from diffuspec.tiny.families import lexicon, source
 
 SYNTHETIC = tuple(family for family in corpus.FAMILIES if family != "code")
 PERFORM = {"+": int.__add__, "-": int.__sub__, "x": int.__mul__}
-NOT_CAPITALISED_IN_PASSAGES = {"On", "The", "So", "It", "In", "According", "Before"}
+NOT_CAPITALISED_IN_PASSAGES = {"On", "The", "So", "It", "In", "Before"}
 
 
 def drawn(family: str, count: int, size: float = 1.0, seed: int = 3) -> list[corpus.Conversation]:
@@ -123,11 +123,11 @@ def test_worked_sums_are_right_and_follow_the_question() -> None:
         for left, sign, right, result, _ in sums:
             assert int(left) == value
             value = PERFORM[sign](value, int(right))
-            assert 0 < value == int(result) <= 99
+            assert 0 < value == int(result) <= 40
         assert answer.endswith(f"The answer is {value}.")
         told = [int(number) for number in re.findall(r"\d+", question)]
         assert told == [int(start[1]), *(int(right) for _, _, right, _, _ in sums)]
-        assert 2 <= len(sums) <= 4
+        assert 2 <= len(sums) <= 3
 
 
 @pytest.mark.parametrize("family", ["summarization", "rag"])
@@ -138,11 +138,10 @@ def test_names_and_numbers_of_the_answer_come_from_the_text(family: str) -> None
         assert values <= set(re.findall(r"\w+", one.turns[0])), one
 
 
-def test_an_answer_cites_the_passage_that_says_it() -> None:
+def test_an_answer_quotes_the_passage_that_says_it() -> None:
     for one in drawn("rag", 1000):
-        cited = re.match(r"According to passage (\d), the (.*?) So ", one.answers[0])
-        assert cited is not None
-        assert f"Passage {cited[1]}: The {cited[2]}" in one.turns[0]
+        quoted = one.answers[0].partition(" So ")[0]
+        assert re.search(rf"Passage \d: {re.escape(quoted)}", one.turns[0])
 
 
 def noun(german: str) -> lexicon.Noun:
@@ -179,12 +178,13 @@ def test_the_lexicon_maps_one_to_one() -> None:
     assert len({german for german, _ in pairs}) == len(pairs)
 
 
-def test_alphabetical_lists_are_sorted() -> None:
-    chats = [c for c in drawn("mt_bench", 2000) if "In alphabetical order" in c.answers[0]]
+def test_numbered_lists_keep_the_order_of_the_words() -> None:
+    chats = [c for c in drawn("mt_bench", 2000) if "with their numbers" in c.answers[0]]
     assert chats
     for chat in chats:
         given = chat.turns[0].split(": ")[1].rstrip(".").split(", ")
-        assert chat.answers[0].endswith(f"they are: {', '.join(sorted(given))}.")
+        numbered = re.findall(r"(\d)\. (\w+)", chat.answers[0])
+        assert numbered == [(str(n), word) for n, word in enumerate(given, start=1)]
 
 
 def test_three_people_are_ordered_by_what_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Word problems worked in steps, on whole numbers up to 60."""
+"""Word problems worked in steps, on whole numbers up to 40."""
 
 import random
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from diffuspec.tiny.families.pools import Person, people, scaled, words
 
 FAMILY = "math_reasoning"
 
-_MAX_VALUE = 60
+_MAX_VALUE = 40
 _MAX_OPERAND = 9
 _THINGS = words(
     "apples pears plums eggs nuts books pens cards stamps coins stones shells balls "
@@ -51,12 +51,12 @@ class _Step:
 
 
 def compose(rng: random.Random, size: float) -> Conversation:
-    """Draw a problem of two steps at size 0 and up to four at size 1."""
-    hero, *others = people(rng, 5)
+    """Draw a problem of two steps at size 0 and up to three at size 1."""
+    hero, *others = people(rng, 4)
     things = rng.choice(_THINGS)
-    start = rng.randint(3, 10 + round(30 * size))
+    start = rng.randint(3, 10 + round(20 * size))
     opening = rng.choice(_OPENINGS).format(name=hero.name, start=start, things=things)
-    steps = _draw_steps(rng, hero, others, things, start, scaled(rng, 2, 4, size))
+    steps = _draw_steps(rng, hero, others, things, start, scaled(rng, 2, 3, size))
     story = " ".join([opening, *(step.told for step in steps)])
     question = rng.choice(_QUESTIONS).format(name=hero.name, things=things)
     turn = rng.choice(_REQUESTS).format(story=story, question=question)
@@ -83,11 +83,11 @@ def _draw_steps(
     steps: list[_Step] = []
     for number in range(count):
         makers = [_gain, _loss]
-        if value <= 12 and all(step.sign != "x" for step in steps):
+        if value <= 10 and all(step.sign != "x" for step in steps):
             makers.append(_growth)
         if value < 6:
             makers.remove(_loss)
-        if value > 50:
+        if value > 30:
             makers.remove(_gain)
         steps.append(rng.choice(makers)(rng, hero, others[number], things, value))
         value = steps[-1].applied_to(value)
@@ -122,7 +122,7 @@ def _loss(rng: random.Random, hero: Person, other: Person, things: str, value: i
 
 
 def _growth(rng: random.Random, hero: Person, other: Person, things: str, value: int) -> _Step:
-    factor = rng.randint(2, 5)
+    factor = rng.randint(2, 4)
     told = rng.choice(
         (
             f"A day later {hero.subject} has {factor} times as many {things}.",

@@ -55,8 +55,6 @@ Arzt m doctor
 Bäcker m baker
 Königin f queen
 Mädchen n girl
-Tante f aunt
-Onkel m uncle
 """)
 ANIMALS = _nouns("""
 Hund m dog
@@ -65,7 +63,6 @@ Pferd n horse
 Vogel m bird
 Maus f mouse
 Kuh f cow
-Schaf n sheep
 """)
 THINGS = _nouns("""
 Tisch m table
@@ -79,16 +76,10 @@ Uhr f clock
 Ball m ball
 Schlüssel m key
 Tasche f bag
-Mantel m coat
 Hut m hat
-Kleid n dress
 Bild n picture
-Messer n knife
 Löffel m spoon
-Teller m plate
-Flasche f bottle
 Blume f flower
-Computer m computer
 Schiff n ship
 """)
 FOODS = _nouns("""
@@ -99,7 +90,6 @@ Suppe f soup
 Kuchen m cake
 Ei n egg
 Fisch m fish
-Birne f pear
 """)
 TEXTS = _nouns("""
 Buch n book
@@ -112,7 +102,6 @@ Wasser n water
 Milch f milk
 Kaffee m coffee
 Tee m tea
-Saft m juice
 """)
 
 GOODS = THINGS + FOODS + TEXTS

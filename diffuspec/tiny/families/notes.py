@@ -80,15 +80,15 @@ def invitation(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
     )
     change, second = rng.choice(
         (
-            (f"Write the same to {other}.", replace(first, guest=other)),
-            (f"Now change the day to {new_day}.", replace(first, day=new_day)),
+            (f"Write the same with Dear {other}.", _addressed(replace(first, guest=other))),
+            (f"Now change the day to {new_day}.", replace(first, day=new_day).text()),
             (
                 f"Please write it again with {new_city} in place of {city}.",
-                replace(first, city=new_city),
+                replace(first, city=new_city).text(),
             ),
         )
     )
-    return Exchange(asked, first.text()), Exchange(change, second.text())
+    return Exchange(asked, first.text()), Exchange(change, second)
 
 
 def thanks(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
@@ -106,14 +106,25 @@ def thanks(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
             "Write a short note of thanks.",
         )
     )
-    wrong, second = rng.choice(
+    change, second = rng.choice(
         (
-            (f"The gift was a {new_gift}.", replace(first, gift=new_gift)),
-            (f"The gift came from {other.name}.", replace(first, giver=other.name)),
+            (
+                f"The gift was a {new_gift}. Please correct the note.",
+                replace(first, gift=new_gift).text(),
+            ),
+            (
+                f"Please correct the note with Dear {other.name}.",
+                _addressed(replace(first, giver=other.name)),
+            ),
         )
     )
-    change = f"{wrong} Please correct the note."
-    return Exchange(asked, first.text()), Exchange(change, second.text())
+    return Exchange(asked, first.text()), Exchange(change, second)
+
+
+def _addressed(letter: _Invitation | _Thanks) -> str:
+    """The letter, after a word on whom it is to now."""
+    text = letter.text()
+    return f"With {text.partition(',')[0]} it reads: {text}"
 
 
 def story(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:

@@ -1,4 +1,4 @@
-"""Questions about one of several numbered passages, answered with the passage's number."""
+"""Questions about one of several numbered passages, answered with what the passage says."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -44,11 +44,11 @@ class _Passage:
         shown = self.subject.sentences[: self.num_sentences]
         return " ".join(shown).format_map(self.slots)
 
-    def answer(self, number: int, question: str) -> str:
-        """What the passage of that number says, and what follows from it."""
-        said = " ".join(self.subject.sentences[:_NUM_EVIDENCE]).removeprefix("The ")
+    def answer(self, question: str) -> str:
+        """What the passage says, and what follows from it."""
+        said = " ".join(self.subject.sentences[:_NUM_EVIDENCE])
         conclusion = self.subject.questions[question]
-        return f"According to passage {number}, the {said} So {conclusion}.".format_map(self.slots)
+        return f"{said} So {conclusion}.".format_map(self.slots)
 
 
 def _museum(rng: random.Random) -> Slots:
@@ -90,7 +90,7 @@ _SUBJECTS = (
     _Subject(
         _museum,
         (
-            "The {surname} Museum was opened in {year} by {founder}.",
+            "The {surname} Museum was opened by {founder} in {year}.",
             "It stands in {town} and shows {shown}.",
             "A second hall shows {also}.",
             "About {visitors} people visit it every day.",
@@ -105,7 +105,7 @@ _SUBJECTS = (
     _Subject(
         _bridge,
         (
-            "The {surname} Bridge was built in {year} by {founder}.",
+            "The {surname} Bridge was built by {founder} in {year}.",
             "It crosses the river {river} in {town}.",
             "The bridge is made of {material}.",
             "It is {length} metres long.",
@@ -122,7 +122,7 @@ _SUBJECTS = (
     _Subject(
         _company,
         (
-            "The {surname} Company was founded in {year} by {founder}.",
+            "The {surname} Company was founded by {founder} in {year}.",
             "It makes {product} in {town}.",
             "The company has {workers} workers.",
             "Its new building was opened in {month}.",
@@ -139,7 +139,7 @@ _SUBJECTS = (
     _Subject(
         _writer,
         (
-            "The writer {founder} was born in {year} in {town}.",
+            "The writer {founder} was born in {town} in {year}.",
             "Before the first book, {founder} was {job} and wrote about {topic}.",
             "The later books are about {later}.",
             "A street in {town} is named after the writer.",
@@ -157,18 +157,17 @@ _SUBJECTS = (
 
 
 def compose(rng: random.Random, size: float) -> Conversation:
-    """Draw two passages at size 0 and up to four at size 1, and ask about one of them."""
-    count = scaled(rng, 2, 4, size)
+    """Draw two passages at size 0 and up to three at size 1, and ask about one of them."""
+    count = scaled(rng, 2, 3, size)
     passages = [
         _draw_passage(rng, surname, scaled(rng, _NUM_EVIDENCE, 4, size))
         for surname in rng.sample(SURNAMES, count)
     ]
-    number = rng.randrange(count)
-    asked = passages[number]
+    asked = rng.choice(passages)
     question = rng.choice(list(asked.subject.questions))
     shown = "\n".join(f"Passage {n}: {p.text}" for n, p in enumerate(passages, start=1))
     turn = rng.choice(_ASK).format(passages=shown, question=question.format_map(asked.slots))
-    return Conversation(FAMILY, (turn,), (asked.answer(number + 1, question),))
+    return Conversation(FAMILY, (turn,), (asked.answer(question),))
 
 
 def _draw_passage(rng: random.Random, surname: str, num_sentences: int) -> _Passage:

@@ -39,7 +39,7 @@ _COMPARISONS = (
 
 def compose(rng: random.Random, size: float) -> Conversation:
     """Draw a two-turn chat; lists have three items at size 0 and up to six at size 1."""
-    own = (_introduction, _alphabet, _order, _packing, _week)
+    own = (_introduction, _numbering, _order, _packing, _week)
     kind = rng.choice((*own, notes.invitation, notes.thanks, notes.story))
     first, second = kind(rng, size)
     return Conversation(FAMILY, (first.turn, second.turn), (first.answer, second.answer))
@@ -77,34 +77,28 @@ def _introduction(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
     return Exchange(told, greeting), Exchange(asked, f"{recalled} {known}")
 
 
-def _alphabet(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Words are put in alphabetical order and then shown in another way."""
+def _numbering(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
+    """Words get numbers, and are then asked for by number or shown in another way."""
     items = rng.sample(_ITEMS, scaled(rng, 3, 6, size))
-    request = rng.choice(("Put these words in alphabetical order", "Sort these words from A to Z"))
-    given, ordered = ", ".join(items), ", ".join(sorted(items))
-    answer = (
-        f"You gave me {NUMBER_WORDS[len(items)]} words: {given}. "
-        f"In alphabetical order they are: {ordered}."
-    )
-    return Exchange(f"{request}: {given}.", answer), rng.choice(_rearranged(sorted(items)))
-
-
-def _rearranged(ordered: list[str]) -> tuple[Exchange, ...]:
-    return (
+    request = rng.choice(("Give each of these words a number", "Number these words"))
+    given, numbered = ", ".join(items), [f"{n}. {item}" for n, item in enumerate(items, 1)]
+    answer = f"Here are the words with their numbers: {', '.join(numbered)}."
+    number = rng.randint(1, len(items))
+    follow_ups = (
         Exchange(
-            "Now reverse the order.",
-            f"From the last to the first they are: {', '.join(reversed(ordered))}.",
+            f"Which word has number {number}?",
+            f"The list says {numbered[number - 1]}, so number {number} is {items[number - 1]}.",
         ),
         Exchange(
             "Write each word with a capital letter.",
-            f"With capital letters they are: {', '.join(map(str.capitalize, ordered))}.",
+            f"With capital letters they are: {', '.join(map(str.capitalize, items))}.",
         ),
         Exchange(
             "Which word comes first and which comes last?",
-            f"In {', '.join(ordered)} the first word is {ordered[0]} "
-            f"and the last word is {ordered[-1]}.",
+            f"In {given} the first word is {items[0]} and the last word is {items[-1]}.",
         ),
     )
+    return Exchange(f"{request}: {given}.", answer), rng.choice(follow_ups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +120,12 @@ class _Order:
 
 
 def _order(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Three people are compared in pairs; the pairs come in either order."""
+    """Three people are compared in pairs."""
     more, most, least = rng.choice(_COMPARISONS)
     order = _Order(tuple(person.name for person in people(rng, 3)), most, least)
     first, middle, last = order.names
     pairs = [f"{first} is {more} than {middle}", f"{middle} is {more} than {last}"]
     asked, left = rng.sample((most, least), 2)
-    shown = ". ".join(rng.sample(pairs, 2))
     answer = f"{pairs[0]}, and {pairs[1]}. So {order.concluded(asked)}"
     in_the_middle = f"So {order.stated} This means that {middle} is in the middle."
     reversed_names = ", ".join(reversed(order.names))
@@ -144,35 +137,29 @@ def _order(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
             f"The order from the {least} to the {most} is {reversed_names}.",
         ),
     )
-    return Exchange(f"{shown}. Who is the {asked}?", answer), rng.choice(follow_ups)
+    return Exchange(f"{'. '.join(pairs)}. Who is the {asked}?", answer), rng.choice(follow_ups)
 
 
 def _packing(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """A packing list, then the same with one thing more or less."""
+    """A packing list, then the same in one line, or who it is for, or how it begins and ends."""
     name, city = people(rng, 1)[0].name, rng.choice(CITIES)
-    *items, extra = rng.sample(_LUGGAGE, 1 + scaled(rng, 3, 6, size))
-    taken = listed([with_article(item) for item in items])
+    items = [with_article(item) for item in rng.sample(_LUGGAGE, scaled(rng, 3, 6, size))]
+    taken = listed(items)
     asked = rng.choice(
         (
             f"{name} travels to {city} with {taken}. Make a list of the things.",
             f"Make a packing list for {name}, who goes to {city} and needs {taken}.",
         )
     )
-    gone = rng.choice(items)
-    change, changed = rng.choice(
-        (
-            (f"Please add {with_article(extra)}.", [*items, extra]),
-            (f"Please take the {gone} off the list.", [item for item in items if item != gone]),
-        )
+    title = f"the packing list of {name} for {city}"
+    lines = "".join(f"\n- {item}" for item in items)
+    follow_ups = (
+        Exchange("Write it in one line.", f"Here is {title} in one line: {taken}."),
+        Exchange("Who is the list for?", f"This is {title}. It is for {name}."),
+        Exchange("Where does the trip go?", f"This is {title}. The trip goes to {city}."),
+        Exchange("What is the first thing?", f"In {title} the first thing is {items[0]}."),
     )
-    first = Exchange(asked, _packing_list(name, city, items))
-    return first, Exchange(change, _packing_list(name, city, changed))
-
-
-def _packing_list(name: str, city: str, items: list[str]) -> str:
-    lines = "".join(f"\n- {with_article(item)}" for item in items)
-    count = NUMBER_WORDS[len(items)]
-    return f"Here is the packing list of {name} for {city}, with {count} things:{lines}"
+    return Exchange(asked, f"Here is {title}:{lines}"), rng.choice(follow_ups)
 
 
 def _week(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
@@ -193,12 +180,17 @@ def _week(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
     length = f"{NUMBER_WORDS[count]} days"
     first = Exchange(asked, f"Here is the plan for {name} with {length}:{lines}")
     day, activity = rng.choice(plan)
-    recall = rng.choice(
+    recall, found = rng.choice(
         (
-            f"What does {name} want to do on {day}?",
-            f"On which day does {name} want to {activity}?",
+            (
+                f"What does {name} want to do on {day}?",
+                f'The plan says "{day}: {activity}", so {name} wants to {activity}.',
+            ),
+            (
+                f"On which day does {name} want to {activity}?",
+                f"{name} wants to {activity} on {day}.",
+            ),
         )
     )
-    found = f"{name} wants to {activity} on {day}."
     closing = f"The plan of {name} has {length}, from {days[0]} to {days[-1]}."
     return first, Exchange(recall, f"{found} {closing}")

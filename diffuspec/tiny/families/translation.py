@@ -19,7 +19,7 @@ from diffuspec.tiny.families.lexicon import (
     joined,
     qualities,
 )
-from diffuspec.tiny.families.pools import scaled
+from diffuspec.tiny.families.pools import scaled, words
 
 FAMILY = "translation"
 
@@ -32,6 +32,7 @@ class Sentence:
     english: str
 
 
+_SMALL_WORDS = frozenset(words("der die das den ist am auf im in"))
 _COMMANDS = (
     "Translate {source} to {target}: {text}",
     "Translate from {source} to {target}: {text}",
@@ -46,11 +47,11 @@ _QUESTIONS = (
 
 
 def compose(rng: random.Random, size: float) -> Conversation:
-    """Draw one sentence at size 0 and up to four at size 1; most are German."""
-    sentences = [_draw_sentence(rng) for _ in range(scaled(rng, 1, 4, size))]
+    """Draw one sentence at size 0 and up to three at size 1; most are German."""
+    sentences = _draw_sentences(rng, scaled(rng, 1, 3, size))
     german = " ".join(sentence.german for sentence in sentences)
     english = " ".join(sentence.english for sentence in sentences)
-    if rng.random() < 0.7:
+    if rng.random() < 0.85:
         return _request(rng, "German", german, "English", english)
     return _request(rng, "English", english, "German", german)
 
@@ -63,6 +64,19 @@ def _request(
     if phrasing in _QUESTIONS:
         return Conversation(FAMILY, (turn,), (f'In {target}, "{text}" means "{translation}"',))
     return Conversation(FAMILY, (turn,), (translation,))
+
+
+def _draw_sentences(rng: random.Random, count: int) -> list[Sentence]:
+    """Sentences that share no word but articles and prepositions."""
+    sentences: list[Sentence] = []
+    said: set[str] = set()
+    while len(sentences) < count:
+        sentence = _draw_sentence(rng)
+        told = set(sentence.german.lower().rstrip(".").split()) - _SMALL_WORDS
+        if said.isdisjoint(told):
+            sentences.append(sentence)
+            said |= told
+    return sentences
 
 
 def _draw_sentence(rng: random.Random) -> Sentence:
