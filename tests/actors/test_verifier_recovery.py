@@ -158,10 +158,10 @@ async def test_a_rank_that_does_not_start_says_why_and_leaves_nothing(
     tmp_path: Path, token: str
 ) -> None:
     group = make_group(pipeline(tmp_path / "nowhere", 1), token)
-    before = ray.available_resources().get("CPU")
+    before = ray.available_resources()["CPU"]
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         await group.start()
     async with asyncio.timeout(10):
-        while ray.available_resources().get("CPU") != before:
+        while ray.available_resources().get("CPU", 0.0) < before:  # more: tests before left some
             await asyncio.sleep(0.1)
     await group.stop()
