@@ -19,9 +19,11 @@ Run = Callable[..., Any]
 
 # `diffuspec generate Hi` over an engine that never stops talking, and without torch starts at once.
 ENDLESS = """
-import asyncio, contextlib, sys, types
+import asyncio, contextlib, signal, sys, types
 
 import numpy as np
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts beside it ignores it
 
 class Engine(contextlib.nullcontext):
     from_config = classmethod(lambda cls, config, tracer: cls())
