@@ -24,9 +24,10 @@ from actors.settings import PipelineConfig, load_pipeline
 from deploy.local_ray import ray_cluster
 from deploy.rested import rested
 from deploy.runs import Run, Streaming, answer, one_at_a_time, progress_bar
-from deploy.step_cost import StepCost, cost_table, step_cost
+from deploy.step_cost import StepCost, cost_table, median_ms, step_cost
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, first_per_family, load_questions
+from diffuspec.bench.turns import rotated
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.problems import reported
 from diffuspec.config import EngineConfig
@@ -144,8 +145,7 @@ async def _measure(
                 await answer(services[name], questions[0], modes[name], max_tokens, Run())
             before = await pipeline.link_bytes()
             for number, question in enumerate(questions):
-                names = [*modes][number % len(modes) :] + [*modes][: number % len(modes)]
-                for name in names:
+                for name in rotated(modes, number):
                     progress.update(task, description=f"{question.family}, {name}")
                     await answer(services[name], question, modes[name], max_tokens, runs[name])
                     progress.advance(task)
@@ -180,7 +180,7 @@ def _row(name: str, runs: Mapping[str, Run]) -> Row:
         tokens_per_second=run.tokens_per_second,
         speedup=sequential.seconds / run.seconds,
         mean_acceptance_length=run.stats.mean_acceptance_length,
-        median_ms={stage: run.median_ms(stage) for stage in _STAGES},
+        median_ms={stage: median_ms(run.decoding, stage) for stage in _STAGES},
         hit_rate=run.hit_rate,
         verify_idle_share=run.verify_idle_share,
         is_same=run.tokens == runs[_PLAIN].tokens,

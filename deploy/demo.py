@@ -22,6 +22,7 @@ from actors.settings import PipelineConfig, load_pipeline
 from deploy.local_ray import ray_cluster
 from deploy.runs import Run, answer, one_at_a_time, progress_bar
 from diffuspec.bench.questions import Question, first_per_family, load_questions
+from diffuspec.bench.turns import rotated
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.problems import reported
 from diffuspec.tiny import QUESTIONS
@@ -110,8 +111,7 @@ async def _measure(
                 await answer(pipeline, questions[0], modes[mode], max_tokens, Run())
             for number in range(repeats):
                 for question in questions:
-                    order = [*modes][number % len(modes) :] + [*modes][: number % len(modes)]
-                    for mode in order:
+                    for mode in rotated(modes, number):
                         progress.update(task, description=f"{question.family}, {mode}")
                         await answer(pipeline, question, modes[mode], max_tokens, runs[mode])
                         progress.advance(task)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Protocol
 
 from rich.console import Console
@@ -43,11 +42,6 @@ class Run:
     @property
     def tokens_per_second(self) -> float:
         return sum(map(len, self.tokens)) / self.seconds
-
-    def median_ms(self, stage: str) -> float:
-        """Median milliseconds of a stage of StepStats, over the steps that read no prompt."""
-        seconds: list[float] = [getattr(step, f"{stage}_seconds") for step in self.decoding]
-        return 1e3 * median(seconds)
 
     @property
     def verify_idle_share(self) -> float:

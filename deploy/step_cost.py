@@ -19,20 +19,22 @@ _BETWEEN, _OWN, _ALL = "between processes", "coordinator", "step"
 
 def step_cost(steps: Sequence[StepStats], *, is_rested: bool = False) -> StepCost:
     """Return what steps cost by the median; of rested ones without what they slept."""
-    cost = {
-        title: _ms([_seconds(step, stage) for step in steps]) for stage, title in _STAGES.items()
-    }
-    between = [step.transport_seconds for step in steps]
+    cost = {title: median_ms(steps, stage) for stage, title in _STAGES.items()}
     working = [step.step_seconds - step.transport_seconds for step in steps]
-    cost[_BETWEEN] = 0.0 if is_rested else _ms(between)
+    cost[_BETWEEN] = 0.0 if is_rested else median_ms(steps, "transport")
     cost[_OWN] = _ms(
         [
             seconds - sum(_seconds(step, stage) for stage in _STAGES)
             for step, seconds in zip(steps, working, strict=True)
         ]
     )
-    cost[_ALL] = _ms(working if is_rested else [step.step_seconds for step in steps])
+    cost[_ALL] = _ms(working) if is_rested else median_ms(steps, "step")
     return cost
+
+
+def median_ms(steps: Sequence[StepStats], stage: str) -> float:
+    """Median milliseconds of a stage of StepStats."""
+    return _ms([_seconds(step, stage) for step in steps])
 
 
 def cost_table(costs: Mapping[str, StepCost]) -> Table:

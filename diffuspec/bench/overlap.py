@@ -16,6 +16,7 @@ from statistics import fmean
 from typing import Literal, TypeAlias
 
 from diffuspec.bench.plots import Line, plot_sweep
+from diffuspec.bench.turns import rotated
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.interfaces import Drafter, Verifier
@@ -102,8 +103,7 @@ async def _take_turns(systems: Sequence[_System], prompts: Sequence[TokenIds]) -
             await stack.enter_async_context(system.rehearsal)
             await stack.enter_async_context(system.coordinator)
         for number, prompt in enumerate(prompts):
-            first = number % len(systems)
-            for system in (*systems[first:], *systems[:first]):
+            for system in rotated(systems, number):
                 await system.answer(prompt)
 
 

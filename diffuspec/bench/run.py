@@ -16,6 +16,7 @@ from typing import Any
 
 from diffuspec.bench.questions import Question
 from diffuspec.bench.systems import BASELINE, TRANSFORMERS_PROMPT_LOOKUP, Answer, System
+from diffuspec.bench.turns import rotated
 from diffuspec.errors import ConfigError, InvalidRequestError
 
 
@@ -127,7 +128,7 @@ def run_questions(
     for repeat in range(settings.num_repeats):
         for number, question in enumerate(questions):
             conversation = _Conversation(question, repeat, codec, settings)
-            for record in conversation.hold(_rotated(systems, number + repeat)):
+            for record in conversation.hold(rotated(systems, number + repeat)):
                 on_answer(record)
                 records.append(record)
             skipped.update(dict.fromkeys(conversation.skipped))
@@ -201,11 +202,6 @@ def _key(record: Record) -> tuple[int, int, int]:
 def _first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
     pairs = enumerate(zip_longest(ours, theirs))
     return next((position for position, (a, b) in pairs if a != b), None)
-
-
-def _rotated(systems: Sequence[System], by: int) -> list[System]:
-    first = by % len(systems)
-    return [*systems[first:], *systems[:first]]
 
 
 def _room(prompt: Sequence[int], settings: RunSettings) -> int:
