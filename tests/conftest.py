@@ -4,7 +4,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from hypothesis import settings
 
 from tests.checkpoints import save_drafter, save_target
+from tests.virtual_time import VirtualTimeLoop
 
 torch.set_num_threads(1)
 settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)
@@ -22,6 +24,14 @@ settings.load_profile("diffuspec")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=12, help="asked while processes die")
     parser.addoption("--chaos-seed", type=int, default=158, help="of what goes wrong, and when")
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("virtual_time"):
+        return {"virtual": VirtualTimeLoop}
+    return {"real": asyncio.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,10 +80,21 @@ async def on_stage(
         yield Stage(coordinator, verifier, drafter)
 
 
-async def until(condition: Any) -> None:
-    """Give the loops as many turns as they need."""
-    for _ in range(200):
+def slow_down(worker: Any, call: str, seconds: float) -> None:
+    """Give a fake's calls a duration: of each draft, or of a whole verification."""
+    inner = getattr(worker, call)
+
+    async def slow(requests: Sequence[Any]) -> Any:
+        await asyncio.sleep(seconds * (len(requests) if call == "draft" else 1))
+        return await inner(requests)
+
+    setattr(worker, call, slow)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Give the loops as many turns as they need, then time."""
+    for pause in (*[0.0] * 200, *[0.01] * 500):
         if condition():
             return
-        await asyncio.sleep(0)
-    raise AssertionError("it did not happen within 200 turns of the event loop")
+        await asyncio.sleep(pause)
+    raise AssertionError("it did not happen within 200 turns of the event loop and 5 seconds")

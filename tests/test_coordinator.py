@@ -49,11 +49,11 @@ from tests.fakes import (
     oracle_of,
     sometimes_right,
 )
-from tests.stage import FIXED, FOREVER, PROMPT, SHORT, Stage, on_stage, until
+from tests.stage import FIXED, FOREVER, PROMPT, SHORT, Stage, on_stage, slow_down, until
 
 OFF = SpeculationParams(policy="off")
 
-pytestmark = pytest.mark.timeout(60)  # what hangs has failed
+pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
 
 # ---- what comes out
@@ -345,9 +345,9 @@ async def test_a_failing_drafter_costs_speed_only(error, quiet):
         assert stage.metric("fallback_total", reason="drafter_unavailable") == 22
 
 
-async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(monkeypatch, quiet):
-    monkeypatch.setattr(breaker_module, "_FIRST_PAUSE_SECONDS", 0.01)
+async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(quiet):
     async with on_stage() as stage:
+        slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.error = DrafterError("for a while")
         stream = stage.stream(PROMPT, FOREVER)
         async with aclosing(stream):
@@ -361,15 +361,14 @@ async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(monkeyp
 
 
 async def test_one_request_asks_a_drafter_that_failed_and_the_others_wait_for_what_comes_of_it(
-    monkeypatch, quiet
+    quiet,
 ):
-    monkeypatch.setattr(breaker_module, "_FIRST_PAUSE_SECONDS", 0.005)
     async with on_stage(max_sequences=4) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.error = DrafterError("for a while")
         tasks = [stage.start([n, 7], FOREVER) for n in range(4)]
         await until(lambda: stage.metric("fallback_total", reason="drafter_error") > 0)
         stage.drafter.gate.close()
-        await asyncio.sleep(0.01)
         await stage.drafter.gate.arrival()
         num_calls, num_steps = stage.drafter.num_calls, len(stage.verifier.batches)
         await until(lambda: len(stage.verifier.batches) > num_steps + 10)
@@ -382,14 +381,13 @@ async def test_one_request_asks_a_drafter_that_failed_and_the_others_wait_for_wh
         assert max(len(batch) for batch in stage.drafter.batches[num_calls:]) > 1
 
 
-async def test_a_probe_that_is_cancelled_leaves_the_next_one_to_another(monkeypatch, quiet):
-    monkeypatch.setattr(breaker_module, "_FIRST_PAUSE_SECONDS", 0.005)
+async def test_a_probe_that_is_cancelled_leaves_the_next_one_to_another(quiet):
     async with on_stage(max_sequences=2) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.error = DrafterError("for a while")
         task = stage.start([1], FOREVER)
         await until(lambda: stage.metric("fallback_total", reason="drafter_error") > 0)
         stage.drafter.gate.close()
-        await asyncio.sleep(0.01)
         await stage.drafter.gate.arrival()
         task.cancel()
         await asyncio.wait([task])
@@ -556,14 +554,8 @@ def fail_verifications(stage: Any, count: int) -> None:
     stage.verifier.verify = failing
 
 
-@pytest.fixture
-def short_pauses(monkeypatch: pytest.MonkeyPatch, quiet: None) -> None:
-    monkeypatch.setattr(verify_calls_module, "_FIRST_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(verify_calls_module, "_MAX_PAUSE_SECONDS", 0.004)
-
-
 @pytest.mark.parametrize("num_failures", [1, 2, 7])
-async def test_requests_outlive_an_outage_of_the_verifier(num_failures, short_pauses):
+async def test_requests_outlive_an_outage_of_the_verifier(num_failures, quiet):
     async with on_stage(max_sequences=4, prefill_chunk_tokens=16) as stage:
         prompts = [[n, 7] for n in range(3)] + [[n % 50 for n in range(60)]]
         streams = [stage.stream(prompt) for prompt in prompts]
@@ -604,12 +596,10 @@ class ForgetfulVerifier(FakeVerifier):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-async def test_a_verifier_made_anew_reads_long_prefixes_in_chunks_again(overlap, short_pauses):
+async def test_a_verifier_made_anew_reads_long_prefixes_in_chunks_again(overlap, quiet):
     verifier = ForgetfulVerifier(max_unread=16, lasts=60)
     drafter = FakeDrafter(oracle_of(verifier), sometimes_right)
-    config = CoordinatorConfig(
-        overlap=overlap, prefill_chunk_tokens=16, max_verifier_outage_seconds=1
-    )
+    config = CoordinatorConfig(overlap=overlap, prefill_chunk_tokens=16)
     prompts = [[n % 50 for n in range(100)], [7], [n % 40 for n in range(60)]]
     async with Coordinator(verifier, drafter, config, DraftLengthConfig()) as coordinator:
         stage = Stage(coordinator, verifier, drafter)
@@ -624,8 +614,8 @@ async def collect(stream: Any) -> list[int]:
     return [i async for step in stream for i in step.token_ids]
 
 
-async def test_an_outage_that_lasts_too_long_ends_what_it_held_up(short_pauses):
-    async with on_stage(max_verifier_outage_seconds=0.02) as stage:
+async def test_an_outage_that_lasts_too_long_ends_what_it_held_up(quiet):
+    async with on_stage(max_verifier_outage_seconds=2) as stage:
         fail_verifications(stage, 10**6)
         tasks = [stage.start([n]) for n in range(3)]
         for task in tasks:
@@ -634,8 +624,8 @@ async def test_an_outage_that_lasts_too_long_ends_what_it_held_up(short_pauses):
         await until(lambda: not list(stage.coordinator._admission))
 
 
-async def test_every_outage_has_its_own_patience(short_pauses):
-    async with on_stage(max_sequences=1, max_verifier_outage_seconds=0.05) as stage:
+async def test_every_outage_has_its_own_patience(quiet):
+    async with on_stage(max_sequences=1, max_verifier_outage_seconds=5) as stage:
         for _ in range(4):
             fail_verifications(stage, 3)
             await stage.tokens()

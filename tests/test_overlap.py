@@ -35,13 +35,13 @@ from tests.fakes import (
     right_and_sure,
     sometimes_right,
 )
-from tests.stage import FOREVER, PROMPT, SHORT, Stage, until
+from tests.stage import FOREVER, PROMPT, SHORT, Stage, slow_down, until
 from tests.virtual_time import run_in_virtual_time
 
 AHEAD = SpeculationParams(policy="fixed", num_draft_tokens=4, num_outcomes=4)
 LONG = SamplingParams(max_tokens=120, ignore_eos=True)
 
-pytestmark = pytest.mark.timeout(60)  # what hangs has failed
+pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
 
 @asynccontextmanager
@@ -265,9 +265,9 @@ class FailingAhead(FakeDrafter):
         return await super().draft(requests)
 
 
-async def test_drafts_ahead_that_fail_are_given_up_for_a_while_and_others_go_on(quiet, monkeypatch):
-    monkeypatch.setattr("diffuspec.breaker._FIRST_PAUSE_SECONDS", 0.005)
+async def test_drafts_ahead_that_fail_are_given_up_for_a_while_and_others_go_on(quiet):
     async with overlapped() as stage:
+        slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.__class__ = FailingAhead
         sizes = watch(stage)
         steps = await steps_of(stage, PROMPT, FOREVER, AHEAD)
@@ -367,8 +367,7 @@ async def test_a_cancelled_request_drops_its_drafts_ahead(moment):
         assert not loop._predrafts._rankings and not loop._predrafts._under_way
 
 
-async def test_drafts_ahead_outlive_an_outage_of_the_verifier(quiet, monkeypatch):
-    monkeypatch.setattr("diffuspec.verify_calls._FIRST_PAUSE_SECONDS", 0.01)
+async def test_drafts_ahead_outlive_an_outage_of_the_verifier(quiet):
     async with overlapped(strategy=right_and_sure) as stage:
         stage.verifier.gate.close()
         stream = stage.stream(PROMPT, SHORT, AHEAD)
@@ -388,23 +387,10 @@ async def test_drafts_ahead_outlive_an_outage_of_the_verifier(quiet, monkeypatch
 # ---- how many are worth it
 
 
-class Slow:
-    """Gives a fake's calls a duration."""
-
-    def __init__(self, worker: Any, call: str, seconds: float) -> None:
-        inner = getattr(worker, call)
-
-        async def slow(requests: Sequence[Any]) -> Any:
-            await asyncio.sleep(seconds * (len(requests) if call == "draft" else 1))
-            return await inner(requests)
-
-        setattr(worker, call, slow)
-
-
 async def test_nothing_is_drafted_ahead_that_would_hold_the_verdict_up():
     async with overlapped(strategy=always_right, foresight=0.2) as stage:
-        Slow(stage.verifier, "verify", 0.001)
-        Slow(stage.drafter, "draft", 0.02)
+        slow_down(stage.verifier, "verify", 0.001)
+        slow_down(stage.drafter, "draft", 0.02)
         speculation = replace(AHEAD, num_outcomes="auto")
         steps = await steps_of(stage, PROMPT, LONG, speculation)
         assert {step.pre_draft for step in steps[8:]} == {None}
@@ -412,8 +398,8 @@ async def test_nothing_is_drafted_ahead_that_would_hold_the_verdict_up():
 
 async def test_as_many_are_drafted_as_fit_behind_the_verification():
     async with overlapped(strategy=right_and_sure) as stage:
-        Slow(stage.verifier, "verify", 0.02)
-        Slow(stage.drafter, "draft", 0.003)
+        slow_down(stage.verifier, "verify", 0.02)
+        slow_down(stage.drafter, "draft", 0.003)
         sizes = watch(stage)
         speculation = replace(AHEAD, num_outcomes="auto")
         steps = await steps_of(stage, PROMPT, LONG, speculation)
@@ -428,7 +414,7 @@ def test_roles_that_share_a_processor_are_not_overlapped(shared):
     async def rate(num_outcomes: Any) -> tuple[float, int]:
         async with overlapped(strategy=right_and_sure) as stage:
             busy = stage.coordinator._draft_loop._calls.busy
-            Slow(stage.drafter, "draft", 0.005)
+            slow_down(stage.drafter, "draft", 0.005)
             verify = stage.verifier.verify
 
             async def crowded(requests: Sequence[Any]) -> Any:
@@ -462,8 +448,8 @@ def test_roles_that_share_a_processor_are_not_overlapped(shared):
 
 async def test_waits_tell_the_controller_that_drafts_are_hidden():
     async with overlapped(strategy=right_and_sure) as stage:
-        Slow(stage.verifier, "verify", 0.01)
-        Slow(stage.drafter, "draft", 0.001)
+        slow_down(stage.verifier, "verify", 0.01)
+        slow_down(stage.drafter, "draft", 0.001)
         await steps_of(stage, PROMPT, LONG, AHEAD)
         assert stage.coordinator._economics.costs.exposed_share < 0.9
 
@@ -472,8 +458,8 @@ async def test_idle_times_show_what_overlap_saves():
     idle = {}
     for overlap in (False, True):
         async with overlapped(strategy=right_and_sure, overlap=overlap) as stage:
-            Slow(stage.verifier, "verify", 0.01)
-            Slow(stage.drafter, "draft", 0.002)
+            slow_down(stage.verifier, "verify", 0.01)
+            slow_down(stage.drafter, "draft", 0.002)
             steps = await steps_of(stage, PROMPT, LONG, replace(AHEAD, num_outcomes=4))
             seconds = sum(step.step_seconds for step in steps)
             idle[overlap] = sum(step.verify_idle_seconds for step in steps) / seconds

@@ -9,6 +9,8 @@ import pytest
 from tests.fakes import HangingDrafter
 from tests.stage import on_stage
 
+pytestmark = pytest.mark.virtual_time
+
 
 class Hanging(HangingDrafter):
     async def release(self, request_id: str) -> None:

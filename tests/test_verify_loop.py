@@ -12,6 +12,8 @@ from diffuspec.errors import InvalidRequestError, VerifierError
 from diffuspec.types import Verdict, VerifyRequest
 from tests.stage import on_stage, until
 
+pytestmark = pytest.mark.virtual_time
+
 
 @pytest.mark.parametrize(
     "error", [VerifierError("not finite"), InvalidRequestError("no"), RuntimeError("a bug")]

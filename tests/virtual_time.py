@@ -25,8 +25,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._now
 
+    def run_forever(self) -> None:
+        with patch.object(time, "monotonic", self.time):
+            super().run_forever()
+
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+        if not self._ready:  # type: ignore[attr-defined]
+            if not self._scheduled:  # type: ignore[attr-defined]
+                raise RuntimeError("everything waits for something that nothing will bring about")
             self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 
@@ -34,6 +40,4 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 def run_in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end. Nothing in it may wait for threads or sockets."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        loop = runner.get_loop()
-        with patch.object(time, "monotonic", loop.time):
-            return runner.run(work)
+        return runner.run(work)
