@@ -10,10 +10,12 @@ same in one process and on a cluster. Nothing that a worker does ends a loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
 from dataclasses import replace
 
 from diffuspec.admission import Admission
@@ -85,10 +87,9 @@ class Coordinator:
     async def __aenter__(self) -> Coordinator:
         self._releases.open()
         lanes = range(1, self._config.num_draft_lanes + 1)
-        self._loops = [
-            *(asyncio.create_task(self._draft_loop.run(lane), name="draft loop") for lane in lanes),
-            asyncio.create_task(self._verify_loop.run(), name="verify loop"),
-        ]
+        drafting = (functools.partial(self._draft_loop.run, lane) for lane in lanes)
+        runs: list[Callable[[], Awaitable[None]]] = [*drafting, self._verify_loop.run]
+        self._loops = [asyncio.create_task(self._keep_running(run)) for run in runs]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -289,6 +290,20 @@ class Coordinator:
         self._end(tickets, error)
         for ticket in tickets:
             self._retire(ticket)
+
+    async def _keep_running(self, run: Callable[[], Awaitable[None]]) -> None:
+        """A loop ends by a bug in how requests end: all are told, and none waits for ever."""
+        while True:
+            try:
+                await run()
+            except Exception as error:
+                logger.critical("a loop of the coordinator broke off", exc_info=error)
+                tickets = list(self._admission)
+                self._end(tickets, VerifierError(f"decoding broke off: {error}"))
+                for ticket in tickets:
+                    with contextlib.suppress(Exception):  # the bug may be there
+                        self._leave_loops(ticket)
+            await asyncio.sleep(0)
 
     def _end(self, tickets: Iterable[Ticket], error: DiffuspecError) -> None:
         for ticket in tickets:

@@ -688,6 +688,19 @@ async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monke
         assert await stage.tokens() == stage.plain()
 
 
+async def test_a_bug_in_how_requests_end_leaves_nobody_waiting(quiet, monkeypatch):
+    async with on_stage(max_sequences=2) as stage:
+        with monkeypatch.context() as patch:
+            patch.setattr(coordinator_module.StepEnd, "stats", lambda *_: 1 / 0)
+            patch.setattr(coordinator_module.Coordinator, "_retire", lambda *_: [][0])
+            for task in [stage.start([n]) for n in range(4)]:
+                with pytest.raises(VerifierError, match=r"broke off|failed: division"):
+                    await task
+        for ticket in list(stage.coordinator._admission):
+            stage.coordinator._retire(ticket)
+        assert await stage.tokens() == stage.plain()
+
+
 async def test_a_bug_at_the_beginning_of_a_request_ends_that_one_and_frees_its_slot(
     quiet, monkeypatch
 ):
