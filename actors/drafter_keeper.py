@@ -12,8 +12,8 @@ import logging
 from actors.coordinator import Ready, drafter_name
 from actors.coordinator_keeper import CoordinatorKeeper
 from actors.keeping import log_problem
-from actors.placement import Place, Placement
-from actors.role_actor import FAILING, ActorLostError, RoleActor, start_actor
+from actors.placement import Handle, Place, Placement
+from actors.role_actor import FAILING, ActorLostError, RoleActor, kill, start_actor
 from diffuspec.errors import DiffuspecError
 
 logger = logging.getLogger(__name__)
@@ -66,12 +66,20 @@ class DrafterKeeper:
 
     async def _bring_up(self, coordinator: RoleActor[Ready]) -> None:
         """Start what is missing and introduce it. Raises what prevents that."""
-        if self.scorer is None:
-            self.scorer = await self._start_scorer(coordinator.ready)
-            if self.drafter is not None:
-                await self._ask_drafter("use_scorer", self.scorer.ready)
-        if self.drafter is None:
-            self.drafter = await self._start_drafter(coordinator.ready, self.scorer.ready)
+        # The drafter's process comes up while the scorer starts.
+        drafter = None if self.drafter else self._placement.create_drafter(self._index)
+        try:
+            if self.scorer is None:
+                self.scorer = await self._start_scorer(coordinator.ready)
+                if self.drafter is not None:
+                    await self._ask_drafter("use_scorer", self.scorer.ready)
+        except BaseException:
+            if drafter is not None:
+                kill(drafter)
+            raise
+        if drafter is not None:
+            self.drafter = await self._start_drafter(drafter, coordinator.ready, self.scorer.ready)
+        assert self.drafter is not None
         seconds = 3 * self._deadlines.draft_seconds  # it connects and drafts once
         try:
             await coordinator.call(
@@ -92,9 +100,9 @@ class DrafterKeeper:
 
         return await start_actor(self.scorer_name, handle, start, self._deadlines.start_seconds)
 
-    async def _start_drafter(self, target: Ready, scorer_address: str) -> RoleActor[str]:
-        handle = self._placement.create_drafter(self._index)
-
+    async def _start_drafter(
+        self, handle: Handle, target: Ready, scorer_address: str
+    ) -> RoleActor[str]:
         async def start(place: Place) -> str:
             host = self._placement.host(place)
             address: str = await handle.start.remote(

@@ -69,12 +69,12 @@ async def test_a_drafter_is_started_again_whatever_went_wrong() -> None:
     await coordinator._become(SimpleNamespace(ready=None), None, "")
     num_starts = 0
 
-    def create_path_scorer(index: int) -> None:
+    def create_drafter(index: int) -> None:
         nonlocal num_starts
         num_starts += 1
         raise OSError("no connection to the cluster")
 
-    placement: Any = SimpleNamespace(config=PLACEMENT.config, create_path_scorer=create_path_scorer)
+    placement: Any = SimpleNamespace(config=PLACEMENT.config, create_drafter=create_drafter)
     keeper = DrafterKeeper(0, placement, coordinator)
     keeping = keep(keeper.run(), "keeper")
     await until(lambda: num_starts == 3)
