@@ -14,7 +14,7 @@ from diffuspec.types import StepStats
 StepCost: TypeAlias = dict[str, float]  # median milliseconds by part, and of all
 
 _STAGES = {"draft": "drafter", "search": "path search", "verify": "target"}
-_BETWEEN, _OWN, _ALL = "between processes", "coordinator", "step"
+_BETWEEN, _REST, _ALL = "between processes", "everything else", "step"
 
 
 def step_cost(steps: Sequence[StepStats], *, is_rested: bool = False) -> StepCost:
@@ -22,7 +22,7 @@ def step_cost(steps: Sequence[StepStats], *, is_rested: bool = False) -> StepCos
     cost = {title: median_ms(steps, stage) for stage, title in _STAGES.items()}
     working = [step.step_seconds - step.transport_seconds for step in steps]
     cost[_BETWEEN] = 0.0 if is_rested else median_ms(steps, "transport")
-    cost[_OWN] = _ms(
+    cost[_REST] = _ms(
         [
             seconds - sum(_seconds(step, stage) for stage in _STAGES)
             for step, seconds in zip(steps, working, strict=True)
@@ -51,7 +51,7 @@ def cost_table(costs: Mapping[str, StepCost]) -> Table:
         for name in others:
             ms = costs[name][part]
             cells += [f"{ms:.2f}", f"{ms - base:+.2f}"]
-        table.add_row(part, *cells, end_section=part == _OWN)
+        table.add_row(part, *cells, end_section=part == _REST)
     return table
 
 

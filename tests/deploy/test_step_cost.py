@@ -35,7 +35,7 @@ def test_every_part_is_a_median_and_the_coordinator_has_what_is_left():
             "path search": 1,
             "target": 9,
             "between processes": 1,
-            "coordinator": 2,
+            "everything else": 2,
             "step": 17,
         }
     )
