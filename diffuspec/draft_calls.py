@@ -49,30 +49,54 @@ class DraftCalls:
         whatever a drafter does, and DrafterError when it is late or miscounts.
         """
         started = time.monotonic()
+        self.busy.begin(started)
+        try:
+            drafts = await self._call(requests, tickets)
+        except Exception:
+            self._trace_failure(started, lane)
+            raise
+        finally:
+            ended = time.monotonic()
+            self.busy.end(ended)
+        if drafts is None:
+            return None
+        batch = DraftBatch(drafts, ended - started)
+        if self._tracer is not None:
+            self._trace(self._tracer, batch, started, num_ahead, lane)
+        return batch
+
+    async def probe(self, request: DraftRequest, ticket: Ticket, lane: int) -> bool:
+        """Draft what nobody waits for; return False if that ended because the ticket is over.
+
+        Raises like `ask`. The drafter does not count as busy.
+        """
+        started = time.monotonic()
+        try:
+            drafts = None if ticket.is_over else await self._call([request], [ticket])
+        except Exception:
+            self._trace_failure(started, lane)
+            raise
+        if self._tracer is not None:
+            self._tracer.span(_lane("drafter", lane), "probe", started, time.monotonic(), "grey")
+        return drafts is not None
+
+    async def _call(
+        self, requests: Batch[DraftRequest], tickets: Collection[Ticket]
+    ) -> list[Draft] | None:
         call = _Call(asyncio.timeout(self._max_seconds), set(tickets))
         self._calls.append(call)
-        self.busy.begin(started)
         try:
             async with call.deadline:
                 drafts = await self._drafter.draft(requests)
         except TimeoutError as error:
             if not call.tickets:
                 return None
-            self._trace_failure(started, lane)
             raise DrafterError(f"no draft within {self._max_seconds} seconds") from error
-        except Exception:
-            self._trace_failure(started, lane)
-            raise
         finally:
             self._calls.remove(call)
-            ended = time.monotonic()
-            self.busy.end(ended)
         if len(drafts) != len(requests):
             raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
-        batch = DraftBatch(drafts, ended - started)
-        if self._tracer is not None:
-            self._trace(self._tracer, batch, started, num_ahead, lane)
-        return batch
+        return drafts
 
     def abandon(self, ticket: Ticket) -> None:
         """A ticket wants no draft any more: a call that nobody else waits for ends at once."""

@@ -1,7 +1,7 @@
 """The draft loop: drafts for whoever needs one, then ahead of the verdicts that are awaited.
 
 A drafter that fails, is late or answers nonsense costs speed, never a request: its sequences go on
-without drafts. After a pause one of them asks it again, and when it answers, all do.
+without drafts. After a pause it is asked for one draft beside them, and when it answers, all do.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 
 from diffuspec.breaker import Breaker
 from diffuspec.config import CoordinatorConfig
@@ -20,9 +21,17 @@ from diffuspec.interfaces import Drafter, TargetInfo
 from diffuspec.predrafts import DraftAhead, Foresight, Hypothesis, PreDrafts
 from diffuspec.ticket import Inbox, Ticket
 from diffuspec.trace import Tracer
-from diffuspec.types import EMPTY_DRAFT, Draft, Verdict
+from diffuspec.types import EMPTY_DRAFT, Draft, DraftRequest, Verdict
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """A draft that nobody waits for: a copy of what a request would have asked for."""
+
+    ticket: Ticket
+    request: DraftRequest
 
 
 class DraftLoop:
@@ -48,6 +57,7 @@ class DraftLoop:
         self._fail = fail
         self._breaker = Breaker()
         self._ahead_breaker = Breaker()  # large batches may fail where small ones do not
+        self._probe: _Probe | None = None  # the next one
         self._predrafts = PreDrafts(costs)
         self._is_wanted = asyncio.Event()  # a draft, or one ahead
         self._inbox = Inbox(self._is_wanted)
@@ -73,11 +83,13 @@ class DraftLoop:
             or ticket.sequence.plan_draft() == 0
         ):
             self._go_without([ticket], None)
-        elif self._breaker.is_closed or self._breaker.take_probe():
-            ticket.is_probe = not self._breaker.is_closed
+        elif self._breaker.is_closed:
             ticket.stage = "needs_draft"
             self._inbox.put(ticket)
         else:
+            if self._breaker.take_probe():
+                self._probe = _Probe(ticket, ticket.sequence.draft_request())
+                self._is_wanted.set()
             self._go_without([ticket], "drafter_unavailable")
 
     def look_ahead(self, ticket: Ticket, ends_at: float) -> None:
@@ -98,8 +110,6 @@ class DraftLoop:
         """A ticket is over: no draft is wanted any more."""
         self._inbox.remove(ticket)
         self._predrafts.forget(ticket)
-        if ticket.is_probe:
-            self._breaker.give_up_probe()
         if self._calls is not None:
             self._calls.abandon(ticket)
 
@@ -108,6 +118,9 @@ class DraftLoop:
     async def run(self, lane: int) -> None:
         """Draft for ever. Lanes, numbered from 1, draft side by side."""
         while True:
+            if self._probe is not None:
+                probe, self._probe = self._probe, None
+                await self._ask_again(probe, lane)
             tickets = self._inbox.take_now()
             ahead = self._take_ahead_of(tickets)
             if not tickets and not ahead:
@@ -159,6 +172,20 @@ class DraftLoop:
         self._learn(tickets, ahead, batch)
         self._hand_out(tickets, ahead, batch)
 
+    async def _ask_again(self, probe: _Probe, lane: int) -> None:
+        """Find out whether the drafter is well again; the draft is thrown away."""
+        assert self._calls is not None
+        try:
+            is_well = await self._calls.probe(probe.request, probe.ticket, lane)
+        except Exception as error:
+            logger.warning("the drafter is not well yet: %s", error)
+            self._breaker.failed()
+            return
+        if is_well:
+            self._breaker.succeeded()
+        else:
+            self._breaker.give_up_probe()
+
     def _failed(self, tickets: list[Ticket], ahead: list[Hypothesis], error: Exception) -> None:
         """Nobody waits for a drafter that failed, or asks it for a while."""
         logger.warning("drafting failed, decoding goes on without drafts: %s", error)
@@ -183,7 +210,6 @@ class DraftLoop:
 
     def _hand_out(self, tickets: list[Ticket], ahead: list[Hypothesis], batch: DraftBatch) -> None:
         for ticket, draft in zip(tickets, batch.drafts[: len(tickets)], strict=True):
-            ticket.is_probe = False
             if not ticket.is_over:
                 self._take(ticket, draft, batch)
         for hypothesis, draft in zip(ahead, batch.drafts[len(tickets) :], strict=True):
@@ -234,7 +260,6 @@ class DraftLoop:
 
     def _go_without(self, tickets: Iterable[Ticket], reason: str | None) -> None:
         for ticket in tickets:
-            ticket.is_probe = False
             if not ticket.is_over:
                 ticket.sequence.draft, ticket.sequence.num_draft_tokens = EMPTY_DRAFT, 0
                 ticket.sequence.fallback = reason

@@ -41,7 +41,6 @@ class Ticket:
     times: StepTimes = field(default_factory=StepTimes)
     is_over: bool = False  # finished, failed, or nobody listens
     was_drafted: bool = False  # before: the drafter has read its prompt
-    is_probe: bool = False  # it asks the drafter whether it is well again
     stalled_since: float | None = None  # the verifier has been gone since then
     num_outages: int = 0  # of the verifier, before it read what the sequence takes for read
 

@@ -328,10 +328,12 @@ class HangingDrafter:
 
     def __init__(self) -> None:
         self.is_asked = asyncio.Event()
+        self.num_calls = 0
         self.was_cancelled = False
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self.is_asked.set()
+        self.num_calls += 1
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:

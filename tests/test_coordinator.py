@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence as Batch
 from contextlib import aclosing
 from dataclasses import replace
@@ -360,9 +361,7 @@ async def test_a_drafter_that_recovers_is_used_again_by_the_same_request(quiet):
         assert step.step.fallback is None
 
 
-async def test_one_request_asks_a_drafter_that_failed_and_the_others_wait_for_what_comes_of_it(
-    quiet,
-):
+async def test_a_drafter_that_failed_is_probed_with_one_draft_beside_the_requests(quiet):
     async with on_stage(max_sequences=4) as stage:
         slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.error = DrafterError("for a while")
@@ -374,6 +373,7 @@ async def test_one_request_asks_a_drafter_that_failed_and_the_others_wait_for_wh
         await until(lambda: len(stage.verifier.batches) > num_steps + 10)
         assert stage.drafter.num_calls == num_calls, "nobody asks while the probe is under way"
         assert len(stage.drafter.batches[-1]) == 1
+        assert {len(batch) for batch in stage.verifier.batches[num_steps:]} == {4}, "all go on"
         stage.drafter.error = None
         stage.drafter.gate.open()
         for n, task in enumerate(tasks):
@@ -381,7 +381,20 @@ async def test_one_request_asks_a_drafter_that_failed_and_the_others_wait_for_wh
         assert max(len(batch) for batch in stage.drafter.batches[num_calls:]) > 1
 
 
-async def test_a_probe_that_is_cancelled_leaves_the_next_one_to_another(quiet):
+async def test_a_drafter_that_hangs_holds_a_request_up_for_one_deadline_in_all(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter, max_draft_seconds=5) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
+        began = time.monotonic()
+        assert await stage.tokens(PROMPT, FOREVER) == stage.plain(PROMPT, FOREVER)
+        assert drafter.num_calls > 2, "it is probed"
+        assert time.monotonic() - began == pytest.approx(5 + FOREVER.max_tokens * 0.05)
+        assert stage.metric("fallback_total", reason="drafter_error") == 1
+        assert not stage.coordinator._economics.costs.draft.is_known
+
+
+@pytest.mark.parametrize("end", ["cancelled", "finished"])
+async def test_a_probe_ends_with_its_request_and_leaves_the_next_one_to_another(end, quiet):
     async with on_stage(max_sequences=2) as stage:
         slow_down(stage.verifier, "verify", 0.05)
         stage.drafter.error = DrafterError("for a while")
@@ -389,12 +402,27 @@ async def test_a_probe_that_is_cancelled_leaves_the_next_one_to_another(quiet):
         await until(lambda: stage.metric("fallback_total", reason="drafter_error") > 0)
         stage.drafter.gate.close()
         await stage.drafter.gate.arrival()
-        task.cancel()
+        if end == "cancelled":
+            task.cancel()
         await asyncio.wait([task])
+        await until(lambda: stage.drafter.released)
         stage.drafter.error = None
         stage.drafter.gate.open()
         steps = [step.step async for step in stage.stream([2], SHORT)]
         assert any(step.num_tree_nodes for step in steps)
+
+
+async def test_a_probe_under_way_is_cancelled_at_shutdown(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter, max_draft_seconds=0.02) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
+        task = stage.start(PROMPT, FOREVER)
+        await until(lambda: drafter.was_cancelled)
+        drafter.was_cancelled = False
+        await until(lambda: drafter.num_calls == 2)
+    assert drafter.was_cancelled
+    with pytest.raises(RequestCancelledError):
+        await task
 
 
 @pytest.fixture
