@@ -103,6 +103,11 @@ class CoordinatorActor:
         assert self._engine is not None, "start() comes first"
         return self._engine
 
+    @property
+    def verifier(self) -> HostedVerifier:
+        assert self._verifier is not None, "start() comes first"
+        return self._verifier
+
     async def start(self, open_verifier: OpenVerifier, host: str, port: int = 0) -> Ready:
         """Bring the verifier up, decode a few tokens, serve. Raises VerifierError, ModelLoadError.
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 
-_MAX_FAILURES = 3  # in a row: then it is to be seen whether the requests are at fault
 _MIN_WORD_SECONDS = 60.0  # ranks that are watched are missed earlier; others end by themselves
 _IDLE_SHARE = 0.25  # of the time after which a rank misses another's word
 _FOLLOW_SECONDS = 2.0  # for rank 0's last word to arrive
@@ -170,15 +169,19 @@ class VerifierRank:
 
 
 class WatchedVerifier:
-    """A `Verifier` of which is known how long its steps take and whether they succeed."""
+    """A `Verifier` of which is known how long its steps take and whether they succeed.
+
+    After a step that failed a probe tells whose fault it was. Once it is the verifier's, that call
+    and every later one raises VerifierUnavailableError: a new one has to take its place.
+    """
 
     def __init__(self, verifier: Verifier) -> None:
         self.num_steps = 0
         self._verifier = verifier
         self._numbers = itertools.count()
         self._started: dict[int, float] = {}
-        self._num_failures = 0
-        self._is_broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._failure = ""  # why no step can succeed
+        self._is_broken = asyncio.Event()
 
     @property
     def info(self) -> TargetInfo:
@@ -191,17 +194,22 @@ class WatchedVerifier:
         return time.monotonic() - min(started) if started else 0.0
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Raises VerifierError when the requests are at fault alone."""
+        if self._failure:
+            raise VerifierUnavailableError(self._failure)
         number = next(self._numbers)
         self._started[number] = time.monotonic()
         try:
             verdicts = await self._verifier.verify(requests)
+        except VerifierUnavailableError as error:
+            self._give_up(str(error))
+            raise
         except VerifierError as error:
-            await self._failed(error)
+            await self._probe(error)
             raise
         finally:
             del self._started[number]
         self.num_steps += 1
-        self._num_failures = 0
         return verdicts
 
     async def release(self, request_id: str) -> None:
@@ -209,25 +217,22 @@ class WatchedVerifier:
 
     async def watch(self) -> None:
         """Raises VerifierUnavailableError when no step can succeed."""
-        await self._is_broken
+        await self._is_broken.wait()
+        raise VerifierUnavailableError(self._failure)
 
-    async def _failed(self, error: VerifierError) -> None:
-        """After several failures a probe tells whether the ranks are at fault or the requests."""
-        self._num_failures += 1
-        if isinstance(error, VerifierUnavailableError):
-            self._give_up(error)
-        elif self._num_failures >= _MAX_FAILURES:
-            try:
-                await self._verifier.verify([probe.verify_request(self.info)])
-                await self._verifier.release(probe.REQUEST_ID)
-                self._num_failures = 0
-            except VerifierError as probe_error:
-                self._give_up(probe_error)
+    async def _probe(self, error: VerifierError) -> None:
+        """Raises VerifierUnavailableError when it is not the requests that made a step fail."""
+        try:
+            await self._verifier.verify([probe.verify_request(self.info)])
+            await self._verifier.release(probe.REQUEST_ID)
+        except VerifierError as probe_error:
+            reason = f"a step failed with: {error}; and a probe of the verifier with: {probe_error}"
+            self._give_up(reason)
+            raise VerifierUnavailableError(reason) from error
 
-    def _give_up(self, error: VerifierError) -> None:
-        if not self._is_broken.done():
-            reason = f"{self._num_failures} steps in a row failed, the last one with: {error}"
-            self._is_broken.set_exception(VerifierUnavailableError(reason))
+    def _give_up(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        self._is_broken.set()
 
 
 async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -1,7 +1,7 @@
 """An agent of chaos: processes and nodes of a pipeline are killed, stopped, paused and slowed down.
 
-In seeded random order, some before the last one has healed. Of what is asked meanwhile it knows
-only when tokens come.
+There are ranks of the verifier whose every step fails. All this in seeded random order, some before
+the last one has healed. Of what is asked meanwhile it knows only when tokens come.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
 from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
 
+from actors.coordinator import CoordinatorActor
 from actors.pipeline import Pipeline, RoleReport
+from actors.placement import CONTROL
+from actors.verifier import VerifierRank
+from actors.verifier_group import SupervisedVerifier
+from diffuspec.errors import VerifierError
 from tests.actors.conftest import NODE
 
-Action = Literal["kill", "stop", "pause", "delay"]
+Action = Literal["kill", "stop", "pause", "delay", "failing steps of"]
 
 TOKENS_BETWEEN_FAULTS = (10, 50)
 CALM = 0.4  # how often a fault may heal before the next one
@@ -35,12 +41,13 @@ MAX_SECONDS_WITHOUT_NODE = 2.0
 SLICE_SECONDS = (0.08, 0.02)  # stopped, running: one that is slowed down
 LABEL = "diffuspec-role"
 NODES = ("drafter", "verifier")
+VERIFIER = "the verifier"  # all ranks of it
 
 
 @dataclass(frozen=True)
 class Fault:
     action: Action
-    victim: str  # a role's name, or "a role's node"
+    victim: str  # a role's name, "a role's node", or VERIFIER
 
     def __str__(self) -> str:
         return f"{self.action} {self.victim}"
@@ -60,7 +67,26 @@ def faults(num_ranks: int) -> list[Fault]:
     found = [Fault(action, role) for action in actions for role in roles]
     actions = ("kill", "stop", "delay")
     found += [Fault(action, f"{role}'s node") for action in actions for role in NODES]
-    return [*found, Fault("kill", "coordinator"), Fault("stop", "coordinator")]
+    found += [Fault("kill", "coordinator"), Fault("stop", "coordinator")]
+    return [*found, Fault("failing steps of", VERIFIER)]
+
+
+def fail_every_step(rank: VerifierRank) -> None:
+    """As after an illegal memory access on a GPU. Runs in the process of a rank."""
+    from diffuspec.models.causal import CausalTarget
+
+    def fail(target: CausalTarget, requests: object) -> NoReturn:
+        raise VerifierError("an illegal memory access was encountered")
+
+    CausalTarget.verify_here = fail  # type: ignore[assignment]
+
+
+def break_verifier(coordinator: CoordinatorActor) -> None:
+    """Have every step of the ranks fail that there are now. Runs in the coordinator's process."""
+    assert isinstance(coordinator.verifier, SupervisedVerifier)
+    ranks = coordinator.verifier.group.ranks
+    for handle in ranks.handles if ranks is not None else ():
+        handle.__ray_call__.options(concurrency_group=CONTROL).remote(fail_every_step)
 
 
 class Tokens:
@@ -156,6 +182,8 @@ class Chaos:
     async def _harm(self, fault: Fault) -> set[int]:
         """Return the processes that will have to be replaced."""
         role = fault.victim.removesuffix("'s node")
+        if fault.victim == VERIFIER:
+            return await self._break_verifier()
         if role == fault.victim:
             victims = [await self._find(role)]
             await self._signal(fault.action, victims[0])
@@ -163,6 +191,15 @@ class Chaos:
             victims = await self._found_on(self._nodes.node_id(role))
             await self._harm_node(fault.action, role)
         return set(victims) if fault.action in ("kill", "stop") else set()
+
+    async def _break_verifier(self) -> set[int]:
+        await self._find("verifier rank 0")
+        ranks = [one for one in await self._present() if one.name.startswith("verifier rank")]
+        if (coordinator := self._pipeline.coordinator.actor) is not None:
+            with contextlib.suppress(RayError):  # it is lost too
+                call = coordinator.handle.__ray_call__.options(concurrency_group=CONTROL)
+                await call.remote(break_verifier)
+        return {one.place.pid for one in ranks if one.place is not None}
 
     async def _harm_node(self, action: Action, role: str) -> None:
         """A node that is lost is replaced, by one that is there already or one that comes later."""

@@ -15,13 +15,17 @@ import pytest
 from actors import probe
 from actors.settings import PipelineConfig, VerifierSettings, parse_pipeline
 from actors.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
+from diffuspec.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.coordinator import Coordinator
 from diffuspec.errors import ModelLoadError, VerifierError, VerifierUnavailableError
 from diffuspec.models.causal import CausalTarget
 from diffuspec.rpc.client import RemoteVerifier
 from diffuspec.rpc.security import Security
-from diffuspec.types import EMPTY_TREE, SamplingParams, Verdict, VerifyRequest
-from tests.fakes import FAKE_TARGET, FakeVerifier
+from diffuspec.types import EMPTY_TREE, SamplingParams, SpeculationParams, Verdict, VerifyRequest
+from tests.fakes import FAKE_TARGET, FakeVerifier, decode_plainly
 
+PLAIN = SpeculationParams(policy="off")
+STEP = [probe.verify_request(FAKE_TARGET)]
 SAMPLED = SamplingParams(temperature=0.8, seed=4)
 
 
@@ -116,23 +120,20 @@ async def test_a_target_that_cannot_be_loaded_is_named(token: str, tmp_path: Pat
     await rank.stop()
 
 
-async def test_steps_that_fail_again_and_again_are_the_verifiers_fault() -> None:
+async def test_steps_that_fail_where_a_probe_does_too_are_the_verifiers_fault() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     watch = asyncio.create_task(watched.watch())
-    verifier.error = VerifierError("not finite")
-    for _ in range(2):
-        with pytest.raises(VerifierError, match="not finite"):
-            await watched.verify([probe.verify_request(FAKE_TARGET)])
-    verifier.error = None
-    await watched.verify([probe.verify_request(FAKE_TARGET)])
-    verifier.error = VerifierError("not finite")
-    for _ in range(3):
-        assert not watch.done()
-        with pytest.raises(VerifierError, match="not finite"):
-            await watched.verify([probe.verify_request(FAKE_TARGET)])
-    with pytest.raises(VerifierUnavailableError, match=r"3 steps .* failed, .* not finite"):
+    await watched.verify(STEP)
+    assert not watch.done()
+    verifier.error = VerifierError("an illegal memory access")
+    with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
+        await watched.verify(STEP)
+    with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
         await watch
+    verifier.error = None  # whoever asks waits for another one all the same
+    with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
+        await watched.verify(STEP)
 
 
 async def test_a_request_that_cannot_be_verified_is_not_the_verifiers_fault() -> None:
@@ -152,12 +153,61 @@ async def test_a_request_that_cannot_be_verified_is_not_the_verifiers_fault() ->
     watch.cancel()
 
 
+class MadeAnew:
+    """In place of a group: the ranks are replaced a second after they are of no use any more."""
+
+    def __init__(self) -> None:
+        self.info = FAKE_TARGET
+        self.ranks = FakeVerifier()
+        self.num_builds = 0
+
+    async def keep(self) -> None:
+        while True:
+            self.watched = WatchedVerifier(self.ranks)
+            self.num_builds += 1
+            with pytest.raises(VerifierUnavailableError):
+                await self.watched.watch()
+            await asyncio.sleep(1)
+            self.ranks = FakeVerifier()
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        return await self.watched.verify(requests)
+
+    async def release(self, request_id: str) -> None:
+        await self.watched.release(request_id)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("num_requests", [1, 4])
+async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests: int) -> None:
+    verifier = MadeAnew()
+    keeping = asyncio.create_task(verifier.keep())
+    await asyncio.sleep(0)
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+
+    async def answer(prompt: list[int]) -> list[int]:
+        tokens: list[int] = []
+        async for increment in coordinator.stream(np.array(prompt), sampling, PLAIN):
+            tokens += increment.token_ids
+            if len(tokens) == 5:
+                verifier.ranks.error = VerifierError("an illegal memory access")
+        return tokens
+
+    prompts = [[n, 7] for n in range(num_requests)]
+    config = CoordinatorConfig(), DraftLengthConfig()
+    async with Coordinator(verifier, None, *config) as coordinator:
+        found = await asyncio.gather(*map(answer, prompts))
+    assert found == [decode_plainly(verifier.ranks, prompt, sampling) for prompt in prompts]
+    assert verifier.num_builds > 1
+    keeping.cancel()
+
+
 async def test_a_lost_rank_is_the_end_at_once() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     verifier.error = VerifierUnavailableError("rank 0 lost another rank")
     with pytest.raises(VerifierUnavailableError):
-        await watched.verify([probe.verify_request(FAKE_TARGET)])
+        await watched.verify(STEP)
     with pytest.raises(VerifierUnavailableError, match="lost another rank"):
         await watched.watch()
 
@@ -166,9 +216,7 @@ async def test_a_step_under_way_can_be_seen() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     verifier.gate.close()
-    step: asyncio.Task[list[Verdict]] = asyncio.create_task(
-        watched.verify([probe.verify_request(FAKE_TARGET)])
-    )
+    step: asyncio.Task[list[Verdict]] = asyncio.create_task(watched.verify(STEP))
     await verifier.gate.arrival()
     await asyncio.sleep(0.02)
     assert watched.oldest_seconds >= 0.02

@@ -26,6 +26,7 @@ from diffuspec.interfaces import Verifier
 from diffuspec.models.causal import CausalTarget
 from diffuspec.rpc.security import Security
 from diffuspec.types import SamplingParams, SpeculationParams
+from tests.actors.chaos import fail_every_step
 
 NUM_TOKENS = 60
 PLAIN = SpeculationParams(policy="off")
@@ -119,7 +120,7 @@ async def expected(target_path: Callable[[str], Path]) -> AsyncIterator[Answers]
     target.close()
 
 
-async def test_one_rank_is_killed(
+async def test_one_rank_is_killed_and_the_next_one_s_steps_fail(
     target_path: Callable[[str], Path], token: str, expected: Answers
 ) -> None:
     async with serving(pipeline(target_path("qwen2"), 1), token) as verifier:
@@ -127,6 +128,11 @@ async def test_one_rank_is_killed(
         assert await answers(verifier, lambda: os.kill(pid, signal.SIGKILL)) == expected
         assert len(verifier.group.recoveries) == 1
         assert await verifier.check_health(5)
+
+        [rank] = (await verifier.group.ready(90)).handles
+        await rank.__ray_call__.remote(fail_every_step)
+        assert await answers(verifier) == expected
+        assert "illegal memory access" in verifier.group.recoveries[1].reason
 
 
 async def test_ranks_of_two_are_killed_and_stopped(
