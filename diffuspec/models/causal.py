@@ -76,6 +76,7 @@ class CausalTarget:
             num_scratch_rows=config.max_tree_nodes,
             fixed_rows=1 + config.max_tree_nodes if config.exact else None,
             num_ranks=num_ranks,
+            is_target=True,
         )
         info = TargetInfo(
             vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),

@@ -20,6 +20,7 @@ from diffuspec.models.attention import ATTENTION_NAME
 from diffuspec.models.cache import CacheShape
 from diffuspec.models.checkpoint import Checkpoint, check_fits, inspect_checkpoint, read_json
 from diffuspec.models.cpu_layers import use_cpu_layers
+from diffuspec.models.rope import check_rope
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.tensor_parallel import sharding_options
@@ -48,12 +49,14 @@ def load_model(
     num_scratch_rows: int = 0,
     fixed_rows: int | None = None,
     num_ranks: int = 1,
+    is_target: bool = False,
 ) -> LoadedModel:
     """Load a causal LM (a diffusion LM's weights are one) and its cache.
 
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for)
     and num_scratch_rows more, for rows that are not kept. fixed_rows: see ModelRunner. With several
-    ranks this process, which has joined their group, loads its share. Raises ModelLoadError.
+    ranks this process, which has joined their group, loads its share. A target is refused when its
+    rows would depend on what else is in a forward. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     config = _transformers_config(checkpoint)
@@ -62,7 +65,10 @@ def load_model(
         raise ModelLoadError(
             f"{path} was trained for {max_positions} positions, max_model_len is {max_len}"
         )
-    num_rows = (max_len or max_positions) + num_scratch_rows
+    max_len = max_len or max_positions
+    if is_target:
+        check_rope(path, config, max_len, num_scratch_rows + (fixed_rows or 0))
+    num_rows = max_len + num_scratch_rows
     where = _resolve_device(path, device)
     precision = _resolve_dtype(dtype, where)
     cache_bytes = _cache_shape(path, config).num_bytes(num_slots, num_rows, precision)

@@ -16,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -61,6 +63,19 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 def make_model(family: str) -> Any:
     torch.manual_seed(0)
     return FAMILIES[family]().eval()
+
+
+def make_longrope_model() -> Any:
+    """Phi3 as its long-context versions are: other angles beyond 128 positions."""
+    torch.manual_seed(0)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 6,
+        "long_factor": [8.0] * 6,
+    }
+    config = Phi3Config(**SHAPE, original_max_position_embeddings=128, rope_parameters=rope)
+    return Phi3ForCausalLM(config).eval()
 
 
 def make_drafter_model() -> Any:

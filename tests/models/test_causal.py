@@ -24,7 +24,14 @@ from diffuspec.types import (
     Verdict,
     VerifyRequest,
 )
-from tests.models.conftest import FAMILIES, MAX_POSITIONS, NUM_KNOWN_IDS, make_model
+from tests.models.conftest import (
+    FAMILIES,
+    MAX_POSITIONS,
+    NUM_KNOWN_IDS,
+    make_longrope_model,
+    make_model,
+    save_tokenizer,
+)
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.9, seed=5)
@@ -128,6 +135,29 @@ async def test_no_draft_changes_the_text(target: CausalTarget, sampling: Samplin
         num_steps += 1
     assert token_ids[: len(expected)] == expected
     assert num_steps < NUM_NEW / 2, "true tokens must be accepted"
+
+
+async def test_angles_stay_the_same_up_to_the_last_position_that_drafts_reach(
+    tmp_path: Path,
+) -> None:
+    model = make_longrope_model()  # whose switch is after 128 positions
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    config = TargetConfig(path=tmp_path, max_model_len=112, max_tree_nodes=MAX_NODES)
+    target = CausalTarget.load(config)
+    prompt = np.random.default_rng(0).integers(3, NUM_KNOWN_IDS, 96).tolist()
+    model.generation_config.eos_token_id = None
+    whole = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0].tolist()
+    await target.verify([request(whole, chain([5] * MAX_NODES), request_id="longest")])
+    token_ids = prompt
+    while len(token_ids) < len(whole):
+        draft = whole[len(token_ids) :][:4]
+        wrong = [5] * (MAX_NODES - len(draft))
+        mine = request(token_ids, chain([*draft, *wrong]))
+        longest = request(whole, chain([5] * MAX_NODES), request_id="longest")
+        token_ids = [*token_ids, *(await target.verify([longest, mine]))[1].token_ids]
+    assert token_ids[: len(whole)] == whole
+    target.close()
 
 
 async def test_accepted_branch_is_kept_in_the_cache(qwen2: CausalTarget) -> None:

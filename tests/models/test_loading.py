@@ -32,11 +32,13 @@ from tests.models.conftest import (
     SHAPE,
     VOCAB_SIZE,
     edit_json,
+    make_longrope_model,
     save_tokenizer,
 )
 
 SaveTarget = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -106,6 +108,12 @@ def reshape_a_weight(path: Path) -> None:
     edit_weights(path, lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}))
 
 
+def save_longrope(path: Path) -> Path:
+    make_longrope_model().save_pretrained(path)
+    save_tokenizer(path)
+    return path
+
+
 BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (remove("config.json"), "has no config.json: not a model directory"),
     "broken config": (write("config.json", "{"), "cannot read config.json"),
@@ -114,6 +122,7 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown model type": (configure(model_type="frobnicator"), "config.json cannot be used"),
     "not a causal LM": (write("config.json", '{"model_type": "vit"}'), "vit is not a causal LM"),
     "wrong kind of value": (configure(hidden_size="big"), "config.json cannot be used"),
+    "angles that drafts change": (configure(rope_parameters=DYNAMIC), "must be at most 192, got 256"),
     "no positions": (configure(max_position_embeddings=None), "max_position_embeddings must be"),
     "no weights": (remove(WEIGHTS), "has no model.safetensors"),
     "pickled weights": (pickle_weights, "pickled weights only, which are never loaded"),
@@ -208,6 +217,29 @@ def test_dtype_is_what_was_asked_for(save_target: SaveTarget) -> None:
 def test_context_longer_than_trained_for_is_refused(save_target: SaveTarget) -> None:
     with pytest.raises(ModelLoadError, match="trained for 256 positions, max_model_len is 257"):
         load_model(save_target("qwen2"), num_slots=1, max_len=257)
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["ragged", "exact"])
+def test_angles_that_drafts_change_are_served_up_to_their_switch(
+    tmp_path: Path, exact: bool
+) -> None:
+    path = save_longrope(tmp_path)
+    most = 128 - 16 - 17 * exact  # of the switch, the nodes of a tree and an exact step's padding
+    settings = {"path": path, "max_tree_nodes": 16, "exact": exact}
+    with pytest.raises(
+        ModelLoadError, match=f"'longrope' .* 128 .* at most {most}, got {most + 1}"
+    ):
+        CausalTarget.load(TargetConfig(**settings, max_model_len=most + 1))
+    CausalTarget.load(TargetConfig(**settings, max_model_len=most)).close()
+    with pytest.raises(ModelLoadError, match="max_tree_nodes must be lower"):
+        CausalTarget.load(TargetConfig(path=path, max_tree_nodes=128, max_model_len=2))
+
+
+def test_one_set_of_angles_for_all_lengths_needs_no_limit(tmp_path: Path) -> None:
+    path = save_longrope(tmp_path)
+    rope = json.loads((path / "config.json").read_text())["rope_parameters"]
+    edit_json(path / "config.json", rope_parameters={**rope, "short_factor": rope["long_factor"]})
+    CausalTarget.load(TargetConfig(path=path)).close()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
