@@ -21,8 +21,10 @@ from diffuspec.costs import StepCosts
 from diffuspec.draft_tree import depths, prune_draft
 from diffuspec.types import Draft, DraftLengthPolicy, SpeculationParams, Verdict
 
-_MIN_PROBE_PAUSE = 16  # steps without a draft before one more is tried
-_PROBE_SHARE = 0.05  # of the time goes into such probes at most
+_FIRST_PAUSE, _LAST_PAUSE = 4.0, 20.0  # between probes, in what one costs; doubled by each in vain
+_MIN_LAST_PAUSE = 16  # steps
+_PROBE_TOKENS = 8  # at most
+_GOOD_PROBE = 1.5  # times what it cost: there may be more to gain
 _SMOOTHING = 0.3
 _SHARED_DRAFTS = 12  # of each request teach the others: a long request says no more than a short
 _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
@@ -121,7 +123,8 @@ class CostAwareDraftLength:
     step) is largest, the likeliest nodes first. The length is the one where the same ratio, with
     reach by depth averaged over the last drafts, is largest. When plain decoding beats both, the
     request goes without drafts, but for a probe now and then, which is verified whole: what is
-    never verified is never seen to have become better.
+    never verified is never seen to have become better. What others came to may not hold for this
+    request: probes are frequent in its beginning, and a good one is followed by another.
     """
 
     def __init__(self, max_draft_tokens: int, economics: Economics) -> None:
@@ -130,7 +133,9 @@ class CostAwareDraftLength:
         self._acceptance = AcceptanceModel(economics.acceptance)
         self._survival = economics.survival[:max_draft_tokens].copy()
         self._num_nodes = 16.0
-        self._steps_without_draft = math.inf  # a request's first draft is always made
+        self._steps_without_draft = 0
+        self._pause = 0.0  # until the next probe, in its costs; the first draft is always made
+        self._probe_cost = 1.0  # of the last probe's step, in plain steps
         self._drafted = 0
         self._is_probe = False
         self._num_drafts = 0
@@ -139,10 +144,8 @@ class CostAwareDraftLength:
         self._is_probe = False
         plan = self._plan(limit)
         if not plan.is_worth_it:
-            self._steps_without_draft += 1
-            if not self._is_probe_due(plan.cost):
-                return 0
-            self._is_probe = True
+            return self._probe(plan)
+        self._pause = _FIRST_PAUSE
         return self._note(plan.num_draft_tokens)
 
     def length_ahead(self, limit: int) -> int:
@@ -151,6 +154,7 @@ class CostAwareDraftLength:
 
     def take_ahead(self, num_draft_tokens: int) -> None:
         self._is_probe = False
+        self._pause = _FIRST_PAUSE
         self._note(num_draft_tokens)
 
     def _plan(self, limit: int) -> _Plan:
@@ -172,6 +176,8 @@ class CostAwareDraftLength:
         length = lengths[best]
         plain = verify[0] + (draft[0] if others else 0.0)  # the others draft all the same
         is_worth_it = bool(rates[best] >= (costs.other_tokens + 1) / plain)
+        if not is_worth_it:
+            length = min(length, _PROBE_TOKENS)
         return _Plan(length, is_worth_it, float((draft[length] + verify[length]) / plain))
 
     def trim(self, draft: Draft) -> Draft:
@@ -191,10 +197,20 @@ class CostAwareDraftLength:
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         self._acceptance.observe(draft, verdict, is_shared=self._num_drafts < _SHARED_DRAFTS)
         self._num_drafts += 1
+        if self._is_probe and 1 + verdict.num_accepted_tokens >= _GOOD_PROBE * self._probe_cost:
+            self._pause = 0.0
 
-    def _is_probe_due(self, cost: float) -> bool:
-        """Whether it is time for a probe that costs so many plain steps."""
-        return self._steps_without_draft > max(_MIN_PROBE_PAUSE, cost / _PROBE_SHARE)
+    def _probe(self, plan: _Plan) -> int:
+        """Return the length of a probe, or 0 while it is not time for one."""
+        pause = self._pause * plan.cost
+        if self._pause == _LAST_PAUSE:
+            pause = max(pause, _MIN_LAST_PAUSE)
+        if self._steps_without_draft < pause:
+            self._steps_without_draft += 1
+            return 0
+        self._is_probe, self._probe_cost = True, plan.cost
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LAST_PAUSE)
+        return self._note(plan.num_draft_tokens)
 
     def _note(self, num_draft_tokens: int) -> int:
         self._steps_without_draft = 0

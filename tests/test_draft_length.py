@@ -291,6 +291,20 @@ def test_a_new_request_is_given_a_chance_after_one_that_could_not_be_drafted():
     assert run.rate > 0.75 * good.best_rate()
 
 
+def test_probes_of_a_request_are_frequent_at_first_and_one_that_is_good_leads_to_more():
+    shared = Economics(30)
+    useless = World(0.02, confidence=0.9)
+    for _ in range(5):
+        useless.run(CostAwareDraftLength(30, shared), shared, num_steps=100)
+    run = useless.run(CostAwareDraftLength(30, shared), shared, num_steps=100)
+    tried = np.flatnonzero(run.lengths)
+    assert tried[0] == 0 and 3 <= len(tried) <= 6
+    assert np.all(np.diff(np.diff(tried)) >= 0), "ever rarer"
+    good = World(0.9, confidence=0.9)
+    run = good.run(CostAwareDraftLength(30, shared), shared, num_steps=80)
+    assert run.rate > 0.7 * good.best_rate()
+
+
 def a_batch_of(num_requests: int) -> Economics:
     """What is known after a while with so many requests in every batch; costs are straight."""
     economics = Economics(30)
