@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,17 +21,18 @@ from actors.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.drafter_pool import DrafterPool
 from diffuspec.engine import Engine
-from diffuspec.errors import DrafterError, OverloadedError
+from diffuspec.errors import DrafterError, OverloadedError, VerifierUnavailableError
 from diffuspec.interfaces import TargetInfo, Verifier
 from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
 from diffuspec.prompt import Prompt
 from diffuspec.rpc.client import RemoteDrafter, RemoteVerifier
 from diffuspec.rpc.frontend import RoleStatus, ServiceStatus
+from diffuspec.rpc.health import StepHealth
 from diffuspec.rpc.server import RoleServer
 from diffuspec.rpc.servicers import CoordinatorServicer
 from diffuspec.sequence import Increment
 from diffuspec.trace import Tracer
-from diffuspec.types import SamplingParams, SpeculationParams
+from diffuspec.types import SamplingParams, SpeculationParams, Verdict, VerifyRequest
 
 
 class HostedVerifier(Verifier, Protocol):
@@ -50,7 +51,26 @@ OpenVerifier: TypeAlias = Callable[[], AbstractAsyncContextManager[HostedVerifie
 
 _PLAIN = SpeculationParams(policy="off")
 _GREEDY = SamplingParams()
-_HEALTH_SECONDS = 1.0  # for a drafter to say how it is
+_HEALTH_SECONDS = 1.0  # for a role to say how it is
+
+
+class _ObservedVerifier:
+    """A `Verifier`; of every step of its a StepHealth hears."""
+
+    def __init__(self, verifier: Verifier, health: StepHealth) -> None:
+        self._verifier = verifier
+        self._health = health
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._verifier.info
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        with self._health.step():
+            return await self._verifier.verify(requests)
+
+    async def release(self, request_id: str) -> None:
+        await self._verifier.release(request_id)
 
 
 @contextlib.asynccontextmanager
@@ -97,6 +117,7 @@ class CoordinatorActor:
         self._server: RoleServer | None = None
         self._is_stopping = False
         self._verifier: HostedVerifier | None = None
+        self._health = StepHealth(config.deadlines.verify_seconds)
 
     @property
     def engine(self) -> Engine:
@@ -105,6 +126,7 @@ class CoordinatorActor:
 
     @property
     def verifier(self) -> HostedVerifier:
+        """As it was opened: the engine has one that is observed."""
         assert self._verifier is not None, "start() comes first"
         return self._verifier
 
@@ -119,15 +141,16 @@ class CoordinatorActor:
         self._verifier = verifier
         drafter = self._pool if config.num_drafters else None
         tracer = None if config.trace is None else self._open_trace(config.trace)
-        engine_config = config.engine_over_drafters
-        self._engine = engine = Engine(engine_config, verifier, drafter, tokenizer, tracer=tracer)
+        observed = _ObservedVerifier(verifier, self._health)
+        self._engine = engine = Engine(config.engine, observed, drafter, tokenizer, tracer=tracer)
         self._resources.push_async_callback(self._leave_drafters)
         await engine.complete(probe.prompt(verifier.info), probe.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()
-        servicer = CoordinatorServicer(self, engine.default_speculation)
+        servicer = CoordinatorServicer(self, engine.default_speculation, self._health)
         server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
         self._server = server
+        await self._resources.enter_async_context(self._health.probed(self._ask_verifier))
         await self._resources.enter_async_context(self._heartbeat)
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
         return Ready(server.address, verifier.info, digest)
@@ -143,7 +166,7 @@ class CoordinatorActor:
             address, self._security, deadline_seconds=seconds, limits=limits
         )
         try:
-            await remote.draft([probe.draft_request(self.engine.verifier.info)])
+            await remote.draft([probe.draft_request(self.verifier.info)])
             await remote.release(probe.REQUEST_ID)
         except BaseException:
             await remote.close()
@@ -151,8 +174,7 @@ class CoordinatorActor:
         await self.disconnect_drafter(name, "")
         del self._reasons[name]
         self._drafters[name] = remote
-        self._pool.add(remote)
-        self.engine.resume_drafting()
+        self._pool.add(remote, name)
 
     async def disconnect_drafter(self, name: str, reason: str) -> None:
         """Do without a drafter, and say why in the status."""
@@ -164,7 +186,7 @@ class CoordinatorActor:
 
     async def prove(self) -> None:
         """Answer a prompt with drafts. Raises DrafterError when no step had one."""
-        prompt = probe.prompt(self.engine.verifier.info)
+        prompt = probe.prompt(self.verifier.info)
         answer = await self.engine.complete(prompt, probe.SAMPLING, probe.SPECULATION)
         if not any(step.num_tree_nodes for step in answer.steps):
             causes = sorted({str(step.fallback) for step in answer.steps})
@@ -251,6 +273,11 @@ class CoordinatorActor:
         return RoleStatus(
             name, address, is_healthy=False, reason="it does not answer, or its last step failed"
         )
+
+    async def _ask_verifier(self) -> None:
+        """Raises VerifierUnavailableError when it says, or lets suppose, that it is not well."""
+        if not await self.verifier.check_health(_HEALTH_SECONDS):
+            raise VerifierUnavailableError("the verifier is not serving")
 
     def _gauge(self, name: str) -> int:
         registry = self.engine.metrics.registry

@@ -35,6 +35,7 @@ class DrafterActor:
         self._servicer: DrafterServicer | None = None
         self._drafter: DiffuSpecDrafter | None = None
         self._scorer: RemotePathScorer | None = None
+        self._info: TargetInfo | None = None
 
     async def start(
         self,
@@ -61,12 +62,13 @@ class DrafterActor:
         self._resources.push_async_callback(self._leave_scorer)
         self._scorer = await self._connect(scorer_address)
         self._drafter = DiffuSpecDrafter(model, self._scorer)
-        await self._drafter.draft([probe.draft_request(info)])
-        await self._drafter.release(probe.REQUEST_ID)
+        self._info = info
+        await self._probe()
         self._servicer = DrafterServicer(self._drafter, model)
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(self._servicer.health.probed(self._probe))
         await self._resources.enter_async_context(self._heartbeat)
         return server.address
 
@@ -90,10 +92,20 @@ class DrafterActor:
         servicer = self._servicer
         return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
 
+    async def prove(self) -> None:
+        """Draft once: whether it can now, whatever its last steps came to. Raises DrafterError."""
+        assert self._servicer is not None, "start() comes first"
+        await self._servicer.health.prove(self._probe)
+
     async def stop(self) -> None:
         """Finish the steps under way and end the server."""
         self._servicer = None
         await self._resources.aclose()
+
+    async def _probe(self) -> None:
+        assert self._drafter is not None and self._info is not None
+        await self._drafter.draft([probe.draft_request(self._info)])
+        await self._drafter.release(probe.REQUEST_ID)
 
     async def _connect(self, address: str) -> RemotePathScorer:
         seconds = self._config.deadlines.search_seconds

@@ -32,11 +32,16 @@ class PathScorerActor:
         """
         config = self._config
         scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
-        await scorer.search([probe.draft_request(info)], [probe.lattice(info)])
+
+        async def search() -> None:
+            await scorer.search([probe.draft_request(info)], [probe.lattice(info)])
+
+        await search()
         self._servicer = PathScorerServicer(scorer)
         limits = config.limits(config.deadlines.search_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(self._servicer.health.probed(search))
         await self._resources.enter_async_context(self._heartbeat)
         return server.address
 

@@ -259,7 +259,7 @@ async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
 
 def _ranks(coordinator: CoordinatorActor) -> tuple[list[Handle], str]:
     """Return all ranks, and where rank 0 serves. Runs in the coordinator's process."""
-    verifier = coordinator.engine.verifier
+    verifier = coordinator.verifier
     assert isinstance(verifier, SupervisedVerifier)
     ranks = verifier.group.ranks
     return (list(ranks.handles), ranks.address) if ranks is not None else ([], "")

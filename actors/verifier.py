@@ -84,11 +84,12 @@ class VerifierRank:
         self._steps = steps = WatchedVerifier(leader or target)
         watches = [steps.watch()] if leader is None else [steps.watch(), leader.watch()]
         self._work = asyncio.create_task(_first_of(watches))
-        await steps.verify([probe.verify_request(steps.info)])
-        await steps.release(probe.REQUEST_ID)
+        await steps.probe()
         limits = self._config.limits(self._config.deadlines.verify_seconds)
-        server = RoleServer([VerifierServicer(steps)], self._security, host, port, limits)
+        servicer = VerifierServicer(steps)
+        server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(servicer.health.probed(steps.probe))
         return server.address
 
     async def run(self) -> None:
@@ -205,7 +206,7 @@ class WatchedVerifier:
             self._give_up(str(error))
             raise
         except VerifierError as error:
-            await self._probe(error)
+            await self._find_the_fault(error)
             raise
         finally:
             del self._started[number]
@@ -220,11 +221,14 @@ class WatchedVerifier:
         await self._is_broken.wait()
         raise VerifierUnavailableError(self._failure)
 
-    async def _probe(self, error: VerifierError) -> None:
+    async def probe(self) -> None:
+        """Take a small step. Raises what verify() does."""
+        await _take_small_step(self)
+
+    async def _find_the_fault(self, error: VerifierError) -> None:
         """Raises VerifierUnavailableError when it is not the requests that made a step fail."""
         try:
-            await self._verifier.verify([probe.verify_request(self.info)])
-            await self._verifier.release(probe.REQUEST_ID)
+            await _take_small_step(self._verifier)
         except VerifierError as probe_error:
             reason = f"a step failed with: {error}; and a probe of the verifier with: {probe_error}"
             self._give_up(reason)
@@ -233,6 +237,11 @@ class WatchedVerifier:
     def _give_up(self, reason: str) -> None:
         self._failure = self._failure or reason
         self._is_broken.set()
+
+
+async def _take_small_step(verifier: Verifier) -> None:
+    await verifier.verify([probe.verify_request(verifier.info)])
+    await verifier.release(probe.REQUEST_ID)
 
 
 async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:

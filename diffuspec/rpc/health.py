@@ -1,11 +1,16 @@
-"""grpc.health.v1: a role is SERVING when its steps succeed, not when its process is there."""
+"""grpc.health.v1: a role is SERVING when its steps succeed, not when its process is there.
+
+A role that nobody asks takes a small step of its own now and then, so that it knows.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import grpc
 from grpc_health.v1 import health_pb2_grpc
@@ -18,7 +23,10 @@ from diffuspec.errors import (
     StalePrefixError,
 )
 
+logger = logging.getLogger(__name__)
+
 _RECENT_SECONDS = 10.0
+_PROBE_SECONDS = 1.0  # between probes of a role that idles after a failure
 _CALLERS_FAULT = (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError)
 _WATCH_SECONDS = 0.5
 
@@ -29,7 +37,8 @@ class StepHealth:
     Healthy: no step has been waiting for longer than the bound while nothing else was done
     either, and the last step succeeded, or one has lately. So a role that hangs is unhealthy, and
     healthy again once it has got over it. Steps that fail by the caller's fault say nothing. A
-    role that has not been asked yet is taken for healthy.
+    role that has not been asked yet is taken for healthy; one that is probed does not wait for
+    callers to show that it is well again, or no more.
     """
 
     def __init__(
@@ -49,6 +58,31 @@ class StepHealth:
         if now - max(oldest, self._succeeded_at) > self._max_step_seconds:
             return False
         return not self._has_failed or now - self._succeeded_at <= _RECENT_SECONDS
+
+    @contextlib.asynccontextmanager
+    async def probed(self, probe: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+        """While the context is open, take a step whenever the last ones do not tell how it is."""
+        probing = asyncio.create_task(self._keep_probing(probe))
+        try:
+            yield
+        finally:
+            probing.cancel()
+
+    async def prove(self, probe: Callable[[], Awaitable[None]]) -> None:
+        """Take a step. Raises what it fails with."""
+        with self.step():
+            await probe()
+
+    async def _keep_probing(self, probe: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            is_recent = self._clock() - self._succeeded_at <= _RECENT_SECONDS
+            if self._started or (is_recent and not self._has_failed):
+                continue
+            try:
+                await self.prove(probe)
+            except Exception as error:
+                logger.debug("a probe failed: %s", error)
 
     def step(self) -> _WatchedStep:
         """Return a context to do one step in."""

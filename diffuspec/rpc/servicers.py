@@ -55,17 +55,19 @@ class RoleServicer:
 
     service: str
     steps: Sequence[StepService[Any]] = ()
+    health: StepHealth
 
     def add_to(self, server: grpc.aio.Server) -> None:
         raise NotImplementedError
 
     def begin(self, limits: RpcLimits) -> None:
         """Called when a server begins to serve it."""
+        self.health = StepHealth(limits.max_step_seconds)
         for service in self.steps:
-            service.begin(limits)
+            service.begin(limits, self.health)
 
     def is_healthy(self) -> bool:
-        return all(service.health.is_healthy for service in self.steps)
+        return self.health.is_healthy
 
     def drain(self) -> None:
         """End every stream once its running steps are answered."""
@@ -201,33 +203,31 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
     service = COORDINATOR_SERVICE
 
     def __init__(
-        self, frontend: Frontend, speculation: SpeculationParams = _DEFAULT_SPECULATION
+        self,
+        frontend: Frontend,
+        speculation: SpeculationParams = _DEFAULT_SPECULATION,
+        health: StepHealth | None = None,
     ) -> None:
-        """speculation: what a request gets where it does not ask for something else."""
+        """speculation: what a request gets where it does not ask for something else.
+
+        health hears of the frontend's steps; None: it is always well.
+        """
         self._frontend = frontend
         self._speculation = speculation
         self._limits = DEFAULT_LIMITS
-        self._health = StepHealth(DEFAULT_LIMITS.max_step_seconds)
+        self.health = health or StepHealth(DEFAULT_LIMITS.max_step_seconds)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         coordinator_pb2_grpc.add_CoordinatorServiceServicer_to_server(self, server)
 
     def begin(self, limits: RpcLimits) -> None:
         self._limits = limits
-        self._health = StepHealth(limits.max_step_seconds)
-
-    def is_healthy(self) -> bool:
-        return self._health.is_healthy
 
     async def Generate(self, request: coordinator_pb2.GenerateRequest, context: Context) -> None:
         """Stream increments. The request is cancelled when the client goes or reads no more."""
         increments = self._stream(request)
         async with contextlib.aclosing(increments):
-            while True:
-                with self._health.step():
-                    increment = await anext(increments, None)
-                if increment is None:
-                    return
+            async for increment in increments:
                 await _let_the_next_step_begin()
                 await self._write(context, increment_to_proto(increment))
 

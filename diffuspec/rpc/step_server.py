@@ -53,12 +53,12 @@ class StepService(Generic[Batch]):
         self.scope = scope
         self._stream_numbers = itertools.count(1)
         self._cleanups: set[asyncio.Task[None]] = set()
-        self.begin(DEFAULT_LIMITS)
+        self.begin(DEFAULT_LIMITS, StepHealth(DEFAULT_LIMITS.max_step_seconds))
 
-    def begin(self, limits: RpcLimits) -> None:
-        """Called when a server begins to serve it."""
+    def begin(self, limits: RpcLimits, health: StepHealth) -> None:
+        """Called when a server begins to serve it. health hears of every step."""
         self.limits = limits
-        self.health = StepHealth(limits.max_step_seconds)
+        self.health = health
         self.draining = asyncio.Event()
 
     async def finish(self) -> None:

@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -24,10 +25,13 @@ from diffuspec.errors import (
     RequestCancelledError,
     VerifierUnavailableError,
 )
+from diffuspec.models.tokenizer import load_tokenizer
+from diffuspec.rpc import health
 from diffuspec.rpc.coordinator_client import RemoteCoordinator
 from diffuspec.rpc.security import Security
 from diffuspec.types import SamplingParams, SpeculationParams
 from tests.actors.conftest import tiny_pipeline
+from tests.fakes import FAKE_TARGET, FakeVerifier
 
 HOST = "127.0.0.1"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
@@ -186,6 +190,64 @@ async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
     await verifier.stop()
 
 
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """Roles ask themselves often how they are."""
+    monkeypatch.setattr(health, "_RECENT_SECONDS", 0.1)
+    monkeypatch.setattr(health, "_PROBE_SECONDS", 0.05)
+
+
+async def becomes_healthy(client: RemoteCoordinator, is_healthy: bool) -> None:
+    async with asyncio.timeout(30):
+        while await client.check_health(5) != is_healthy:
+            await asyncio.sleep(0.05)
+
+
+async def test_an_idle_coordinator_serves_while_its_verifier_does(token, impatient):
+    config = tiny_pipeline({"drafter": None})
+    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+    address = await verifier.start("", HOST)
+    ready = await actor.start(partial(verifier_at, address, config, token), HOST)
+    client = await RemoteCoordinator.connect(ready.address, Security(token))
+    await becomes_healthy(client, True)
+    await verifier.stop()
+    await becomes_healthy(client, False)
+    verifier = VerifierRank(config, token)
+    await verifier.start("", HOST, int(address.rpartition(":")[2]))
+    await becomes_healthy(client, True)
+    await client.close()
+    await actor.stop()
+    await verifier.stop()
+
+
+class HangingVerifier(FakeVerifier):
+    """Says that it is well, whatever it does."""
+
+    num_bytes_sent = num_bytes_received = 0
+
+    async def check_health(self, timeout: float) -> bool:
+        return True
+
+
+async def test_a_coordinator_whose_verifier_hangs_is_not_serving_until_it_does_not(token):
+    config = tiny_pipeline({"drafter": None}, deadlines={"verify_seconds": 0.2})
+    actor = CoordinatorActor(config, token)
+    vocab_size = len(load_tokenizer(config.engine.target.path))
+    verifier = HangingVerifier(replace(FAKE_TARGET, vocab_size=vocab_size))
+    ready = await actor.start(lambda: contextlib.nullcontext(verifier), HOST)
+    client = await RemoteCoordinator.connect(ready.address, Security(token))
+    await becomes_healthy(client, True)
+    verifier.gate.close()
+    answer = asyncio.create_task(actor.engine.complete([1, 2, 3], SHORT, PLAIN))
+    await verifier.gate.arrival()
+    await becomes_healthy(client, False)
+    verifier.gate.open()
+    await answer
+    await becomes_healthy(client, True)
+    await client.close()
+    await actor.stop()
+
+
 async def test_without_a_verifier_nothing_is_served(pipeline, token):
     actor = CoordinatorActor(pipeline, token)
     with pytest.raises(VerifierUnavailableError):
@@ -202,5 +264,5 @@ async def test_a_trace_is_whole_once_the_coordinator_stops(token, tmp_path):
     await actor.engine.complete(MESSAGES, SHORT)
     await actor.stop()
     await verifier.stop()
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    events = json.loads((tmp_path / "trace.json").read_text())
     assert any(event["ph"] == "X" for event in events)

@@ -109,6 +109,64 @@ def test_what_callers_do_wrong_says_nothing(health):
     assert health.is_healthy
 
 
+@pytest.mark.virtual_time
+async def test_a_role_that_idles_after_a_failure_finds_out_how_it_is():
+    health = StepHealth(max_step_seconds=5.0, clock=asyncio.get_running_loop().time)
+    is_well, num_probes = True, 0
+
+    async def probe() -> None:
+        nonlocal num_probes
+        num_probes += 1
+        if not is_well:
+            raise VerifierError("no")
+
+    async with health.probed(probe):
+        await asyncio.sleep(60)
+        assert health.is_healthy and 3 <= num_probes <= 7
+        is_well = False
+        await asyncio.sleep(12)
+        assert not health.is_healthy
+        await asyncio.sleep(1000)
+        assert not health.is_healthy
+        is_well = True
+        await asyncio.sleep(1.5)
+        assert health.is_healthy
+        fail(health, VerifierError("no"))
+        await asyncio.sleep(100)
+        assert health.is_healthy
+
+
+@pytest.mark.virtual_time
+async def test_a_probe_that_hangs_is_a_step_that_does():
+    health = StepHealth(max_step_seconds=5.0, clock=asyncio.get_running_loop().time)
+    may_end = asyncio.Event()
+
+    async def probe() -> None:
+        await may_end.wait()
+
+    async with health.probed(probe):
+        await asyncio.sleep(10)
+        assert not health.is_healthy
+        may_end.set()
+        await asyncio.sleep(0.1)
+        assert health.is_healthy
+
+
+@pytest.mark.virtual_time
+async def test_a_role_at_work_is_not_probed():
+    health = StepHealth(max_step_seconds=5.0, clock=asyncio.get_running_loop().time)
+
+    async def probe() -> None:
+        raise AssertionError("nobody asked for this")
+
+    async with health.probed(probe):
+        for _ in range(30):
+            with health.step():
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(0.5)
+    assert health.is_healthy
+
+
 async def test_each_service_answers_for_itself(security):
     verifier = FakeVerifier()
     drafter = DrafterServicer(FakeDrafter(oracle_of(verifier), always_right))
