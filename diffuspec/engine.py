@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -18,6 +19,8 @@ from typing import Any, Protocol
 from diffuspec.config import EngineConfig, SearchConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.drafter import DiffuSpecDrafter
+from diffuspec.drafter_pool import DrafterPool
+from diffuspec.errors import InvalidRequestError
 from diffuspec.interfaces import CausalProxy, Drafter, LatticeModel, TargetInfo, Verifier
 from diffuspec.metrics import Metrics, RequestStats, summarize
 from diffuspec.models.tokenizer import (
@@ -25,7 +28,7 @@ from diffuspec.models.tokenizer import (
     load_tokenizer,
     vocabulary_digest,
 )
-from diffuspec.prompt import Prompt, encode_prompt
+from diffuspec.prompt import Prompt, encode_prompt, is_list_of_prompts
 from diffuspec.search import PathSearch
 from diffuspec.sequence import Increment
 from diffuspec.text import TextStream, backend
@@ -72,7 +75,7 @@ class Engine:
         self,
         config: EngineConfig,
         verifier: Verifier,
-        drafter: Drafter | None,
+        drafter: Drafter | DrafterPool | None,
         tokenizer: Any,
         closing: Sequence[Closable] = (),
         tracer: Tracer | None = None,
@@ -83,7 +86,8 @@ class Engine:
         """
         self.config = config
         self.verifier = verifier
-        self.drafter = drafter
+        self.drafter = None if isinstance(drafter, DrafterPool) else drafter  # if there is just one
+        self._drafters = drafter
         self.tokenizer = tokenizer
         self.metrics = Metrics()
         self.default_speculation = SpeculationParams(**config.speculation.model_dump())
@@ -92,6 +96,7 @@ class Engine:
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
+        self._turns = threading.Lock()  # of those who call it
 
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
@@ -162,10 +167,16 @@ class Engine:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
     ) -> list[Completion]:
-        """Answer all prompts, decoding them together; not to be called from a coroutine."""
-        if self._runner is None:
-            self._runner = asyncio.Runner()
-        return self._runner.run(self._complete_all(prompts, sampling, speculation))
+        """Answer all prompts, decoding them together; not to be called from a coroutine.
+
+        Calls from several threads wait for each other: `stream` is for requests that come and go.
+        """
+        if not is_list_of_prompts(prompts):
+            raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
+        with self._turns:
+            if self._runner is None:
+                self._runner = asyncio.Runner()
+            return self._runner.run(self._complete_all(prompts, sampling, speculation))
 
     async def complete(
         self,
@@ -198,11 +209,6 @@ class Engine:
         To be called in the event loop that the engine is used in.
         """
         return self._coordinator is not None and self._coordinator.cancel(request_id) > 0
-
-    def resume_drafting(self) -> None:
-        """Ask the drafter again at once: whoever looks after it knows that it works."""
-        if self._coordinator is not None:
-            self._coordinator.resume_drafting()
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return token ids of a text, of chat messages by the target's template, or of ids.
@@ -257,7 +263,7 @@ class Engine:
             raise RuntimeError("this engine is in use in another event loop")
         coordinator = Coordinator(
             self.verifier,
-            self.drafter,
+            self._drafters,
             self.config.coordinator,
             self.config.draft_length,
             self.metrics,

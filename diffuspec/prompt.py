@@ -18,14 +18,22 @@ _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before
 def encode_prompt(prompt: Prompt, tokenizer: Any, max_model_len: int) -> TokenIds:
     """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
 
-    Raises InvalidRequestError, before tokenising what cannot fit.
+    A text begins as the tokenizer begins texts, with BOS if that is its way; ids are taken as they
+    are. Raises InvalidRequestError, before tokenising what cannot fit.
     """
     if isinstance(prompt, str):
-        return _tokenize(prompt, tokenizer, max_model_len)
+        return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens=True)
     if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
         text = _render(prompt, tokenizer)  # type: ignore[arg-type]
-        return _tokenize(text, tokenizer, max_model_len)
+        return _tokenize(text, tokenizer, max_model_len, adds_special_tokens=False)
     return _token_ids(prompt)
+
+
+def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
+    """Whether this is not one prompt by mistake, whose parts would all pass for prompts."""
+    return not isinstance(prompts, str) and not any(
+        isinstance(prompt, Mapping | int) for prompt in prompts
+    )
 
 
 def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
@@ -46,16 +54,21 @@ def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
     return text
 
 
-def _tokenize(text: str, tokenizer: Any, max_model_len: int) -> TokenIds:
+def _tokenize(
+    text: str, tokenizer: Any, max_model_len: int, *, adds_special_tokens: bool
+) -> TokenIds:
+    """Chat templates write special tokens themselves; a text gets those that its model expects."""
     if len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
         raise InvalidRequestError(
             f"a prompt of {len(text)} characters cannot fit the target's context "
             f"of {max_model_len} tokens"
         )
     try:
-        return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
+        # The wrapper would add a warning about lengths; they are checked with the request.
+        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_special_tokens)
     except TypeError as error:  # lone surrogates
         raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
+    return np.array(encoding.ids, np.int32)
 
 
 def _token_ids(prompt: object) -> TokenIds:

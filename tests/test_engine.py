@@ -8,11 +8,13 @@ import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from diffuspec.config import parse_config
 from diffuspec.engine import Engine
@@ -85,6 +87,24 @@ def test_a_prompt_is_text_messages_or_token_ids(engine):
 def test_what_is_no_prompt_is_refused(engine, prompt, message):
     with pytest.raises(InvalidRequestError, match=message):
         engine.generate([prompt], SHORT)
+
+
+@pytest.mark.parametrize("prompts", ["Hello", [1, 2], [{"role": "user", "content": "Hello"}]])
+def test_a_single_prompt_is_not_taken_for_several(engine, prompts):
+    with pytest.raises(InvalidRequestError, match=r"put a single one in \[ \]"):
+        engine.generate(prompts, SHORT)
+
+
+def test_a_text_begins_with_bos_where_its_tokenizer_begins_texts_so(engine):
+    inner = engine.tokenizer.backend_tokenizer
+    before = inner.post_processor
+    inner.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 7)])
+    try:
+        text, chat = engine.encode("ab"), engine.encode([{"role": "user", "content": "ab"}])
+    finally:
+        inner.post_processor = before
+    assert text.tolist() == [7, *engine.encode("ab").tolist()]
+    assert chat[0] != 7, "a template writes what it wants itself"
 
 
 @pytest.mark.parametrize("prompt", ["", [], np.array([], np.int32)])
@@ -232,6 +252,13 @@ def test_a_loop_that_ended_with_a_stream_open_leaves_the_engine_usable(engine):
     asyncio.run(begin())
     gc.collect()
     assert len(engine.generate([PROMPT], SHORT)[0].token_ids) == 12
+
+
+def test_threads_that_generate_wait_for_each_other(engine):
+    plain = [engine.generate([[n, 7]], SHORT)[0].token_ids for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda n: engine.generate([[n, 7]], SHORT), range(4)))
+    assert [answer[0].token_ids for answer in answers] == plain
 
 
 async def test_two_loops_at_a_time_are_refused(engine):

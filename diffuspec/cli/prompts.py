@@ -37,7 +37,10 @@ def _read_file(file: Path) -> bytes:
 
 
 def _read_stdin() -> bytes:
-    stdin = typer.get_binary_stream("stdin")
+    try:
+        stdin = typer.get_binary_stream("stdin")
+    except RuntimeError as error:  # there is none
+        raise InvalidRequestError("no prompt: standard input is closed") from error
     if stdin.isatty():
         typer.echo("Type the prompt; Ctrl-D on an empty line ends it.", err=True)
     return stdin.read()

@@ -56,6 +56,19 @@ def start(*command: str) -> subprocess.Popen[str]:
     )
 
 
+def test_without_a_standard_input_there_is_no_prompt() -> None:
+    command = [sys.executable, "-m", "diffuspec", "generate"]
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert error_line(ended) == "no prompt: standard input is closed"
+
+
 @pytest.mark.timeout(300)  # importing torch takes long on a busy machine
 def test_json_from_stdin_by_real_models(pair: tuple[Path, Path]) -> None:
     models = ["--target", str(pair[0]), "--drafter", str(pair[1])]
