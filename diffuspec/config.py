@@ -105,7 +105,6 @@ class CoordinatorConfig(Section):
     max_draft_seconds: float = Field(60.0, gt=0)  # then decoding goes on without drafts
     max_verifier_outage_seconds: float = Field(300.0, ge=0)  # then the requests it holds up fail
     overlap: bool = False  # draft likely outcomes ahead: for roles on hardware of their own
-    num_draft_lanes: int = Field(1, ge=1, le=64)  # batches drafted at the same time: one a drafter
 
 
 class EngineConfig(Section):

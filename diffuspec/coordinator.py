@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import logging
 import time
@@ -22,6 +21,7 @@ from diffuspec.admission import Admission
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.draft_length import Economics, make_draft_length
 from diffuspec.draft_loop import DraftLoop
+from diffuspec.drafter_pool import DrafterPool
 from diffuspec.errors import DiffuspecError, RequestCancelledError, VerifierError
 from diffuspec.interfaces import Drafter, Verifier
 from diffuspec.metrics import Metrics
@@ -47,7 +47,7 @@ class Coordinator:
     def __init__(
         self,
         verifier: Verifier,
-        drafter: Drafter | None,
+        drafter: Drafter | DrafterPool | None,
         config: CoordinatorConfig,
         draft_length: DraftLengthConfig,
         metrics: Metrics | None = None,
@@ -61,7 +61,8 @@ class Coordinator:
         self._tracer = tracer
         self._economics = economics = Economics(draft_length.max_draft_tokens)
         self._admission = Admission(config.max_waiting, self.metrics)
-        self._releases = Releases(verifier, drafter)
+        drafters = None if drafter is None else DrafterPool.of(drafter)
+        self._releases = Releases(verifier, drafters)
         self._verify_loop = VerifyLoop(
             verifier,
             config,
@@ -73,7 +74,7 @@ class Coordinator:
             tracer,
         )
         self._draft_loop = DraftLoop(
-            drafter,
+            drafters,
             verifier.info,
             config,
             economics.costs,
@@ -86,9 +87,7 @@ class Coordinator:
 
     async def __aenter__(self) -> Coordinator:
         self._releases.open()
-        lanes = range(1, self._config.num_draft_lanes + 1)
-        drafting = (functools.partial(self._draft_loop.run, lane) for lane in lanes)
-        runs: list[Callable[[], Awaitable[None]]] = [*drafting, self._verify_loop.run]
+        runs = [self._draft_loop.run, self._verify_loop.run]
         self._loops = [asyncio.create_task(self._keep_running(run)) for run in runs]
         return self
 
@@ -155,10 +154,6 @@ class Coordinator:
             self._abandon(ticket)
             ticket.increments.put_nowait(RequestCancelledError(f"{request_id!r} was cancelled"))
         return len(chosen)
-
-    def resume_drafting(self) -> None:
-        """Ask the drafter again at once: whoever looks after it knows that it works."""
-        self._draft_loop.resume()
 
     # ---- the beginning of a request
 

@@ -1,4 +1,4 @@
-"""The way to the drafter: a deadline, an end when nobody waits any more, and what calls take."""
+"""The way to the drafters: a deadline, an end when nobody waits any more, and what calls take."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from diffuspec.costs import BusyTime
+from diffuspec.drafter_pool import Member, Probe
 from diffuspec.errors import DrafterError
-from diffuspec.interfaces import Drafter
 from diffuspec.ticket import Ticket
 from diffuspec.trace import Tracer
 from diffuspec.types import Draft, DraftRequest
@@ -31,30 +31,30 @@ class _Call:
 
 
 class DraftCalls:
-    """Asks the drafter on behalf of tickets."""
+    """Asks drafters on behalf of tickets. They share one busy time: any of them is at work."""
 
-    def __init__(self, drafter: Drafter, max_seconds: float, tracer: Tracer | None) -> None:
+    def __init__(self, max_seconds: float, tracer: Tracer | None) -> None:
         self.busy = BusyTime()
-        self._drafter = drafter
         self._max_seconds = max_seconds
         self._tracer = tracer
         self._calls: list[_Call] = []
 
     async def ask(
-        self, requests: Batch[DraftRequest], tickets: Collection[Ticket], num_ahead: int, lane: int
+        self,
+        member: Member,
+        requests: Batch[DraftRequest],
+        tickets: Collection[Ticket],
+        num_ahead: int,
     ) -> DraftBatch | None:
         """Draft a batch on behalf of these; None: nobody wants it any more.
 
-        The last num_ahead of the requests are made ahead; lanes are numbered from 1. Raises
-        whatever a drafter does, and DrafterError when it is late or miscounts.
+        The last num_ahead of the requests are made ahead. Raises whatever a drafter does, and
+        DrafterError when it is late or miscounts.
         """
         started = time.monotonic()
         self.busy.begin(started)
         try:
-            drafts = await self._call(requests, tickets)
-        except Exception:
-            self._trace_failure(started, lane)
-            raise
+            drafts = await self._call(member, requests, tickets)
         finally:
             ended = time.monotonic()
             self.busy.end(ended)
@@ -62,38 +62,48 @@ class DraftCalls:
             return None
         batch = DraftBatch(drafts, ended - started)
         if self._tracer is not None:
-            self._trace(self._tracer, batch, started, num_ahead, lane)
+            _trace(self._tracer, member.name, batch, started, num_ahead)
         return batch
 
-    async def probe(self, request: DraftRequest, ticket: Ticket, lane: int) -> bool:
-        """Draft what nobody waits for; return False if that ended because the ticket is over.
+    async def probe(self, member: Member, probe: Probe) -> bool:
+        """Draft what nobody waits for; return False if that ended because its ticket is over.
 
         Raises like `ask`. The drafter does not count as busy.
         """
+        if probe.ticket.is_over:
+            return False
         started = time.monotonic()
-        try:
-            drafts = None if ticket.is_over else await self._call([request], [ticket])
-        except Exception:
-            self._trace_failure(started, lane)
-            raise
+        drafts = await self._call(member, [probe.request], [probe.ticket])
         if self._tracer is not None:
-            self._tracer.span(_lane("drafter", lane), "probe", started, time.monotonic(), "grey")
+            self._tracer.span(member.name, "probe", started, time.monotonic(), "grey")
         return drafts is not None
 
     async def _call(
-        self, requests: Batch[DraftRequest], tickets: Collection[Ticket]
+        self, member: Member, requests: Batch[DraftRequest], tickets: Collection[Ticket]
     ) -> list[Draft] | None:
+        started = time.monotonic()
         call = _Call(asyncio.timeout(self._max_seconds), set(tickets))
         self._calls.append(call)
         try:
+            drafts = await self._drafts_in_time(member, requests, call)
+        except Exception:
+            if self._tracer is not None:
+                self._tracer.span(member.name, "failed", started, time.monotonic(), "terrible")
+            raise
+        finally:
+            self._calls.remove(call)
+        return drafts
+
+    async def _drafts_in_time(
+        self, member: Member, requests: Batch[DraftRequest], call: _Call
+    ) -> list[Draft] | None:
+        try:
             async with call.deadline:
-                drafts = await self._drafter.draft(requests)
+                drafts = await member.drafter.draft(requests)
         except TimeoutError as error:
             if not call.tickets:
                 return None
             raise DrafterError(f"no draft within {self._max_seconds} seconds") from error
-        finally:
-            self._calls.remove(call)
         if len(drafts) != len(requests):
             raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
         return drafts
@@ -105,27 +115,18 @@ class DraftCalls:
             if not call.tickets and not call.deadline.expired():
                 call.deadline.reschedule(asyncio.get_running_loop().time())
 
-    def _trace(
-        self, tracer: Tracer, batch: DraftBatch, started: float, num_ahead: int, lane: int
-    ) -> None:
-        """The call as it went: out, the model, the search, back. Both ways take half each."""
-        way = max(draft.transport_seconds for draft in batch.drafts) / 2
-        ended = started + batch.seconds
-        search = max(draft.search_seconds for draft in batch.drafts)
-        searched = max(ended - way - search, started)
-        name = "draft" if num_ahead < len(batch.drafts) else "pre-draft"
-        colour: Literal["yellow", "good"] = "good" if name == "draft" else "yellow"
-        size = {"num_requests": len(batch.drafts), "num_ahead": num_ahead}
-        tracer.span(_lane("transport to drafter", lane), "out", started, started + way)
-        tracer.span(_lane("drafter", lane), name, started + way, searched, colour, size)
-        tracer.span(_lane("scorer", lane), "search", searched, ended - way, None, size)
-        tracer.span(_lane("transport to drafter", lane), "back", ended - way, ended)
 
-    def _trace_failure(self, started: float, lane: int) -> None:
-        if self._tracer is not None:
-            name = _lane("drafter", lane)
-            self._tracer.span(name, "failed", started, time.monotonic(), "terrible")
-
-
-def _lane(role: str, number: int) -> str:
-    return role if number == 1 else f"{role} {number}"
+def _trace(tracer: Tracer, name: str, batch: DraftBatch, started: float, num_ahead: int) -> None:
+    """The call as it went: out, the model, the search, back. Both ways take half each."""
+    way = max(draft.transport_seconds for draft in batch.drafts) / 2
+    ended = started + batch.seconds
+    search = max(draft.search_seconds for draft in batch.drafts)
+    searched = max(ended - way - search, started)
+    kind = "draft" if num_ahead < len(batch.drafts) else "pre-draft"
+    colour: Literal["yellow", "good"] = "good" if kind == "draft" else "yellow"
+    size = {"num_requests": len(batch.drafts), "num_ahead": num_ahead}
+    transport, scorer = f"transport to {name}", f"scorer{name.removeprefix('drafter')}"
+    tracer.span(transport, "out", started, started + way)
+    tracer.span(name, kind, started + way, searched, colour, size)
+    tracer.span(scorer, "search", searched, ended - way, None, size)
+    tracer.span(transport, "back", ended - way, ended)

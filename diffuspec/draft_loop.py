@@ -1,7 +1,8 @@
 """The draft loop: drafts for whoever needs one, then ahead of the verdicts that are awaited.
 
-A drafter that fails, is late or answers nonsense costs speed, never a request: its sequences go on
-without drafts. After a pause it is asked for one draft beside them, and when it answers, all do.
+Every drafter has a lane of its own, and waits for no other. One that fails, is late or answers
+nonsense costs speed, never a request: its sequences go on without drafts, or with another's. After
+a pause it is asked for one draft beside them, and when it answers, it drafts again.
 """
 
 from __future__ import annotations
@@ -10,28 +11,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
 
-from diffuspec.breaker import Breaker
 from diffuspec.config import CoordinatorConfig
 from diffuspec.costs import StepCosts
 from diffuspec.draft_calls import DraftBatch, DraftCalls
+from diffuspec.drafter_pool import DrafterPool, Member
 from diffuspec.errors import InvalidRequestError
-from diffuspec.interfaces import Drafter, TargetInfo
+from diffuspec.interfaces import TargetInfo
 from diffuspec.predrafts import DraftAhead, Foresight, Hypothesis, PreDrafts
-from diffuspec.ticket import Inbox, Ticket
+from diffuspec.ticket import Ticket
 from diffuspec.trace import Tracer
-from diffuspec.types import EMPTY_DRAFT, Draft, DraftRequest, Verdict
+from diffuspec.types import EMPTY_DRAFT, Draft, Verdict
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Probe:
-    """A draft that nobody waits for: a copy of what a request would have asked for."""
-
-    ticket: Ticket
-    request: DraftRequest
 
 
 class DraftLoop:
@@ -39,7 +31,7 @@ class DraftLoop:
 
     def __init__(
         self,
-        drafter: Drafter | None,
+        drafters: DrafterPool | None,
         target: TargetInfo,
         config: CoordinatorConfig,
         costs: StepCosts,
@@ -47,24 +39,20 @@ class DraftLoop:
         fail: Callable[[Collection[Ticket], Exception], None],
         tracer: Tracer | None = None,
     ) -> None:
-        self._calls: DraftCalls | None = None
-        if drafter is not None:
-            self._calls = DraftCalls(drafter, config.max_draft_seconds, tracer)
+        """None for drafters: nobody expects a draft."""
+        self._is_plain = drafters is None
+        self._pool = drafters or DrafterPool()
+        self._calls = DraftCalls(config.max_draft_seconds, tracer)
         self._target = target
         self._max_unread = config.prefill_chunk_tokens
         self._costs = costs
         self._pass_on = pass_on
         self._fail = fail
-        self._breaker = Breaker()
-        self._ahead_breaker = Breaker()  # large batches may fail where small ones do not
-        self._probe: _Probe | None = None  # the next one
         self._predrafts = PreDrafts(costs)
-        self._is_wanted = asyncio.Event()  # a draft, or one ahead
-        self._inbox = Inbox(self._is_wanted)
 
     def busy_seconds(self, now: float) -> float:
-        """Return how long the drafter has been at work."""
-        return self._calls.busy.seconds(now) if self._calls is not None else 0.0
+        """Return how long drafters have been at work."""
+        return self._calls.busy.seconds(now)
 
     # ---- what goes in
 
@@ -78,124 +66,149 @@ class DraftLoop:
         elif foresight is not None and foresight.is_awaited:
             ticket.stage = "drafting"
         elif (
-            self._calls is None
+            self._is_plain
             or ticket.sequence.num_unread > self._max_unread
             or ticket.sequence.plan_draft() == 0
         ):
             self._go_without([ticket], None)
-        elif self._breaker.is_closed:
-            ticket.stage = "needs_draft"
-            self._inbox.put(ticket)
         else:
-            if self._breaker.take_probe():
-                self._probe = _Probe(ticket, ticket.sequence.draft_request())
-                self._is_wanted.set()
-            self._go_without([ticket], "drafter_unavailable")
+            self._place(ticket)
 
     def look_ahead(self, ticket: Ticket, ends_at: float) -> None:
         """A ticket's draft goes to the verifier, which will have a verdict at about that time."""
-        if self._predrafts.begin(ticket, ends_at):
-            self._is_wanted.set()
+        home = self._pool.home(ticket)
+        if self._predrafts.begin(ticket, ends_at) and home is not None:
+            home.is_wanted.set()
 
     def look_back(self, ticket: Ticket, verdict: Verdict) -> Foresight | None:
         """The verdict has come and is not yet committed; None: it was not looked ahead to."""
         return self._predrafts.resolve(ticket, verdict)
 
-    def resume(self) -> None:
-        """The drafter was seen to work: it is asked again without waiting for a probe."""
-        self._breaker.succeeded()
-        self._ahead_breaker.succeeded()
-
     def drop(self, ticket: Ticket) -> None:
         """A ticket is over: no draft is wanted any more."""
-        self._inbox.remove(ticket)
+        home = self._pool.home(ticket)
+        if home is not None:
+            home.inbox.remove(ticket)
         self._predrafts.forget(ticket)
-        if self._calls is not None:
-            self._calls.abandon(ticket)
+        self._calls.abandon(ticket)
 
     # ---- the loop
 
-    async def run(self, lane: int) -> None:
-        """Draft for ever. Lanes, numbered from 1, draft side by side."""
-        while True:
-            if self._probe is not None:
-                probe, self._probe = self._probe, None
-                await self._ask_again(probe, lane)
-            tickets = self._inbox.take_now()
-            ahead = self._take_ahead_of(tickets)
+    async def run(self) -> None:
+        """Draft for ever, with all drafters side by side."""
+        attended: list[Member] = []
+        try:
+            async with asyncio.TaskGroup() as lanes:
+                while True:
+                    self._pool.changed.clear()
+                    for member in self._pool.members:
+                        if member not in attended:
+                            lanes.create_task(self._attend(member))
+                    attended = list(self._pool.members)
+                    await self._pool.changed.wait()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _attend(self, member: Member) -> None:
+        """Draft with one drafter until it leaves."""
+        while not member.is_gone:
+            await self._probe(member)
+            tickets = member.inbox.take_now()
+            ahead = self._take_ahead_of(member, tickets)
             if not tickets and not ahead:
-                self._is_wanted.clear()
-                await self._is_wanted.wait()
+                member.is_wanted.clear()
+                await member.is_wanted.wait()
                 continue
             try:
-                await self._draft(tickets, ahead, lane)
+                await self._draft(member, tickets, ahead)
             except Exception as error:
                 self._fail([*tickets, *self._lose(ahead)], error)
             await asyncio.sleep(0)  # workers may not: whoever listens gets a turn after each step
+        self._move(member)
 
-    def _take_ahead_of(self, urgent: list[Ticket]) -> list[Hypothesis]:
+    def _take_ahead_of(self, member: Member, urgent: list[Ticket]) -> list[Hypothesis]:
         """Return what to draft ahead of verdicts, beside the drafts that are waited for."""
-        if not self._breaker.is_closed:
-            return []
-        if not self._ahead_breaker.is_closed and not self._ahead_breaker.take_probe():
+        breaker = member.ahead_breaker
+        if not member.breaker.is_closed or not (breaker.is_closed or breaker.take_probe()):
             return []
         try:
-            ahead = self._predrafts.take(urgent, time.monotonic())
+            ahead = self._predrafts.take(
+                urgent, time.monotonic(), lambda ticket: self._pool.home(ticket) is member
+            )
         except Exception:
             logger.exception("nothing is drafted ahead for a while")
-            self._ahead_breaker.failed()
+            breaker.failed()
             return []
         if not ahead:
-            self._ahead_breaker.give_up_probe()
+            breaker.give_up_probe()
         return ahead
 
-    async def _draft(self, tickets: list[Ticket], ahead: list[Hypothesis], lane: int) -> None:
+    async def _draft(self, member: Member, tickets: list[Ticket], ahead: list[Hypothesis]) -> None:
         """Draft for all of these in one batch; without a draft they go on all the same."""
-        assert self._calls is not None
         for ticket in tickets:
             ticket.stage = "drafting"
         requests = [ticket.sequence.draft_request() for ticket in tickets]
         requests += [hypothesis.request for hypothesis in ahead]
         listening = [*tickets, *(hypothesis.foresight.ticket for hypothesis in ahead)]
+        member.drafting = tickets
         try:
-            batch = await self._calls.ask(requests, listening, len(ahead), lane)
+            batch = await self._calls.ask(member, requests, listening, len(ahead))
         except Exception as error:
-            self._failed(tickets, ahead, error)
+            self._failed(member, tickets, ahead, error)
             return
+        finally:
+            member.drafting = []
+            member.ahead_breaker.give_up_probe()
         if batch is None:
-            self._ahead_breaker.give_up_probe()
             self._lose(ahead)
             return
-        self._breaker.succeeded()
+        member.breaker.succeeded()
         if ahead:
-            self._ahead_breaker.succeeded()
+            member.ahead_breaker.succeeded()
         self._learn(tickets, ahead, batch)
         self._hand_out(tickets, ahead, batch)
 
-    async def _ask_again(self, probe: _Probe, lane: int) -> None:
-        """Find out whether the drafter is well again; the draft is thrown away."""
-        assert self._calls is not None
-        try:
-            is_well = await self._calls.probe(probe.request, probe.ticket, lane)
-        except Exception as error:
-            logger.warning("the drafter is not well yet: %s", error)
-            self._breaker.failed()
+    async def _probe(self, member: Member) -> None:
+        """Find out whether a drafter is well again; the draft is thrown away."""
+        probe, member.probe = member.probe, None
+        if probe is None:
             return
-        if is_well:
-            self._breaker.succeeded()
-        else:
-            self._breaker.give_up_probe()
+        try:
+            if await self._calls.probe(member, probe):
+                member.breaker.succeeded()
+        except Exception as error:
+            logger.warning("%s is not well yet: %s", member.name, error)
+            member.breaker.failed()
+        finally:
+            member.breaker.give_up_probe()
 
-    def _failed(self, tickets: list[Ticket], ahead: list[Hypothesis], error: Exception) -> None:
+    def _failed(
+        self, member: Member, tickets: list[Ticket], ahead: list[Hypothesis], error: Exception
+    ) -> None:
         """Nobody waits for a drafter that failed, or asks it for a while."""
-        logger.warning("drafting failed, decoding goes on without drafts: %s", error)
+        logger.warning("%s failed, decoding goes on without its drafts: %s", member.name, error)
+        waiting = [*tickets, *self._lose(ahead)]
         if ahead:
-            self._ahead_breaker.failed()
-        if tickets:
-            self._breaker.failed()
-        self._go_without([*tickets, *self._lose(ahead)], "drafter_error")
-        if not self._breaker.is_closed:
-            self._go_without(self._inbox.take_now(), "drafter_unavailable")
+            member.ahead_breaker.failed()
+        if waiting or any(member.inbox):
+            member.breaker.failed()
+        self._go_without(waiting, "drafter_error")
+        if not member.breaker.is_closed:
+            self._move(member)
+
+    def _move(self, member: Member) -> None:
+        """What waits for a drafter waits for another, or goes on without."""
+        for ticket in member.inbox.take_now():
+            self._place(ticket)
+
+    def _place(self, ticket: Ticket) -> None:
+        member = self._pool.place(ticket)
+        if member is None:
+            self._pool.probe(ticket)
+            self._go_without([ticket], "drafter_unavailable")
+        else:
+            ticket.stage = "needs_draft"
+            member.inbox.put(ticket)
 
     def _learn(self, tickets: list[Ticket], ahead: list[Hypothesis], batch: DraftBatch) -> None:
         """Learn from decoding steps only: a request's first drafts read its prompt."""
@@ -252,6 +265,7 @@ class DraftLoop:
             waited = time.monotonic() - times.started_at
             self._costs.observe_wait(sequence.num_draft_tokens, waited)
         ticket.was_drafted = True
+        self._pool.probe(ticket)
         self._pass_on(ticket)
 
     def _drop_draft(self, ticket: Ticket, error: InvalidRequestError) -> None:

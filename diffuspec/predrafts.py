@@ -6,7 +6,7 @@ time, as if nothing had been drafted ahead. Nothing here changes what a request 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence as Batch
+from collections.abc import Callable, Collection, Sequence as Batch
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -104,16 +104,21 @@ class PreDrafts:
         self._under_way[ticket] = Foresight(ticket, ranking, ends_at)
         return True
 
-    def take(self, urgent: Collection[Ticket], now: float) -> list[Hypothesis]:
+    def take(
+        self, urgent: Collection[Ticket], now: float, is_here: Callable[[Ticket], bool]
+    ) -> list[Hypothesis]:
         """Return what to draft ahead beside the drafts that are waited for; [] where nothing pays.
 
-        They count as on their way: `arrive` or `lose` must follow.
+        Of those alone that are here: at the drafter whose batch is filled. They count as on their
+        way: `arrive` or `lose` must follow.
         """
         if not self._under_way or self._is_hopeless(now):
             return []
         chosen: list[_Candidate] = []
         priced: list[_Candidate] = []
         for foresight in self._under_way.values():
+            if not is_here(foresight.ticket):
+                continue
             self._rank(foresight)
             count = foresight.ticket.sequence.num_outcomes
             wanted = priced if count == "auto" else chosen

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Literal
 
-from diffuspec.interfaces import Drafter, Verifier
+from diffuspec.drafter_pool import DrafterPool
+from diffuspec.interfaces import Verifier
 
 logger = logging.getLogger(__name__)
 
@@ -16,9 +17,9 @@ logger = logging.getLogger(__name__)
 class Releases:
     """Tells both roles, beside everything else. A worker that fails at it holds nobody up."""
 
-    def __init__(self, verifier: Verifier, drafter: Drafter | None) -> None:
+    def __init__(self, verifier: Verifier, drafters: DrafterPool | None) -> None:
         self._verifier = verifier
-        self._drafter = drafter
+        self._drafters = drafters
         self._tasks: set[asyncio.Task[None]] = set()
         self._idle: asyncio.Task[Literal[True]] | None = None
 
@@ -29,13 +30,13 @@ class Releases:
     def start(self, request_id: str, then: Callable[[], None]) -> None:
         """Let go of a request; `then` is called once the verifier has.
 
-        The drafter is not waited for: it may be busy with a draft for others. An event loop that
+        A drafter is not waited for: it may be busy with a draft for others. An event loop that
         ends takes no more tasks, and cancels all that it has, the idle one too: nothing happens.
         """
         if self._idle is None or self._idle.done() or self._idle.cancelling():
             return
-        if self._drafter is not None:
-            self._begin(_release(self._drafter, request_id))
+        if self._drafters is not None:
+            self._begin(_release(self._drafters, request_id))
         self._begin(self._release_and(request_id, then))
 
     async def finish(self, max_seconds: float) -> None:
@@ -57,7 +58,7 @@ class Releases:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _release(worker: Drafter | Verifier, request_id: str) -> None:
+async def _release(worker: DrafterPool | Verifier, request_id: str) -> None:
     try:
         await worker.release(request_id)
     except Exception as error:

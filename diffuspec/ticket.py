@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -40,7 +41,7 @@ class Ticket:
     slot: int = 0  # among the running ones; the lowest that was free
     times: StepTimes = field(default_factory=StepTimes)
     is_over: bool = False  # finished, failed, or nobody listens
-    was_drafted: bool = False  # before: the drafter has read its prompt
+    was_drafted: bool = False  # before: its drafter has read its prompt
     stalled_since: float | None = None  # the verifier has been gone since then
     num_outages: int = 0  # of the verifier, before it read what the sequence takes for read
 
@@ -63,6 +64,9 @@ class Inbox:
     def __init__(self, filled: asyncio.Event | None = None) -> None:
         self._tickets: deque[Ticket] = deque()
         self._filled = filled or asyncio.Event()
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._tickets)
 
     def put(self, ticket: Ticket) -> None:
         self._tickets.append(ticket)

@@ -12,6 +12,7 @@ import numpy as np
 
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
+from diffuspec.drafter_pool import DrafterPool
 from diffuspec.interfaces import Drafter
 from diffuspec.sequence import Increment
 from diffuspec.types import SamplingParams, SpeculationParams
@@ -64,7 +65,7 @@ class Stage:
 
 @asynccontextmanager
 async def on_stage(
-    drafter: Drafter | str | None = "sometimes_right",
+    drafter: Drafter | DrafterPool | str | None = "sometimes_right",
     max_sequences: int = 2,
     max_model_len: int = 512,
     **config: Any,
@@ -78,6 +79,13 @@ async def on_stage(
     settings = CoordinatorConfig(**config)
     async with Coordinator(verifier, drafter, settings, DraftLengthConfig()) as coordinator:
         yield Stage(coordinator, verifier, drafter)
+
+
+def pool_of(drafters: Sequence[Drafter]) -> DrafterPool:
+    pool = DrafterPool()
+    for number, drafter in enumerate(drafters):
+        pool.add(drafter, f"drafter {number}")
+    return pool
 
 
 def slow_down(worker: Any, call: str, seconds: float) -> None:

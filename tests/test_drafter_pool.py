@@ -1,28 +1,39 @@
-"""A pool keeps drafting while any of its members does."""
+"""Several drafters: each has its own requests, and none waits for another's drafter."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.drafter_pool import DrafterPool
 from diffuspec.errors import DrafterError
+from diffuspec.trace import Tracer
 from diffuspec.types import Draft, DraftRequest, SamplingParams, SpeculationParams
-from tests.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, oracle_of, sometimes_right
-from tests.stage import SHORT, Stage
+from tests.fakes import (
+    FAKE_TARGET,
+    FakeDrafter,
+    FakeVerifier,
+    HangingDrafter,
+    oracle_of,
+    sometimes_right,
+)
+from tests.stage import FIXED, FOREVER, SHORT, Stage, pool_of, slow_down, until
+from tests.test_trace import assert_nested, read
 
-VERIFIER = FakeVerifier()
-FIXED = SpeculationParams(policy="fixed", num_draft_tokens=4)
+AHEAD = replace(FIXED, num_outcomes=4)
+LONG = SamplingParams(max_tokens=120, ignore_eos=True)
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
 
 @pytest.fixture(autouse=True)
@@ -31,202 +42,259 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def members(count: int) -> list[FakeDrafter]:
-    return [FakeDrafter(oracle_of(VERIFIER), sometimes_right) for _ in range(count)]
+    return [FakeDrafter(oracle_of(FakeVerifier()), sometimes_right) for _ in range(count)]
 
 
-def request(name: str, length: int = 3, num_draft_tokens: int = 4) -> DraftRequest:
-    prefix = np.arange(1, length + 1, dtype=np.int32)
-    return DraftRequest(
-        name, prefix, num_draft_tokens, "best_first", 32, 0.5, SamplingParams(ignore_eos=True)
-    )
+@asynccontextmanager
+async def on_a_pool(
+    drafters: Sequence[Any] = (), tracer: Tracer | None = None, **config: Any
+) -> AsyncIterator[Stage]:
+    """A stage whose drafter is a pool."""
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=8))
+    pool, settings = pool_of(drafters), CoordinatorConfig(**config)
+    async with Coordinator(
+        verifier, pool, settings, DraftLengthConfig(), tracer=tracer
+    ) as coordinator:
+        yield Stage(coordinator, verifier, pool)
 
 
-def asked(drafter: FakeDrafter) -> list[str]:
-    return [one.request_id for batch in drafter.batches for one in batch]
+async def answer(stage: Stage, count: int, **kwargs: Any) -> None:
+    """Let so many requests run side by side; their tokens are right."""
+    tasks = [stage.start([n, 7], SHORT, **kwargs) for n in range(count)]
+    for n, task in enumerate(tasks):
+        assert await task == stage.plain([n, 7])
+
+
+def asked(drafter: FakeDrafter) -> set[int]:
+    """The requests it has drafted for, by the number that their prompts begin with."""
+    return {int(one.prefix[0]) for batch in drafter.batches for one in batch}
+
+
+# ---- who drafts
 
 
 async def test_members_come_and_go():
     first, second = members(2)
-    pool = DrafterPool()
-    with pytest.raises(DrafterError, match="no drafter of the pool"):
-        await pool.draft([request("a")])
-    pool.add(first)
-    assert len(await pool.draft([request("a")])) == 1
-    pool.add(second)
-    pool.remove(first)
-    pool.remove(first)
-    assert len(await pool.draft([request("a")])) == 1
-    assert asked(second) == ["a"] and pool.num_available == 1
-    await pool.release("a")
-    assert first.released == [] and second.released == ["a"]
+    async with on_a_pool() as stage:
+        pool: DrafterPool = stage.drafter
+        steps = [step.step async for step in stage.stream()]
+        assert {step.fallback for step in steps[:-1]} == {"drafter_unavailable"}
+        pool.add(first, "drafter 0")
+        await answer(stage, 2)
+        await until(lambda: len(first.released) == 2)
+        pool.add(second, "drafter 1")
+        pool.remove(first)
+        pool.remove(first)
+        num_calls = first.num_calls
+        await answer(stage, 2)
+        assert first.num_calls == num_calls and second.num_calls
+        assert stage.metric("fallback_total", reason="drafter_error") == 0
 
 
-async def test_a_member_that_leaves_while_it_drafts_finishes_that():
+async def test_a_member_that_leaves_finishes_what_it_drafts_and_leaves_the_rest_to_others():
     first, second = members(2)
-    pool = DrafterPool([first, second])
-    first.gate.close()
-    drafting = asyncio.create_task(pool.draft([request("a")]))
-    await first.gate.arrival()
-    pool.remove(first)
-    first.gate.open()
-    assert len(await drafting) == 1
-    await pool.draft([request("a")])
-    assert asked(second) == ["a"]
+    async with on_a_pool([first]) as stage:
+        first.gate.close()
+        drafting = stage.start([1])
+        await first.gate.arrival()
+        waiting = stage.start([2])
+        await until(lambda: stage.metric("num_requests_running") == 2)
+        stage.drafter.add(second, "drafter 1")
+        stage.drafter.remove(first)
+        first.gate.open()
+        assert await drafting == stage.plain([1]) and await waiting == stage.plain([2])
+        assert first.num_calls == 1 and asked(first) == {1} and asked(second) == {1, 2}
+        assert stage.metric("fallback_total", reason="drafter_unavailable") == 0
 
 
-async def test_drafts_come_in_the_order_of_their_requests():
+@pytest.mark.parametrize("speculation", [FIXED, AHEAD])
+async def test_a_request_stays_where_its_prefix_is_known(speculation):
     drafters = members(3)
-    requests = [request(f"r{n}", length=n + 1) for n in range(7)]
-    drafts = await DrafterPool(drafters).draft(requests)
-    alone = [(await members(1)[0].draft([one]))[0] for one in requests]
-    assert [draft.tree for draft in drafts] == [draft.tree for draft in alone]
-    assert all(drafter.num_calls == 1 for drafter in drafters)
-    assert await DrafterPool(drafters).draft([]) == []
+    async with on_a_pool(drafters, overlap=True) as stage:
+        await answer(stage, 6, speculation=speculation)
+        assert stage.metric("spec_decode_num_accepted_tokens_total") > 20
+    homes = [asked(drafter) for drafter in drafters]
+    assert sorted(map(len, homes)) == [2, 2, 2] and set.union(*homes) == set(range(6))
 
 
 async def test_load_is_balanced_by_positions():
     drafters = members(2)
-    requests = [request("long", num_draft_tokens=12)] + [request(f"r{n}") for n in range(3)]
-    await DrafterPool(drafters).draft(requests)
-    assert asked(drafters[0]) == ["long"]
-    assert asked(drafters[1]) == ["r0", "r1", "r2"]
+    async with on_a_pool(drafters) as stage:
+        for drafter in drafters:
+            drafter.gate.close()
+        lengths = (12, 4, 4, 4)
+        tasks = [
+            stage.start([n], SHORT, replace(FIXED, num_draft_tokens=length))
+            for n, length in enumerate(lengths)
+        ]
+        await drafters[0].gate.arrival()
+        await drafters[1].gate.arrival()
+        assert [asked(drafter) for drafter in drafters] == [{0}, {1, 2, 3}]
+        for drafter in drafters:
+            drafter.gate.open()
+        await asyncio.gather(*tasks)
 
 
-async def test_what_is_under_way_counts_as_load():
+async def test_what_waits_or_is_under_way_counts_as_load():
     drafters = members(2)
-    pool = DrafterPool(drafters)
-    drafters[0].gate.close()
-    first = asyncio.create_task(pool.draft([request("a")]))
-    await drafters[0].gate.arrival()
-    await pool.draft([request("b")])
-    assert asked(drafters[1]) == ["b"]
-    drafters[0].gate.open()
-    await first
-
-
-async def test_a_request_stays_where_its_prefix_is_known():
-    drafters = members(2)
-    pool = DrafterPool(drafters)
-    for length in range(3, 8):
-        await pool.draft([request("b", length), request("a", length), request("a", length + 1)])
-    homes = [set(asked(drafter)) for drafter in drafters]
-    assert homes == [{"b"}, {"a"}]
-
-
-async def test_a_member_that_fails_is_set_aside_and_its_requests_move():
-    drafters = members(2)
-    pool = DrafterPool(drafters)
-    await pool.draft([request("a"), request("b")])
-    drafters[0].error = DrafterError("device lost")
-    drafts = await pool.draft([request("a"), request("b")])
-    assert len(drafts) == 2 and pool.num_available == 1
-    assert asked(drafters[1]) == ["b", "b", "a"]
-    await pool.draft([request("a"), request("b"), request("c")])
-    assert drafters[0].num_calls == 2, "it is left alone"
-
-
-async def test_a_member_that_miscounts_has_failed():
-    class Miscounting(FakeDrafter):
-        async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-            return []
-
-    good = members(1)[0]
-    pool = DrafterPool([Miscounting(oracle_of(VERIFIER), sometimes_right), good])
-    assert len(await pool.draft([request("a")])) == 1
-    assert pool.num_available == 1
-
-
-async def test_an_error_is_raised_only_when_none_is_left():
-    drafters = members(2)
-    pool = DrafterPool(drafters)
-    for drafter in drafters:
-        drafter.error = ValueError("a bug")
-    with pytest.raises(DrafterError, match="no drafter of the pool") as failure:
-        await pool.draft([request("a")])
-    assert "failed: a bug" in str(failure.value.__cause__)
-    with pytest.raises(DrafterError, match="no drafter of the pool"):
-        await pool.draft([request("a")])
-    drafters[1].error = None
-    await asyncio.sleep(1)
-    assert len(await pool.draft([request("a")])) == 1
-
-
-async def test_a_member_that_is_well_again_is_used_again():
-    drafters = members(2)
-    pool = DrafterPool(drafters)
-    drafters[0].error = DrafterError("for a while")
-    await pool.draft([request("a")])
-    drafters[0].error = None
-    await asyncio.sleep(1)
-    await pool.draft([request(f"r{n}") for n in range(4)])
-    assert pool.num_available == 2 and drafters[0].num_calls == 2
-
-
-async def test_a_probe_that_is_cancelled_may_be_made_again():
-    [drafter] = members(1)
-    pool = DrafterPool([drafter])
-    drafter.error = DrafterError("once")
-    with pytest.raises(DrafterError):
-        await pool.draft([request("a")])
-    drafter.error = None
-    drafter.gate.close()
-    await asyncio.sleep(1)
-    probe = asyncio.create_task(pool.draft([request("a")]))
-    await drafter.gate.arrival()
-    probe.cancel()
-    await asyncio.wait([probe])
-    drafter.gate.open()
-    assert len(await pool.draft([request("a")])) == 1
+    async with on_a_pool(drafters) as stage:
+        drafters[0].gate.close()
+        held = stage.start([1])
+        await drafters[0].gate.arrival()
+        for n in (2, 3):
+            assert await stage.tokens([n]) == stage.plain([n])
+        assert asked(drafters[0]) == {1} and asked(drafters[1]) == {2, 3}
+        drafters[0].gate.open()
+        await held
 
 
 async def test_a_request_is_released_wherever_it_was():
     drafters = members(3)
-    pool = DrafterPool(drafters)
-    await pool.draft([request("a"), request("b")])
-    drafters[0].error = DrafterError("gone")
-    await pool.draft([request("a")])
-    await pool.release("a")
-    await pool.release("unknown")
-    released = [drafter.released for drafter in drafters]
-    assert released[0] == ["a"] and sum(map(len, released)) == 2
-    assert not pool._homes.keys() & {"a"}
+    async with on_a_pool(drafters) as stage:
+        stream = stage.stream([1], LONG)
+        async with aclosing(stream):
+            await anext(stream)
+            drafters[0].error = DrafterError("gone")
+            async for _ in stream:
+                if drafters[1].num_calls:
+                    break
+        await until(lambda: not stage.verifier.held)
+        assert [len(drafter.released) for drafter in drafters] == [1, 1, 0]
+        assert not stage.drafter._homes
+        assert not any(member.request_ids for member in stage.drafter.members)
 
 
-async def test_what_is_released_while_a_member_fails_at_it_is_forgotten():
+# ---- one that fails
+
+
+class Miscounting(FakeDrafter):
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        await super().draft(requests)
+        return []
+
+
+@pytest.mark.parametrize("kind", [FakeDrafter, Miscounting])
+async def test_a_member_that_fails_is_set_aside_and_its_requests_move(kind):
+    bad, good = kind(oracle_of(FakeVerifier()), sometimes_right), members(1)[0]
+    bad.error = DrafterError("device lost") if kind is FakeDrafter else None
+    async with on_a_pool([bad, good]) as stage:
+        await answer(stage, 4)
+        assert bad.num_calls == 1, "it is left alone"
+        assert asked(bad) == {0, 2} and asked(good) == {0, 1, 2, 3}
+        assert stage.metric("fallback_total", reason="drafter_error") == 2
+        assert stage.metric("fallback_total", reason="drafter_unavailable") == 0
+
+
+@pytest.mark.parametrize("speculation", [FIXED, AHEAD])
+async def test_a_member_that_hangs_holds_up_its_own_requests_alone_and_once(speculation):
+    [good] = members(1)
+    bad = HangingDrafter()
+    gaps: dict[int, list[float]] = {n: [] for n in range(4)}
+
+    async def consume(stage: Stage, number: int) -> None:
+        last = time.monotonic()
+        tokens = []
+        async for step in stage.stream([number, 7], FOREVER, speculation):
+            gaps[number].append(time.monotonic() - last)
+            last = time.monotonic()
+            tokens += step.token_ids
+        assert tokens == stage.plain([number, 7], FOREVER)
+
+    async with on_a_pool([good, bad], overlap=True, max_draft_seconds=2) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
+        await asyncio.gather(*(consume(stage, n) for n in range(4)))
+        assert bad.num_calls > 2, "it is probed"
+    waits = {n: [gap for gap in times if gap > 0.2] for n, times in gaps.items()}
+    assert {n: len(long) for n, long in waits.items()} == {0: 0, 1: 1, 2: 0, 3: 1}
+    assert max(waits[1] + waits[3]) < 2.2
+
+
+async def test_when_none_is_left_all_go_on_without():
     drafters = members(2)
-    pool = DrafterPool(drafters)
-    drafters[0].error = DrafterError("gone")
-    drafters[0].gate.close()
-    drafting = asyncio.create_task(pool.draft([request("a"), request("b"), request("c")]))
-    await drafters[0].gate.arrival()
-    await pool.release("a")
-    drafters[0].gate.open()
-    drafts = await drafting
-    assert [draft.tree.num_nodes > 0 for draft in drafts] == [False, True, True]
-    assert pool._homes.keys() == remembered(pool) == {"b", "c"}
+    async with on_a_pool(drafters) as stage:
+        for drafter in drafters:
+            drafter.error = ValueError("a bug")
+        await answer(stage, 4)
+        assert [drafter.num_calls for drafter in drafters] == [1, 1]
+        assert stage.metric("fallback_total", reason="drafter_error") == 4
+        assert stage.metric("fallback_total", reason="drafter_unavailable") > 40
 
 
-def remembered(pool: DrafterPool) -> set[str]:
-    return {name for member in pool._members for name in member.request_ids}
-
-
-@asynccontextmanager
-async def on_a_pool(drafters: Sequence[FakeDrafter], **config: object):
-    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=4))
-    settings = CoordinatorConfig(**config)
-    pool = DrafterPool(drafters)
-    async with Coordinator(verifier, pool, settings, DraftLengthConfig()) as coordinator:
-        yield Stage(coordinator, verifier, pool)
+async def test_a_member_that_is_well_again_drafts_for_those_that_come():
+    bad, good = members(2)
+    async with on_a_pool([bad, good]) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
+        bad.error = DrafterError("for a while")
+        running = [stage.start([n], FOREVER) for n in range(2)]
+        await until(lambda: bad.num_calls == 2)
+        bad.error = None
+        await until(lambda: bad.num_calls == 3)
+        assert len(bad.batches[-1]) == 1, "a probe"
+        assert await stage.tokens([9]) == stage.plain([9])
+        assert 9 in asked(bad) and 9 not in asked(good)
+        await asyncio.gather(*running)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
 async def test_a_coordinator_uses_all_and_outlives_any(overlap):
     drafters = members(3)
-    async with on_a_pool(drafters, overlap=overlap, num_draft_lanes=3) as stage:
-        tasks = [stage.start([n, 7], SHORT, FIXED) for n in range(8)]
+    async with on_a_pool(drafters, overlap=overlap) as stage:
+        running = asyncio.create_task(answer(stage, 8, speculation=AHEAD))
+        await until(lambda: drafters[1].num_calls)
         drafters[1].error = DrafterError("gone")
-        for n, task in enumerate(tasks):
-            assert await task == stage.plain([n, 7])
-        assert stage.metric("fallback_total", reason="drafter_error") == 0
+        await running
+        assert stage.metric("fallback_total", reason="drafter_unavailable") == 0
         assert all(drafter.num_calls for drafter in drafters)
         assert stage.metric("spec_decode_num_accepted_tokens_total") > 20
+
+
+async def test_a_bug_ends_the_requests_of_all_drafters_and_every_drafter_is_used_again(monkeypatch):
+    drafters = members(2)
+    async with on_a_pool(drafters) as stage:
+        slow_down(drafters[1], "draft", 1.0)
+        with monkeypatch.context() as patch:
+            patch.setattr("diffuspec.draft_loop.DraftLoop._learn", lambda *_: 1 / 0)
+            patch.setattr("diffuspec.coordinator.Coordinator._retire", lambda *_: [][0])
+            tasks = [stage.start([n]) for n in range(2)]
+            done, _ = await asyncio.wait(tasks)
+            assert all(task.exception() for task in done)
+        for ticket in list(stage.coordinator._admission):
+            stage.coordinator._retire(ticket)
+        calls = [drafter.num_calls for drafter in drafters]
+        await answer(stage, 2)
+        assert all(d.num_calls > before for d, before in zip(drafters, calls, strict=True))
+
+
+# ---- the trace
+
+
+async def test_every_drafter_has_lanes_of_its_own_in_a_trace(tmp_path: Path):
+    path, drafters = tmp_path / "trace.json", members(2)
+    tracer = Tracer(path)
+    async with on_a_pool(drafters, tracer, overlap=True) as stage:
+        slow_down(stage.verifier, "verify", 0.02)
+        slow_down(drafters[0], "draft", 0.01)
+        slow_down(drafters[1], "draft", 0.03)
+        await answer(stage, 4, speculation=AHEAD)
+    tracer.close()
+    lanes = read(path)
+    for number, drafter in enumerate(drafters):
+        spans = lanes[f"drafter {number}"]
+        assert len(spans) == drafter.num_calls
+        assert_nested(spans)
+        assert lanes[f"scorer {number}"] and lanes[f"transport to drafter {number}"]
+    assert not {"drafter", "scorer", "transport to drafter"} & set(lanes)
+
+
+async def test_a_probe_is_shown_for_what_it_is(tmp_path: Path):
+    path, [drafter] = tmp_path / "trace.json", members(1)
+    tracer = Tracer(path)
+    async with on_a_pool([drafter], tracer) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
+        drafter.error = DrafterError("for a while")
+        running = stage.start([1], LONG, SpeculationParams(policy="fixed", num_draft_tokens=2))
+        await until(lambda: stage.metric("fallback_total", reason="drafter_error"))
+        drafter.error = None
+        await running
+    tracer.close()
+    assert [span["name"] for span in read(path)["drafter 0"]][:3] == ["failed", "probe", "draft"]

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
+from diffuspec.drafter_pool import DrafterPool
 from diffuspec.errors import DrafterError, VerifierUnavailableError
 from diffuspec.types import DraftLengthPolicy, SamplingParams, SpeculationParams
 from tests.fakes import (
@@ -28,6 +29,7 @@ from tests.fakes import (
     oracle_of,
 )
 from tests.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
+from tests.stage import pool_of
 
 pytestmark = pytest.mark.timeout(300)  # thousands of tokens, on a machine at work
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed", "off")
@@ -36,7 +38,7 @@ STRATEGIES = (*HONEST, *DISHONEST)
 
 async def answers_of(
     verifier: FakeVerifier,
-    drafter: FakeDrafter,
+    drafter: FakeDrafter | DrafterPool,
     jobs: Sequence[Job],
     arrival: Arrival,
     **settings: Any,
@@ -99,28 +101,33 @@ def assert_plain(verifier: FakeVerifier, jobs: Sequence[Job], answers: Sequence[
     jobs=st.lists(a_job(), min_size=1, max_size=6),
     strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
     max_sequences=st.integers(1, 4),
-    num_draft_lanes=st.integers(1, 2),
+    num_drafters=st.integers(1, 3),
     foresight=st.sampled_from([0.0, 0.6, 1.0]),
     arrival=st.sampled_from(["alone", "together", "one after the other"]),
     seed=st.integers(0, 100),
 )
 def test_no_draft_ahead_changes_what_a_target_says(
-    jobs, strategies, max_sequences, num_draft_lanes, foresight, arrival, seed
+    jobs, strategies, max_sequences, num_drafters, foresight, arrival, seed
 ):
     verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
-    drafter = FakeDrafter(oracle_of(verifier), mixed(strategies), seed, foresight)
-    overlap = {"overlap": True, "num_draft_lanes": num_draft_lanes}
-    answers = asyncio.run(answers_of(verifier, drafter, jobs, arrival, **overlap))
+    drafters = [
+        FakeDrafter(oracle_of(verifier), mixed(strategies), seed, foresight)
+        for _ in range(num_drafters)
+    ]
+    answers = asyncio.run(answers_of(verifier, pool_of(drafters), jobs, arrival, overlap=True))
     assert_plain(verifier, jobs, answers)
 
 
 class Unreliable:
     """Workers that lose calls, before the work or after it, and take their time."""
 
-    def __init__(self, verifier: FakeVerifier, drafter: FakeDrafter, rate: float, seed: int):
+    def __init__(
+        self, verifier: FakeVerifier, drafters: Sequence[FakeDrafter], rate: float, seed: int
+    ):
         self._rng, self._rate = random.Random(seed), rate
         verifier.verify = self._losing(verifier.verify, VerifierUnavailableError("gone"))  # type: ignore[method-assign]
-        drafter.draft = self._losing(drafter.draft, DrafterError("gone"))  # type: ignore[method-assign]
+        for drafter in drafters:
+            drafter.draft = self._losing(drafter.draft, DrafterError("gone"))  # type: ignore[method-assign]
 
     def _losing(self, call: Any, error: Exception) -> Any:
         async def attempt(requests: Sequence[Any]) -> Any:
@@ -145,22 +152,27 @@ class Unreliable:
     jobs=st.lists(a_job(), min_size=1, max_size=6),
     strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
     max_sequences=st.integers(1, 4),
+    num_drafters=st.integers(1, 3),
     overlap=st.booleans(),
     rate=st.sampled_from([0.02, 0.2]),
     seed=st.integers(0, 100),
 )
 def test_no_failure_changes_what_a_target_says(
-    jobs, strategies, max_sequences, overlap, rate, seed
+    jobs, strategies, max_sequences, num_drafters, overlap, rate, seed
 ):
     verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
-    drafter = FakeDrafter(oracle_of(verifier), mixed(strategies), seed)
-    Unreliable(verifier, drafter, rate, seed)
+    drafters = [
+        FakeDrafter(oracle_of(verifier), mixed(strategies), seed) for _ in range(num_drafters)
+    ]
+    Unreliable(verifier, drafters, rate, seed)
     with (
         patch("diffuspec.verify_calls._FIRST_PAUSE_SECONDS", 0.0),
         patch("diffuspec.breaker._FIRST_PAUSE_SECONDS", 1e-4),
         patch("diffuspec.breaker._MAX_PAUSE_SECONDS", 1e-3),
     ):
-        answers = asyncio.run(answers_of(verifier, drafter, jobs, "together", overlap=overlap))
+        answers = asyncio.run(
+            answers_of(verifier, pool_of(drafters), jobs, "together", overlap=overlap)
+        )
     assert_plain(verifier, jobs, answers)
 
 

@@ -72,11 +72,11 @@ def watch(stage: Stage, on_ahead: Callable[[], None] = lambda: None) -> list[tup
     calls, sizes = stage.coordinator._draft_loop._calls, []
     ask = calls.ask
 
-    async def watched(requests: Any, tickets: Any, num_ahead: int, lane: int) -> Any:
+    async def watched(member: Any, requests: Any, tickets: Any, num_ahead: int) -> Any:
         sizes.append((len(requests) - num_ahead, num_ahead))
         if num_ahead:
             on_ahead()
-        return await ask(requests, tickets, num_ahead, lane)
+        return await ask(member, requests, tickets, num_ahead)
 
     calls.ask = watched
     return sizes
@@ -205,17 +205,6 @@ async def test_requests_may_differ_in_how_far_they_look():
         assert {step.pre_draft for step in none} == {None}
         assert {"hit", "miss"} & {step.pre_draft for step in one}
         assert {"hit", "miss"} & {step.pre_draft for step in auto}
-
-
-async def test_several_lanes_draft_side_by_side():
-    async with overlapped(max_sequences=2, num_draft_lanes=2) as stage:
-        stage.drafter.gate.close()
-        first = stage.start([1], SHORT, AHEAD)
-        await stage.drafter.gate.arrival()
-        second = stage.start([2], SHORT, AHEAD)
-        await until(lambda: len(stage.drafter.batches) == 2)
-        stage.drafter.gate.open()
-        assert await first == stage.plain([1]) and await second == stage.plain([2])
 
 
 # ---- verdicts before drafts
