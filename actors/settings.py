@@ -186,14 +186,6 @@ class PipelineConfig(Section):
         """0 for plain decoding: there is no drafter in the engine's configuration."""
         return 0 if self.engine.drafter is None else self.placement.drafter.count
 
-    @property
-    def engine_over_drafters(self) -> EngineConfig:
-        """The engine's configuration, with a lane at least for each drafter to be at work in."""
-        coordinator = self.engine.coordinator
-        lanes = max(coordinator.num_draft_lanes, self.num_drafters)
-        widened = coordinator.model_copy(update={"num_draft_lanes": lanes})
-        return self.engine.model_copy(update={"coordinator": widened})
-
     def limits(self, max_step_seconds: float) -> RpcLimits:
         """Return the bounds of the wire, for a role whose steps may take so long."""
         return RpcLimits(
