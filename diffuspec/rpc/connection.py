@@ -44,6 +44,10 @@ class Connection:
             raise self.failure(error) from error
         except grpc.aio.UsageError as error:
             raise self._closed() from error
+        except asyncio.CancelledError:
+            if _is_cancelled():
+                raise
+            raise self._closed() from None
         return response
 
     async def stream(
@@ -63,8 +67,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise self.failure(error) from error
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if _is_cancelled():
                 raise
             raise TransportError(f"{self.address} cancelled the call") from None
         finally:
@@ -103,6 +106,12 @@ class Connection:
 
     def _closed(self) -> TransportError:
         return TransportError(f"the connection to {self.address} was closed")
+
+
+def _is_cancelled() -> bool:
+    """Whether it is this task that is cancelled, and not the call that it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _open(address: str, security: Security, limits: RpcLimits) -> grpc.aio.Channel:

@@ -194,6 +194,23 @@ async def test_the_status_is_told(security):
         assert await remote.check_health(5)
 
 
+async def test_a_call_whose_connection_is_closed_fails_and_cancels_nobody(security):
+    frontend, is_asked = FakeFrontend(), asyncio.Event()
+
+    async def hang() -> ServiceStatus:
+        is_asked.set()
+        await asyncio.Event().wait()
+        return STATUS
+
+    frontend.status = hang
+    async with coordinator(frontend, security) as remote:
+        call = asyncio.create_task(remote.status())
+        await is_asked.wait()
+        await remote.close()
+        with pytest.raises(TransportError, match="was closed"):
+            await call
+
+
 async def test_a_client_that_reads_no_more_loses_its_request(security):
     frontend = FakeFrontend()
     frontend.text = "long" * 100_000
