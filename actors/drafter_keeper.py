@@ -125,16 +125,12 @@ class DrafterKeeper:
     async def _wait_for_trouble(self, coordinator: RoleActor[Ready]) -> None:
         """Return when one of the two was lost and dropped, or the coordinator is another one."""
         assert self.drafter is not None and self.scorer is not None
-        interval = self._deadlines.health_seconds
-        drafter = asyncio.create_task(self.drafter.watch(interval))
-        scorer = asyncio.create_task(self.scorer.watch(interval))
+        scorer = asyncio.create_task(self.scorer.watch(self._deadlines.health_seconds))
+        drafter = asyncio.create_task(self._drafter_trouble(self.drafter, scorer))
         change = asyncio.create_task(self._coordinator.replaced(coordinator))
         tasks = {drafter, scorer, change}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if drafter.done() and drafter.result() == FAILING:
-                # Without its scorer no drafter can draft: it may not be the one at fault.
-                await asyncio.wait({scorer}, timeout=4 * interval)
             if scorer.done():
                 await self._report(f"{self.scorer_name}: {scorer.result()}")
                 self._drop_scorer()
@@ -145,15 +141,43 @@ class DrafterKeeper:
             for task in tasks:
                 task.cancel()
 
+    async def _drafter_trouble(self, drafter: RoleActor[str], scorer: asyncio.Task[str]) -> str:
+        """Wait until the drafter has to go, unless it is its scorer's trouble; return why."""
+        interval = self._deadlines.health_seconds
+        while True:
+            trouble = await drafter.watch(interval)
+            if trouble == FAILING:
+                # Without its scorer no drafter can draft: it may not be the one at fault.
+                await asyncio.wait({scorer}, timeout=4 * interval)
+                if not scorer.done() and await self._can_draft(drafter):
+                    continue
+            return trouble
+
+    async def _can_draft(self, drafter: RoleActor[str]) -> bool:
+        """Whether it drafts now: its last steps may have failed for a reason that is over."""
+        try:
+            await drafter.call("prove", seconds=self._deadlines.draft_seconds)
+        except DiffuspecError as error:
+            log_problem(f"{self.name} cannot draft", error)
+            return False
+        return True
+
     async def _drop_the_dead(self) -> None:
         """What could not be brought up may lack another that was lost meanwhile."""
-        seconds = self._deadlines.health_seconds
-        for actor, drop in ((self.scorer, self._drop_scorer), (self.drafter, self._drop_drafter)):
-            try:
-                if actor is not None and await actor.trouble(seconds):
-                    drop()
-            except Exception:  # it does not answer
-                drop()
+        if self.scorer is not None and await self._trouble(self.scorer):
+            self._drop_scorer()
+        if self.drafter is not None and (trouble := await self._trouble(self.drafter)):
+            is_excused = trouble == FAILING and (
+                self.scorer is None or await self._can_draft(self.drafter)
+            )
+            if not is_excused:
+                self._drop_drafter()
+
+    async def _trouble(self, actor: RoleActor[str]) -> str:
+        try:
+            return await actor.trouble(self._deadlines.health_seconds)
+        except Exception as error:
+            return f"it does not answer: {error!r}"
 
     async def _report(self, reason: str) -> None:
         """Tell the coordinator to do without this drafter, and why."""

@@ -65,8 +65,11 @@ async def test_a_drafter_goes_on_with_another_scorer(drafter, scorer, pipeline, 
     await scorer.stop()
     with pytest.raises(DrafterError):
         await remote.draft([request()])
+    with pytest.raises(DrafterError):
+        await drafter.prove()
     other = PathScorerActor(pipeline, token)
     await drafter.use_scorer(await other.start(target_info, HOST))
+    await drafter.prove()
     after = await remote.draft([request()])
     assert after[0].tree == before[0].tree
     await remote.close()

@@ -13,7 +13,9 @@ from actors import coordinator_keeper, drafter_keeper
 from actors.coordinator_keeper import CoordinatorKeeper
 from actors.drafter_keeper import DrafterKeeper
 from actors.keeping import keep
+from actors.role_actor import FAILING
 from actors.settings import DeadlineSettings
+from diffuspec.errors import DrafterError
 
 PLACEMENT: Any = SimpleNamespace(
     config=SimpleNamespace(deadlines=DeadlineSettings(health_seconds=0.01))
@@ -37,6 +39,40 @@ class Unwatchable:
 
     def kill(self) -> None:
         self.is_dead = True
+
+
+class FailingDrafter:
+    """In place of a RoleActor: says that its steps fail, and can or cannot take one."""
+
+    def __init__(self, can_draft: bool) -> None:
+        self.can_draft = can_draft
+        self.is_dead = False
+        self.num_proofs = 0
+
+    async def watch(self, interval_seconds: float) -> str:
+        await asyncio.sleep(interval_seconds)
+        return FAILING
+
+    async def call(self, method: str, *, seconds: float) -> None:
+        assert method == "prove"
+        self.num_proofs += 1
+        if not self.can_draft:
+            raise DrafterError("no draft")
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+
+class Well:
+    """In place of a RoleActor: nothing ever happens to it."""
+
+    ready = None
+
+    async def watch(self, interval_seconds: float) -> str:
+        return await asyncio.get_running_loop().create_future()
+
+    async def call(self, method: str, *arguments: object, seconds: float) -> None:
+        assert method == "disconnect_drafter"
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -81,6 +117,20 @@ async def test_a_drafter_is_started_again_whatever_went_wrong() -> None:
     assert keeper.settled.is_set() and keeper.reason == "no connection to the cluster"
     assert not keeping.done()
     keeping.cancel()
+
+
+@pytest.mark.virtual_time
+async def test_a_drafter_goes_only_when_it_cannot_draft_any_more() -> None:
+    coordinator, actor = CoordinatorKeeper(PLACEMENT), Well()
+    await coordinator._become(actor, None, "")
+    keeper, drafter = DrafterKeeper(0, PLACEMENT, coordinator), FailingDrafter(can_draft=True)
+    keeper.drafter, keeper.scorer = drafter, Well()
+    waiting = asyncio.create_task(keeper._wait_for_trouble(actor))
+    await asyncio.sleep(10)
+    assert drafter.num_proofs > 1 and keeper.drafter is drafter and not waiting.done()
+    drafter.can_draft = False
+    await waiting
+    assert drafter.is_dead and keeper.drafter is None and keeper.scorer is not None
 
 
 async def test_work_that_ends_by_an_error_is_not_missed_in_silence(
