@@ -39,10 +39,14 @@ class StepEnd:
             tree_depth=max(depths(draft.tree), default=0),
             draft_seconds=draft.draft_seconds,
             search_seconds=draft.search_seconds,
-            verify_seconds=self.verdict.verify_seconds,
+            verify_seconds=times.reading_seconds + self.verdict.verify_seconds,
             step_seconds=seconds,
             fallback=sequence.fallback,
-            transport_seconds=draft.transport_seconds + self.verdict.transport_seconds,
+            transport_seconds=(
+                draft.transport_seconds
+                + times.reading_transport_seconds
+                + self.verdict.transport_seconds
+            ),
             pre_draft=None if ahead is None or sequence.is_finished else ahead.result,
             num_wasted_draft_tokens=0 if ahead is None else ahead.num_wasted_tokens,
             verify_idle_seconds=max(seconds - verify_busy, 0.0),

@@ -27,6 +27,8 @@ class StepTimes:
     drafting_seconds: float = 0.0  # it waited for the drafter's answer, the way there included
     verify_busy_seconds: float = 0.0  # of the verifier until the step began
     draft_busy_seconds: float = 0.0  # of the drafter until then
+    reading_seconds: float = 0.0  # of the verifier, on pieces of the prompt before the draft's turn
+    reading_transport_seconds: float = 0.0  # the way there and back
 
 
 @dataclass(slots=True, eq=False)

@@ -103,6 +103,8 @@ class VerifyLoop:
                 self._pass_on(ticket, None, batch)
             else:
                 ticket.sequence.chunk_done(chunk)
+                ticket.times.reading_seconds += verdict.verify_seconds
+                ticket.times.reading_transport_seconds += verdict.transport_seconds
                 self._put(ticket)
 
     async def _find_the_fault(self, tickets: list[Ticket], error: Exception) -> None:

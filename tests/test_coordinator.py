@@ -184,6 +184,21 @@ async def test_a_prompt_read_in_chunks_gives_the_same_tokens(chunk):
         assert lengths[0] == min(chunk, 100)
 
 
+async def test_reading_a_prompt_in_pieces_counts_as_verifying():
+    async with on_stage(None, prefill_chunk_tokens=16) as stage:
+        verify = stage.verifier.verify
+
+        async def timed(requests: Batch[VerifyRequest]) -> list[Verdict]:
+            verdicts = await verify(requests)
+            return [replace(v, verify_seconds=1.0, transport_seconds=0.5) for v in verdicts]
+
+        stage.verifier.verify = timed  # type: ignore[method-assign]
+        prompt = [n % 50 for n in range(60)]
+        first, second, *_ = [step.step async for step in stage.stream(prompt, SHORT)]
+        assert (first.verify_seconds, first.transport_seconds) == (4.0, 2.0)
+        assert (second.verify_seconds, second.transport_seconds) == (1.0, 0.5)
+
+
 async def test_others_go_on_between_the_chunks_of_a_long_prompt():
     async with on_stage(None, prefill_chunk_tokens=16) as stage:
         other = stage.stream(PROMPT, FOREVER)
