@@ -134,6 +134,10 @@ class CausalTarget:
                 f"draft tree must have at most {max_nodes} nodes, got {tree.num_nodes}"
             )
         draft_tree.validate(tree)
+        if len(prefix) + tree.num_nodes > limit:
+            end = len(prefix) + max(draft_tree.depths(tree), default=0)
+            if end > limit:
+                raise InvalidRequestError(f"draft must end by token {limit}, it ends at {end}")
         if (highest := max(tree.token_ids, default=0)) >= vocab_size:
             raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {highest}")
 

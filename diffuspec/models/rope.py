@@ -15,26 +15,16 @@ from diffuspec.errors import ModelLoadError
 _SWITCHED = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
 
 
-def check_rope(path: Path, config: Any, max_len: int, num_more: int) -> None:
-    """Raises ModelLoadError unless all positions that are served are before the switch.
-
-    Sequences have max_len tokens at most, and positions of a step go num_more beyond them.
-    """
+def check_rope(path: Path, config: Any, max_len: int) -> None:
+    """Raises ModelLoadError unless all of max_len positions are before the switch."""
     for rope in _ropes(config):
         limit = _switch(config, rope)
-        if limit is None or max_len + num_more <= limit:
-            continue
-        allowed = limit - num_more
-        remedy = (
-            f"max_model_len must be at most {allowed}, got {max_len}"
-            if allowed > 0
-            else "max_tree_nodes must be lower"
-        )
-        raise ModelLoadError(
-            f"{path}: rope type {rope['rope_type']!r} turns all rows of a step differently once "
-            f"one is beyond {limit} positions, so that a draft could change the answer; with "
-            f"{num_more} positions for drafts {remedy}"
-        )
+        if limit is not None and max_len > limit:
+            raise ModelLoadError(
+                f"{path}: rope type {rope['rope_type']!r} turns all rows of a step differently "
+                f"once one is beyond {limit} positions, so that a draft could change the answer: "
+                f"max_model_len must be at most {limit}, got {max_len}"
+            )
 
 
 def _ropes(config: Any) -> Iterator[dict[str, Any]]:

@@ -110,7 +110,8 @@ def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, li
         token_ids = segment.token_ids[first : first + num_rows]
         padded = np.zeros(num_rows, np.int64)
         padded[: len(token_ids)] = token_ids
-        positions = segment.positions[first] + np.arange(num_rows)
+        last = segment.positions[first : first + num_rows][-1]  # padding may have no place after it
+        positions = np.minimum(segment.positions[first] + np.arange(num_rows), last)
         start = segment.start + first
         every_row = np.arange(num_rows)
         wanted = [row - first for row in segment.logit_rows if 0 <= row - first < num_rows]

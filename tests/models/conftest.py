@@ -12,6 +12,8 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -45,6 +47,17 @@ SHAPE = {
     "bos_token_id": None,
 }
 
+LEARNED_POSITIONS = {
+    "vocab_size": VOCAB_SIZE,
+    "n_embd": 48,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": MAX_POSITIONS,
+    "initializer_range": 0.2,
+    "eos_token_id": 2,
+    "bos_token_id": None,
+}
+
 MIXED_LAYERS = {
     "use_sliding_window": True,
     "sliding_window": 7,
@@ -57,12 +70,20 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
     "qwen2 with windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, **MIXED_LAYERS)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**LEARNED_POSITIONS)),
 }
 
 
 def make_model(family: str) -> Any:
     torch.manual_seed(0)
     return FAMILIES[family]().eval()
+
+
+def make_dynamic_model() -> Any:
+    """Llama with other angles beyond the positions it was trained for."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    return LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope)).eval()
 
 
 def make_longrope_model() -> Any:

@@ -28,6 +28,7 @@ from tests.models.conftest import (
     FAMILIES,
     MAX_POSITIONS,
     NUM_KNOWN_IDS,
+    make_dynamic_model,
     make_longrope_model,
     make_model,
     save_tokenizer,
@@ -137,26 +138,40 @@ async def test_no_draft_changes_the_text(target: CausalTarget, sampling: Samplin
     assert num_steps < NUM_NEW / 2, "true tokens must be accepted"
 
 
-async def test_angles_stay_the_same_up_to_the_last_position_that_drafts_reach(
-    tmp_path: Path,
-) -> None:
-    model = make_longrope_model()  # whose switch is after 128 positions
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+async def test_angles_stay_the_same_up_to_the_end_of_the_context(tmp_path: Path, kind: str) -> None:
+    """The first has others beyond 128 positions, the second beyond 256."""
+    model = make_longrope_model() if kind == "longrope" else make_dynamic_model()
+    size = 128 if kind == "longrope" else MAX_POSITIONS
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    config = TargetConfig(path=tmp_path, max_model_len=112, max_tree_nodes=MAX_NODES)
-    target = CausalTarget.load(config)
-    prompt = np.random.default_rng(0).integers(3, NUM_KNOWN_IDS, 96).tolist()
+    target = CausalTarget.load(TargetConfig(path=tmp_path, max_model_len=size, max_sequences=2))
+    prompt = np.random.default_rng(0).integers(3, NUM_KNOWN_IDS, size - 16).tolist()
     model.generation_config.eos_token_id = None
     whole = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0].tolist()
-    await target.verify([request(whole, chain([5] * MAX_NODES), request_id="longest")])
-    token_ids = prompt
+    assert await decode_beside(target, prompt, whole) == whole
+    target.close()
+
+
+async def decode_beside(target: CausalTarget, prompt: list[int], whole: list[int]) -> list[int]:
+    """Decode with half-right drafts, in a batch with a draft that ends with the context."""
+    token_ids, longest = prompt, request(whole[:-4], chain([5] * 4), request_id="longest")
     while len(token_ids) < len(whole):
-        draft = whole[len(token_ids) :][:4]
-        wrong = [5] * (MAX_NODES - len(draft))
-        mine = request(token_ids, chain([*draft, *wrong]))
-        longest = request(whole, chain([5] * MAX_NODES), request_id="longest")
-        token_ids = [*token_ids, *(await target.verify([longest, mine]))[1].token_ids]
-    assert token_ids[: len(whole)] == whole
+        draft = chain([*whole[len(token_ids) :][:3], *[5] * 9][: len(whole) - len(token_ids)])
+        verdicts = await target.verify([longest, request(token_ids, draft)])
+        token_ids = [*token_ids, *verdicts[1].token_ids]
+    return token_ids[: len(whole)]
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["ragged", "exact"])
+async def test_learned_positions_serve_a_full_context(
+    save_target: Callable[[str], Path], exact: bool
+) -> None:
+    target = load(save_target("gpt2"), exact)
+    prefix = np.random.default_rng(0).integers(3, NUM_KNOWN_IDS, MAX_POSITIONS).tolist()
+    [expected] = make_model("gpt2")(torch.tensor([prefix])).logits[:, -1, :NUM_KNOWN_IDS].argmax(-1)
+    await verify_one(target, request(prefix[:-2], chain(prefix[-2:])))
+    assert (await verify_one(target, request(prefix))).token_ids == (int(expected),)
     target.close()
 
 
@@ -270,6 +285,7 @@ async def test_event_loop_runs_on_while_the_target_works(qwen2: CausalTarget) ->
         (request([3], DraftTree((4, 4), (-1, -1))), "node 1: a sibling"),
         (request([3], DraftTree((4,), (-1, 0))), "1 tokens but 2 parents"),
         (request([3], chain([4] * 17)), "at most 16 nodes, got 17"),
+        (request([3] * 250, chain([4] * 7)), "must end by token 256, it ends at 257"),
         (request([3], sampling=replace(SAMPLED, seed=None)), "seed must be given"),
     ],
 )
