@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+from transformers import CONFIG_MAPPING
 
 from diffuspec.errors import ModelLoadError, OutOfMemoryError
 from diffuspec.types import MAX_DRAFT_TOKENS
@@ -45,11 +46,10 @@ class Checkpoint:
     @property
     def max_positions(self) -> int:
         """Return the longest sequence it was trained for. Raises ModelLoadError."""
-        value = self.config.get("max_position_embeddings")
+        name = _own_name(self.config["model_type"], "max_position_embeddings")
+        value = self.config.get(name)
         if not isinstance(value, int) or value < 2:
-            raise ModelLoadError(
-                f"{self.path}: max_position_embeddings must be 2 or more, got {value!r}"
-            )
+            raise ModelLoadError(f"{self.path}: {name} must be 2 or more, got {value!r}")
         return value
 
     @property
@@ -141,6 +141,13 @@ def _free_bytes_of_container() -> int:
         return limit - used + sum(int(x.split()[1]) for x in lines if x.startswith("inactive_file"))
     except (OSError, ValueError):  # no container, or one without a limit ("max")
         return sys.maxsize
+
+
+def _own_name(model_type: str, key: str) -> str:
+    """Return what config.json calls a setting: some families have names of their own."""
+    if model_type not in CONFIG_MAPPING:
+        return key
+    return str(CONFIG_MAPPING[model_type].attribute_map.get(key, key))
 
 
 def _weight_files(path: Path) -> list[Path]:

@@ -67,7 +67,7 @@ def load_model(
         )
     max_len = max_len or max_positions
     if is_target:
-        check_rope(path, config, max_len, num_scratch_rows + (fixed_rows or 0))
+        check_rope(path, config, max_len)
     num_rows = max_len + num_scratch_rows
     where = _resolve_device(path, device)
     precision = _resolve_dtype(dtype, where)
@@ -125,6 +125,10 @@ def _read_weights(
                 **sharding,
             )
     except Exception as error:  # transformers, safetensors and torch raise what they like
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+            raise ModelLoadError(
+                f"{path}: the attention of {config.model_type} is not supported"
+            ) from error
         raise ModelLoadError(f"{path}: cannot load its weights: {error!r}") from error
     model, info = loaded
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     Qwen2MoeConfig,
@@ -38,7 +40,6 @@ from tests.models.conftest import (
 
 SaveTarget = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
-DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -108,10 +109,25 @@ def reshape_a_weight(path: Path) -> None:
     edit_weights(path, lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}))
 
 
-def save_longrope(path: Path) -> Path:
+def replace_by_longrope(path: Path) -> None:
     make_longrope_model().save_pretrained(path)
+
+
+def save_longrope(path: Path) -> Path:
+    replace_by_longrope(path)
     save_tokenizer(path)
     return path
+
+
+def replace_by_gpt_neo(path: Path) -> None:
+    config = GPTNeoConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        num_heads=2,
+        num_layers=2,
+        attention_types=[[["global", "local"], 1]],
+    )
+    GPTNeoForCausalLM(config).save_pretrained(path)
 
 
 BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -122,7 +138,6 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown model type": (configure(model_type="frobnicator"), "config.json cannot be used"),
     "not a causal LM": (write("config.json", '{"model_type": "vit"}'), "vit is not a causal LM"),
     "wrong kind of value": (configure(hidden_size="big"), "config.json cannot be used"),
-    "angles that drafts change": (configure(rope_parameters=DYNAMIC), "must be at most 192, got 256"),
     "no positions": (configure(max_position_embeddings=None), "max_position_embeddings must be"),
     "no weights": (remove(WEIGHTS), "has no model.safetensors"),
     "pickled weights": (pickle_weights, "pickled weights only, which are never loaded"),
@@ -132,6 +147,9 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "corrupt header": (garble_header, "corrupt safetensors header"),
     "missing shard": (lose_a_shard, "model-1.safetensors is named in the index but missing"),
     "empty index": (lose_the_weight_map, "has no weight_map"),
+    "angles that drafts change": (replace_by_longrope, "must be at most 128, got 256"),
+    "attention of its own": (replace_by_gpt_neo, "the attention of gpt_neo is not supported"),
+    "no positions, GPT-2": (write("config.json", '{"model_type": "gpt2"}'), "n_positions must be"),
     "missing weight": (lose_a_weight, "1 missing weights .* model.layers.1.mlp.up_proj.weight"),
     "unexpected weight": (add_a_weight, "1 unexpected weights .* stray"),
     "misshapen weight": (reshape_a_weight, "cannot load its weights"),
@@ -219,20 +237,11 @@ def test_context_longer_than_trained_for_is_refused(save_target: SaveTarget) -> 
         load_model(save_target("qwen2"), num_slots=1, max_len=257)
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["ragged", "exact"])
-def test_angles_that_drafts_change_are_served_up_to_their_switch(
-    tmp_path: Path, exact: bool
-) -> None:
+def test_angles_that_drafts_change_are_served_up_to_their_switch(tmp_path: Path) -> None:
     path = save_longrope(tmp_path)
-    most = 128 - 16 - 17 * exact  # of the switch, the nodes of a tree and an exact step's padding
-    settings = {"path": path, "max_tree_nodes": 16, "exact": exact}
-    with pytest.raises(
-        ModelLoadError, match=f"'longrope' .* 128 .* at most {most}, got {most + 1}"
-    ):
-        CausalTarget.load(TargetConfig(**settings, max_model_len=most + 1))
-    CausalTarget.load(TargetConfig(**settings, max_model_len=most)).close()
-    with pytest.raises(ModelLoadError, match="max_tree_nodes must be lower"):
-        CausalTarget.load(TargetConfig(path=path, max_tree_nodes=128, max_model_len=2))
+    with pytest.raises(ModelLoadError, match=r"'longrope' .* beyond 128 .* at most 128, got 129"):
+        CausalTarget.load(TargetConfig(path=path, max_model_len=129))
+    CausalTarget.load(TargetConfig(path=path, max_model_len=128)).close()
 
 
 def test_one_set_of_angles_for_all_lengths_needs_no_limit(tmp_path: Path) -> None:
