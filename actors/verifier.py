@@ -12,10 +12,12 @@ import contextlib
 import itertools
 import os
 import sys
+import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from actors import probe
 from actors.settings import PipelineConfig
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from diffuspec.models.causal import CausalTarget
     from diffuspec.models.lockstep import LockstepTarget
     from diffuspec.models.rank_group import RankGroup, RankLimits
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 
@@ -75,7 +80,7 @@ class VerifierRank:
         meeting_point: what meet() said, "" for a single rank. Raises ModelLoadError, and
         VerifierUnavailableError when the ranks do not get together.
         """
-        target = await asyncio.to_thread(self._load, meeting_point)
+        target = await _in_daemon_thread(self._load, meeting_point)
         self._resources.callback(target.close)
         if self._rank > 0:
             self._work = asyncio.create_task(self._follow(target))
@@ -156,7 +161,7 @@ class VerifierRank:
         from diffuspec.models.lockstep import follow
 
         assert self._group is not None
-        await asyncio.to_thread(follow, target, self._group)
+        await _in_daemon_thread(follow, target, self._group)
 
     def _limits(self) -> RankLimits:
         from diffuspec.models.rank_group import RankLimits
@@ -242,6 +247,32 @@ class WatchedVerifier:
 async def _take_small_step(verifier: Verifier) -> None:
     await verifier.verify([probe.verify_request(verifier.info)])
     await verifier.release(probe.REQUEST_ID)
+
+
+async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like asyncio.to_thread, but the process may end meanwhile: ranks wait long for each other."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(outcome: Future[T]) -> None:
+        if done.done():
+            return
+        if (error := outcome.exception()) is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(outcome.result())
+
+    def run() -> None:
+        outcome: Future[T] = Future()
+        try:
+            outcome.set_result(work(*args, **kwargs))
+        except BaseException as error:
+            outcome.set_exception(error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=run, name="rank", daemon=True).start()
+    return await done
 
 
 async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -1,0 +1,42 @@
+"""Two verifier ranks as processes of their own, without Ray: each can be told to end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.test_grpc import Role
+
+CONFIG = """
+engine: {preset: tiny, target: {device: cpu, max_sequences: 2}}
+placement: {verifier: {tensor_parallel: 2}}
+deadlines: {start_seconds: 900}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def test_a_rank_that_follows_the_first_one_can_be_ended(config):
+    with Role(config, "--role", "verifier") as first:
+        meeting_point = first.line().removeprefix("meeting point ")
+        rank = ("--rank", "1", "--meeting-point", meeting_point)
+        with Role(config, "--role", "verifier", *rank) as second:
+            assert first.line().startswith("127.0.0.1:")  # both serve
+            second.process.send_signal(signal.SIGTERM)
+            code, said = second.end()
+            assert code == 0 and "Traceback" not in said
+
+
+def test_a_rank_that_waits_for_others_to_come_can_be_ended(config):
+    with Role(config, "--role", "verifier") as first:
+        assert first.line().startswith("meeting point ")
+        first.process.send_signal(signal.SIGTERM)
+        code, said = first.end()
+        assert code == 0 and "Traceback" not in said
