@@ -12,7 +12,7 @@ class Breaker:
     """Keeps a failing worker from being asked at every step.
 
     closed: all may ask. open: nobody, until the pause is over. Then one asks, the probe, and
-    everybody else waits for what comes of it.
+    everybody else goes on without until that has succeeded.
     """
 
     def __init__(self) -> None:
@@ -24,14 +24,9 @@ class Breaker:
     def is_closed(self) -> bool:
         return self._pause_seconds == 0
 
-    @property
-    def is_open(self) -> bool:
-        """Whether it is too early for a probe."""
-        return time.monotonic() < self._open_until
-
     def take_probe(self) -> bool:
         """Return whether the caller is the one to ask; it must say how it went, or give it up."""
-        if self.is_closed or self.is_open or self._is_probed:
+        if self.is_closed or self._is_probed or time.monotonic() < self._open_until:
             return False
         self._is_probed = True
         return True

@@ -83,16 +83,17 @@ class Coordinator:
             tracer,
         )
         self._request_numbers = itertools.count(1)
-        self._loops: list[asyncio.Task[None]] = []
+        self._loops: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Coordinator:
         self._releases.open()
-        runs = [self._draft_loop.run, self._verify_loop.run]
-        self._loops = [asyncio.create_task(self._keep_running(run)) for run in runs]
+        self._start(self._verify_loop.run)
+        self._draft_loop.open(self._start)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        loops, self._loops = self._loops, []
+        self._draft_loop.close()
+        loops, self._loops = self._loops, set()
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
@@ -286,11 +287,17 @@ class Coordinator:
         for ticket in tickets:
             self._retire(ticket)
 
+    def _start(self, run: Callable[[], Awaitable[None]]) -> None:
+        loop = asyncio.create_task(self._keep_running(run))
+        self._loops.add(loop)
+        loop.add_done_callback(self._loops.discard)
+
     async def _keep_running(self, run: Callable[[], Awaitable[None]]) -> None:
-        """A loop ends by a bug in how requests end: all are told, and none waits for ever."""
+        """A loop breaks off by a bug in how requests end: all are told, and none waits for ever."""
         while True:
             try:
                 await run()
+                return
             except Exception as error:
                 logger.critical("a loop of the coordinator broke off", exc_info=error)
                 tickets = list(self._admission)

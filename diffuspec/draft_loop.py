@@ -8,9 +8,10 @@ a pause it is asked for one draft beside them, and when it answers, it drafts ag
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from diffuspec.config import CoordinatorConfig
 from diffuspec.costs import StepCosts
@@ -54,6 +55,14 @@ class DraftLoop:
         """Return how long drafters have been at work."""
         return self._calls.busy.seconds(now)
 
+    def open(self, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        """Have a lane started for every drafter, those that come later too."""
+        self._pool.attend(lambda member: start(functools.partial(self._run, member)))
+
+    def close(self) -> None:
+        """Start none any more."""
+        self._pool.attend(lambda member: None)
+
     # ---- what goes in
 
     def send(self, ticket: Ticket, foresight: Foresight | None = None) -> None:
@@ -94,22 +103,7 @@ class DraftLoop:
 
     # ---- the loop
 
-    async def run(self) -> None:
-        """Draft for ever, with all drafters side by side."""
-        attended: list[Member] = []
-        try:
-            async with asyncio.TaskGroup() as lanes:
-                while True:
-                    self._pool.changed.clear()
-                    for member in self._pool.members:
-                        if member not in attended:
-                            lanes.create_task(self._attend(member))
-                    attended = list(self._pool.members)
-                    await self._pool.changed.wait()
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-
-    async def _attend(self, member: Member) -> None:
+    async def _run(self, member: Member) -> None:
         """Draft with one drafter until it leaves."""
         while not member.is_gone:
             await self._probe(member)

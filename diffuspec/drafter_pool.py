@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from diffuspec.breaker import Breaker
@@ -51,8 +52,8 @@ class DrafterPool:
 
     def __init__(self) -> None:
         self.members: list[Member] = []
-        self.changed = asyncio.Event()  # set when a member came or left
         self._homes: dict[str, Member] = {}
+        self._begin: Callable[[Member], None] = lambda member: None
 
     @classmethod
     def of(cls, drafter: Drafter | DrafterPool) -> DrafterPool:
@@ -63,10 +64,17 @@ class DrafterPool:
         pool.add(drafter, "drafter")
         return pool
 
+    def attend(self, begin: Callable[[Member], None]) -> None:
+        """Begin with every member, and from now on with each that comes."""
+        self._begin = begin
+        for member in self.members:
+            begin(member)
+
     def add(self, drafter: Drafter, name: str) -> None:
         """Let one more draft: "drafter", and perhaps a number."""
-        self.members.append(Member(drafter, name))
-        self.changed.set()
+        member = Member(drafter, name)
+        self.members.append(member)
+        self._begin(member)
 
     def remove(self, drafter: Drafter) -> None:
         """Give one up; what it is drafting just now still counts. One that is not here is fine."""
@@ -75,7 +83,6 @@ class DrafterPool:
                 member.is_gone = True
                 member.is_wanted.set()
         self.members = [member for member in self.members if not member.is_gone]
-        self.changed.set()
 
     def place(self, ticket: Ticket) -> Member | None:
         """Return the member to draft for a ticket; None while none is well."""
