@@ -24,7 +24,7 @@ from actors.coordinator_keeper import CoordinatorKeeper
 from actors.drafter_keeper import DrafterKeeper
 from actors.keeping import keep
 from actors.placement import CONTROL, Handle, Place, Placement, locate
-from actors.resumption import resumed
+from actors.resumption import ResumedAnswer
 from actors.role_actor import ActorLostError, RoleActor
 from actors.settings import PipelineConfig
 from actors.verifier_group import SupervisedVerifier
@@ -65,7 +65,7 @@ class Pipeline:
         self._coordinator: CoordinatorKeeper | None = None
         self._drafters: tuple[DrafterKeeper, ...] = ()
         self._keeping: list[asyncio.Task[None]] = []
-        self._answers: set[asyncio.Future[None]] = set()  # under way
+        self._answers: set[ResumedAnswer] = set()  # under way
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -116,7 +116,8 @@ class Pipeline:
             if self._coordinator is not None:
                 await self._coordinator.drain()
             if self._answers:
-                await asyncio.wait(self._answers, timeout=_READ_SECONDS)
+                closed = [answer.closed for answer in self._answers]
+                await asyncio.wait(closed, timeout=_READ_SECONDS)
             await asyncio.gather(*(drafter.stop() for drafter in self._drafters))
         finally:
             await self._release()
@@ -139,19 +140,23 @@ class Pipeline:
         async def ask() -> AsyncGenerator[Increment]:
             return (await self._client()).stream(prompt, sampling, speculation, request_id)
 
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers.add(over)
+        answer = ResumedAnswer(ask, self._wait_for_another, request_id)
+        self._answers.add(answer)
         try:
-            async with contextlib.aclosing(resumed(ask, self._wait_for_another)) as answer:
-                async for increment in answer:
+            async with contextlib.aclosing(answer.stream()) as increments:
+                async for increment in increments:
                     yield increment
         finally:
-            self._answers.discard(over)
-            over.set_result(None)
+            self._answers.discard(answer)
 
     async def cancel(self, request_id: str) -> bool:
-        """End what runs under an id; return whether anything did."""
-        return await (await self._client()).cancel(request_id)
+        """End what runs under an id; return whether anything did.
+
+        An answer of this pipeline's ends at once, with a coordinator or without. What others ask
+        of a coordinator that is lost is over anyway. Raises InvalidRequestError.
+        """
+        asked_here = [one.cancel() for one in self._answers if one.request_id == request_id]
+        return await self._cancel_there(request_id) or any(asked_here)
 
     async def status(self) -> ServiceStatus:
         """Tell how the roles are. Answers also while there is no coordinator."""
@@ -223,6 +228,16 @@ class Pipeline:
             raise ActorLostError(
                 f"there is no coordinator since {seconds:g} seconds: {self.coordinator.reason}"
             ) from error
+
+    async def _cancel_there(self, request_id: str) -> bool:
+        """End what the coordinator has under an id, if there is a coordinator."""
+        if self.coordinator.actor is None:
+            return False
+        try:
+            return await (await self.coordinator.client()).cancel(request_id)
+        except (ActorLostError, TransportError) as error:
+            logger.warning("the coordinator could not be told to cancel %s: %s", request_id, error)
+            return False
 
     async def _wait_for_another(self, error: TransportError) -> None:
         """Wait until the coordinator that was lost is known to be. Raises the error if it is not:

@@ -25,6 +25,7 @@ from actors.pipeline import Pipeline, RoleReport
 from actors.role_actor import ActorLostError
 from actors.settings import PipelineConfig
 from diffuspec.engine import Engine
+from diffuspec.errors import RequestCancelledError
 from diffuspec.types import SamplingParams, SpeculationParams
 from tests.actors.conftest import NODE, tiny_pipeline
 
@@ -212,7 +213,12 @@ async def hang_coordinator(pipeline: Pipeline) -> None:
 async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected, lose):
     stream = pipeline.stream(MESSAGES, LONG, DRAFTED)
     tokens = [*(await anext(stream)).token_ids]
+    victim = pipeline.stream(MESSAGES, LONG, request_id="victim")
+    await anext(victim)
     await lose(pipeline)
+    assert await pipeline.cancel("victim") and not await pipeline.cancel("unknown")
+    with pytest.raises(RequestCancelledError):
+        await anext(victim)
     tokens += [i async for step in stream for i in step.token_ids]
     assert tuple(tokens) == expected(LONG)
     assert await drafting_again(pipeline, SHORT) == expected(SHORT)

@@ -6,7 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
+from actors.coordinator_keeper import CoordinatorKeeper
 from actors.pipeline import Pipeline
+from actors.placement import Placement
+from diffuspec.errors import RequestCancelledError
 from diffuspec.rpc.status import TransportError
 from diffuspec.sequence import Increment
 from diffuspec.types import FinishReason, SamplingParams, StepStats
@@ -42,3 +47,15 @@ async def test_an_answer_begun_again_is_drawn_with_the_same_seed(monkeypatch: An
     assert found == [1, 2]
     first, second = client.samplings
     assert first == second and first.seed is not None
+
+
+async def test_an_answer_is_cancelled_while_there_is_no_coordinator() -> None:
+    pipeline = Pipeline(tiny_pipeline())
+    pipeline._coordinator = CoordinatorKeeper(Placement(pipeline.config, "token", None))
+    victim = asyncio.create_task(anext(pipeline.stream("a", request_id="victim")))
+    await asyncio.sleep(0)
+    assert not await pipeline.cancel("other")
+    assert await pipeline.cancel("victim")
+    with pytest.raises(RequestCancelledError):
+        await victim
+    assert not await pipeline.cancel("victim")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from actors import resumption
-from actors.resumption import resumed
-from diffuspec.errors import OverloadedError
+from actors.resumption import ResumedAnswer
+from diffuspec.errors import OverloadedError, RequestCancelledError
 from diffuspec.rpc.coordinator_client import RemoteCoordinator
 from diffuspec.rpc.frontend import ServiceStatus
 from diffuspec.rpc.security import Security
@@ -75,12 +75,12 @@ async def service(token: str, monkeypatch: Any) -> AsyncIterator[Service]:
 
 
 async def test_an_answer_ends_with_its_last_increment(service: Service) -> None:
-    answer = resumed(service.ask, service.connect)
+    answer = ResumedAnswer(service.ask, service.connect).stream()
     assert [i async for step in answer for i in step.token_ids] == [*range(30)]
 
 
 async def test_an_answer_that_was_begun_waits_where_the_queue_is_full(service: Service) -> None:
-    answer = resumed(service.ask, service.connect)
+    answer = ResumedAnswer(service.ask, service.connect).stream()
     tokens = [*(await anext(answer)).token_ids]
     service.frontend.num_refusals = 3
     await service.client.close()
@@ -91,17 +91,70 @@ async def test_an_answer_that_was_begun_waits_where_the_queue_is_full(service: S
 async def test_an_answer_that_was_not_begun_is_refused_at_once(service: Service) -> None:
     service.frontend.num_refusals = 1
     with pytest.raises(OverloadedError, match="queue is full"):
-        await anext(resumed(service.ask, service.connect))
+        await anext(ResumedAnswer(service.ask, service.connect).stream())
 
 
 async def test_a_way_that_leads_to_the_same_coordinator_is_lost_for_good(service: Service) -> None:
     async def refuse(error: TransportError) -> None:
         raise error
 
-    answer = resumed(service.ask, refuse)
+    answer = ResumedAnswer(service.ask, refuse).stream()
     await anext(answer)
     await service.client.close()
     with pytest.raises(TransportError):
         async for _ in answer:
             pass
     await service.connect()
+
+
+async def cancelled(answer: ResumedAnswer, service: Service) -> None:
+    """Read an answer's first token, lose the way to it, and cancel it while it waits."""
+    stream = answer.stream()
+    await anext(stream)
+    await service.client.close()
+    rest = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.02)
+    assert not rest.done()
+    assert answer.cancel() and answer.cancel()
+    with pytest.raises(RequestCancelledError, match="'victim' was cancelled"):
+        await rest
+    assert not answer.cancel() and answer.closed.done()
+    await service.connect()
+
+
+async def test_an_answer_that_waits_for_a_coordinator_can_be_cancelled(service: Service) -> None:
+    async def wait(_: TransportError) -> None:
+        await asyncio.Event().wait()
+
+    await cancelled(ResumedAnswer(service.ask, wait, "victim"), service)
+
+
+async def test_an_answer_that_is_asked_for_again_can_be_cancelled(service: Service) -> None:
+    clients = iter([service.client])
+
+    async def ask() -> AsyncGenerator[Increment]:
+        client = next(clients, None) or await asyncio.Event().wait()
+        return client.stream([1], SAMPLING)
+
+    await cancelled(ResumedAnswer(ask, lambda _: asyncio.sleep(0), "victim"), service)
+
+
+async def test_a_cancelled_answer_that_nobody_reads_is_not_asked_for_again(
+    service: Service,
+) -> None:
+    answer = ResumedAnswer(service.ask, service.connect, "victim")
+    stream = answer.stream()
+    await anext(stream)
+    await service.client.close()
+    assert answer.cancel()
+    with pytest.raises(RequestCancelledError):
+        await anext(stream)
+    await service.connect()
+
+
+async def test_an_answer_that_is_whole_cannot_be_cancelled(service: Service) -> None:
+    answer = ResumedAnswer(service.ask, service.connect)
+    async for step in answer.stream():
+        if step.finish_reason is not None:
+            assert not answer.cancel()
+    assert not answer.cancel()
