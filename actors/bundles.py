@@ -10,9 +10,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.settings import NodeSettings, PipelineConfig, PlacementSettings, Strategy
-
-_DIGITS = 4  # Ray's own resolution of a resource
+from actors.settings import (
+    NodeSettings,
+    PipelineConfig,
+    PlacementSettings,
+    Strategy,
+    round_share,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +57,24 @@ def _drafter_bundle(placement: PlacementSettings, index: int) -> Bundle:
 
 def _bundle(name: str, num_cpus: float, num_gpus: float, node: NodeSettings) -> Bundle:
     asked = {"CPU": num_cpus, "GPU": num_gpus, **node.resources}
-    resources = {key: round(value, _DIGITS) for key, value in asked.items() if value}
+    resources = {key: round_share(value) for key, value in asked.items() if value}
     return Bundle(name, resources, dict(node.labels))
 
 
 def explain_shortage(
     bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[Node]
 ) -> list[str]:
-    """Say, one reason a line, why the bundles do not fit the nodes. Never empty.
+    """Say, one reason a line, why the bundles do not fit the nodes now. Never empty."""
+    reasons = find_shortages(bundles, strategy, nodes)
+    return reasons or ["the nodes are large enough, but what they have is in use by others"]
 
-    Looks at what nodes have, not at what is in use: if all of that suffices, others use it.
+
+def find_shortages(
+    bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[Node]
+) -> list[str]:
+    """Say, one reason a line, why the bundles would not fit the nodes even if nobody used them.
+
+    Empty: they would, as far as this can tell.
     """
     if not nodes:
         return ["the cluster has no nodes"]
@@ -77,7 +89,7 @@ def explain_shortage(
         together = Bundle("everything (STRICT_PACK)", dict(_sum(bundles)), {})
         reason = _misfit(together, nodes)
         reasons += [reason] if reason is not None else []
-    return reasons or ["the nodes are large enough, but what they have is in use by others"]
+    return reasons
 
 
 def _misfit(bundle: Bundle, nodes: Sequence[Node]) -> str | None:
@@ -113,11 +125,17 @@ def _sum(bundles: Sequence[Bundle]) -> Counter[str]:
 
 
 def _carries(node: Node, labels: Mapping[str, str]) -> bool:
-    """Ray's selectors with operators, as in `!in(a,b)`, are left to Ray."""
-    return all(
-        value.startswith("!") or "(" in value or node.labels.get(key) == value
-        for key, value in labels.items()
-    )
+    return all(_selects(value, node.labels.get(key)) for key, value in labels.items())
+
+
+def _selects(selector: str, label: str | None) -> bool:
+    """Whether one of Ray's selectors takes a label: a, !a, in(a,b) or !in(a,b)."""
+    wanted = selector.removeprefix("!")
+    if wanted.endswith(")"):
+        is_wanted = label in wanted.removeprefix("in").strip("()").split(",")
+    else:
+        is_wanted = label == wanted
+    return is_wanted != selector.startswith("!")
 
 
 def _holds(node: Node, resources: Mapping[str, float]) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import math
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -17,13 +20,15 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.bundles import Bundle, Node, explain_shortage, make_bundles
+from actors.bundles import Node, explain_shortage, find_shortages, make_bundles
 from actors.coordinator import CoordinatorActor
 from actors.drafter import DrafterActor
 from actors.path_scorer import PathScorerActor
 from actors.settings import PipelineConfig, RoleSettings
 from actors.verifier import VerifierRank
 from diffuspec.errors import ConfigError, DiffuspecError
+
+logger = logging.getLogger(__name__)
 
 Handle: TypeAlias = Any  # of a Ray actor: its methods have .remote()
 
@@ -32,6 +37,7 @@ CONTROL = "control"  # the concurrency group of health checks: they do not queue
 
 _COORDINATOR_BUNDLE = 0
 _NUM_CONTROL_CALLS = 4
+_PATIENCE_SECONDS = 3  # until the log says what is missing; Ray waits for whole seconds
 _RELEASE_SECONDS, _POLL_SECONDS = 10.0, 0.05
 
 
@@ -59,20 +65,14 @@ class Placement:
 
     @classmethod
     async def reserve(cls, config: PipelineConfig, token: str) -> Placement:
-        """Wait until the cluster grants the bundles. Raises PlacementError naming what is missing.
+        """Wait until the cluster grants the bundles. The log says what is missing meanwhile.
 
-        Nothing stays reserved when this fails.
+        Raises PlacementError naming it when it is missing for too long, and ConfigError. Nothing
+        stays reserved when this fails.
         """
-        bundles = make_bundles(config)
-        group = placement_group(
-            [bundle.resources for bundle in bundles],
-            strategy=config.placement.strategy,
-            bundle_label_selector=[bundle.labels for bundle in bundles],
-        )
+        group = _ask_for(config)
         try:
-            seconds = config.deadlines.placement_seconds
-            if not await asyncio.to_thread(group.wait, seconds):
-                raise PlacementError(_refusal(bundles, config, seconds))
+            await _granted(group, config)
             if config.rpc.tls is None:
                 _check_one_machine(group)
         except BaseException:
@@ -168,10 +168,39 @@ def _find_place(actor: object) -> Place:
     return Place(node_id, ip, gpu_ids, os.getpid())
 
 
-def _refusal(bundles: tuple[Bundle, ...], config: PipelineConfig, seconds: float) -> str:
-    nodes = [Node(node["Resources"], node["Labels"]) for node in _nodes() if node["Alive"]]
-    reasons = explain_shortage(bundles, config.placement.strategy, nodes)
-    return f"no room for the pipeline within {seconds:g} seconds: " + "; ".join(reasons)
+def check_room(config: PipelineConfig) -> None:
+    """Raise PlacementError if the cluster as it is could never hold a pipeline."""
+    reasons = find_shortages(make_bundles(config), config.placement.strategy, _nodes_alive())
+    if reasons:
+        raise PlacementError("; ".join(reasons))
+
+
+def _ask_for(config: PipelineConfig) -> PlacementGroup:
+    bundles = make_bundles(config)
+    try:
+        group: PlacementGroup = placement_group(
+            [bundle.resources for bundle in bundles],
+            strategy=config.placement.strategy,
+            bundle_label_selector=[bundle.labels for bundle in bundles],
+        )
+    except ValueError as error:
+        raise ConfigError(f"Ray cannot place the pipeline: {error}") from error
+    return group
+
+
+async def _granted(group: PlacementGroup, config: PipelineConfig) -> None:
+    """Wait until a group is granted; warn of what it waits for, whenever that is another thing."""
+    bundles, strategy = make_bundles(config), config.placement.strategy
+    seconds, told = config.deadlines.placement_seconds, ""
+    ends_at = time.monotonic() + seconds
+    while (left := ends_at - time.monotonic()) > 0:
+        if await asyncio.to_thread(group.wait, math.ceil(min(left, _PATIENCE_SECONDS))):
+            return
+        reason = "; ".join(explain_shortage(bundles, strategy, _nodes_alive()))
+        if reason != told:
+            logger.warning("no room for the pipeline so far, waiting: %s", reason)
+            told = reason
+    raise PlacementError(f"no room for the pipeline within {seconds:g} seconds: {told}")
 
 
 def _check_one_machine(group: PlacementGroup) -> None:
@@ -183,6 +212,10 @@ def _check_one_machine(group: PlacementGroup) -> None:
             f"the roles would run on several machines ({', '.join(used)}), and rpc.tls is not "
             "configured: give certificates, or STRICT_PACK them on one"
         )
+
+
+def _nodes_alive() -> list[Node]:
+    return [Node(node["Resources"], node["Labels"]) for node in _nodes() if node["Alive"]]
 
 
 def _nodes() -> list[dict[str, Any]]:

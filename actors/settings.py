@@ -6,10 +6,11 @@ Everything has a default but the models, so that `engine: {preset: tiny}` is a w
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from diffuspec.config import EngineConfig, Section, explain, read_yaml
 from diffuspec.errors import ConfigError
@@ -17,17 +18,32 @@ from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
 from diffuspec.tiny import tiny_config
 
-Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-
 MAX_MISSES = 3  # checks in a row without an answer before a role is taken for dead
+SHARE_DIGITS = 4  # Ray's own resolution of a resource
 
+_MIN_SHARE = 10**-SHARE_DIGITS
 _MAX_GPUS = 16
 _MAX_OTHER_CALLS = 32  # to the coordinator: status, health, cancel
-_SHARE_DIGITS = 4  # Ray's own resolution of a resource
+
+
+def round_share(amount: float) -> float:
+    """Return what Ray makes of an amount of a resource."""
+    return round(amount, SHARE_DIGITS)
+
+
+Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Share = Annotated[float, Field(ge=_MIN_SHARE, le=1_000_000), AfterValidator(round_share)]
+
+# Kubernetes' syntax, which is Ray's; a value may be a selector, as in !in(a,b).
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"([A-Za-z0-9.-]{{0,252}}[A-Za-z0-9]/)?{_LABEL}")
+_LABEL_VALUE = re.compile(rf"(!?{_LABEL}|!?(in)?\({_LABEL}(,{_LABEL})*\))?")
 
 
 def _check_gpus(name: str, num_gpus: float) -> None:
+    if num_gpus != round_share(num_gpus):
+        raise ValueError(f"{name} must be a multiple of {_MIN_SHARE}, got {num_gpus:g}")
     if num_gpus > 1 and not float(num_gpus).is_integer():
         raise ValueError(f"{name} must be a share of one GPU or whole GPUs, got {num_gpus:g}")
 
@@ -35,7 +51,7 @@ def _check_gpus(name: str, num_gpus: float) -> None:
 class RoleSettings(Section):
     """What one actor of a role gets of its node."""
 
-    num_cpus: float = Field(1.0, gt=0)
+    num_cpus: Share = 1.0
     num_gpus: float = Field(0.0, ge=0, le=_MAX_GPUS)  # below 1: a share of one
     num_threads: int = Field(1, ge=1, le=256)  # for mathematics on the CPU
 
@@ -49,10 +65,12 @@ class NodeSettings(Section):
     """Which nodes will do: those with these labels and so much of these custom resources free."""
 
     labels: dict[str, str] = Field(default_factory=dict)
-    resources: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
+    resources: dict[str, Share] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _custom_resources_only(self) -> Self:
+        if "" in self.resources:
+            raise ValueError("resources has one without a name")
         own = {"CPU", "GPU", "memory", "object_store_memory"} & set(self.resources)
         if own:
             raise ValueError(
@@ -62,13 +80,19 @@ class NodeSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _labels_without_spaces(self) -> Self:
+    def _labels_that_ray_can_read(self) -> Self:
         spaced = {key: value for key, value in self.labels.items() if " " in value}
         if spaced:
             raise ValueError(
                 f"labels {spaced} have spaces, which Ray takes for a part of the label: "
                 "write !in(a,b)"
             )
+        for key, value in self.labels.items():
+            if not (_LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+                raise ValueError(
+                    f"labels has {key!r}: {value!r}; key and value are up to 63 letters, digits, "
+                    "'-', '_' and '.', with a letter or a digit at both ends"
+                )
         return self
 
 
@@ -122,7 +146,7 @@ class PlacementSettings(Section):
     @property
     def shared_gpus(self) -> float:
         """GPUs of a drafter's bundle."""
-        return round(self.drafter.num_gpus + self.path_scorer.num_gpus, _SHARE_DIGITS)
+        return round_share(self.drafter.num_gpus + self.path_scorer.num_gpus)
 
 
 class TlsSettings(Section):

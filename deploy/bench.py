@@ -91,7 +91,7 @@ def run(
         ]
         modes = _modes(pipeline, draft_length)
         torch.set_num_threads(pipeline.placement.verifier.num_threads)  # as the roles' processes
-        with ray_cluster(address):
+        with ray_cluster(address, pipeline):
             measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
         rows = [_row(name, measured.runs) for name in measured.runs if name != _RESTED]
         costs = _costs(measured.runs)

@@ -73,7 +73,7 @@ def run(
         pipeline = _pipeline(config).model_copy(update={"trace": trace.absolute()})
         asked = first_per_family(load_questions(questions), limit)
         console = stdout_console()
-        with ray_cluster(address):
+        with ray_cluster(address, pipeline):
             runs = asyncio.run(_measure(pipeline, asked, repeats, max_tokens, console))
         is_same = all(run.tokens == runs[_PLAIN].tokens for run in runs.values())
         console.print(_table(pipeline, runs))

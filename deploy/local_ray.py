@@ -9,15 +9,19 @@ from collections.abc import Iterator
 
 import ray
 
+from actors.placement import PlacementError, check_room
+from actors.settings import PipelineConfig
+
 _OWN = "local"  # in Ray's words
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str) -> Iterator[None]:
+def ray_cluster(address: str, pipeline: PipelineConfig) -> Iterator[None]:
     """Connect to a cluster, or start one that ends with this; nothing of it stays.
 
     address "": what RAY_ADDRESS says, as it does in a job that Ray runs; else one of its own.
+    That one does not grow: raises PlacementError at once if it can never hold the pipeline.
     """
     address = address or os.environ.get("RAY_ADDRESS", _OWN)
     if address != _OWN:
@@ -39,6 +43,17 @@ def ray_cluster(address: str) -> Iterator[None]:
             _temp_dir=directory,
         )
         try:
+            _check_room_here(pipeline)
             yield
         finally:
             ray.shutdown()
+
+
+def _check_room_here(pipeline: PipelineConfig) -> None:
+    try:
+        check_room(pipeline)
+    except PlacementError as error:
+        raise PlacementError(
+            f"this machine cannot hold the pipeline, and no other cluster is named (--address, "
+            f"RAY_ADDRESS): {error}"
+        ) from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from actors.bundles import Bundle, Node, explain_shortage, make_bundles
+import pytest
+
+from actors.bundles import Bundle, Node, explain_shortage, find_shortages, make_bundles
 from actors.settings import parse_pipeline
 
 
@@ -58,9 +60,17 @@ def test_labels_that_no_node_has_are_named():
     assert "in use by others" in explain_shortage(asked, "PACK", [here])[0]
 
 
-def test_selectors_with_operators_are_left_to_ray():
+@pytest.mark.parametrize("selector", ["in(drafter,head)", "head", "!verifier", "!in(a,verifier)"])
+def test_selectors_are_ray_s(selector):
+    asked = bundles(verifier={"node": {"labels": {"role": selector}}})
+    assert find_shortages(asked, "PACK", [node({"role": "head"}, CPU=8)]) == []
+    [reason] = find_shortages(asked, "PACK", [node({"role": "verifier"}, CPU=8)])
+    assert "there is none" in reason
+
+
+def test_a_node_without_a_label_is_taken_by_what_excludes_others():
     asked = bundles(verifier={"node": {"labels": {"role": "!in(drafter,head)"}}})
-    assert "in use by others" in explain_shortage(asked, "PACK", [node(CPU=8)])[0]
+    assert find_shortages(asked, "PACK", [node(CPU=8)]) == []
 
 
 def test_totals_are_compared_when_every_bundle_would_fit_alone():

@@ -11,8 +11,9 @@ from ray.cluster_utils import Cluster
 
 FIND_NODES = """
 import ray
+from actors.settings import parse_pipeline
 from deploy.local_ray import ray_cluster
-with ray_cluster(""):
+with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}})):
     print(*(node["NodeID"] for node in ray.nodes()))
 """
 

@@ -10,7 +10,8 @@ from ray.util import placement_group_table
 from actors.pipeline import Pipeline
 from actors.placement import Placement, PlacementError, locate
 from actors.role_actor import kill
-from diffuspec.errors import ModelLoadError
+from actors.settings import NodeSettings
+from diffuspec.errors import ConfigError, ModelLoadError
 from tests.actors.conftest import NODE, tiny_pipeline
 
 pytestmark = pytest.mark.ray
@@ -42,11 +43,25 @@ async def test_ranks_are_on_one_node_with_a_gpu_each_however_gpus_are_named(clus
         ({"strategy": "STRICT_SPREAD"}, "needs a node for each of 3 bundles, the cluster has 1"),
     ],
 )
-async def test_what_the_cluster_lacks_is_named_in_time(cluster, placement, message):
+async def test_what_the_cluster_lacks_is_named_at_once_and_in_time(
+    cluster, placement, message, caplog, monkeypatch
+):
+    monkeypatch.setattr("actors.placement._PATIENCE_SECONDS", 1)
     pipeline = Pipeline(tiny_pipeline(placement=placement, deadlines=DEADLINES))
     with pytest.raises(PlacementError, match=message):
         await pipeline.start()
+    [warning] = [record.message for record in caplog.records]
+    assert "no room for the pipeline so far" in warning and message in warning
     assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
+
+
+async def test_what_ray_refuses_is_a_configuration_error(cluster, token):
+    config = tiny_pipeline()
+    node = NodeSettings.model_construct(labels={"a b": "c"}, resources={})
+    coordinator = config.placement.coordinator.model_copy(update={"node": node})
+    placement = config.placement.model_copy(update={"coordinator": coordinator})
+    with pytest.raises(ConfigError, match="Ray cannot place the pipeline: "):
+        await Placement.reserve(config.model_copy(update={"placement": placement}), token)
 
 
 @pytest.mark.timeout(180)

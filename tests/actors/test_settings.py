@@ -61,6 +61,28 @@ def test_a_file_is_read(tmp_path: Path):
             {"placement": {"verifier": {"node": {"labels": {"role": "!in(a, b)"}}}}},
             "have spaces, which Ray takes for a part of the label",
         ),
+        (
+            {"placement": {"coordinator": {"num_cpus": 0.00001}}},
+            "coordinator.num_cpus: .*greater than or equal to 0.0001, got 1e-05",
+        ),
+        ({"placement": {"coordinator": {"num_cpus": float("inf")}}}, "num_cpus: .*got inf"),
+        (
+            {"placement": {"drafter": {"num_gpus": 0.00001}}},
+            "num_gpus must be a multiple of 0.0001, got 1e-05",
+        ),
+        (
+            {"placement": {"drafter": {"node": {"resources": {"disk": 0.00001}}}}},
+            "resources.disk: .*greater than or equal to 0.0001, got 1e-05",
+        ),
+        (
+            {"placement": {"drafter": {"node": {"resources": {"": 1}}}}},
+            "resources has one without a name",
+        ),
+        (
+            {"placement": {"verifier": {"node": {"labels": {"a b": "c"}}}}},
+            "labels has 'a b': 'c'; key and value are up to 63 letters",
+        ),
+        ({"placement": {"verifier": {"node": {"labels": {"a": "-c"}}}}}, "labels has 'a': '-c'"),
         ({"rpc": {"tls": {"ca": "a"}}}, "rpc.tls.certificate: Field required"),
         ({"deadlines": {"verify_seconds": 0}}, "verify_seconds: .*greater than 0, got 0"),
         ({"engine": {"preset": "small"}}, "preset must be `tiny`, got 'small'"),
@@ -74,6 +96,20 @@ def test_a_file_is_read(tmp_path: Path):
 def test_what_is_wrong_is_named(sections, message):
     with pytest.raises(ConfigError, match=message):
         pipeline(**sections)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("role", "!in(drafter,head)"), ("role", "in(a)"), ("role", "!a"), ("ray.io/a-b_c", "")],
+)
+def test_labels_may_be_ray_s_selectors(key, value):
+    pipeline(placement={"verifier": {"node": {"labels": {key: value}}}})
+
+
+def test_resources_have_ray_s_resolution():
+    assert pipeline(placement={"drafter": {"num_cpus": 0.33336}}).placement.drafter.num_cpus == (
+        0.3334
+    )
 
 
 def test_drafter_and_scorer_share_a_gpu():

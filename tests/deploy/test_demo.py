@@ -19,7 +19,7 @@ def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "deploy.demo", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "RAY_AUTH_MODE": "disabled"},
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"},
         capture_output=True,
         text=True,
         check=False,
@@ -45,4 +45,17 @@ def test_a_pipeline_file_that_is_wrong_is_named_before_a_cluster_is_started(tmp_
     path.write_text("engine: {preset: large}\n")
     result = demo("--config", path, "--trace", tmp_path / "trace.json")
     assert result.returncode == 2 and "preset must be `tiny`" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_pipeline_that_this_machine_can_never_hold_is_refused_at_once(tmp_path):
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(
+        "engine: {preset: tiny}\n"
+        "placement: {coordinator: {node: {labels: {role: head}}}}\n"
+        "deadlines: {placement_seconds: 1800}\n"
+    )
+    result = demo("--config", path, "--trace", tmp_path / "trace.json")
+    assert result.returncode == 2, result.stderr
+    assert "coordinator needs a node with labels {'role': 'head'}" in result.stderr
     assert "Traceback" not in result.stderr
