@@ -73,7 +73,7 @@ class CoordinatorKeeper:
     async def start(self) -> None:
         """Start a coordinator and its verifier. Raises what prevents it."""
         placement, config = self._placement, self._placement.config
-        handle = placement.create_coordinator()
+        handle = placement.create_coordinator(self.num_starts + 1)
 
         async def start(place: Place) -> Ready:
             host = placement.host(place)

@@ -27,6 +27,7 @@ from actors.path_scorer import PathScorerActor
 from actors.settings import PipelineConfig, RoleSettings
 from actors.verifier import VerifierRank
 from diffuspec.errors import ConfigError, DiffuspecError
+from diffuspec.trace import numbered
 
 logger = logging.getLogger(__name__)
 
@@ -92,10 +93,14 @@ class Placement:
         """Return where an actor may listen: loopback, and with TLS its node's address."""
         return LOOPBACK if self.config.rpc.tls is None else place.ip
 
-    def create_coordinator(self) -> Handle:
-        role = self.config.placement.coordinator
+    def create_coordinator(self, number: int = 1) -> Handle:
+        """Make one for its first start, or a later one; each start has a trace of its own."""
+        config, role = self.config, self.config.placement.coordinator
+        if config.trace is not None and number > 1:
+            config = config.model_copy(update={"trace": numbered(config.trace, number)})
+            logger.warning("the trace goes on in %s", config.trace)
         make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE, _threads(role))
-        return make(self.config, self.token)
+        return make(config, self.token)
 
     def create_drafter(self, index: int) -> Handle:
         role = self.config.placement.drafter

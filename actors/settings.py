@@ -190,7 +190,9 @@ class PipelineConfig(Section):
     placement: PlacementSettings = PlacementSettings()
     rpc: RpcSettings = RpcSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
-    trace: Path | None = None  # a file for Perfetto, written where the coordinator runs
+    # A file for Perfetto, written where the coordinator runs. One that replaces a lost one writes
+    # beside it: t.json, then t.2.json and so on.
+    trace: Path | None = None
 
     @model_validator(mode="after")
     def _gpus_where_models_want_them(self) -> Self:

@@ -1,7 +1,8 @@
 """Traces: what every role did when, as a file that Perfetto and chrome://tracing show.
 
 One lane per role and one per running request; see the Trace Event Format's complete events ("X").
-Times are those of time.monotonic(), in seconds, and count from the tracer's making.
+Times are those of time.monotonic(), in seconds, and count from the tracer's making. The file is the
+format's plain array, which viewers read also when its end is missing: when the process was killed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ Argument: TypeAlias = str | int | float | None
 
 MAX_EVENTS = 500_000
 _NONE: Mapping[str, Argument] = {}
-_FLUSH_SECONDS = 1.0
+_FLUSH_SECONDS = 0.1  # what is lost at most when the process is killed
 
 
 class Tracer:
     """Writes spans to a file as they come. Closing it makes the file whole.
+
+    A file that is there is overwritten: a command that is run again has a fresh trace. What is
+    started again within one run takes another file, see `numbered`.
 
     Beyond max_events spans are dropped; how many is said at the end. A file that cannot be written
     to any more (a full disk) ends the trace, and nothing else. Raises ConfigError when the file
@@ -45,7 +49,7 @@ class Tracer:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"cannot write a trace to {path}: {error.strerror}") from error
-        self._put('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        self._put("[\n")
         self._write({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "diffuspec"}})
 
     def span(
@@ -80,7 +84,7 @@ class Tracer:
             return
         told = {"num_events": self._num_events, "num_dropped_events": self._num_dropped}
         last = {"ph": "M", "pid": 1, "name": "trace_end", "args": told}
-        self._put(json.dumps(last) + f'\n], "otherData": {json.dumps(told)}}}\n')
+        self._put(json.dumps(last) + "\n]\n")
         with self._or_end():
             self._file.close()
 
@@ -118,6 +122,11 @@ class Tracer:
             logger.warning("the trace to %s ends here: %s", self._file.name, error)
             with contextlib.suppress(OSError):
                 self._file.close()
+
+
+def numbered(path: Path, number: int) -> Path:
+    """Return the file for a start of what writes it: t.json for the first, then t.2.json and on."""
+    return path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
 @contextlib.contextmanager

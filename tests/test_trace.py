@@ -12,7 +12,7 @@ import pytest
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
 from diffuspec.errors import ConfigError, DrafterError, VerifierUnavailableError
-from diffuspec.trace import Tracer
+from diffuspec.trace import Tracer, numbered
 from diffuspec.types import SamplingParams, SpeculationParams
 from tests.fakes import FakeDrafter, FakeVerifier, oracle_of, sometimes_right
 from tests.stage import PROMPT, Stage
@@ -23,7 +23,7 @@ AHEAD = SpeculationParams(policy="fixed", num_draft_tokens=4, num_outcomes=4)
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
     """The spans of each lane, in order of time."""
-    events = json.loads(path.read_text())["traceEvents"]
+    events = json.loads(path.read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     lanes = defaultdict(list)
     for event in events:
@@ -113,9 +113,28 @@ def test_a_trace_is_bounded_and_says_what_it_dropped(tmp_path):
     tracer.close()
     tracer.close()
     tracer.span("verifier", "verify", 20, 21)
-    told = json.loads(path.read_text())["otherData"]
-    assert told == {"num_events": 3, "num_dropped_events": 7}
+    last = json.loads(path.read_text())[-1]
+    assert last["args"] == {"num_events": 3, "num_dropped_events": 7}
     assert len(read(path)["verifier"]) == 3
+
+
+def test_a_trace_whose_process_was_killed_lacks_its_end_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("diffuspec.trace._FLUSH_SECONDS", 0.0)
+    path = tmp_path / "trace.json"
+    tracer = Tracer(path)
+    tracer.span("verifier", "verify", 0, 1)
+    events = json.loads(path.read_text().removesuffix(",\n") + "]")
+    tracer.close()
+    assert [event["name"] for event in events if event["ph"] == "X"] == ["verify"]
+
+
+def test_every_start_has_a_file_of_its_own():
+    path = Path("runs/trace.json")
+    assert [str(numbered(path, n)) for n in (1, 2, 3)] == [
+        "runs/trace.json",
+        "runs/trace.2.json",
+        "runs/trace.3.json",
+    ]
 
 
 def test_what_nobody_gave_is_left_out(tmp_path):

@@ -26,6 +26,7 @@ from actors.role_actor import ActorLostError
 from actors.settings import PipelineConfig
 from diffuspec.engine import Engine
 from diffuspec.errors import RequestCancelledError
+from diffuspec.trace import numbered
 from diffuspec.types import SamplingParams, SpeculationParams
 from tests.actors.conftest import NODE, tiny_pipeline
 
@@ -112,8 +113,9 @@ def expected() -> Callable[[SamplingParams], tuple[int, ...]]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pipeline(nodes, expected, tls) -> AsyncIterator[Pipeline]:
-    async with Pipeline(make_config(rpc={"tls": tls})) as pipeline:
+async def pipeline(nodes, expected, tls, tmp_path_factory) -> AsyncIterator[Pipeline]:
+    trace = tmp_path_factory.mktemp("trace") / "trace.json"
+    async with Pipeline(make_config(rpc={"tls": tls}, trace=trace)) as pipeline:
         yield pipeline
 
 
@@ -222,6 +224,9 @@ async def test_an_answer_goes_on_when_the_coordinator_is_lost(pipeline, expected
     tokens += [i async for step in stream for i in step.token_ids]
     assert tuple(tokens) == expected(LONG)
     assert await drafting_again(pipeline, SHORT) == expected(SHORT)
+    number = pipeline.coordinator.num_starts
+    first, last = pipeline.config.trace, numbered(pipeline.config.trace, number)
+    assert number > 1 and '"verify"' in first.read_text() and last.is_file()
 
 
 async def test_when_it_stops_answers_are_finished_and_nothing_stays(pipeline, expected):
