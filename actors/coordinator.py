@@ -131,11 +131,13 @@ class CoordinatorActor:
         return self._verifier
 
     async def start(self, open_verifier: OpenVerifier, host: str, port: int = 0) -> Ready:
-        """Bring the verifier up, decode a few tokens, serve. Raises VerifierError, ModelLoadError.
+        """Bring the verifier up, decode a few tokens, serve.
 
-        A pipeline that is to have drafters says until they come that they are not there.
+        A pipeline that is to have drafters says until they come that they are not there. Raises
+        ConfigError, VerifierError, ModelLoadError.
         """
         config = self._config
+        self._security.server_credentials(host)  # before weights are loaded: it may be refused
         verifier = await self._resources.enter_async_context(open_verifier())
         tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
         self._verifier = verifier

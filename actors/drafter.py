@@ -48,11 +48,12 @@ class DrafterActor:
         """Load the diffusion LM, draft once through the scorer, serve; return the address.
 
         vocabulary: of the target, see vocabulary_digest; None: not to be compared. Raises
-        ModelLoadError, DrafterError.
+        ConfigError, ModelLoadError, DrafterError.
         """
         from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
 
         config = self._config
+        self._security.server_credentials(host)  # before weights are loaded: it may be refused
         if config.engine.drafter is None:
             raise ConfigError("engine.drafter is not configured: there is nothing to serve")
         if vocabulary is not None:

@@ -28,9 +28,10 @@ class PathScorerActor:
     async def start(self, info: TargetInfo, host: str, port: int = 0) -> str:
         """Load the proxy, search once, serve; return the address.
 
-        Raises NgramError, ModelLoadError.
+        Raises ConfigError, NgramError, ModelLoadError.
         """
         config = self._config
+        self._security.server_credentials(host)  # before the proxy is loaded: it may be refused
         scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
 
         async def search() -> None:

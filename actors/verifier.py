@@ -77,9 +77,11 @@ class VerifierRank:
     async def start(self, meeting_point: str, host: str, port: int = 0) -> str:
         """Load this rank's share; on rank 0 verify once, serve, and return the address.
 
-        meeting_point: what meet() said, "" for a single rank. Raises ModelLoadError, and
-        VerifierUnavailableError when the ranks do not get together.
+        meeting_point: what meet() said, "" for a single rank. Raises ConfigError,
+        ModelLoadError, and VerifierUnavailableError when the ranks do not get together.
         """
+        if self._rank == 0:
+            self._security.server_credentials(host)  # before weights are loaded: it may be refused
         target = await _in_daemon_thread(self._load, meeting_point)
         self._resources.callback(target.close)
         if self._rank > 0:

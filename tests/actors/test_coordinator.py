@@ -19,6 +19,7 @@ from actors.path_scorer import PathScorerActor
 from actors.verifier import VerifierRank
 from diffuspec.engine import Engine
 from diffuspec.errors import (
+    ConfigError,
     DrafterError,
     InvalidRequestError,
     OverloadedError,
@@ -254,6 +255,11 @@ async def test_without_a_verifier_nothing_is_served(pipeline, token):
         await actor.start(partial(verifier_at, "127.0.0.1:1", pipeline, token), HOST)
     assert not await actor.is_healthy()
     await actor.stop()
+
+
+async def test_off_loopback_without_tls_no_verifier_is_made(pipeline, token):
+    with pytest.raises(ConfigError, match="without TLS"):
+        await CoordinatorActor(pipeline, token).start(None, "0.0.0.0")
 
 
 async def test_a_trace_is_whole_once_the_coordinator_stops(token, tmp_path):

@@ -130,9 +130,13 @@ async def test_a_drafter_without_its_scorer_does_not_serve(
     await actor.stop()
 
 
-async def test_off_loopback_nothing_is_served_without_tls(pipeline, token, target_info):
+async def test_off_loopback_without_tls_nothing_is_even_loaded(token, target_info, tmp_path):
+    missing = tmp_path / "none.bin"
+    config = tiny_pipeline({"search": {"ngram": missing}, "drafter": {"path": missing}})
     with pytest.raises(ConfigError, match="without TLS"):
-        await PathScorerActor(pipeline, token).start(target_info, "0.0.0.0")
+        await PathScorerActor(config, token).start(target_info, "0.0.0.0")
+    with pytest.raises(ConfigError, match="without TLS"):
+        await DrafterActor(config, token).start(target_info, None, "127.0.0.1:1", "0.0.0.0")
 
 
 async def test_a_pipeline_without_a_drafter_has_none_to_serve(token, target_info):

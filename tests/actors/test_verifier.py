@@ -17,7 +17,7 @@ from actors.settings import PipelineConfig, VerifierSettings, parse_pipeline
 from actors.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
-from diffuspec.errors import ModelLoadError, VerifierError, VerifierUnavailableError
+from diffuspec.errors import ConfigError, ModelLoadError, VerifierError, VerifierUnavailableError
 from diffuspec.models.causal import CausalTarget
 from diffuspec.rpc.client import RemoteVerifier
 from diffuspec.rpc.security import Security
@@ -112,11 +112,19 @@ async def test_a_stopped_rank_leaves_its_port_and_its_watcher(
         await RemoteVerifier.connect(rank.address, Security(token))
 
 
-async def test_a_target_that_cannot_be_loaded_is_named(token: str, tmp_path: Path) -> None:
+async def test_what_prevents_a_start_is_named_before_anything_is_loaded(
+    token: str, tmp_path: Path
+) -> None:
     config = parse_pipeline({"engine": {"target": {"path": tmp_path / "nowhere"}}})
     rank = VerifierRank(config, token)
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         await rank.start("", LOOPBACK)
+    with pytest.raises(ConfigError, match="without TLS"):  # which is found before
+        await rank.start("", "0.0.0.0")
+    tls = dict.fromkeys(("ca", "certificate", "key"), tmp_path / "none.pem")
+    config = parse_pipeline({"engine": {"target": {"path": tmp_path}}, "rpc": {"tls": tls}})
+    with pytest.raises(ConfigError, match=r"cannot read TLS file .*none\.pem"):
+        await VerifierRank(config, token).start("", "0.0.0.0")
     await rank.stop()
 
 
