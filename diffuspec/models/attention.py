@@ -226,6 +226,8 @@ def packed_attention(
     for option in ("softcap", "s_aux"):
         if kwargs.get(option) is not None:
             raise NotImplementedError(f"attention with {option} is not supported")
+    if not getattr(module, "is_causal", True):
+        raise NotImplementedError("it is no causal LM: its tokens see those after them")
     if attention_mask is not None and attention_mask != sliding_window:
         raise NotImplementedError(f"a window of {attention_mask} by a mask alone is not supported")
     if scaling is None:

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffuspec.errors import ModelLoadError
-from diffuspec.models.attention import ATTENTION_NAME, PROBE_NAME, PackedBatch, Segment
-from diffuspec.models.cache import CacheShape, KVCache
+from diffuspec.models.attention import PackedBatch, Segment
+from diffuspec.models.cache import KVCache
+from diffuspec.models.probe import call_packed, probe
 from diffuspec.types import TokenIds
 
 EXACT_BLOCK = 256  # columns of attention taken at a time in fixed shapes
@@ -41,7 +41,7 @@ class ModelRunner:
         self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
         self.device = parameter.device
-        shape, self.vocab_size = _probe(model, self.device)  # columns of the logits
+        shape, self.vocab_size = probe(model, self.device)  # columns of the logits
         self._fixed_rows = fixed_rows
         num_rows = max_len
         if fixed_rows is not None:
@@ -74,7 +74,7 @@ class ModelRunner:
         num_rows = sum(segment.num_rows for segment in segments)
         token_ids, positions = joined[:num_rows], joined[num_rows : 2 * num_rows]
         keep_rows = joined[2 * num_rows :]
-        logits = _call(self.model, token_ids, positions, keep_rows, packed).float()
+        logits = call_packed(self.model, token_ids, positions, keep_rows, packed).float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.forward_seconds += time.monotonic() - started
@@ -128,64 +128,3 @@ def _join(segments: Sequence[Segment]) -> NDArray[np.int64]:
         first += previous.num_rows
         parts.append(np.asarray(segment.logit_rows) + first)
     return np.concatenate(parts, dtype=np.int64)
-
-
-def _call(
-    model: torch.nn.Module,
-    token_ids: torch.Tensor,
-    positions: torch.Tensor,
-    keep_rows: torch.Tensor,
-    packed: Any,
-) -> torch.Tensor:
-    output: Any = model(
-        input_ids=token_ids.unsqueeze(0),
-        position_ids=positions.unsqueeze(0),
-        use_cache=False,
-        logits_to_keep=keep_rows,
-        packed=packed,
-    )
-    logits: torch.Tensor = output.logits[0]
-    return logits
-
-
-class _ShapeProbe:
-    """Stands in for a PackedBatch to see what each layer asks of attention."""
-
-    def __init__(self) -> None:
-        self.shapes: list[tuple[int, int, int]] = []  # (layer, kv heads, head dim)
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        if key.shape != value.shape:
-            raise ModelLoadError(f"layer {layer} has keys and values of different shapes")
-        self.shapes.append((layer, key.shape[0], key.shape[2]))
-        return query.transpose(0, 1)
-
-
-@torch.inference_mode()
-def _probe(model: Any, device: torch.device) -> tuple[CacheShape, int]:
-    """Run one token to learn the cache's shape (local heads, if sharded) and vocabulary size.
-
-    Raises ModelLoadError for a model whose layers are not all plain attention of one shape, and
-    NotImplementedError for one whose layers keep to windows that attention is not told of.
-    """
-    probe = _ShapeProbe()
-    zero = torch.zeros(1, dtype=torch.int64, device=device)
-    model.set_attn_implementation(PROBE_NAME)
-    try:
-        logits = _call(model, zero, zero, zero, probe)
-    finally:
-        model.set_attn_implementation(ATTENTION_NAME)
-    layers = [layer for layer, _, _ in probe.shapes]
-    kinds = {(heads, dim) for _, heads, dim in probe.shapes}
-    if layers != list(range(len(layers))) or len(kinds) != 1:
-        raise ModelLoadError("it is not a stack of attention layers of one shape")
-    ((num_kv_heads, head_dim),) = kinds
-    return CacheShape(len(layers), num_kv_heads, head_dim), logits.shape[-1]

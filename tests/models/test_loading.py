@@ -12,6 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    BartForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
+    BlenderbotForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPTNeoConfig,
@@ -22,13 +26,14 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
-from diffuspec.config import TargetConfig
+from diffuspec.config import DType, TargetConfig
 from diffuspec.errors import ModelLoadError, OutOfMemoryError, VocabularyError
 from diffuspec.models import checkpoint, loading
 from diffuspec.models.causal import CausalTarget
 from diffuspec.models.loading import load_model
 from diffuspec.models.tokenizer import load_tokenizer
 from tests.models.conftest import (
+    FAMILIES,
     MAX_POSITIONS,
     NUM_KNOWN_IDS,
     SHAPE,
@@ -40,6 +45,16 @@ from tests.models.conftest import (
 
 SaveTarget = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
+DECODER = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 48,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": MAX_POSITIONS,
+    "is_decoder": True,
+    "is_encoder_decoder": False,
+}
 
 
 def remove(name: str) -> Callable[[Path], None]:
@@ -288,6 +303,34 @@ def test_tokenizer_is_read_as_its_file_has_it(save_target: SaveTarget) -> None:
 def test_attention_we_do_not_compute_is_refused(tmp_path: Path) -> None:
     Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=12)).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="Gemma2ForCausalLM cannot be run packed"):
+        load_model(tmp_path, num_slots=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [BartForCausalLM, BlenderbotForCausalLM], ids=["bart", "bb"])
+def test_positions_that_a_model_counts_itself_are_refused(
+    tmp_path: Path, kind: Any, dtype: DType
+) -> None:
+    """It would take the rows of a step, whatever their places, for a text from its beginning."""
+    torch.manual_seed(0)
+    kind(kind.config_class(**DECODER)).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="does not place tokens by position_ids"):
+        load_model(tmp_path, dtype=dtype, num_slots=1)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_positions_that_a_model_is_given_are_seen_in_bfloat16_too(
+    save_target: SaveTarget, family: str
+) -> None:
+    load_model(save_target(family), dtype="bfloat16", num_slots=1)
+
+
+def test_model_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
+    shape = {key: SHAPE[key] for key in SHAPE if key not in ("initializer_range", "eos_token_id")}
+    BertLMHeadModel(BertConfig(**shape, is_decoder=True)).save_pretrained(tmp_path)
+    load_model(tmp_path, num_slots=1)
+    edit_json(tmp_path / "config.json", is_decoder=False)
+    with pytest.raises(ModelLoadError, match="its tokens see those after them"):
         load_model(tmp_path, num_slots=1)
 
 
