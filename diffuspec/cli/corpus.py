@@ -30,6 +30,7 @@ class CorpusReader:
         for file in files:
             if not file.is_file():
                 raise ConfigError(f"{file} is not a file")
+        self.num_tokens = 0  # read so far
         self._files = files
         self._tokenizer_dir = tokenizer_dir
         self._num_bytes = sum(file.stat().st_size for file in files)
@@ -41,6 +42,7 @@ class CorpusReader:
             pieces = self._lines if file.suffix == ".jsonl" else self._pieces
             for token_ids, num_bytes in pieces(file):
                 yield token_ids
+                self.num_tokens += len(token_ids)
                 num_read += num_bytes
                 on_progress(num_read / max(1, self._num_bytes))
 

@@ -46,7 +46,10 @@ def run(files: Files, out: Out, order: Order = 3, target: Tokenizer = None) -> N
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         num_ngrams = _build(reader, out, order, _Stages(progress).show)
     counts = " / ".join(f"{count:,}" for count in num_ngrams)
-    typer.echo(f"{out}: {counts} n-grams of order 1 to {order}, {out.stat().st_size:,} bytes")
+    typer.echo(
+        f"{out}: {counts} n-grams of order 1 to {order} from {reader.num_tokens:,} tokens, "
+        f"{out.stat().st_size:,} bytes"
+    )
 
 
 def _check(out: Path, order: int) -> None:

@@ -39,8 +39,10 @@ def test_token_ids_become_the_model_that_estimate_makes(
     write_arpa(estimate(SENTENCES, order=order), expected)
     assert out.read_bytes() == expected.read_bytes()
     counts = " / ".join(map(str, read_num_ngrams(out)))
-    size = out.stat().st_size
-    assert result.stdout == f"{out}: {counts} n-grams of order 1 to {order}, {size:,} bytes\n"
+    num_tokens, size = sum(map(len, SENTENCES)), out.stat().st_size
+    assert result.stdout == (
+        f"{out}: {counts} n-grams of order 1 to {order} from {num_tokens} tokens, {size:,} bytes\n"
+    )
     assert result.stderr == ""
 
 
