@@ -406,6 +406,8 @@ async def test_a_drafter_that_hangs_holds_a_request_up_for_one_deadline_in_all(q
         assert time.monotonic() - began == pytest.approx(5 + FOREVER.max_tokens * 0.05)
         assert stage.metric("fallback_total", reason="drafter_error") == 1
         assert not stage.coordinator._economics.costs.draft.is_known
+        busy = stage.coordinator._draft_loop.busy_seconds(time.monotonic())
+        assert busy == pytest.approx(5), "a probe is no work"
 
 
 @pytest.mark.parametrize("end", ["cancelled", "finished"])

@@ -15,6 +15,7 @@ import pytest
 
 from diffuspec.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.coordinator import Coordinator
+from diffuspec.costs import StepCosts
 from diffuspec.drafter_pool import DrafterPool
 from diffuspec.errors import DrafterError
 from diffuspec.trace import Tracer
@@ -207,6 +208,25 @@ async def test_a_member_that_hangs_holds_up_its_own_requests_alone_and_once(spec
     waits = {n: [gap for gap in times if gap > 0.2] for n, times in gaps.items()}
     assert {n: len(long) for n, long in waits.items()} == {0: 0, 1: 1, 2: 0, 3: 1}
     assert max(waits[1] + waits[3]) < 2.2
+
+
+async def test_a_prompt_that_another_member_must_read_teaches_nothing_about_drafts(monkeypatch):
+    observed: list[float] = []
+    monkeypatch.setattr(StepCosts, "observe_draft", lambda *args: observed.append(args[-1]))
+
+    class Reading(FakeDrafter):
+        async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            await asyncio.sleep(0.01 if self.num_calls else 1.0)
+            return await super().draft(requests)
+
+    first, second = (Reading(oracle_of(FakeVerifier()), sometimes_right) for _ in range(2))
+    async with on_a_pool([first, second]) as stage:
+        running = stage.start([1], FOREVER)
+        await until(lambda: first.num_calls > 5)
+        first.error = DrafterError("gone")
+        await running
+        assert second.num_calls > 5
+    assert len(observed) > 10 and max(observed) == pytest.approx(0.01)
 
 
 async def test_when_none_is_left_all_go_on_without():

@@ -307,6 +307,17 @@ async def test_a_verdict_whose_draft_fails_on_its_way_goes_on_without(quiet):
         assert tokens == stage.plain()
 
 
+@pytest.mark.parametrize("foresight", [0.0, 1.0])
+async def test_a_drafter_that_hangs_while_it_drafts_ahead_holds_a_request_up_once(foresight, quiet):
+    async with overlapped(foresight, strategy=always_right, max_draft_seconds=5) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
+        hold_ahead(stage)
+        steps = await steps_of(stage, PROMPT, FOREVER, replace(AHEAD, num_outcomes=16))
+        held_up = [step for step in steps if step.step_seconds > 1]
+        assert len(held_up) == 1 and held_up[0].step_seconds < 5.1
+        assert stage.drafter.num_calls > 3, "it is probed"
+
+
 async def test_nonsense_made_ahead_is_dropped(quiet):
     async with overlapped(strategy=always_right) as stage:
         honest = stage.drafter.draft
