@@ -73,17 +73,6 @@ class StepHealth:
         with self.step():
             await probe()
 
-    async def _keep_probing(self, probe: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            await asyncio.sleep(_PROBE_SECONDS)
-            is_recent = self._clock() - self._succeeded_at <= _RECENT_SECONDS
-            if self._started or (is_recent and not self._has_failed):
-                continue
-            try:
-                await self.prove(probe)
-            except Exception as error:
-                logger.debug("a probe failed: %s", error)
-
     def step(self) -> _WatchedStep:
         """Return a context to do one step in."""
         return _WatchedStep(self)
@@ -101,6 +90,17 @@ class StepHealth:
             self._succeeded_at = self._clock()
         elif issubclass(error, Exception) and not issubclass(error, _CALLERS_FAULT):
             self._has_failed = True
+
+    async def _keep_probing(self, probe: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            is_recent = self._clock() - self._succeeded_at <= _RECENT_SECONDS
+            if self._started or (is_recent and not self._has_failed):
+                continue
+            try:
+                await self.prove(probe)
+            except Exception as error:
+                logger.debug("a probe failed: %s", error)
 
 
 class _WatchedStep:

@@ -53,6 +53,9 @@ class FailingDrafter:
         await asyncio.sleep(interval_seconds)
         return FAILING
 
+    async def trouble(self, seconds: float) -> str:
+        return FAILING
+
     async def call(self, method: str, *, seconds: float) -> None:
         assert method == "prove"
         self.num_proofs += 1
@@ -70,6 +73,9 @@ class Well:
 
     async def watch(self, interval_seconds: float) -> str:
         return await asyncio.get_running_loop().create_future()
+
+    async def trouble(self, seconds: float) -> str:
+        return ""
 
     async def call(self, method: str, *arguments: object, seconds: float) -> None:
         assert method == "disconnect_drafter"
@@ -133,6 +139,14 @@ async def test_a_drafter_goes_only_when_it_cannot_draft_any_more() -> None:
     assert drafter.is_dead and keeper.drafter is None and keeper.scorer is not None
 
 
+@pytest.mark.parametrize("can_draft", [True, False])
+async def test_what_cannot_be_brought_up_costs_no_drafter_that_drafts(can_draft: bool) -> None:
+    keeper = DrafterKeeper(0, PLACEMENT, CoordinatorKeeper(PLACEMENT))
+    keeper.drafter, keeper.scorer = FailingDrafter(can_draft), Well()
+    await keeper._drop_the_dead()
+    assert (keeper.drafter is not None) == can_draft and keeper.scorer is not None
+
+
 async def test_work_that_ends_by_an_error_is_not_missed_in_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -142,3 +156,26 @@ async def test_work_that_ends_by_an_error_is_not_missed_in_silence(
     await asyncio.wait([keep(fail(), "the keeper of all")])
     await asyncio.sleep(0)
     assert "the keeper of all has ended" in caplog.text and "OSError: gone" in caplog.text
+
+
+async def test_processes_come_up_before_there_is_a_coordinator_and_end_if_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    ended: list[str] = []
+
+    def create(name: str) -> Callable[[int], str]:
+        return lambda index: made.append(f"{name} {index}") or made[-1]
+
+    monkeypatch.setattr(drafter_keeper, "kill", ended.append)
+    placement: Any = SimpleNamespace(
+        config=PLACEMENT.config,
+        create_drafter=create("drafter"),
+        create_path_scorer=create("path scorer"),
+    )
+    keeping = keep(DrafterKeeper(0, placement, CoordinatorKeeper(PLACEMENT)).run(), "keeper")
+    await until(lambda: len(made) == 2)
+    assert made == ["drafter 0", "path scorer 0"] and not ended
+    keeping.cancel()
+    await until(keeping.done)
+    assert ended == made

@@ -65,7 +65,7 @@ async def test_a_remote_rank_says_what_a_local_target_says(
     local.close()
     assert await remote.check_health(5)
     status = await rank.status()
-    assert (status.pid, status.num_steps, status.step_seconds) == (os.getpid(), 13, 0.0)
+    assert (status.pid, status.step_seconds) == (os.getpid(), 0.0) and status.num_steps >= 13
     await remote.close()
 
 
