@@ -155,6 +155,11 @@ class KVCache:
             self._store[:, :, slot.index].zero_()
             self.release(request_id)
 
+    def tokens(self, slot_index: int) -> TokenIds:
+        """Return the tokens that a slot's rows belong to."""
+        slot = self._slots[slot_index]
+        return slot.token_ids[: slot.length]
+
     def layers(self, slot_index: int) -> tuple[torch.Tensor, ...]:
         """Return views of a slot: keys of layer 0, values of layer 0, keys of layer 1, ...
 

@@ -26,9 +26,11 @@ class ModelRunner:
     weights take no gradients any more. forward_seconds and num_forwards add up what the model calls
     took, prefill included.
 
-    With fixed_rows, every model call has that many rows of one segment, padded: the same kernels
-    run whatever is in a step, and a row's logits are the same to the last bit. Segments must be
-    causal then.
+    With fixed_rows, every model call has that many rows of one segment, padded, and begins at a
+    multiple of them: rows cached before are computed anew. A row then goes through the same kernels
+    at the same place whatever is in a step, and its logits are the same to the last bit, wherever
+    the same call gives the same twice (with as many threads) and rows are computed apart (in a
+    mixture of experts they are not). Segments must be causal then, and what is before committed.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class ModelRunner:
         pieces = [
             self._forward([padded])[rows]
             for segment in segments
-            for padded, rows in _fixed_pieces(segment, self._fixed_rows)
+            for padded, rows in self._fixed_pieces(segment, self._fixed_rows)
         ]
         return torch.cat(pieces)
 
@@ -81,6 +83,28 @@ class ModelRunner:
         self.num_forwards += 1
         return logits
 
+    def _fixed_pieces(self, segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
+        """Cut a causal segment, and what is before it, at multiples of num_rows.
+
+        Yields each piece, padded, which keeps the logits of all of its rows, and which of these are
+        wanted.
+        """
+        assert isinstance(segment.visible, str) and segment.visible == "causal"
+        num_before, end = segment.start % num_rows, segment.start + segment.num_rows
+        before = self.cache.tokens(segment.slot)[segment.start - num_before : segment.start]
+        assert len(before) == num_before, "what is before a segment is to be committed"
+        token_ids = np.concatenate([before, segment.token_ids])
+        every_row = np.arange(num_rows)
+        for start in range(segment.start - num_before, end, num_rows):
+            first = start + num_before - segment.start
+            padded = np.zeros(num_rows, np.int64)
+            mine = token_ids[first : first + num_rows]
+            padded[: len(mine)] = mine
+            positions = np.minimum(start + every_row, end - 1)  # padding may have no place after it
+            rows = [row + num_before - first for row in segment.logit_rows]
+            wanted = [row for row in rows if 0 <= row < num_rows]
+            yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted
+
     def extend(self, slot: int, prefix: TokenIds, start: int, max_rows: int) -> int:
         """Feed a prefix causally until at most max_rows tokens of it are left.
 
@@ -98,24 +122,6 @@ class ModelRunner:
         self.forward([Segment(slot, start, token_ids, positions, "causal", last_row)])
         self.cache.commit(slot, token_ids, len(token_ids))
         return end
-
-
-def _fixed_pieces(segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
-    """Cut a causal segment into pieces of num_rows rows, the last one padded.
-
-    Yields each piece, which keeps the logits of all of its rows, and which of these are wanted.
-    """
-    assert isinstance(segment.visible, str) and segment.visible == "causal"
-    for first in range(0, segment.num_rows, num_rows):
-        token_ids = segment.token_ids[first : first + num_rows]
-        padded = np.zeros(num_rows, np.int64)
-        padded[: len(token_ids)] = token_ids
-        last = segment.positions[first : first + num_rows][-1]  # padding may have no place after it
-        positions = np.minimum(segment.positions[first] + np.arange(num_rows), last)
-        start = segment.start + first
-        every_row = np.arange(num_rows)
-        wanted = [row - first for row in segment.logit_rows if 0 <= row - first < num_rows]
-        yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted
 
 
 def _join(segments: Sequence[Segment]) -> NDArray[np.int64]:

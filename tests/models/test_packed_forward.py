@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from diffuspec.models.attention import Segment, View, Visible
 from diffuspec.models.kernels import attend, attend_fused
 from diffuspec.models.loading import load_model
 from diffuspec.models.runner import ModelRunner
-from tests.models.conftest import FAMILIES, MAX_POSITIONS, VOCAB_SIZE, make_model
+from tests.models.conftest import FAMILIES, MAX_POSITIONS, SHAPE, VOCAB_SIZE, make_model
 
 NUM_SLOTS = 4
 RNG = np.random.default_rng(7)
@@ -225,12 +226,37 @@ def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
 ) -> None:
     length = 150
     token_ids = random_tokens(length)
-    alone = [exact_runner.forward([segment(0, i, token_ids[i : i + 1])]) for i in range(length)]
-    expected = torch.cat(alone)
+    expected = feed_by(exact_runner, 0, token_ids, [1] * length)
     assert_same(expected, reference(make_model(family), token_ids))
+    steps = RNG.integers(1, 25, length).tolist()
+    assert torch.equal(feed_by(exact_runner, 1, token_ids, steps), expected)
+
+
+def feed_by(
+    runner: ModelRunner, slot: int, token_ids: NDArray[np.int64], steps: Sequence[int]
+) -> torch.Tensor:
+    """Return the logits of every token, so many of them fed at a time."""
     first, logits = 0, []
-    while first < length:
-        last = min(length, first + int(RNG.integers(1, 25)))
-        logits.append(exact_runner.forward([segment(1, first, token_ids[first:last])]))
-        first = last
-    assert torch.equal(torch.cat(logits), expected)
+    runner.cache.truncate(slot, 0)
+    for step in steps:
+        new = token_ids[first : first + step]
+        if len(new):
+            logits.append(runner.forward([segment(slot, first, new)]))
+            runner.cache.commit(slot, new, len(new))
+            first += len(new)
+    return torch.cat(logits)
+
+
+def test_exact_rows_do_not_depend_on_their_share_of_the_threads_work(tmp_path: Path) -> None:
+    """Elementwise kernels take the last elements of a thread's share in another way."""
+    torch.manual_seed(0)
+    wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})
+    Qwen2ForCausalLM(wide).save_pretrained(tmp_path)
+    runner = load_model(tmp_path, num_slots=1, num_scratch_rows=64, fixed_rows=65).runner
+    token_ids, before = np.arange(65) + 7, torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        at_once = feed_by(runner, 0, token_ids, [65])
+        assert torch.equal(feed_by(runner, 0, token_ids, [20, 20, 25]), at_once)
+    finally:
+        torch.set_num_threads(before)
