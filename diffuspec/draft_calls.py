@@ -85,14 +85,13 @@ class DraftCalls:
         call = _Call(asyncio.timeout(self._max_seconds), set(tickets))
         self._calls.append(call)
         try:
-            drafts = await self._drafts_in_time(member, requests, call)
+            return await self._drafts_in_time(member, requests, call)
         except Exception:
             if self._tracer is not None:
                 self._tracer.span(member.name, "failed", started, time.monotonic(), "terrible")
             raise
         finally:
             self._calls.remove(call)
-        return drafts
 
     async def _drafts_in_time(
         self, member: Member, requests: Batch[DraftRequest], call: _Call
