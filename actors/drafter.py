@@ -27,6 +27,10 @@ class DrafterActor:
     """Serves a drafter. A plain class: Ray runs it, or a process of its own."""
 
     def __init__(self, config: PipelineConfig, token: str) -> None:
+        # It takes seconds, which there are while the target starts.
+        from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
+
+        self._load_model = DiffusionDrafter.load
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
@@ -50,15 +54,13 @@ class DrafterActor:
         vocabulary: of the target, see vocabulary_digest; None: not to be compared. Raises
         ConfigError, ModelLoadError, DrafterError.
         """
-        from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
-
         config = self._config
         self._security.server_credentials(host)  # before weights are loaded: it may be refused
         if config.engine.drafter is None:
             raise ConfigError("engine.drafter is not configured: there is nothing to serve")
         if vocabulary is not None:
             check_shared_vocabulary(config.engine.drafter.path, vocabulary, info.vocab_size)
-        model = await asyncio.to_thread(DiffusionDrafter.load, config.engine.drafter, info)
+        model = await asyncio.to_thread(self._load_model, config.engine.drafter, info)
         self._resources.callback(model.close)
         self._resources.push_async_callback(self._leave_scorer)
         self._scorer = await self._connect(scorer_address)

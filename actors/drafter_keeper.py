@@ -42,8 +42,8 @@ class DrafterKeeper:
         pause = _MIN_PAUSE_SECONDS
         while True:
             try:
-                coordinator = await self._coordinator.current()
-                await self._bring_up(coordinator)
+                coordinator = await self._bring_up()
+                await self._introduce(coordinator)
                 self.reason, pause = "", _MIN_PAUSE_SECONDS
                 self.settled.set()
                 await self._wait_for_trouble(coordinator)
@@ -64,21 +64,33 @@ class DrafterKeeper:
         self.drafter = self.scorer = None
         self.reason = "stopped"
 
-    async def _bring_up(self, coordinator: RoleActor[Ready]) -> None:
-        """Start what is missing and introduce it. Raises what prevents that."""
-        # The drafter's process comes up while the scorer starts.
+    async def _bring_up(self) -> RoleActor[Ready]:
+        """Start what is missing; return the coordinator for it. Raises what prevents that.
+
+        The processes come up at once, while the coordinator starts, and then the scorer.
+        """
         drafter = None if self.drafter else self._placement.create_drafter(self._index)
+        scorer = None
         try:
-            if self.scorer is None:
-                self.scorer = await self._start_scorer(coordinator.ready)
+            scorer = None if self.scorer else self._placement.create_path_scorer(self._index)
+            coordinator = await self._coordinator.current()
+            if scorer is not None:
+                self.scorer = await self._start_scorer(scorer, coordinator.ready)
                 if self.drafter is not None:
                     await self._ask_drafter("use_scorer", self.scorer.ready)
-        except BaseException:
+            assert self.scorer is not None
             if drafter is not None:
-                kill(drafter)
+                address = self.scorer.ready
+                self.drafter = await self._start_drafter(drafter, coordinator.ready, address)
+        except BaseException:
+            for handle, actor in ((drafter, self.drafter), (scorer, self.scorer)):
+                if handle is not None and actor is None:
+                    kill(handle)
             raise
-        if drafter is not None:
-            self.drafter = await self._start_drafter(drafter, coordinator.ready, self.scorer.ready)
+        return coordinator
+
+    async def _introduce(self, coordinator: RoleActor[Ready]) -> None:
+        """Have the drafter let in. Raises what prevents that."""
         assert self.drafter is not None
         seconds = 3 * self._deadlines.draft_seconds  # it connects and drafts once
         try:
@@ -91,9 +103,7 @@ class DrafterKeeper:
             self._drop_drafter()
             raise
 
-    async def _start_scorer(self, target: Ready) -> RoleActor[str]:
-        handle = self._placement.create_path_scorer(self._index)
-
+    async def _start_scorer(self, handle: Handle, target: Ready) -> RoleActor[str]:
         async def start(place: Place) -> str:
             address: str = await handle.start.remote(target.info, self._placement.host(place))
             return address

@@ -88,15 +88,15 @@ class Pipeline:
         self._placement = placement = await Placement.reserve(self.config, self._token)
         try:
             self._coordinator = coordinator = CoordinatorKeeper(placement)
-            await coordinator.start()
             self._drafters = tuple(
                 DrafterKeeper(index, placement, coordinator)
                 for index in range(self.config.num_drafters)
             )
             self._keeping = [
-                keep(coordinator.run(), "the coordinator's keeper"),
-                *(keep(drafter.run(), f"{drafter.name}'s keeper") for drafter in self._drafters),
+                keep(drafter.run(), f"{drafter.name}'s keeper") for drafter in self._drafters
             ]
+            await coordinator.start()
+            self._keeping.append(keep(coordinator.run(), "the coordinator's keeper"))
             await asyncio.gather(*(drafter.settled.wait() for drafter in self._drafters))
             await self._prove()
         except BaseException:
