@@ -282,8 +282,8 @@ async def gone(pids: Collection[int]) -> None:
 
 def table(recoveries: Sequence[Recovery]) -> str:
     """Return what each fault came to, in seconds."""
-    lines = [f"{'':24}{'':>6}  {'wait for a token':>18}  {'all roles serve':>18}"]
-    lines += [f"{'fault':24}{'count':>6}" + 2 * f"  {'median':>8}  {'longest':>8}"]
+    lines = [f"{'':30}{'':>6}  {'wait for a token':>18}  {'all roles serve':>18}"]
+    lines += [f"{'fault':30}{'count':>6}" + 2 * f"  {'median':>8}  {'longest':>8}"]
     by_fault = itertools.groupby(sorted(recoveries, key=lambda one: str(one.fault)), _name)
     for name, group in by_fault:
         lines.append(_row(name, list(group)))
@@ -300,4 +300,4 @@ def _row(name: str, recoveries: Sequence[Recovery]) -> str:
         [one.whole_seconds for one in recoveries],
     ]
     figures = [f"  {statistics.median(one):8.1f}  {max(one):8.1f}" for one in columns]
-    return f"{name:24}{len(recoveries):6}" + "".join(figures)
+    return f"{name:30}{len(recoveries):6}" + "".join(figures)
