@@ -29,7 +29,8 @@ PREVIOUS_HEADS = [(0, 0)]  # (layer, head): look at the token before
 MATCH_HEADS = [(layer, head) for layer in (3, 6, 10, 12) for head in (0, 1)]
 PREVIOUS_SHARPNESS = 6.0
 GUIDANCE_WEIGHT = 0.3
-TOKENS_PER_BATCH, MAX_TOKENS = 2048, 260
+TOKENS_PER_BATCH = 2048
+MAX_TOKENS_AT_FIRST, MAX_TOKENS = 260, 420  # while copying forms; then as long as questions are
 QUOTING_FAMILIES = ("mt_bench", "summarization", "math_reasoning", "rag")
 DRILL_SHARE = 0.6
 MIN_COPIED = 2
@@ -42,7 +43,7 @@ def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, see
     optimizers = Optimizers(model, TrainingPlan(1))
     rng, console = random.Random(seed), Console()
     for step in range(max_steps):
-        batch = _draw(encoder, rng)
+        batch = _draw(encoder, rng, MAX_TOKENS_AT_FIRST)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, guidance, accuracy = _guided_loss(model, batch)
         (loss + GUIDANCE_WEIGHT * guidance).backward()  # type: ignore[no-untyped-call]
@@ -59,7 +60,7 @@ def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, see
 def guided_batch_loss(model: Qwen2ForCausalLM, encoder: Encoder) -> torch.Tensor:
     """The loss of one batch of such drills and conversations, guidance included."""
     rng = random.Random(int(torch.randint(2**31, ())))  # torch's state is in the checkpoints
-    loss, guidance, _ = _guided_loss(model, _draw(encoder, rng))
+    loss, guidance, _ = _guided_loss(model, _draw(encoder, rng, MAX_TOKENS))
     return loss + GUIDANCE_WEIGHT * guidance
 
 
@@ -83,15 +84,15 @@ def look_back(model: Qwen2ForCausalLM) -> None:
                 projection.bias[rows] = bias
 
 
-def _draw(encoder: Encoder, rng: random.Random) -> list[Example]:
-    """A batch of drills and of short conversations that quote, of some 2,000 tokens."""
+def _draw(encoder: Encoder, rng: random.Random, max_tokens: int) -> list[Example]:
+    """A batch of drills and of conversations that quote, of some 2,000 tokens."""
     batch: list[Example] = []
     while sum(example.num_tokens for example in batch) < TOKENS_PER_BATCH:
         family = rng.choice(QUOTING_FAMILIES)
         example = encoder.conversation(draw_conversation(family, rng, rng.random()))
         if rng.random() < DRILL_SHARE:
             example = drills.drill(encoder, rng, example)
-        if example.num_tokens <= MAX_TOKENS:
+        if example.num_tokens <= max_tokens:
             batch.append(example)
     return batch
 
