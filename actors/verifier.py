@@ -253,28 +253,17 @@ async def _take_small_step(verifier: Verifier) -> None:
 
 async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Like asyncio.to_thread, but the process may end meanwhile: ranks wait long for each other."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(outcome: Future[T]) -> None:
-        if done.done():
-            return
-        if (error := outcome.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(outcome.result())
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # what has begun goes on if nobody waits any more
 
     def run() -> None:
-        outcome: Future[T] = Future()
         try:
             outcome.set_result(work(*args, **kwargs))
         except BaseException as error:
             outcome.set_exception(error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, outcome)
 
     threading.Thread(target=run, name="rank", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(outcome)
 
 
 async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -22,7 +22,6 @@ from diffuspec.draft_tree import depths, prune_draft
 from diffuspec.types import Draft, DraftLengthPolicy, SpeculationParams, Verdict
 
 _FIRST_PAUSE, _LAST_PAUSE = 4.0, 20.0  # between probes, in what one costs; doubled by each in vain
-_MIN_LAST_PAUSE = 16  # steps
 _PROBE_TOKENS = 8  # at most
 _GOOD_PROBE = 1.5  # times what it cost: there may be more to gain
 _SMOOTHING = 0.3
@@ -202,10 +201,7 @@ class CostAwareDraftLength:
 
     def _probe(self, plan: _Plan) -> int:
         """Return the length of a probe, or 0 while it is not time for one."""
-        pause = self._pause * plan.cost
-        if self._pause == _LAST_PAUSE:
-            pause = max(pause, _MIN_LAST_PAUSE)
-        if self._steps_without_draft < pause:
+        if self._steps_without_draft < self._pause * plan.cost:
             self._steps_without_draft += 1
             return 0
         self._is_probe, self._probe_cost = True, plan.cost

@@ -13,7 +13,7 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 from diffuspec.errors import DiffuspecError
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.status import TransportError, from_rpc_error
+from diffuspec.rpc.status import TransportError, from_rpc_error, is_task_cancelled
 
 HEALTH_SERVICE = "grpc.health.v1.Health"
 
@@ -45,7 +45,7 @@ class Connection:
         except grpc.aio.UsageError as error:
             raise self._closed() from error
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_task_cancelled():
                 raise
             raise self._closed() from None
         return response
@@ -67,7 +67,7 @@ class Connection:
         except grpc.aio.AioRpcError as error:
             raise self.failure(error) from error
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_task_cancelled():
                 raise
             raise TransportError(f"{self.address} cancelled the call") from None
         finally:
@@ -106,12 +106,6 @@ class Connection:
 
     def _closed(self) -> TransportError:
         return TransportError(f"the connection to {self.address} was closed")
-
-
-def _is_cancelled() -> bool:
-    """Whether it is this task that is cancelled, and not the call that it waits for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _open(address: str, security: Security, limits: RpcLimits) -> grpc.aio.Channel:

@@ -57,7 +57,11 @@ class StepHealth:
         oldest = min(self._started.values(), default=now)
         if now - max(oldest, self._succeeded_at) > self._max_step_seconds:
             return False
-        return not self._has_failed or now - self._succeeded_at <= _RECENT_SECONDS
+        return not self._has_failed or self._succeeded_lately
+
+    @property
+    def _succeeded_lately(self) -> bool:
+        return self._clock() - self._succeeded_at <= _RECENT_SECONDS
 
     @contextlib.asynccontextmanager
     async def probed(self, probe: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
@@ -94,8 +98,7 @@ class StepHealth:
     async def _keep_probing(self, probe: Callable[[], Awaitable[None]]) -> None:
         while True:
             await asyncio.sleep(_PROBE_SECONDS)
-            is_recent = self._clock() - self._succeeded_at <= _RECENT_SECONDS
-            if self._started or (is_recent and not self._has_failed):
+            if self._started or (self._succeeded_lately and not self._has_failed):
                 continue
             try:
                 await self.prove(probe)

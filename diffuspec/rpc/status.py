@@ -6,6 +6,7 @@ other side raises the same class again. Anything else is INTERNAL and stays in t
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from typing import NoReturn
@@ -116,6 +117,12 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> DiffuspecError:
         if detail.Unpack(info) and info.domain == DOMAIN:
             reason = info.reason
     return _error(error.code(), error.details() or "no details", reason, TransportError)
+
+
+def is_task_cancelled() -> bool:
+    """Whether a CancelledError is about this task, and not about a call or step it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _error(

@@ -195,9 +195,7 @@ class _Stream:
             error = self._failure(status)
         except DecodeError:
             error = TransportError(f"{self._address} sent bytes that are no response")
-        except asyncio.CancelledError:  # by close(), or the server cancelled the call
-            pass
-        finally:
+        finally:  # also when close() or the server cancels
             self._fail(error)
             self._tasks[1].cancel()
             self._call.cancel()

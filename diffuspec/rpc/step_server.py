@@ -19,7 +19,7 @@ from diffuspec.rpc.health import StepHealth
 from diffuspec.rpc.interceptor import refuse_malformed
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.prefixes import PrefixStore
-from diffuspec.rpc.status import TransportError, step_error
+from diffuspec.rpc.status import TransportError, is_task_cancelled, step_error
 
 logger = logging.getLogger(__name__)
 
@@ -182,8 +182,7 @@ class _Stream:
             await self._answer_error(step_id, error)
             return
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if is_task_cancelled():
                 raise
             await self._answer_error(step_id, WorkerError("the role cancelled the step"))
             return
