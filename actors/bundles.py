@@ -10,13 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.settings import (
-    NodeSettings,
-    PipelineConfig,
-    PlacementSettings,
-    Strategy,
-    round_share,
-)
+from actors.settings import NodeSettings, PipelineConfig, PlacementSettings, Strategy, round_share
 
 
 @dataclass(frozen=True, slots=True)

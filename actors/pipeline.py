@@ -19,23 +19,22 @@ from typing import Any, Self
 
 from ray.exceptions import RayError
 
-from actors.coordinator import CoordinatorActor
-from actors.coordinator_keeper import CoordinatorKeeper
-from actors.drafter_keeper import DrafterKeeper
-from actors.keeping import keep
 from actors.placement import CONTROL, Handle, Place, Placement, locate
-from actors.resumption import ResumedAnswer
-from actors.role_actor import ActorLostError, RoleActor
+from actors.roles.coordinator import CoordinatorActor
 from actors.settings import PipelineConfig
-from actors.verifier_group import SupervisedVerifier
-from diffuspec.errors import DiffuspecError, DrafterError
-from diffuspec.prompt import Prompt
-from diffuspec.rpc.coordinator_client import RemoteCoordinator
-from diffuspec.rpc.frontend import ServiceStatus
+from actors.supervision.coordinator_keeper import CoordinatorKeeper
+from actors.supervision.drafter_keeper import DrafterKeeper
+from actors.supervision.keeping import keep
+from actors.supervision.resumption import ResumedAnswer
+from actors.supervision.role_actor import ActorLostError, RoleActor
+from actors.supervision.verifier_group import SupervisedVerifier
+from diffuspec.core.errors import DiffuspecError, DrafterError
+from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Prompt, RequestOutput
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import new_token
-from diffuspec.rpc.status import TransportError
-from diffuspec.sequence import Increment
-from diffuspec.types import SamplingParams, SpeculationParams
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +127,7 @@ class Pipeline:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncGenerator[Increment]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds; closing the iterator cancels the request.
 
         When the coordinator is lost the answer is made again by the next one, and goes on after
@@ -137,7 +136,7 @@ class Pipeline:
         """
         sampling = sampling.with_seed()  # an answer begun again has to be the same
 
-        async def ask() -> AsyncGenerator[Increment]:
+        async def ask() -> AsyncGenerator[RequestOutput]:
             return (await self._client()).stream(prompt, sampling, speculation, request_id)
 
         answer = ResumedAnswer(ask, self._wait_for_another, request_id)

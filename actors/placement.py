@@ -21,13 +21,13 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.bundles import Node, explain_shortage, find_shortages, make_bundles
-from actors.coordinator import CoordinatorActor
-from actors.drafter import DrafterActor
-from actors.path_scorer import PathScorerActor
+from actors.roles.coordinator import CoordinatorActor
+from actors.roles.drafter import DrafterActor
+from actors.roles.path_scorer import PathScorerActor
+from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig, RoleSettings
-from actors.verifier import VerifierRank
-from diffuspec.errors import ConfigError, DiffuspecError
-from diffuspec.trace import numbered
+from diffuspec.core.errors import ConfigError, DiffuspecError
+from diffuspec.telemetry.trace import numbered
 
 logger = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from diffuspec.config import EngineConfig, Section, explain, read_yaml
-from diffuspec.errors import ConfigError
+from diffuspec.core.config import EngineConfig, Section, explain, read_yaml
+from diffuspec.core.errors import ConfigError
+from diffuspec.pairs.tiny import tiny_config
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
-from diffuspec.tiny import tiny_config
 
 MAX_MISSES = 3  # checks in a row without an answer before a role is taken for dead
 SHARE_DIGITS = 4  # Ray's own resolution of a resource

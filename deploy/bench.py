@@ -30,10 +30,10 @@ from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.turns import rotated
 from diffuspec.cli.display import stdout_console
 from diffuspec.cli.problems import reported
-from diffuspec.config import EngineConfig
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
-from diffuspec.tiny import QUESTIONS
-from diffuspec.types import SpeculationParams
+from diffuspec.pairs.tiny import QUESTIONS
 
 _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _OUT = Path("runs/cluster")

@@ -15,7 +15,7 @@ from actors.settings import PipelineConfig, RoleSettings, load_pipeline
 from deploy import role_process
 from deploy.role_process import Addresses, Role, serve
 from diffuspec.cli.problems import EXIT_FAILURE, reported
-from diffuspec.errors import ConfigError
+from diffuspec.core.errors import ConfigError
 
 TOKEN_VARIABLE = "DIFFUSPEC_TOKEN"
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from diffuspec.core.interfaces import Drafter, TargetInfo, Verifier
+from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
 from diffuspec.engine import Engine
-from diffuspec.interfaces import Drafter, TargetInfo, Verifier
-from diffuspec.types import Draft, DraftRequest, Verdict, VerifyRequest
 
 
 def rested(engine: Engine) -> Engine:

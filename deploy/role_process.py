@@ -13,24 +13,24 @@ from typing import Literal, TypeAlias, TypeVar
 
 from prometheus_client import start_http_server as serve_metrics
 
-from actors.coordinator import CoordinatorActor, drafter_name, verifier_at
-from actors.drafter import DrafterActor
-from actors.keeping import keep, log_problem
-from actors.path_scorer import PathScorerActor
+from actors.roles.coordinator import CoordinatorActor, drafter_name, verifier_at
+from actors.roles.drafter import DrafterActor
+from actors.roles.path_scorer import PathScorerActor
+from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
-from actors.verifier import VerifierRank
-from diffuspec.errors import ConfigError, DiffuspecError, WorkerError
-from diffuspec.interfaces import TargetInfo
-from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
-from diffuspec.rpc.client import RemotePathScorer, RemoteVerifier
-from diffuspec.rpc.connection import Connection
+from actors.supervision.keeping import keep, log_problem
+from diffuspec.core.errors import ConfigError, DiffuspecError, WorkerError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.rpc.client.connection import Connection
+from diffuspec.rpc.client.roles import RemotePathScorer, RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS
-from diffuspec.rpc.servicers import (
+from diffuspec.rpc.services import (
     COORDINATOR_SERVICE,
     DRAFTER_SERVICE,
     PATH_SCORER_SERVICE,
     VERIFIER_SERVICE,
 )
+from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 logger = logging.getLogger(__name__)
 

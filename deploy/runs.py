@@ -12,10 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actors.settings import PipelineConfig
 from diffuspec.bench.questions import Question
-from diffuspec.metrics import RequestStats, summarize
-from diffuspec.prompt import Prompt
-from diffuspec.sequence import Increment
-from diffuspec.types import SamplingParams, SpeculationParams, StepStats
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Prompt, RequestOutput, StepStats
+from diffuspec.telemetry.metrics import RequestStats, summarize
 
 
 class Streaming(Protocol):
@@ -23,7 +22,7 @@ class Streaming(Protocol):
 
     def stream(
         self, prompt: Prompt, sampling: SamplingParams, speculation: SpeculationParams
-    ) -> AsyncIterator[Increment]: ...
+    ) -> AsyncIterator[RequestOutput]: ...
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from rich import box
 from rich.table import Table
 
-from diffuspec.types import StepStats
+from diffuspec.core.types import StepStats
 
 StepCost: TypeAlias = dict[str, float]  # median milliseconds by part, and of all
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from diffuspec.config import EngineConfig, load_config, parse_config
-from diffuspec.errors import DiffuspecError
-from diffuspec.types import FinishReason, SamplingParams, SpeculationParams
+from diffuspec.core.config import EngineConfig, load_config, parse_config
+from diffuspec.core.errors import DiffuspecError
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import FinishReason
 
 if TYPE_CHECKING:
+    from diffuspec.core.types import RequestOutput
     from diffuspec.engine import Completion, Engine
-    from diffuspec.sequence import Increment
 
 __all__ = [
     "Completion",
@@ -19,7 +20,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "FinishReason",
-    "Increment",
+    "RequestOutput",
     "SamplingParams",
     "SpeculationParams",
     "load_config",
@@ -30,7 +31,7 @@ __all__ = [
 _LAZY = {
     "Completion": "diffuspec.engine",
     "Engine": "diffuspec.engine",
-    "Increment": "diffuspec.sequence",
+    "RequestOutput": "diffuspec.coordinator.sequence",
 }
 
 

@@ -16,31 +16,27 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from diffuspec.config import EngineConfig, SearchConfig
-from diffuspec.coordinator import Coordinator
-from diffuspec.drafter import DiffuSpecDrafter
-from diffuspec.drafter_pool import DrafterPool
-from diffuspec.errors import InvalidRequestError
-from diffuspec.interfaces import CausalProxy, Drafter, LatticeModel, TargetInfo, Verifier
-from diffuspec.metrics import Metrics, RequestStats, summarize
-from diffuspec.models.tokenizer import (
-    check_shared_vocabulary,
-    load_tokenizer,
-    vocabulary_digest,
-)
-from diffuspec.prompt import Prompt, encode_prompt, is_list_of_prompts
-from diffuspec.search import PathSearch
-from diffuspec.sequence import Increment
-from diffuspec.text import TextStream, backend
-from diffuspec.trace import Tracer
-from diffuspec.types import (
+from diffuspec.coordinator.coordinator import Coordinator
+from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import Drafter, LatticeModel, Verifier
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import (
     FinishReason,
-    SamplingParams,
-    SpeculationParams,
+    Prompt,
+    RequestOutput,
     StepStats,
     TokenIds,
     TokenLogprobs,
 )
+from diffuspec.drafters import make_path_search
+from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.telemetry.metrics import Metrics, RequestStats, summarize
+from diffuspec.telemetry.trace import Tracer
+from diffuspec.text.detokenizer import Detokenizer, backend
+from diffuspec.text.prompt import encode_prompt, is_list_of_prompts
+from diffuspec.text.tokenizer import check_shared_vocabulary, load_tokenizer, vocabulary_digest
 
 _GREEDY = SamplingParams()
 
@@ -101,7 +97,7 @@ class Engine:
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
         """Load what the configuration names. Raises ModelLoadError, NgramError, ConfigError."""
-        from diffuspec.models.causal import CausalTarget  # torch: not where roles are remote
+        from diffuspec.models.target import CausalTarget  # torch: not where roles are remote
 
         verifier = CausalTarget.load(config.target)
         info, tokenizer = verifier.info, load_tokenizer(config.target.path)
@@ -196,7 +192,7 @@ class Engine:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
-    ) -> AsyncGenerator[Increment]:
+    ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds. Closing the iterator cancels the request."""
         stream = self._stream(self.encode(prompt), sampling, speculation, request_id)
         async with contextlib.aclosing(stream):
@@ -243,10 +239,10 @@ class Engine:
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
         request_id: str | None,
-    ) -> AsyncGenerator[Increment]:
+    ) -> AsyncGenerator[RequestOutput]:
         coordinator = await self._started()
         sampling = sampling.with_seed()
-        text = TextStream(backend(self.tokenizer), sampling.stop)
+        text = Detokenizer(backend(self.tokenizer), sampling.stop)
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id)
         async with contextlib.aclosing(stream):
@@ -273,7 +269,7 @@ class Engine:
         return self._coordinator
 
 
-def _collect(increments: Sequence[Increment], num_prompt_tokens: int) -> Completion:
+def _collect(increments: Sequence[RequestOutput], num_prompt_tokens: int) -> Completion:
     last = increments[-1]
     assert last.finish_reason is not None
     logprobs = None
@@ -288,19 +284,3 @@ def _collect(increments: Sequence[Increment], num_prompt_tokens: int) -> Complet
         steps=tuple(increment.step for increment in increments),
         seed=last.seed,
     )
-
-
-def make_path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
-    """Load the proxy that a configuration names. Raises NgramError, ModelLoadError."""
-    proxy: CausalProxy | None = None
-    if config.ngram is not None:
-        from diffuspec.ngram.kenlm_proxy import KenlmProxy
-
-        proxy = KenlmProxy(config.ngram, vocab_size=info.vocab_size)
-    elif config.causal_lm is not None:
-        from diffuspec.models.causal_proxy import CausalLmProxy  # torch: not for an n-gram model
-
-        proxy = CausalLmProxy.load(
-            config.causal_lm, vocab_size=info.vocab_size, beam_width=config.beam_width
-        )
-    return PathSearch(proxy, beam_width=config.beam_width, eos_token_ids=info.eos_token_ids)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests.checkpoints import save_drafter, save_target
-from tests.virtual_time import VirtualTimeLoop
+from tests.support.checkpoints import save_drafter, save_target
+from tests.support.virtual_time import VirtualTimeLoop
 
 torch.set_num_threads(1)
 settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)

@@ -16,19 +16,20 @@ import numpy as np
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from diffuspec.config import parse_config
-from diffuspec.engine import Engine
-from diffuspec.errors import (
+from diffuspec.core.config import parse_config
+from diffuspec.core.errors import (
     ContextLengthError,
     InvalidRequestError,
     OverloadedError,
     RequestCancelledError,
     VocabularyError,
 )
-from diffuspec.models.tokenizer import load_tokenizer
-from diffuspec.types import FinishReason, SamplingParams, SpeculationParams
-from tests.checkpoints import MAX_POSITIONS, byte_tokenizer
-from tests.fakes import FakeDrafter, FakeVerifier, always_right, decode_plainly, oracle_of
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import FinishReason
+from diffuspec.engine import Engine
+from diffuspec.text.tokenizer import load_tokenizer
+from tests.support.checkpoints import MAX_POSITIONS, byte_tokenizer
+from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, decode_plainly, oracle_of
 
 PROMPT = "The quick brown fox"
 SHORT = SamplingParams(max_tokens=12, ignore_eos=True)

@@ -20,10 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from diffuspec import tiny
 from diffuspec.bench import plots
-from diffuspec.bench.ablations import sweeps
-from diffuspec.bench.ahead import measure_ahead
 from diffuspec.bench.machine import Machine, describe_machine
 from diffuspec.bench.options import BenchOptions, engine_config, system_names
 from diffuspec.bench.overhead import (
@@ -34,7 +31,6 @@ from diffuspec.bench.overhead import (
     measure_step_overheads,
     sweep_draft_cost,
 )
-from diffuspec.bench.overlap import plot_overlap
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.report import (
     Results,
@@ -55,16 +51,17 @@ from diffuspec.bench.run import (
     warm_up,
 )
 from diffuspec.bench.stats import acceptance_by_position, compute_rows
-from diffuspec.bench.sweeps import ablation_config, num_answers, run_sweep
-from diffuspec.bench.systems import (
-    TREE_SHAPES,
-    open_systems,
-)
-from diffuspec.config import EngineConfig
+from diffuspec.bench.studies.ablations import sweeps
+from diffuspec.bench.studies.ahead import measure_ahead
+from diffuspec.bench.studies.overlap import plot_overlap
+from diffuspec.bench.studies.sweeps import ablation_config, num_answers, run_sweep
+from diffuspec.bench.systems import TREE_SHAPES, open_systems
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
-from diffuspec.errors import ConfigError
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.trace import tracing
+from diffuspec.pairs import tiny
+from diffuspec.telemetry.trace import tracing
 
 __all__ = ["BenchOptions", "run_benchmark"]
 

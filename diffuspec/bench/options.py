@@ -5,16 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffuspec import tiny
-from diffuspec.bench.systems import (
-    ALL_SYSTEMS,
-    BASELINE,
-    TRANSFORMERS_SYSTEMS,
-    speculation_for,
-)
-from diffuspec.config import EngineConfig, parse_config
-from diffuspec.errors import ConfigError
-from diffuspec.types import SpeculationParams
+from diffuspec.bench.systems import ALL_SYSTEMS, BASELINE, TRANSFORMERS_SYSTEMS, speculation_for
+from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import SpeculationParams
+from diffuspec.pairs import tiny
 
 
 @dataclass(frozen=True, slots=True)

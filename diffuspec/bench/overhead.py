@@ -14,8 +14,9 @@ from statistics import median
 import numpy as np
 
 from diffuspec.bench.systems import Answer, System
-from diffuspec.interfaces import LatticeModel
-from diffuspec.types import DraftRequest, SamplingParams, TokenIds, TreeShape
+from diffuspec.core.interfaces import LatticeModel
+from diffuspec.core.params import SamplingParams, TreeShape
+from diffuspec.core.types import DraftRequest, TokenIds
 
 PREFIX_LENGTHS = (100, 250, 500, 1000, 1500, 2000)
 NUM_DRAFT_TOKENS = 20

@@ -13,7 +13,7 @@ from typing import Any
 
 from diffuspec.bench.stats import Row, headline_family
 from diffuspec.bench.systems import BASELINE
-from diffuspec.errors import MissingDependencyError
+from diffuspec.core.errors import MissingDependencyError
 
 _DPI = 150
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")

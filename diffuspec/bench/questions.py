@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from diffuspec.errors import ConfigError
+from diffuspec.core.errors import ConfigError
 
 SPEC_BENCH_FAMILIES = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
 MT_BENCH_CATEGORIES = frozenset(

@@ -17,7 +17,7 @@ from typing import Any
 from diffuspec.bench.questions import Question
 from diffuspec.bench.systems import BASELINE, TRANSFORMERS_PROMPT_LOOKUP, Answer, System
 from diffuspec.bench.turns import rotated
-from diffuspec.errors import ConfigError, InvalidRequestError
+from diffuspec.core.errors import ConfigError, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

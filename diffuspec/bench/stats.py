@@ -16,7 +16,7 @@ from statistics import fmean
 from diffuspec.bench.questions import SPEC_BENCH_FAMILIES
 from diffuspec.bench.run import Record
 from diffuspec.bench.systems import BASELINE, Answer
-from diffuspec.types import StepStats
+from diffuspec.core.types import StepStats
 
 ALL_FAMILIES = "all"
 SPEC_BENCH = "spec_bench"  # the six families together, where there are others besides

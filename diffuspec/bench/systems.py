@@ -18,18 +18,14 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from diffuspec.config import EngineConfig
-from diffuspec.drafter import DiffuSpecDrafter
-from diffuspec.engine import Engine, make_path_search
-from diffuspec.errors import ConfigError, ModelLoadError
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.errors import ConfigError, ModelLoadError
+from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
+from diffuspec.core.types import StepStats
+from diffuspec.drafters import make_path_search
+from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.types import (
-    DraftLengthPolicy,
-    SamplingParams,
-    SpeculationParams,
-    StepStats,
-    TreeShape,
-)
 
 BASELINE = "plain"
 TRANSFORMERS_GREEDY = "transformers_greedy"

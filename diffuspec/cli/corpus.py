@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from diffuspec.errors import ConfigError
+from diffuspec.core.errors import ConfigError
 
 PIECE_CHARACTERS = 1 << 16
 
@@ -96,13 +96,13 @@ class CorpusReader:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from diffuspec.models.tokenizer import load_tokenizer
+        from diffuspec.text.tokenizer import load_tokenizer
 
         return load_tokenizer(self._tokenizer_dir)
 
     @cached_property
     def _backend(self) -> Any:
-        from diffuspec.text import backend
+        from diffuspec.text.detokenizer import backend
 
         return backend(self._tokenizer)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffuspec.cli import display, options
-from diffuspec.types import SamplingParams
+from diffuspec.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from diffuspec.bench.questions import Question
@@ -34,7 +34,7 @@ def run(repeats: Repeats = 3, max_tokens: MaxTokens = 256, threads: options.Thre
     Exits with 1 if any token differs.
     """
     from diffuspec.bench.questions import first_per_family, load_questions
-    from diffuspec.tiny import QUESTIONS, TARGET, tiny_config
+    from diffuspec.pairs.tiny import QUESTIONS, TARGET, tiny_config
 
     config = tiny_config(target={"path": TARGET, "max_sequences": 1})
     questions = first_per_family(load_questions(QUESTIONS), 1)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from diffuspec.metrics import RequestStats, summarize
+from diffuspec.telemetry.metrics import RequestStats, summarize
 
 if TYPE_CHECKING:
+    from diffuspec.core.params import SamplingParams
+    from diffuspec.core.types import Prompt, RequestOutput, StepStats, TokenLogprobs
     from diffuspec.engine import Completion, Engine
-    from diffuspec.prompt import Prompt
-    from diffuspec.sequence import Increment
-    from diffuspec.types import SamplingParams, StepStats, TokenLogprobs
 
 _ACCEPTED_STYLE = "green"
 _OWN_STYLE = "bold yellow"
@@ -51,7 +50,7 @@ async def stream_answer(engine: Engine, prompt: Prompt, sampling: SamplingParams
     return summarize(steps, len(token_ids))
 
 
-def _show(increment: Increment, console: Console) -> None:
+def _show(increment: RequestOutput, console: Console) -> None:
     if console.is_terminal:
         console.print(_styled(increment), end="", soft_wrap=True)
     else:
@@ -59,7 +58,7 @@ def _show(increment: Increment, console: Console) -> None:
     console.file.flush()
 
 
-def _styled(increment: Increment) -> Text:
+def _styled(increment: RequestOutput) -> Text:
     styled = Text()
     for position, piece in enumerate(increment.pieces):
         is_accepted = position < increment.num_accepted_tokens

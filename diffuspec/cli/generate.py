@@ -10,12 +10,12 @@ import typer
 
 from diffuspec.cli import display, options
 from diffuspec.cli.prompts import read_prompt
-from diffuspec.errors import InvalidRequestError
-from diffuspec.trace import tracing
-from diffuspec.types import SamplingParams
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import SamplingParams
+from diffuspec.telemetry.trace import tracing
 
 if TYPE_CHECKING:
-    from diffuspec.prompt import Prompt
+    from diffuspec.core.types import Prompt
 
 EXAMPLES = """[bold]Examples[/bold]
 

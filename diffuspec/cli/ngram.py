@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from diffuspec.cli.corpus import CorpusReader
-from diffuspec.errors import ConfigError, MissingDependencyError
-from diffuspec.tiny import TARGET
+from diffuspec.core.errors import ConfigError, MissingDependencyError
+from diffuspec.pairs.tiny import TARGET
 
 EXAMPLES = """[bold]Examples[/bold]
 
@@ -54,7 +54,7 @@ def run(files: Files, out: Out, order: Order = 3, target: Tokenizer = None) -> N
 
 def _check(out: Path, order: int) -> None:
     """Find what cannot work before any work is done. Raises ConfigError."""
-    from diffuspec.ngram.kenlm_file import MAX_ORDER, MIN_ORDER
+    from diffuspec.models.ngram.kenlm_file import MAX_ORDER, MIN_ORDER
 
     if not MIN_ORDER <= order <= MAX_ORDER:
         raise ConfigError(f"--order must be from {MIN_ORDER} to {MAX_ORDER}, got {order}")
@@ -86,9 +86,9 @@ def _build(
     reader: CorpusReader, out: Path, order: int, report: Callable[[str, float], None]
 ) -> list[int]:
     """Write the model, complete or not at all; return its number of n-grams by order."""
-    from diffuspec.ngram.arpa import write_arpa
-    from diffuspec.ngram.estimate import estimate
-    from diffuspec.ngram.kenlm_file import build_binary
+    from diffuspec.models.ngram.arpa import write_arpa
+    from diffuspec.models.ngram.estimate import estimate
+    from diffuspec.models.ngram.kenlm_file import build_binary
 
     sentences = reader.read(partial(report, "reading"))
     model = estimate(sentences, order=order, on_progress=report)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from diffuspec.config import EngineConfig, TargetConfig, load_config, parse_config
-from diffuspec.errors import ConfigError
-from diffuspec.tiny import TARGET, tiny_config
-from diffuspec.types import TreeShape
+from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse_config
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import TreeShape
+from diffuspec.pairs.tiny import TARGET, tiny_config
 
 if TYPE_CHECKING:
     from diffuspec.engine import Engine
-    from diffuspec.trace import Tracer
+    from diffuspec.telemetry.trace import Tracer
 
 _MODELS, _OUTPUT = "Models", "Output"
 _SAMPLING, _DRAFTING = "Sampling", "Drafting (changes the speed, never the answer)"

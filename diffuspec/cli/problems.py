@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from diffuspec.errors import (
+from diffuspec.core.errors import (
     DiffuspecError,
     OverloadedError,
     RequestCancelledError,

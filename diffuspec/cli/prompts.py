@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from diffuspec.errors import InvalidRequestError
+from diffuspec.core.errors import InvalidRequestError
 
 _STDIN = "-"
 

@@ -14,14 +14,15 @@ from typing import Self
 import numpy as np
 import torch
 
-from diffuspec.config import Device, DType
-from diffuspec.errors import VocabularyError
-from diffuspec.models.attention import Segment
-from diffuspec.models.checkpoint import inspect_checkpoint
-from diffuspec.models.loading import load_model
+from diffuspec.core.config import Device, DType
+from diffuspec.core.errors import VocabularyError
+from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.core.types import TokenIds
+from diffuspec.models.attention.packed import Segment
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
-from diffuspec.models.tokenizer import check_tokenizer, load_tokenizer
-from diffuspec.types import MAX_DRAFT_TOKENS, TokenIds
+from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
 _MAX_PREFILL_ROWS = 512
 _REQUEST_ID = "proxy"  # the one slot that matters: the prefix scored last

@@ -11,19 +11,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffuspec.config import DrafterConfig
-from diffuspec.errors import DrafterError, InvalidRequestError, VocabularyError
-from diffuspec.interfaces import TargetInfo
-from diffuspec.lattice import EMPTY_LATTICE, Pruning, build_lattices
-from diffuspec.models.attention import Segment
-from diffuspec.models.checkpoint import DiffusionSettings, inspect_checkpoint
+from diffuspec.algorithm.lattice import EMPTY_LATTICE, Pruning, build_lattices
+from diffuspec.algorithm.sampling import perturb_logits
+from diffuspec.core.config import DrafterConfig
+from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.core.types import DraftRequest, Lattice, TokenIds
+from diffuspec.models.attention.packed import Segment
 from diffuspec.models.draft_rows import lay_out, num_shared_tokens
-from diffuspec.models.loading import load_model
+from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
+from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
-from diffuspec.models.tokenizer import unknown_token_id
 from diffuspec.models.worker import Worker
-from diffuspec.sampling import perturb_logits
-from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, TokenIds
+from diffuspec.text.tokenizer import unknown_token_id
 
 NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
 MAX_PREFILL_ROWS = 512  # of one request: more are fed in pieces, where prefixes are causal

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from diffuspec.models.attention import Segment, Visible
-from diffuspec.models.checkpoint import DiffusionAttention
-from diffuspec.types import TokenIds
+from diffuspec.core.types import TokenIds
+from diffuspec.models.attention.packed import Segment, Visible
+from diffuspec.models.loading.checkpoint import DiffusionAttention
 
 
 def num_shared_tokens(prefixes: Sequence[TokenIds]) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from diffuspec.errors import ModelLoadError
-from diffuspec.models.attention import ATTENTION_NAME, PROBE_NAME
-from diffuspec.models.cache import CacheShape
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.attention.cache import CacheShape
+from diffuspec.models.attention.packed import ATTENTION_NAME, PROBE_NAME
 
 _TOKEN_IDS = (1, 2, 3, 4)  # several: the embedding of one may be all zeros
 _FAR = 100  # a position far enough from 0 to turn all but the slowest angles

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from diffuspec.models.attention import PackedBatch, Segment
-from diffuspec.models.cache import KVCache
+from diffuspec.core.types import TokenIds
+from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.packed import PackedBatch, Segment
 from diffuspec.models.probe import call_packed, probe
-from diffuspec.types import TokenIds
 
 EXACT_BLOCK = 256  # columns of attention taken at a time in fixed shapes
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from diffuspec.errors import ConfigError
+from diffuspec.core.errors import ConfigError
 
 TOKEN_KEY = "authorization"
 _SCHEME = "Bearer "

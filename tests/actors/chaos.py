@@ -23,12 +23,12 @@ from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 
-from actors.coordinator import CoordinatorActor
 from actors.pipeline import Pipeline, RoleReport
 from actors.placement import CONTROL
-from actors.verifier import VerifierRank
-from actors.verifier_group import SupervisedVerifier
-from diffuspec.errors import VerifierError
+from actors.roles.coordinator import CoordinatorActor
+from actors.roles.verifier import VerifierRank
+from actors.supervision.verifier_group import SupervisedVerifier
+from diffuspec.core.errors import VerifierError
 from tests.actors.conftest import NODE
 
 Action = Literal["kill", "stop", "pause", "delay", "failing steps of"]
@@ -73,7 +73,7 @@ def faults(num_ranks: int) -> list[Fault]:
 
 def fail_every_step(rank: VerifierRank) -> None:
     """As after an illegal memory access on a GPU. Runs in the process of a rank."""
-    from diffuspec.models.causal import CausalTarget
+    from diffuspec.models.target import CausalTarget
 
     def fail(target: CausalTarget, requests: object) -> NoReturn:
         raise VerifierError("an illegal memory access was encountered")

@@ -12,9 +12,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from actors.settings import PipelineConfig, parse_pipeline
-from diffuspec.interfaces import TargetInfo
-from diffuspec.models.tokenizer import load_tokenizer, vocabulary_digest
+from diffuspec.core.interfaces import TargetInfo
 from diffuspec.rpc.security import new_token
+from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 CPU = {"device": "cpu"}
 NODE = {"num_gpus": 0, "object_store_memory": 100 * 2**20}

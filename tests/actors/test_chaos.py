@@ -19,10 +19,10 @@ from ray.util import placement_group_table
 from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig
 from diffuspec.bench.questions import load_questions
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
-from diffuspec.prompt import Prompt
-from diffuspec.tiny import QUESTIONS, TARGET
-from diffuspec.types import SamplingParams, SpeculationParams
+from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from tests.actors.chaos import LABEL, MAX_RECOVERY_SECONDS, Chaos, Nodes, Tokens, gone, table
 from tests.actors.conftest import tiny_pipeline
 

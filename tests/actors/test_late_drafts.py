@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors import probe
-from actors.drafter import DrafterActor
-from actors.path_scorer import PathScorerActor
-from diffuspec.errors import DrafterError
+from actors.roles import probe
+from actors.roles.drafter import DrafterActor
+from actors.roles.path_scorer import PathScorerActor
+from diffuspec.core.errors import DrafterError
+from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.rpc.client import RemoteDrafter
+from diffuspec.rpc.client.roles import RemoteDrafter
 from diffuspec.rpc.security import Security
-from diffuspec.types import DraftRequest, Lattice
 from tests.actors.conftest import tiny_pipeline
 
 HOST = "127.0.0.1"

@@ -20,17 +20,17 @@ from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from actors.coordinator import CoordinatorActor
 from actors.pipeline import Pipeline, RoleReport
-from actors.role_actor import ActorLostError
+from actors.roles.coordinator import CoordinatorActor
 from actors.settings import PipelineConfig
+from actors.supervision.role_actor import ActorLostError
+from diffuspec.core.errors import RequestCancelledError
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
-from diffuspec.errors import RequestCancelledError
-from diffuspec.trace import numbered
-from diffuspec.types import SamplingParams, SpeculationParams
+from diffuspec.telemetry.trace import numbered
 from tests.actors.conftest import NODE, tiny_pipeline
 
-CERTIFICATES = Path(__file__).parents[2] / "deploy" / "certificates.sh"
+CERTIFICATES = Path(__file__).parents[2] / "deploy" / "cluster" / "certificates.sh"
 
 pytestmark = [
     pytest.mark.ray,

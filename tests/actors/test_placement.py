@@ -9,9 +9,9 @@ from ray.util import placement_group_table
 
 from actors.pipeline import Pipeline
 from actors.placement import Placement, PlacementError, locate
-from actors.role_actor import kill
 from actors.settings import NodeSettings
-from diffuspec.errors import ConfigError, ModelLoadError
+from actors.supervision.role_actor import kill
+from diffuspec.core.errors import ConfigError, ModelLoadError
 from tests.actors.conftest import NODE, tiny_pipeline
 
 pytestmark = pytest.mark.ray

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from actors.settings import PipelineConfig, load_pipeline, parse_pipeline
-from diffuspec.errors import ConfigError
+from diffuspec.core.errors import ConfigError
 
 TINY: dict[str, Any] = {"preset": "tiny"}
 

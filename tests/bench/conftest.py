@@ -11,8 +11,8 @@ import pytest
 
 from diffuspec.bench.run import Record
 from diffuspec.bench.systems import Answer
-from diffuspec.types import StepStats
-from tests.checkpoints import EOS_IDS, MASK_TOKEN_ID
+from diffuspec.core.types import StepStats
+from tests.support.checkpoints import EOS_IDS, MASK_TOKEN_ID
 
 
 class FakeTokenizer:

@@ -10,12 +10,12 @@ import torch
 from rich.console import Console
 
 from diffuspec.bench import main
-from diffuspec.bench.ablations import sweeps
 from diffuspec.bench.main import BenchOptions, run_benchmark
 from diffuspec.bench.options import engine_config, system_names
+from diffuspec.bench.studies.ablations import sweeps
 from diffuspec.bench.systems import ALL_SYSTEMS, Answer, EngineSystem
+from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
-from diffuspec.errors import ConfigError
 from tests.bench.conftest import write_lines
 
 

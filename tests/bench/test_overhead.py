@@ -13,7 +13,8 @@ from diffuspec.bench.overhead import (
     sweep_draft_cost,
 )
 from diffuspec.bench.systems import Answer, System
-from diffuspec.types import DraftRequest, Lattice, StepStats, TreeShape
+from diffuspec.core.params import TreeShape
+from diffuspec.core.types import DraftRequest, Lattice, StepStats
 
 
 class CountingModel:

@@ -14,7 +14,7 @@ from diffuspec.bench.plots import (
     plot_time_share,
     require_matplotlib,
 )
-from diffuspec.errors import MissingDependencyError
+from diffuspec.core.errors import MissingDependencyError
 from tests.bench.test_report import make_results
 
 

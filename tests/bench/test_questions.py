@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from diffuspec.bench.questions import Question, first_per_family, load_questions
-from diffuspec.errors import ConfigError
+from diffuspec.core.errors import ConfigError
 from tests.bench.conftest import write_lines
 
 

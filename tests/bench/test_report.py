@@ -20,7 +20,7 @@ from diffuspec.bench.report import (
 )
 from diffuspec.bench.run import Mismatch
 from diffuspec.bench.stats import compute_rows
-from diffuspec.types import StepStats
+from diffuspec.core.types import StepStats
 from tests.bench.conftest import make_record
 
 SYSTEMS = ("plain", "paper", "transformers_greedy")

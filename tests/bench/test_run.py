@@ -13,7 +13,7 @@ from diffuspec.bench.run import (
     run_questions,
     warm_up,
 )
-from diffuspec.errors import ConfigError
+from diffuspec.core.errors import ConfigError
 from tests.bench.conftest import FakeSystem, FakeTokenizer, make_record
 
 SETTINGS = RunSettings(max_tokens=8, max_model_len=20)

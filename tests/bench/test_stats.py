@@ -2,13 +2,8 @@
 
 import pytest
 
-from diffuspec.bench.stats import (
-    Row,
-    acceptance_by_position,
-    compute_rows,
-    headline_family,
-)
-from diffuspec.types import StepStats
+from diffuspec.bench.stats import Row, acceptance_by_position, compute_rows, headline_family
+from diffuspec.core.types import StepStats
 from tests.bench.conftest import make_record
 
 

@@ -19,10 +19,10 @@ from diffuspec.bench.systems import (
     sibling,
     speculation_for,
 )
-from diffuspec.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.errors import ConfigError, ModelLoadError
+from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
-from diffuspec.errors import ConfigError, ModelLoadError
-from diffuspec.types import SpeculationParams
 
 PROMPT = [1, 20, 30, 40, 20, 30]
 OURS = [name for name in ALL_SYSTEMS if name != BASELINE and not name.startswith("transformers")]

@@ -11,11 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from diffuspec.cli import app
-from diffuspec.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenIds, TokenLogprobs
 from diffuspec.engine import Completion, Prompt
-from diffuspec.sequence import Increment
-from diffuspec.trace import Tracer
-from diffuspec.types import FinishReason, SamplingParams, StepStats, TokenIds, TokenLogprobs
+from diffuspec.telemetry.trace import Tracer
 
 STEP = StepStats(
     num_draft_tokens=3,
@@ -60,14 +60,16 @@ class FakeEngine:
         self.prompt = prompt
         return np.arange(5, dtype=np.int32)
 
-    async def stream(self, prompt: Prompt, sampling: SamplingParams) -> AsyncIterator[Increment]:
+    async def stream(
+        self, prompt: Prompt, sampling: SamplingParams
+    ) -> AsyncIterator[RequestOutput]:
         self.sampling = sampling
         if self.error is not None:
             raise self.error
         pieces = ("Gr", "üße", ", ")
-        yield Increment((7, 8, 9), 2, pieces, "".join(pieces), self._logprobs(3), None, STEP)
+        yield RequestOutput((7, 8, 9), 2, pieces, "".join(pieces), self._logprobs(3), None, STEP)
         logprobs, reason = self._logprobs(1), FinishReason.STOP
-        yield Increment((2,), 0, ("Welt",), "Welt", logprobs, reason, LAST_STEP)
+        yield RequestOutput((2,), 0, ("Welt",), "Welt", logprobs, reason, LAST_STEP)
 
     async def complete(self, prompt: Prompt, sampling: SamplingParams) -> Completion:
         num_prompt_tokens = len(self.encode(prompt))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diffuspec.bench.systems import EngineSystem
-from diffuspec.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig, parse_config
 from tests.cli.test_ngram import write_lines
 
 Run = Callable[..., Any]
@@ -27,8 +27,8 @@ def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monkey
         {"question_id": 3, "category": "math_reasoning", "turns": ["One and\none?", "And one?"]},
     ]
     path = write_lines(tmp_path / "questions.jsonl", questions)
-    monkeypatch.setattr("diffuspec.tiny.tiny_config", config)
-    monkeypatch.setattr("diffuspec.tiny.QUESTIONS", path)
+    monkeypatch.setattr("diffuspec.pairs.tiny.tiny_config", config)
+    monkeypatch.setattr("diffuspec.pairs.tiny.QUESTIONS", path)
 
 
 @pytest.mark.usefixtures("embedded")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from diffuspec.cli import display
-from diffuspec.config import EngineConfig, SpeculationConfig
-from diffuspec.errors import DrafterError, ModelLoadError, OverloadedError, VerifierError
-from diffuspec.sequence import Increment
-from diffuspec.types import SamplingParams
+from diffuspec.core.config import EngineConfig, SpeculationConfig
+from diffuspec.core.errors import DrafterError, ModelLoadError, OverloadedError, VerifierError
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import RequestOutput
 from tests.cli.conftest import STEP, TEXT, FakeEngine, error_line
 
 Run = Callable[..., Any]
@@ -59,7 +59,7 @@ def test_terminal_tells_accepted_from_own_tokens(
 
 
 def test_terminal_gets_no_commands_from_the_model() -> None:
-    increment = Increment((1,), 0, ("\x1b[2J",), "\x1b[2J", None, None, STEP)
+    increment = RequestOutput((1,), 0, ("\x1b[2J",), "\x1b[2J", None, None, STEP)
     assert display._styled(increment).plain == "␛[2J"
 
 
@@ -306,8 +306,8 @@ def test_warnings_of_the_library_are_shown(
     diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def opened(config: EngineConfig, tracer: object) -> FakeEngine:
-        logging.getLogger("diffuspec.tiny").warning("no proxy")
-        logging.getLogger("diffuspec.tiny").info("not this")
+        logging.getLogger("diffuspec.pairs.tiny").warning("no proxy")
+        logging.getLogger("diffuspec.pairs.tiny").info("not this")
         return FakeEngine(config)
 
     monkeypatch.setattr(engine, "from_config", opened)

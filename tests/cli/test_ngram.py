@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from diffuspec.cli.corpus import CorpusReader
-from diffuspec.errors import ConfigError
-from diffuspec.ngram.arpa import write_arpa
-from diffuspec.ngram.estimate import estimate
-from diffuspec.ngram.kenlm_file import read_num_ngrams
+from diffuspec.core.errors import ConfigError
+from diffuspec.models.ngram.arpa import write_arpa
+from diffuspec.models.ngram.estimate import estimate
+from diffuspec.models.ngram.kenlm_file import read_num_ngrams
 from tests.cli.conftest import error_line
 
 Run = Callable[..., Any]

@@ -32,16 +32,16 @@ class Engine(contextlib.nullcontext):
 
     async def stream(self, prompt, sampling):
         while True:
-            yield Increment((7,), 0, ("word\\n",), "word\\n", None, None, StepStats(0, 0, 0, 1))
+            yield RequestOutput((7,), 0, ("word\\n",), "word\\n", None, None, StepStats(0, 0, 0, 1))
             await asyncio.sleep(0.01)
 
 module = sys.modules["diffuspec.engine"] = types.ModuleType("diffuspec.engine")
 module.Engine, module.Completion, module.Prompt = Engine, object, object
 
 from diffuspec.cli import app, options
-from diffuspec.config import parse_config
-from diffuspec.sequence import Increment
-from diffuspec.types import StepStats
+from diffuspec.core.config import parse_config
+from diffuspec.core.types import RequestOutput
+from diffuspec.core.types import StepStats
 
 options.tiny_config = lambda: parse_config({"target": {"path": "nowhere"}})
 app(args=["generate", "Hi"])

@@ -14,7 +14,7 @@ from actors.bundles import Node, explain_shortage, make_bundles
 from actors.settings import load_pipeline
 
 ROOT = Path(__file__).parents[2]
-AWS, LOCAL = ROOT / "ray_cluster.yaml", ROOT / "deploy" / "ray_cluster_local.yaml"
+AWS, LOCAL = ROOT / "ray_cluster.yaml", ROOT / "deploy" / "cluster" / "ray_cluster_local.yaml"
 START_COMMANDS = ("head_start_ray_commands", "worker_start_ray_commands")
 
 
@@ -36,9 +36,9 @@ def test_every_ray_process_has_tls_and_a_token(path):
     assert "~/.ray/auth_token" in config["file_mounts"]
     for command in (c for key in START_COMMANDS for c in config[key]):
         assert command.startswith("source ~/node.env;")
-    assert any("deploy/node.env" in command for command in config["setup_commands"])
+    assert any("deploy/cluster/node.env" in command for command in config["setup_commands"])
     assert any("certificates.sh node" in command for command in config["setup_commands"])
-    environment = (ROOT / "deploy" / "node.env").read_text()
+    environment = (ROOT / "deploy" / "cluster" / "node.env").read_text()
     assert "RAY_AUTH_MODE=token" in environment and "RAY_USE_TLS=1" in environment
 
 
@@ -70,7 +70,7 @@ def test_the_small_pipeline_fits_one_cpu():
 
 
 def test_nodes_get_certificates_of_the_cluster_s_authority(tmp_path):
-    script = ROOT / "deploy" / "certificates.sh"
+    script = ROOT / "deploy" / "cluster" / "certificates.sh"
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = ["bash", str(script), *map(str, arguments)]

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from actors.settings import load_pipeline
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
-from diffuspec.rpc.coordinator_client import RemoteCoordinator
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
-from diffuspec.types import SamplingParams, SpeculationParams
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"

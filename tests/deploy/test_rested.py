@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from deploy.rested import rested
+from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine
-from diffuspec.tiny import tiny_config
-from diffuspec.types import SamplingParams
+from diffuspec.pairs.tiny import tiny_config
 
 SAMPLING = SamplingParams(max_tokens=12)
 

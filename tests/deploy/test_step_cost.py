@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from deploy.step_cost import cost_table, step_cost
-from diffuspec.types import StepStats
+from diffuspec.core.types import StepStats
 
 
 def steps(*more_ms: float) -> list[StepStats]:

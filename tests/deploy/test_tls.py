@@ -1,4 +1,4 @@
-"""A deployment with certificates of `deploy/certificates.sh`: every role speaks mutual TLS."""
+"""Every role speaks mutual TLS, with the certificates of `deploy/cluster/certificates.sh`."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from actors.coordinator import CoordinatorActor, verifier_at
-from actors.drafter import DrafterActor
-from actors.path_scorer import PathScorerActor
+from actors.roles.coordinator import CoordinatorActor, verifier_at
+from actors.roles.drafter import DrafterActor
+from actors.roles.path_scorer import PathScorerActor
+from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
-from actors.verifier import VerifierRank
-from diffuspec.rpc.coordinator_client import RemoteCoordinator
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.status import TransportError
-from diffuspec.types import SamplingParams, SpeculationParams
 from tests.actors.conftest import tiny_pipeline
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,11 @@ DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> PipelineConfig:
     directory = tmp_path_factory.mktemp("tls")
-    script, authority, node = ROOT / "deploy" / "certificates.sh", directory / "ca", directory / "n"
+    script, authority, node = (
+        ROOT / "deploy" / "cluster" / "certificates.sh",
+        directory / "ca",
+        directory / "n",
+    )
     for arguments in (("authority", authority), ("node", authority, node)):
         subprocess.run(["bash", script, *arguments], check=True, capture_output=True)
     files = {"ca": node / "ca.pem", "certificate": node / "node.pem", "key": node / "node.key"}

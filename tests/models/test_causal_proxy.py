@@ -9,11 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from diffuspec.errors import ModelLoadError, VocabularyError
+from diffuspec.algorithm.search import PathSearch
+from diffuspec.core.errors import ModelLoadError, VocabularyError
+from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
+from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.causal_proxy import CausalLmProxy
-from diffuspec.search import PathSearch
-from diffuspec.types import MAX_DRAFT_TOKENS, DraftRequest, Lattice, SamplingParams
-from tests.checkpoints import NUM_IDS
+from tests.support.checkpoints import NUM_IDS
 
 CONTEXT = [5, 17, 40, 3, 88, 21]
 

@@ -12,18 +12,14 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.config import DrafterConfig
-from diffuspec.errors import (
-    DrafterError,
-    InvalidRequestError,
-    ModelLoadError,
-    VocabularyError,
-)
-from diffuspec.interfaces import TargetInfo
-from diffuspec.models.attention import Segment
+from diffuspec.algorithm.sampling import gumbel_noise
+from diffuspec.core.config import DrafterConfig
+from diffuspec.core.errors import DrafterError, InvalidRequestError, ModelLoadError, VocabularyError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import DraftRequest, Lattice
+from diffuspec.models.attention.packed import Segment
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.sampling import gumbel_noise
-from diffuspec.types import DraftRequest, Lattice, SamplingParams
 from tests.models.conftest import (
     MASK_TOKEN_ID,
     MAX_POSITIONS,

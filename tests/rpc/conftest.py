@@ -10,8 +10,8 @@ import pytest
 
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, new_token
-from diffuspec.rpc.server import RoleServer
-from diffuspec.rpc.servicers import RoleServicer
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import RoleServicer
 
 
 @pytest.fixture

@@ -15,26 +15,28 @@ import grpc
 import numpy as np
 import pytest
 
-from diffuspec.errors import (
+from diffuspec.core.errors import (
     ConfigError,
     DrafterError,
     InvalidRequestError,
     VerifierError,
     VerifierUnavailableError,
 )
-from diffuspec.interfaces import TargetInfo
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import EMPTY_TREE, DraftRequest, Lattice, VerifyRequest
 from diffuspec.models.worker import Worker
-from diffuspec.rpc.batches import encode_draft_rows
-from diffuspec.rpc.client import RemoteDrafter, RemoteLatticeModel, RemoteVerifier
+from diffuspec.rpc.client.roles import RemoteDrafter, RemoteLatticeModel, RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.prefixes import PrefixStore
+from diffuspec.rpc.messages.batches import encode_draft_rows
+from diffuspec.rpc.messages.prefixes import PrefixStore
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.server import RoleServer
-from diffuspec.rpc.servicers import DRAFTER_SERVICE, DrafterServicer, VerifierServicer
-from diffuspec.types import EMPTY_TREE, DraftRequest, Lattice, SamplingParams, VerifyRequest
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
+from diffuspec.rpc.services import DRAFTER_SERVICE
 from diffuspec.v1 import drafter_pb2
-from tests.fakes import FakeDrafter, FakeLatticeModel, FakeVerifier, always_right, oracle_of
 from tests.rpc.conftest import serving
+from tests.support.fakes import FakeDrafter, FakeLatticeModel, FakeVerifier, always_right, oracle_of
 
 GREEDY = SamplingParams()
 
@@ -347,9 +349,9 @@ async def test_another_target_at_the_same_address_is_refused(security):
 SERVER = """
     import asyncio, sys
     from diffuspec.rpc.security import Security
-    from diffuspec.rpc.server import RoleServer
-    from diffuspec.rpc.servicers import VerifierServicer
-    from tests.fakes import FakeVerifier
+    from diffuspec.rpc.server.server import RoleServer
+    from diffuspec.rpc.server.servicers import VerifierServicer
+    from tests.support.fakes import FakeVerifier
 
     class Hanging(FakeVerifier):
         async def verify(self, requests):

@@ -11,35 +11,29 @@ import numpy as np
 import pytest
 from google.protobuf.message import DecodeError, Message
 
-from diffuspec.config import EngineConfig
-from diffuspec.drafter import DiffuSpecDrafter
-from diffuspec.engine import make_path_search
-from diffuspec.models.causal import CausalTarget
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import DraftRequest, DraftTree, Lattice, VerifyRequest
+from diffuspec.drafters import make_path_search
+from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.rpc import convert, convert_answers
-from diffuspec.rpc.batches import encode_draft_rows, encode_verify_rows
+from diffuspec.models.target import CausalTarget
+from diffuspec.pairs.tiny import DRAFTER, TARGET, tiny_config
 from diffuspec.rpc.limits import RpcLimits
-from diffuspec.rpc.prefixes import PrefixStore
+from diffuspec.rpc.messages import answers as convert_answers, values as convert
+from diffuspec.rpc.messages.batches import encode_draft_rows, encode_verify_rows
+from diffuspec.rpc.messages.prefixes import PrefixStore
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.servicers import (
+from diffuspec.rpc.server.servicers import (
     CoordinatorServicer,
     DrafterServicer,
     PathScorerServicer,
     RoleServicer,
     VerifierServicer,
 )
-from diffuspec.tiny import DRAFTER, TARGET, tiny_config
-from diffuspec.types import (
-    DraftRequest,
-    DraftTree,
-    Lattice,
-    SamplingParams,
-    SpeculationParams,
-    VerifyRequest,
-)
 from diffuspec.v1 import coordinator_pb2, drafter_pb2, path_scorer_pb2, verifier_pb2
+from tests.rpc.client.test_coordinator import FakeFrontend
 from tests.rpc.conftest import serving
-from tests.rpc.test_coordinator import FakeFrontend
 
 NUM_MUTATIONS = 60
 NAMED = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL DrafterError", "INTERNAL NgramError")

@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.v1 import (
-    coordinator_pb2,
-    drafter_pb2,
-    path_scorer_pb2,
-    types_pb2,
-    verifier_pb2,
-)
+from diffuspec.v1 import coordinator_pb2, drafter_pb2, path_scorer_pb2, types_pb2, verifier_pb2
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = (coordinator_pb2, drafter_pb2, path_scorer_pb2, types_pb2, verifier_pb2)

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from diffuspec.errors import ConfigError, VerifierUnavailableError
-from diffuspec.rpc.client import RemoteVerifier
-from diffuspec.rpc.connection import HEALTH_SERVICE
+from diffuspec.core.errors import ConfigError, VerifierUnavailableError
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import EMPTY_TREE, VerifyRequest
+from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.security import Security, TlsFiles, is_loopback, new_token
-from diffuspec.rpc.server import RoleServer
-from diffuspec.rpc.servicers import VERIFIER_SERVICE, VerifierServicer
-from diffuspec.types import EMPTY_TREE, SamplingParams, VerifyRequest
-from tests.fakes import FAKE_TARGET, FakeVerifier
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import VerifierServicer
+from diffuspec.rpc.services import HEALTH_SERVICE, VERIFIER_SERVICE
 from tests.rpc.certificates import Authority
 from tests.rpc.conftest import serving
+from tests.support.fakes import FAKE_TARGET, FakeVerifier
 
 WRONG = (
     (),

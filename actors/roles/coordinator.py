@@ -1,0 +1,288 @@
+"""The coordinator's process: the engine over remote roles, behind gRPC.
+
+Owns the requests and what is learnt from them. Drafters come and go while it runs; without any it
+decodes plainly, and its status says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from prometheus_client import generate_latest
+
+from actors.roles import probe
+from actors.roles.heartbeat import Heartbeat
+from actors.settings import PipelineConfig
+from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.core.errors import DrafterError, OverloadedError, VerifierUnavailableError
+from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo, Verifier
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Prompt, RequestOutput, Verdict, VerifyRequest
+from diffuspec.engine import Engine
+from diffuspec.rpc.client.roles import RemoteDrafter, RemoteVerifier
+from diffuspec.rpc.server.health import StepHealth
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import CoordinatorServicer
+from diffuspec.telemetry.trace import Tracer
+from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
+
+
+class HostedVerifier(Verifier, Protocol):
+    """A verifier in another process."""
+
+    async def check_health(self, timeout: float) -> bool: ...
+
+    @property
+    def num_bytes_sent(self) -> int: ...
+
+    @property
+    def num_bytes_received(self) -> int: ...
+
+
+OpenVerifier: TypeAlias = Callable[[], AbstractAsyncContextManager[HostedVerifier]]
+
+_PLAIN = SpeculationParams(policy="off")
+_GREEDY = SamplingParams()
+_HEALTH_SECONDS = 1.0  # for a role to say how it is
+
+
+class _ObservedVerifier:
+    """A `Verifier`; of every step of its a StepHealth hears."""
+
+    def __init__(self, verifier: Verifier, health: StepHealth) -> None:
+        self._verifier = verifier
+        self._health = health
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._verifier.info
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        with self._health.step():
+            return await self._verifier.verify(requests)
+
+    async def release(self, request_id: str) -> None:
+        await self._verifier.release(request_id)
+
+
+@contextlib.asynccontextmanager
+async def verifier_at(
+    address: str, config: PipelineConfig, token: str
+) -> AsyncGenerator[RemoteVerifier]:
+    """Use a verifier that somebody else keeps alive. Raises VerifierUnavailableError."""
+    seconds = config.deadlines.verify_seconds
+    verifier = await RemoteVerifier.connect(
+        address, config.security(token), deadline_seconds=seconds, limits=config.limits(seconds)
+    )
+    try:
+        yield verifier
+    finally:
+        await verifier.close()
+
+
+def drafter_name(index: int) -> str:
+    return f"drafter {index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a coordinator says once it answers: where, and what drafters must fit."""
+
+    address: str
+    info: TargetInfo
+    vocabulary: str  # see vocabulary_digest
+
+
+class CoordinatorActor:
+    """Serves prompts. A plain class: Ray runs it, or a process of its own."""
+
+    def __init__(self, config: PipelineConfig, token: str) -> None:
+        self._config = config
+        self._security = config.security(token)
+        self._resources = contextlib.AsyncExitStack()
+        self._pool = DrafterPool()
+        self._drafters: dict[str, RemoteDrafter] = {}
+        # Why a drafter is not there, by name.
+        self._reasons = {drafter_name(i): "it has not come yet" for i in range(config.num_drafters)}
+        self._engine: Engine | None = None
+        self._heartbeat = Heartbeat(config.deadlines.silence_seconds)
+        self._server: RoleServer | None = None
+        self._is_stopping = False
+        self._verifier: HostedVerifier | None = None
+        self._health = StepHealth(config.deadlines.verify_seconds)
+
+    @property
+    def engine(self) -> Engine:
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    @property
+    def verifier(self) -> HostedVerifier:
+        """As it was opened: the engine has one that is observed."""
+        assert self._verifier is not None, "start() comes first"
+        return self._verifier
+
+    async def start(self, open_verifier: OpenVerifier, host: str, port: int = 0) -> Ready:
+        """Bring the verifier up, decode a few tokens, serve.
+
+        A pipeline that is to have drafters says until they come that they are not there. Raises
+        ConfigError, VerifierError, ModelLoadError.
+        """
+        config = self._config
+        self._security.server_credentials(host)  # before weights are loaded: it may be refused
+        verifier = await self._resources.enter_async_context(open_verifier())
+        tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
+        self._verifier = verifier
+        drafter = self._pool if config.num_drafters else None
+        tracer = None if config.trace is None else self._open_trace(config.trace)
+        observed = _ObservedVerifier(verifier, self._health)
+        self._engine = engine = Engine(config.engine, observed, drafter, tokenizer, tracer=tracer)
+        self._resources.push_async_callback(self._leave_drafters)
+        await engine.complete(probe.prompt(verifier.info), probe.SAMPLING, _PLAIN)
+        limits = config.coordinator_limits()
+        servicer = CoordinatorServicer(self, engine.default_speculation, self._health)
+        server = RoleServer([servicer], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        self._server = server
+        await self._resources.enter_async_context(self._health.probed(self._ask_verifier))
+        await self._resources.enter_async_context(self._heartbeat)
+        digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
+        return Ready(server.address, verifier.info, digest)
+
+    async def connect_drafter(self, name: str, address: str) -> None:
+        """Let a drafter in after one draft of its; it takes the place of the one of that name.
+
+        Raises DrafterError.
+        """
+        seconds = self._config.deadlines.draft_seconds
+        limits = self._config.limits(seconds)
+        remote = await RemoteDrafter.connect(
+            address, self._security, deadline_seconds=seconds, limits=limits
+        )
+        try:
+            await remote.draft([probe.draft_request(self.verifier.info)])
+            await remote.release(probe.REQUEST_ID)
+        except BaseException:
+            await remote.close()
+            raise
+        await self.disconnect_drafter(name, "")
+        del self._reasons[name]
+        self._drafters[name] = remote
+        self._pool.add(remote, name)
+
+    async def disconnect_drafter(self, name: str, reason: str) -> None:
+        """Do without a drafter, and say why in the status."""
+        self._reasons[name] = reason
+        remote = self._drafters.pop(name, None)
+        if remote is not None:
+            self._pool.remove(remote)
+            await remote.close()
+
+    async def prove(self) -> None:
+        """Answer a prompt with drafts. Raises DrafterError when no step had one."""
+        prompt = probe.prompt(self.verifier.info)
+        answer = await self.engine.complete(prompt, probe.SAMPLING, probe.SPECULATION)
+        if not any(step.num_tree_nodes for step in answer.steps):
+            causes = sorted({str(step.fallback) for step in answer.steps})
+            raise DrafterError(f"a whole answer was decoded plainly: {', '.join(causes)}")
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield what every step adds; see `Frontend.stream`."""
+        if self._is_stopping:
+            raise OverloadedError("the coordinator is shutting down; try again later")
+        stream = self.engine.stream(prompt, sampling, speculation, request_id)
+        async with contextlib.aclosing(stream):
+            async for increment in stream:
+                yield increment
+
+    def cancel(self, request_id: str) -> bool:
+        """End what runs under an id; return whether anything did."""
+        return self.engine.cancel(request_id)
+
+    async def status(self) -> ServiceStatus:
+        """Tell how verifier and drafters are."""
+        present = sorted(self._drafters.items())
+        checks = [self._check("verifier", "", self._verifier)]
+        checks += [self._check(name, remote.address, remote) for name, remote in present]
+        missing = [
+            RoleStatus(name, is_healthy=False, reason=reason)
+            for name, reason in sorted(self._reasons.items())
+        ]
+        roles = (*await asyncio.gather(*checks), *missing)
+        return ServiceStatus(
+            roles=roles,
+            degraded_reasons=tuple(f"{one.name}: {one.reason}" for one in roles if one.reason),
+            num_running=self._gauge("running"),
+            num_waiting=self._gauge("waiting"),
+        )
+
+    async def metrics(self) -> str:
+        """Return the Prometheus series as text."""
+        return generate_latest(self.engine.metrics.registry).decode()
+
+    async def link_bytes(self) -> dict[str, tuple[int, int]]:
+        """Return what went over the way to each role so far: bytes sent, bytes received."""
+        roles = {"verifier": self._verifier, **self._drafters}
+        return {
+            f"coordinator - {name}": (role.num_bytes_sent, role.num_bytes_received)
+            for name, role in roles.items()
+            if role is not None
+        }
+
+    async def is_healthy(self) -> bool:
+        """Whether its event loop gets to work; that requests wait is no reason to end it.
+
+        Callable from any thread's event loop.
+        """
+        return self._heartbeat.is_alive and not self._is_stopping
+
+    async def stop(self) -> None:
+        """Refuse new requests, let running ones finish within the drain time, end everything.
+
+        Until then it answers: requests can be cancelled, and new ones hear why they are refused.
+        """
+        self._is_stopping = True
+        if self._server is not None:
+            self._server.announce_end()
+        if self._engine is not None:
+            await self._engine.stop(self._config.deadlines.drain_seconds)
+        await self._resources.aclose()
+
+    def _open_trace(self, path: Path) -> Tracer:
+        tracer = Tracer(path)
+        self._resources.callback(tracer.close)
+        return tracer
+
+    async def _check(
+        self, name: str, address: str, role: HostedVerifier | RemoteDrafter | None
+    ) -> RoleStatus:
+        if role is not None and await role.check_health(_HEALTH_SECONDS):
+            return RoleStatus(name, address)
+        return RoleStatus(
+            name, address, is_healthy=False, reason="it does not answer, or its last step failed"
+        )
+
+    async def _ask_verifier(self) -> None:
+        """Raises VerifierUnavailableError when it says, or lets suppose, that it is not well."""
+        if not await self.verifier.check_health(_HEALTH_SECONDS):
+            raise VerifierUnavailableError("the verifier is not serving")
+
+    def _gauge(self, name: str) -> int:
+        registry = self.engine.metrics.registry
+        return int(registry.get_sample_value(f"diffuspec_num_requests_{name}") or 0)
+
+    async def _leave_drafters(self) -> None:
+        for name in list(self._drafters):
+            await self.disconnect_drafter(name, "the coordinator was stopped")

@@ -1,0 +1,122 @@
+"""The drafter's process: a diffusion LM here, its path scorer in the process beside it.
+
+The lattice goes from here to the scorer and comes back as a draft tree: it never passes through
+the coordinator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from actors.roles import probe
+from actors.roles.heartbeat import Heartbeat
+from actors.settings import PipelineConfig
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.rpc.client.roles import RemotePathScorer
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import DrafterServicer
+from diffuspec.text.tokenizer import check_shared_vocabulary
+
+_PATIENCE = 3  # deadlines until it is taken to hang: to read a long prompt is to be late only
+
+
+class DrafterActor:
+    """Serves a drafter. A plain class: Ray runs it, or a process of its own."""
+
+    def __init__(self, config: PipelineConfig, token: str) -> None:
+        # It takes seconds, which there are while the target starts.
+        from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
+
+        self._load_model = DiffusionDrafter.load
+        self._config = config
+        self._security = config.security(token)
+        self._resources = contextlib.AsyncExitStack()
+        deadlines = config.deadlines  # a step may be worked on in the event loop
+        self._heartbeat = Heartbeat(deadlines.draft_seconds + deadlines.silence_seconds)
+        self._servicer: DrafterServicer | None = None
+        self._drafter: DiffuSpecDrafter | None = None
+        self._scorer: RemotePathScorer | None = None
+        self._info: TargetInfo | None = None
+
+    async def start(
+        self,
+        info: TargetInfo,
+        vocabulary: str | None,
+        scorer_address: str,
+        host: str,
+        port: int = 0,
+    ) -> str:
+        """Load the diffusion LM, draft once through the scorer, serve; return the address.
+
+        vocabulary: of the target, see vocabulary_digest; None: not to be compared. Raises
+        ConfigError, ModelLoadError, DrafterError.
+        """
+        config = self._config
+        self._security.server_credentials(host)  # before weights are loaded: it may be refused
+        if config.engine.drafter is None:
+            raise ConfigError("engine.drafter is not configured: there is nothing to serve")
+        if vocabulary is not None:
+            check_shared_vocabulary(config.engine.drafter.path, vocabulary, info.vocab_size)
+        model = await asyncio.to_thread(self._load_model, config.engine.drafter, info)
+        self._resources.callback(model.close)
+        self._resources.push_async_callback(self._leave_scorer)
+        self._scorer = await self._connect(scorer_address)
+        self._drafter = DiffuSpecDrafter(model, self._scorer)
+        self._info = info
+        await self._probe()
+        self._servicer = DrafterServicer(self._drafter, model)
+        limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
+        server = RoleServer([self._servicer], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(self._servicer.health.probed(self._probe))
+        await self._resources.enter_async_context(self._heartbeat)
+        return server.address
+
+    async def use_scorer(self, address: str) -> None:
+        """Go on with another path scorer, because the one before is gone. Raises DrafterError."""
+        assert self._drafter is not None, "start() comes first"
+        scorer = await self._connect(address)
+        await self._leave_scorer()
+        self._drafter.path_scorer = self._scorer = scorer
+
+    async def link_bytes(self) -> tuple[int, int]:
+        """Return what went to and came from the path scorer so far."""
+        assert self._scorer is not None, "start() comes first"
+        return self._scorer.num_bytes_sent, self._scorer.num_bytes_received
+
+    async def is_healthy(self) -> bool:
+        """Whether its event loop gets to work and its steps succeed.
+
+        Callable from any thread's event loop.
+        """
+        servicer = self._servicer
+        return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
+
+    async def prove(self) -> None:
+        """Draft once: whether it can now, whatever its last steps came to. Raises DrafterError."""
+        assert self._servicer is not None, "start() comes first"
+        await self._servicer.health.prove(self._probe)
+
+    async def stop(self) -> None:
+        """Finish the steps under way and end the server."""
+        self._servicer = None
+        await self._resources.aclose()
+
+    async def _probe(self) -> None:
+        assert self._drafter is not None and self._info is not None
+        await self._drafter.draft([probe.draft_request(self._info)])
+        await self._drafter.release(probe.REQUEST_ID)
+
+    async def _connect(self, address: str) -> RemotePathScorer:
+        seconds = self._config.deadlines.search_seconds
+        limits = self._config.limits(seconds)
+        return await RemotePathScorer.connect(
+            address, self._security, deadline_seconds=seconds, limits=limits
+        )
+
+    async def _leave_scorer(self) -> None:
+        if self._scorer is not None:
+            await self._scorer.close()

@@ -1,0 +1,60 @@
+"""The path scorer's process: CPS, beside a drafter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from actors.roles import probe
+from actors.roles.heartbeat import Heartbeat
+from actors.settings import PipelineConfig
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.drafters import make_path_search
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import PathScorerServicer
+
+
+class PathScorerActor:
+    """Serves a path search. A plain class: Ray runs it, or a process of its own."""
+
+    def __init__(self, config: PipelineConfig, token: str) -> None:
+        self._config = config
+        self._security = config.security(token)
+        self._resources = contextlib.AsyncExitStack()
+        deadlines = config.deadlines  # a step may be worked on in the event loop
+        self._heartbeat = Heartbeat(deadlines.search_seconds + deadlines.silence_seconds)
+        self._servicer: PathScorerServicer | None = None
+
+    async def start(self, info: TargetInfo, host: str, port: int = 0) -> str:
+        """Load the proxy, search once, serve; return the address.
+
+        Raises ConfigError, NgramError, ModelLoadError.
+        """
+        config = self._config
+        self._security.server_credentials(host)  # before the proxy is loaded: it may be refused
+        scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
+
+        async def search() -> None:
+            await scorer.search([probe.draft_request(info)], [probe.lattice(info)])
+
+        await search()
+        self._servicer = PathScorerServicer(scorer)
+        limits = config.limits(config.deadlines.search_seconds)
+        server = RoleServer([self._servicer], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(self._servicer.health.probed(search))
+        await self._resources.enter_async_context(self._heartbeat)
+        return server.address
+
+    async def is_healthy(self) -> bool:
+        """Whether its event loop gets to work and its steps succeed.
+
+        Callable from any thread's event loop.
+        """
+        servicer = self._servicer
+        return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
+
+    async def stop(self) -> None:
+        """Finish the steps under way and end the server."""
+        self._servicer = None
+        await self._resources.aclose()

@@ -1,0 +1,290 @@
+"""One rank of the verifier: a share of the target, and on rank 0 the gRPC service over all of it.
+
+A plain class: Ray runs it, or a process of its own. With one rank there is no group to join.
+Work that blocks happens in threads, so that the service answers while a step is under way, and
+status() has nothing to wait for: it may be called from another thread's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from actors.roles import probe
+from actors.settings import PipelineConfig
+from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.interfaces import TargetInfo, Verifier
+from diffuspec.core.types import Verdict, VerifyRequest
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import VerifierServicer
+
+if TYPE_CHECKING:
+    from diffuspec.models.ranks.lockstep import LockstepTarget
+    from diffuspec.models.ranks.rank_group import RankGroup, RankLimits
+    from diffuspec.models.target import CausalTarget
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOOPBACK = "127.0.0.1"
+
+_MIN_WORD_SECONDS = 60.0  # ranks that are watched are missed earlier; others end by themselves
+_IDLE_SHARE = 0.25  # of the time after which a rank misses another's word
+_FOLLOW_SECONDS = 2.0  # for rank 0's last word to arrive
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What a rank that answers says of itself."""
+
+    pid: int
+    num_steps: int  # verified so far, by rank 0
+    step_seconds: float  # how long the oldest step under way has taken; 0: there is none
+
+
+class VerifierRank:
+    """Starts in this order: meet() on rank 0 of several, start() on all at once, run() on all."""
+
+    def __init__(self, config: PipelineConfig, token: str, rank: int = 0) -> None:
+        self._config = config
+        self._security = config.security(token)
+        self._rank = rank
+        self._num_ranks = config.placement.verifier.tensor_parallel
+        self._store: Any = None
+        self._group: RankGroup | None = None
+        self._steps: WatchedVerifier | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._resources = contextlib.AsyncExitStack()
+        if self._num_ranks > 1:
+            _set_environment(on_gpu=config.placement.verifier.num_gpus > 0)
+
+    async def meet(self) -> str:
+        """Open the place where the ranks find each other: "host:port" on this node."""
+        from diffuspec.models.ranks.rank_group import open_meeting_point
+
+        self._store = open_meeting_point(LOOPBACK, self._limits())
+        return f"{LOOPBACK}:{self._store.port}"
+
+    async def start(self, meeting_point: str, host: str, port: int = 0) -> str:
+        """Load this rank's share; on rank 0 verify once, serve, and return the address.
+
+        meeting_point: what meet() said, "" for a single rank. Raises ConfigError,
+        ModelLoadError, and VerifierUnavailableError when the ranks do not get together.
+        """
+        if self._rank == 0:
+            self._security.server_credentials(host)  # before weights are loaded: it may be refused
+        target = await _in_daemon_thread(self._load, meeting_point)
+        self._resources.callback(target.close)
+        if self._rank > 0:
+            self._work = asyncio.create_task(self._follow(target))
+            return ""
+        leader = self._lead(target)
+        self._steps = steps = WatchedVerifier(leader or target)
+        watches = [steps.watch()] if leader is None else [steps.watch(), leader.watch()]
+        self._work = asyncio.create_task(_first_of(watches))
+        await steps.probe()
+        limits = self._config.limits(self._config.deadlines.verify_seconds)
+        servicer = VerifierServicer(steps)
+        server = RoleServer([servicer], self._security, host, port, limits)
+        await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(servicer.health.probed(steps.probe))
+        return server.address
+
+    async def run(self) -> None:
+        """Return once this rank was stopped.
+
+        Raises VerifierUnavailableError when it is of no use any more: another rank is lost, or
+        every step fails.
+        """
+        assert self._work is not None, "start() comes first"
+        await asyncio.wait([self._work])
+        if not self._work.cancelled():
+            self._work.result()
+
+    async def status(self) -> RankStatus:
+        """Callable from any thread's event loop, at any time."""
+        steps = self._steps
+        if steps is None:
+            return RankStatus(os.getpid(), 0, 0.0)
+        return RankStatus(os.getpid(), steps.num_steps, steps.oldest_seconds)
+
+    async def stop(self) -> None:
+        """Finish the steps under way, end the server, and let the other ranks go."""
+        if self._rank == 0 and self._work is not None:
+            self._work.cancel()
+        elif self._work is not None:
+            await asyncio.wait([self._work], timeout=_FOLLOW_SECONDS)
+            if not self._work.done():
+                return  # a thread waits for rank 0 still: only the process's end ends it
+        await self._resources.aclose()
+        self._store = self._group = None
+
+    def _load(self, meeting_point: str) -> CausalTarget:
+        from diffuspec.models.target import CausalTarget  # torch: not where this is placed
+
+        if self._num_ranks > 1:
+            self._group = self._join(meeting_point)
+            self._resources.callback(self._group.close)
+        return CausalTarget.load(self._config.engine.target, self._num_ranks)
+
+    def _join(self, meeting_point: str) -> RankGroup:
+        import torch
+
+        from diffuspec.models.ranks.rank_group import RankGroup, find_meeting_point
+
+        limits = self._limits()
+        host, _, port = meeting_point.rpartition(":")
+        store = self._store or find_meeting_point(host, int(port), limits)
+        has_gpu = self._config.placement.verifier.num_gpus > 0
+        device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
+        return RankGroup(store, self._rank, self._num_ranks, device, limits)
+
+    def _lead(self, target: CausalTarget) -> LockstepTarget | None:
+        """Return the target with the other ranks along; None: there are no others."""
+        if self._group is None:
+            return None
+        from diffuspec.models.ranks.lockstep import LockstepTarget
+
+        idle_seconds = _IDLE_SHARE * self._limits().word_seconds
+        leader = LockstepTarget(target, self._group, idle_seconds)
+        self._resources.push_async_callback(leader.close)
+        return leader
+
+    async def _follow(self, target: CausalTarget) -> None:
+        from diffuspec.models.ranks.lockstep import follow
+
+        assert self._group is not None
+        await _in_daemon_thread(follow, target, self._group)
+
+    def _limits(self) -> RankLimits:
+        from diffuspec.models.ranks.rank_group import RankLimits
+
+        deadlines = self._config.deadlines
+        return RankLimits(
+            meet_seconds=deadlines.start_seconds,
+            compute_seconds=deadlines.start_seconds,
+            word_seconds=max(deadlines.verify_seconds, _MIN_WORD_SECONDS),
+        )
+
+
+class WatchedVerifier:
+    """A `Verifier` of which is known how long its steps take and whether they succeed.
+
+    After a step that failed a probe tells whose fault it was. Once it is the verifier's, that call
+    and every later one raises VerifierUnavailableError: a new one has to take its place.
+    """
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.num_steps = 0
+        self._verifier = verifier
+        self._numbers = itertools.count()
+        self._started: dict[int, float] = {}
+        self._failure = ""  # why no step can succeed
+        self._is_broken = asyncio.Event()
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._verifier.info
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the oldest step under way has taken."""
+        started = list(self._started.values())
+        return time.monotonic() - min(started) if started else 0.0
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Raises VerifierError when the requests are at fault alone."""
+        if self._failure:
+            raise VerifierUnavailableError(self._failure)
+        number = next(self._numbers)
+        self._started[number] = time.monotonic()
+        try:
+            verdicts = await self._verifier.verify(requests)
+        except VerifierUnavailableError as error:
+            self._give_up(str(error))
+            raise
+        except VerifierError as error:
+            await self._find_the_fault(error)
+            raise
+        finally:
+            del self._started[number]
+        self.num_steps += 1
+        return verdicts
+
+    async def release(self, request_id: str) -> None:
+        await self._verifier.release(request_id)
+
+    async def watch(self) -> None:
+        """Raises VerifierUnavailableError when no step can succeed."""
+        await self._is_broken.wait()
+        raise VerifierUnavailableError(self._failure)
+
+    async def probe(self) -> None:
+        """Take a small step. Raises what verify() does."""
+        await _take_small_step(self)
+
+    async def _find_the_fault(self, error: VerifierError) -> None:
+        """Raises VerifierUnavailableError when it is not the requests that made a step fail."""
+        try:
+            await _take_small_step(self._verifier)
+        except VerifierError as probe_error:
+            reason = f"a step failed with: {error}; and a probe of the verifier with: {probe_error}"
+            self._give_up(reason)
+            raise VerifierUnavailableError(reason) from error
+
+    def _give_up(self, reason: str) -> None:
+        self._failure = self._failure or reason
+        self._is_broken.set()
+
+
+async def _take_small_step(verifier: Verifier) -> None:
+    await verifier.verify([probe.verify_request(verifier.info)])
+    await verifier.release(probe.REQUEST_ID)
+
+
+async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like asyncio.to_thread, but the process may end meanwhile: ranks wait long for each other."""
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # what has begun goes on if nobody waits any more
+
+    def run() -> None:
+        try:
+            outcome.set_result(work(*args, **kwargs))
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="rank", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
+
+
+async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Wait for the first to end, as it ends, and cancel the others."""
+    tasks = [asyncio.create_task(watch) for watch in watches]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    for task in tasks:
+        if task.done() and not task.cancelled():
+            task.result()
+
+
+def _set_environment(on_gpu: bool) -> None:
+    """Tell torch and transformers where a rank is; they read it from nowhere else."""
+    os.environ["LOCAL_RANK"] = "0"  # Ray shows each rank one GPU, the first it sees
+    if not on_gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights go to an accelerator that can be seen
+    if sys.platform == "linux":
+        # All ranks are on one node, and these connections know no token.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # not all that begin so

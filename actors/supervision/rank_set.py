@@ -1,0 +1,126 @@
+"""The ranks of one verifier, as one thing that starts, works and ends as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ray.exceptions import RayError
+
+from actors.placement import CONTROL, Handle, Place, locate
+from actors.roles.verifier import RankStatus
+from actors.settings import MAX_MISSES, DeadlineSettings
+from actors.supervision.role_actor import explain, kill
+from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
+
+_STOP_SECONDS = 10.0  # for ranks to finish their steps and end by themselves
+_ECHO_SECONDS = 0.1  # between a rank's end and what the others say of it
+
+
+@dataclass(frozen=True, slots=True)
+class RankSet:
+    """Running rank actors. Once one is lost the others are of no use, and all have to go."""
+
+    handles: Sequence[Handle]  # by rank
+    address: str  # of rank 0's service
+    deadlines: DeadlineSettings
+
+    @classmethod
+    async def start(
+        cls,
+        create_rank: Callable[[int], Handle],
+        num_ranks: int,
+        host: Callable[[Place], str],
+        deadlines: DeadlineSettings,
+    ) -> RankSet:
+        """Make the actors and start them together; nothing stays behind when that fails.
+
+        Raises what a rank raised, ActorLostError, and VerifierUnavailableError when they are late.
+        """
+        handles: list[Handle] = []
+        seconds = deadlines.start_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                handles += [create_rank(rank) for rank in range(num_ranks)]
+                meeting_point = await handles[0].meet.remote() if num_ranks > 1 else ""
+                where = host(await locate(handles[0]))
+                starts = [handle.start.remote(meeting_point, where) for handle in handles]
+                address, *_ = await asyncio.gather(*starts)
+        except BaseException as error:
+            for handle in handles:
+                kill(handle)
+            if isinstance(error, TimeoutError):
+                late = f"{num_ranks} ranks did not start within {seconds:g} seconds"
+                raise VerifierUnavailableError(late) from error
+            if isinstance(error, RayError):
+                raise explain(error) from error
+            raise
+        return cls(handles, address, deadlines)
+
+    async def trouble(self) -> str:
+        """Wait until the ranks have to go; return what each that has to say something says."""
+        ranks = range(len(self.handles))
+        watches = [asyncio.create_task(self._end(rank)) for rank in ranks]
+        watches += [asyncio.create_task(self._sickness(rank)) for rank in ranks]
+        try:
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(watches, timeout=_ECHO_SECONDS)
+            return "; ".join(watch.result() for watch in watches if watch in done)
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def examine(self) -> str:
+        """Ask every rank once; return what is wrong, or "" when all are well."""
+        checks = [self._check(rank) for rank in range(len(self.handles))]
+        return next(filter(None, await asyncio.gather(*checks)), "")
+
+    async def stop(self) -> None:
+        """Let the ranks finish, then end them."""
+        stops = [asyncio.create_task(_stop(handle)) for handle in self.handles]
+        await asyncio.wait(stops, timeout=_STOP_SECONDS)
+        for stop in stops:
+            stop.cancel()
+        self.kill()
+
+    def kill(self) -> None:
+        for handle in self.handles:
+            kill(handle)
+
+    async def _end(self, rank: int) -> str:
+        try:
+            await self.handles[rank].run.remote()
+        except RayError as error:
+            return f"rank {rank}: {explain(error)}"
+        return f"rank {rank} has stopped"
+
+    async def _sickness(self, rank: int) -> str:
+        """Ask a rank again and again, until it is found wrong several times in a row."""
+        num_misses = 0
+        while num_misses < MAX_MISSES:
+            if not num_misses:
+                await asyncio.sleep(self.deadlines.health_seconds)
+            wrong = await self._check(rank)
+            num_misses = num_misses + 1 if wrong else 0
+        return wrong
+
+    async def _check(self, rank: int) -> str:
+        seconds, limit = self.deadlines.health_seconds, self.deadlines.verify_seconds
+        call = self.handles[rank].status.options(concurrency_group=CONTROL)
+        try:
+            async with asyncio.timeout(seconds):
+                status: RankStatus = await call.remote()
+        except TimeoutError:
+            return f"rank {rank} did not answer within {seconds:g} seconds"
+        except RayError as error:
+            return f"rank {rank}: {explain(error)}"
+        if status.step_seconds >= limit:
+            return f"a step has taken {status.step_seconds:.1f} of {limit:g} seconds"
+        return ""
+
+
+async def _stop(handle: Handle) -> None:
+    with contextlib.suppress(RayError, DiffuspecError):
+        await handle.stop.remote()

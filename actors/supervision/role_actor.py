@@ -1,0 +1,121 @@
+"""One actor of a role as its maker sees it: started, asked how it is, ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from actors.placement import CONTROL, Handle, Place, locate
+from actors.settings import MAX_MISSES
+from actors.supervision.keeping import log_problem
+from diffuspec.core.errors import DiffuspecError, WorkerError
+
+Ready = TypeVar("Ready")
+
+FAILING = "its steps fail or hang"
+
+_MAX_CHARACTERS = 500  # of a reason
+_STOP_SECONDS = 5.0  # beyond what draining may take
+
+
+class ActorLostError(WorkerError):
+    """An actor died, or does not answer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoleActor(Generic[Ready]):
+    """A running actor."""
+
+    name: str
+    handle: Handle
+    place: Place
+    ready: Ready  # what its start() returned
+
+    async def watch(self, interval_seconds: float) -> str:
+        """Return, once it is dead, hangs or is not healthy, why it has to go."""
+        num_misses = 0
+        while num_misses < MAX_MISSES:
+            await asyncio.sleep(interval_seconds)
+            try:
+                if trouble := await self.trouble(interval_seconds):
+                    return trouble
+                num_misses = 0
+            except TimeoutError:
+                num_misses += 1
+        return f"it did not answer {num_misses} times in a row"
+
+    async def trouble(self, seconds: float) -> str:
+        """Ask once how it is; "" is well. Raises TimeoutError when it does not answer."""
+        check = self.handle.is_healthy.options(concurrency_group=CONTROL)
+        try:
+            async with asyncio.timeout(seconds):
+                return "" if await check.remote() else FAILING
+        except RayError as error:
+            return str(explain(error))
+
+    async def call(self, method: str, *arguments: object, seconds: float) -> Any:
+        """Call one of its methods. Raises what it raises, and ActorLostError."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await getattr(self.handle, method).remote(*arguments)
+        except TimeoutError as error:
+            raise ActorLostError(f"{self.name}: no {method} within {seconds:g} seconds") from error
+        except RayError as error:
+            raise explain(error) from error
+
+    async def stop(self, drain_seconds: float) -> None:
+        """Let it finish what it is doing, then end it. Never raises."""
+        try:
+            await self.call("stop", seconds=drain_seconds + _STOP_SECONDS)
+        except Exception as error:  # most likely it is gone
+            log_problem(f"{self.name} was not stopped", error)
+        self.kill()
+
+    def kill(self) -> None:
+        kill(self.handle)
+
+
+async def start_actor(
+    name: str, handle: Handle, start: Callable[[Place], Awaitable[Ready]], seconds: float
+) -> RoleActor[Ready]:
+    """Wait until an actor runs and is started. It is ended when that fails or takes too long.
+
+    Raises what its start() raised, and ActorLostError.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            place = await locate(handle)
+            return RoleActor(name, handle, place, await start(place))
+    except BaseException as error:
+        kill(handle)
+        if isinstance(error, TimeoutError):
+            raise ActorLostError(f"{name} did not start within {seconds:g} seconds") from error
+        if isinstance(error, RayError):
+            raise explain(error) from error
+        raise
+
+
+def kill(handle: Handle) -> None:
+    """End an actor at once. One that is gone already is fine; never raises."""
+    try:
+        ray.kill(handle)
+    except Exception as error:  # Ray itself may be gone
+        log_problem("an actor was not ended", error)
+
+
+def explain(error: RayError) -> DiffuspecError:
+    """Return the error of ours behind one of Ray's."""
+    if isinstance(error, RayTaskError):
+        cause = error.cause
+        if isinstance(cause, DiffuspecError):
+            return cause
+        return WorkerError(f"{cause!r:.{_MAX_CHARACTERS}}")
+    if isinstance(error, RayActorError):
+        text = " ".join(str(error).split())
+        return ActorLostError(text[:_MAX_CHARACTERS])
+    return WorkerError(f"{error!r:.{_MAX_CHARACTERS}}")

@@ -1,0 +1,40 @@
+"""Acceptance: how far a draft tree agrees with the target's own tokens.
+
+Losslessness rests on this alone: every token returned is the target's own, drawn with the true
+tokens before it. The draft decides only how many of them one verification yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from diffuspec.core.types import DraftTree
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """What a draft tree came to."""
+
+    accepted_nodes: tuple[int, ...]  # root to leaf
+    token_ids: tuple[int, ...]  # the accepted tokens, then the target's own: one more
+
+
+def accept(tree: DraftTree, target_token_ids: Sequence[int]) -> Acceptance:
+    """Walk down the tree while a child carries the token that the target has at its parent.
+
+    target_token_ids holds the target's token at the root, then at every node, [num_nodes + 1].
+    The token at the last accepted node ends the step: the correction where the draft disagrees,
+    the bonus where it has ended.
+    """
+    assert len(target_token_ids) == tree.num_nodes + 1, "one target token per node and the root"
+    accepted: list[int] = []
+    token_ids = [target_token_ids[0]]
+    current = -1
+    # One pass is enough: children come after their parent, and siblings differ.
+    for node, (parent, token_id) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        if parent == current and token_id == token_ids[-1]:
+            accepted.append(node)
+            token_ids.append(target_token_ids[node + 1])
+            current = node
+    return Acceptance(tuple(accepted), tuple(token_ids))

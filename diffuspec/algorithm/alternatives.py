@@ -1,0 +1,56 @@
+"""Alternatives: the likeliest tokens after each place of a draft, for drafting ahead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from diffuspec.algorithm.scoring import Column, Node, Scorer, confidences, make_column
+from diffuspec.core.types import Lattice
+
+_Likeliest: TypeAlias = tuple[tuple[int, float], ...]
+
+_HARDLY_REACHED = math.log(0.01)
+
+
+def find_alternatives(
+    nodes: Sequence[Node], lattice: Lattice, scorer: Scorer, count: int
+) -> tuple[_Likeliest, ...]:
+    """Return so many tokens for the root and for each node; see `Draft.alternatives`.
+
+    The proxy has its say on runners-up as on candidates, but not below nodes that are hardly ever
+    reached. The nodes must know their index.
+    """
+    columns = _columns(lattice, scorer.drafter_weight)
+    unassisted = [_likeliest(column, column.logprobs, count) for column in columns] + [()]
+    depths = {-1: 0}
+    found = []
+    for node in (None, *nodes):
+        depth = 0
+        if node is not None:
+            depth = depths[node.index] = (
+                1 + depths[-1 if node.parent is None else node.parent.index]
+            )
+        depth = min(depth, len(columns))
+        if depth == len(columns) or (node is not None and node.reach < _HARDLY_REACHED):
+            found.append(unassisted[depth])
+        else:
+            scored = scorer.score(columns[depth], [scorer.state_after(node)])[0]
+            found.append(_likeliest(columns[depth], confidences(scored), count))
+    return tuple(found)
+
+
+def _columns(lattice: Lattice, weight: float) -> list[Column]:
+    """Return the lattice with its runners-up."""
+    columns = []
+    rows = zip(lattice.token_ids.tolist(), lattice.logprobs.tolist(), strict=True)
+    for ids, logprobs in rows:
+        size = ids.index(-1) if -1 in ids else len(ids)
+        columns.append(make_column(ids[:size], logprobs[:size], weight))
+    return columns
+
+
+def _likeliest(column: Column, logprobs: Sequence[float], count: int) -> _Likeliest:
+    pairs = zip(column.token_ids, logprobs, strict=True)
+    return tuple(sorted(pairs, key=lambda pair: pair[1], reverse=True)[:count])

@@ -1,0 +1,139 @@
+"""Draft trees: building them, checking them, and views of them as the verifier sees them.
+
+A node is an index into a DraftTree; -1 is the root, the last prefix token. Drafters of this
+package list the nodes best first: every leading part of the list is closed under parents, and
+the first child of a node is its best. Nothing here knows probabilities or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.types import Draft, DraftTree
+
+
+def chain(token_ids: Sequence[int]) -> DraftTree:
+    """Return the tree with one branch."""
+    return DraftTree(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
+
+
+def is_chain(tree: DraftTree) -> bool:
+    return tree.parents == tuple(range(-1, tree.num_nodes - 1))
+
+
+def validate(tree: DraftTree) -> None:
+    """Check what DraftTree promises. Raises InvalidRequestError naming the first wrong node."""
+    if _is_sound(tree):
+        return
+    num_tokens, num_parents = len(tree.token_ids), len(tree.parents)
+    if num_tokens != num_parents:
+        raise InvalidRequestError(f"draft tree has {num_tokens} tokens but {num_parents} parents")
+    seen: set[tuple[int, int]] = set()
+    for node, (parent, token_id) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+        if token_id < 0:
+            raise InvalidRequestError(f"node {node}: token id must be 0 or more, got {token_id}")
+        if not -1 <= parent < node:
+            raise InvalidRequestError(
+                f"node {node}: parent must be -1 or an earlier node, got {parent}"
+            )
+        if (parent, token_id) in seen:
+            raise InvalidRequestError(f"node {node}: a sibling already carries token id {token_id}")
+        seen.add((parent, token_id))
+
+
+def _is_sound(tree: DraftTree) -> bool:
+    """The same question, answered at once."""
+    token_ids, parents = tree.token_ids, tree.parents
+    if not len(token_ids) == len(parents) == len(set(zip(parents, token_ids, strict=False))):
+        return False
+    return min(token_ids, default=0) >= 0 and all(
+        [-1 <= parent < node for node, parent in enumerate(parents)]
+    )
+
+
+def depths(tree: DraftTree) -> list[int]:
+    """Return each node's distance from the root, at least 1, [num_nodes].
+
+    A node's token stands at absolute index len(prefix) - 1 + depth.
+    """
+    found: list[int] = []
+    for parent in tree.parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """Return what each node sees of its tree: itself and its ancestors, [num_nodes, num_nodes]."""
+    mask = np.zeros((len(parents), len(parents)), np.bool_)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] = mask[parent]
+        mask[node, node] = True
+    return mask
+
+
+def path_to(tree: DraftTree, node: int) -> list[int]:
+    """Return the nodes from below the root down to this one; none for the root, -1."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = tree.parents[node]
+    path.reverse()
+    return path
+
+
+def best_path(tree: DraftTree) -> list[int]:
+    """Return the nodes met by going from the root to the first child until there is none."""
+    path: list[int] = []
+    current = -1
+    for node, parent in enumerate(tree.parents):
+        if parent == current:
+            path.append(node)
+            current = node
+    return path
+
+
+def prune(tree: DraftTree, keep: Iterable[int]) -> DraftTree:
+    """Return the tree of the nodes to keep, in their old order.
+
+    Raises InvalidRequestError when a node is kept without its parent.
+    """
+    return _select(tree, sorted(set(keep)))
+
+
+def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
+    """Prune a draft's tree and what is said of its nodes.
+
+    The two sides' choices stay known for as much of the best path as is left.
+    """
+    kept = sorted(set(keep))
+    left = set(kept)
+    depth = next(
+        (depth for depth, node in enumerate(best_path(draft.tree)) if node not in left), None
+    )
+    return replace(
+        draft,
+        tree=_select(draft.tree, kept),
+        confidences=tuple(draft.confidences[node] for node in kept),
+        drafter_choices=draft.drafter_choices[:depth],
+        proxy_choices=draft.proxy_choices[:depth],
+        alternatives=draft.alternatives and tuple(draft.alternatives[i + 1] for i in (-1, *kept)),
+    )
+
+
+def _select(tree: DraftTree, kept: list[int]) -> DraftTree:
+    new_index = {-1: -1} | {node: index for index, node in enumerate(kept)}
+    for node in kept:
+        if tree.parents[node] not in new_index:
+            raise InvalidRequestError(
+                f"node {node} cannot be kept without its parent {tree.parents[node]}"
+            )
+    return DraftTree(
+        tuple(tree.token_ids[node] for node in kept),
+        tuple(new_index[tree.parents[node]] for node in kept),
+    )

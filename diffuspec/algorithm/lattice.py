@@ -1,0 +1,123 @@
+"""From the drafter's logits to the pruned candidate lattice.
+
+Knows nothing of prefixes, models or the proxy. Logits may have been shaped and given the target's
+sampling noise before (diffuspec.sampling): only their softmax matters here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffuspec.core.types import Lattice
+
+_FLOAT_MARGIN = 1e-6  # a float32 sum of probabilities that should be tau may fall short by this
+
+EMPTY_LATTICE = Lattice(
+    np.empty((0, 1), np.int32), np.empty((0, 1), np.float32), np.empty(0, np.int32), 0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """How columns of the lattice are cut."""
+
+    candidate_mass: float  # tau of Eq. 7
+    max_candidates: int  # M_max of Eq. 7
+    eos_token_ids: tuple[int, ...]
+
+
+def build_lattices(
+    logits: Tensor,
+    lengths: Sequence[int],
+    pruning: Pruning,
+    keeps_runners_up: Sequence[bool] | None = None,
+) -> list[Lattice]:
+    """Build one lattice per request from all their logits, [sum of lengths, V], in order.
+
+    Log-probabilities are normalised over the full vocabulary; an id whose logit is -inf is no
+    candidate. A column keeps the fewest candidates whose mass reaches tau, M_max at most (Eq. 7).
+    The first column whose most probable token is EOS is the last one and holds EOS tokens alone
+    (no EOS is forced into the others: paths that end early would win, having fewer terms to their
+    sum). A request that wants alternatives keeps what Eq. 7 drops of M_max as runners-up.
+    Raises ValueError for logits that are not numbers.
+
+    What comes after the top candidates is plain Python on short lists: a model's forward leaves
+    nothing of an array library in the processor's caches, and each of its functions pays for that.
+    """
+    assert len(logits) == sum(lengths), "one row of logits per draft position"
+    keeps_all = keeps_runners_up or [False] * len(lengths)
+    token_ids, logprobs = _top_candidates(logits, pruning.max_candidates)
+    sizes = [_num_candidates(row, pruning.candidate_mass) for row in logprobs.tolist()]
+    lattices, start = [], 0
+    for length, keeps in zip(lengths, keeps_all, strict=True):
+        rows = slice(start, start + length)
+        start += length
+        table = token_ids[rows], logprobs[rows], sizes[rows]
+        lattices.append(_cut_at_eos(*table, pruning.eos_token_ids, keeps))
+    return lattices
+
+
+def _top_candidates(
+    logits: Tensor, max_candidates: int
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return the M_max most probable ids of each row and their logprobs, [N, M_max] each."""
+    width = min(max_candidates, logits.shape[-1])
+    logprobs, ids = logits.float().log_softmax(dim=-1).topk(width, dim=-1)
+    return ids.int().cpu().numpy(), logprobs.cpu().numpy()
+
+
+def _num_candidates(logprobs: list[float], candidate_mass: float) -> int:
+    """Apply Eq. 7: M_i = min{m <= M_max : mass of the top m >= tau}, or M_max. At least 1."""
+    if math.isnan(logprobs[0]):
+        raise ValueError("the logits are not finite")
+    mass = 0.0
+    for index, logprob in enumerate(logprobs):
+        if logprob == -math.inf:  # fewer than M_max, where ids are banned
+            return max(index, 1)
+        mass += math.exp(logprob)
+        if mass >= candidate_mass - _FLOAT_MARGIN:
+            return index + 1
+    return len(logprobs)
+
+
+def _cut_at_eos(
+    token_ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
+    sizes: list[int],
+    eos_token_ids: tuple[int, ...],
+    keeps_runners_up: bool,
+) -> Lattice:
+    """Drop the columns after the first whose most probable token is EOS; blank unused cells.
+
+    Works in place.
+    """
+    first_ids = token_ids[:, 0].tolist()
+    stop = next((i for i, first in enumerate(first_ids) if first in eos_token_ids), len(sizes))
+    if stop < len(sizes):
+        token_ids, logprobs, sizes = token_ids[: stop + 1], logprobs[: stop + 1], sizes[: stop + 1]
+        # Every EOS token of this column, whatever tau says, and nothing else as a candidate.
+        sizes[stop] = _put_first(token_ids[stop], logprobs[stop], eos_token_ids)
+    num_candidates = np.array(sizes, np.int32)
+    if keeps_runners_up:
+        token_ids[np.isneginf(logprobs)] = -1
+    else:
+        unused = np.arange(token_ids.shape[1]) >= num_candidates[:, None]
+        token_ids[unused], logprobs[unused] = -1, -np.inf
+    return Lattice(token_ids, logprobs, num_candidates, num_tokens_before_eos=stop)
+
+
+def _put_first(
+    token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], chosen: tuple[int, ...]
+) -> int:
+    """Move these ids of a column to its front, in place; return how many of them it has."""
+    pairs = list(zip(token_ids.tolist(), logprobs.tolist(), strict=True))
+    first = [pair for pair in pairs if pair[0] in chosen and pair[1] > -math.inf]
+    rest = [pair for pair in pairs if pair not in first]
+    token_ids[:], logprobs[:] = zip(*first, *rest, strict=True)
+    return len(first)

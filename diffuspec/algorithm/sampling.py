@@ -1,0 +1,232 @@
+"""The target's own token at every node, greedy or drawn with seeded noise.
+
+Gumbel-max: argmax(shaped logits + Gumbel noise) is a draw from softmax(shaped logits). The noise
+is a hash of (seed, absolute position, token id) and of nothing else, so what the target says at a
+position, given the tokens before it, does not depend on the draft, the batch or the worker.
+A drafter adds the same noise to its own logits and so guesses the drawn token, not the likeliest.
+
+Order of shaping: penalties, temperature, top-k, top-p. Ties go to the lowest token id throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffuspec.algorithm.draft_tree import depths
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import TokenIds, TokenLogprobs, VerifyRequest
+
+_MIN_TEMPERATURE = 1e-6  # above 0 and below this, logits would leave the range of float32
+_TOP_P_MARGIN = 1e-6  # a float32 sum of probabilities that should be p may fall short by this
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class History:
+    """What was said before each row's token, for the penalties."""
+
+    prefix: TokenIds  # [num_tokens], prompt and committed tokens
+    num_prompt_tokens: int
+    paths: Sequence[Sequence[int]]  # [R], the tokens between the prefix and the row's own
+
+
+def take_the_likeliest(requests: Sequence[VerifyRequest]) -> bool:
+    """Whether the target's tokens are the argmax of its logits for all of these."""
+    return all(r.sampling.is_greedy and not r.sampling.has_penalties for r in requests)
+
+
+def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
+    """Return each row's argmax, the lowest of ties, and its logit; not a number where any is."""
+    if logits.device.type == "cpu":  # numpy's is five times faster than torch's
+        table = logits.float().numpy()
+        token_ids: list[int] = table.argmax(axis=-1).tolist()
+        return token_ids, [table.item(row, token_id) for row, token_id in enumerate(token_ids)]
+    chosen = logits.argmax(dim=-1, keepdim=True)
+    both = torch.cat([chosen.double(), logits.gather(-1, chosen).double()], dim=-1).tolist()
+    return [int(token_id) for token_id, _ in both], [logit for _, logit in both]
+
+
+def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
+    """Return the target's token at the root and at every node of each request, [R] int64.
+
+    logits [R, V] holds, for one request after the other, the row of its last prefix token and
+    then those of its tree's nodes in order. The result stays on the logits' device.
+    """
+    if take_the_likeliest(requests):
+        return _argmax(logits)
+    chosen, start = [], 0
+    for request in requests:
+        rows = logits[start : start + 1 + request.tree.num_nodes]
+        start += len(rows)
+        num_tokens = len(request.prefix)
+        positions = [num_tokens, *(num_tokens + depth for depth in depths(request.tree))]
+        history = _history(request) if request.sampling.has_penalties else None
+        chosen.append(choose_tokens(rows, request.sampling, positions, history))
+    return torch.cat(chosen)
+
+
+def choose_tokens(
+    logits: Tensor,
+    params: SamplingParams,
+    positions: Sequence[int],
+    history: History | None = None,
+) -> Tensor:
+    """Return the token drawn at each row of one request, [R] int64.
+
+    positions[r] is the absolute index that row r's token will have in the sequence. The history
+    is read for penalties only, and needed for them.
+    """
+    assert history is not None or not params.has_penalties, "penalties need a history"
+    return _argmax(perturb_logits(logits, params, positions, history))
+
+
+def perturb_logits(
+    logits: Tensor,
+    params: SamplingParams,
+    positions: Sequence[int],
+    history: History | None = None,
+) -> Tensor:
+    """Return shaped logits with the request's noise, [R, V]: their argmax is the token drawn.
+
+    Greedy requests get no noise. For a drafter the softmax of the result is what it knows of the
+    token that the target will draw; without a history it goes without penalties.
+    """
+    if params.has_penalties and history is not None:
+        logits = _penalize(logits.float(), params, history)
+    if params.is_greedy:
+        return logits
+    assert params.seed is not None, "requests without a seed get one where they come in"
+    logits = logits.float() / max(params.temperature, _MIN_TEMPERATURE)
+    logits = _filter(logits, params.top_k, params.top_p)
+    return logits + gumbel_noise(params.seed, positions, logits.shape[-1], logits.device)
+
+
+def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLogprobs]:
+    """Return each row's log-probability of its chosen token and of the num_top likeliest.
+
+    logits [R, V] as the model gave them: what was asked of sampling does not show here.
+    """
+    logprobs = logits.float().log_softmax(dim=-1)
+    own: list[float] = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
+    values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
+    tops = [
+        tuple(zip(row_ids, row, strict=True))
+        for row_ids, row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
+    return [TokenLogprobs(logprob, top) for logprob, top in zip(own, tops, strict=True)]
+
+
+def _argmax(logits: Tensor) -> Tensor:
+    if logits.device.type == "cpu":  # numpy's is five times faster than torch's
+        return torch.from_numpy(logits.float().numpy().argmax(axis=-1))
+    return logits.argmax(dim=-1)
+
+
+def _history(request: VerifyRequest) -> History:
+    tree = request.tree
+    paths: list[tuple[int, ...]] = [()]
+    for parent, token_id in zip(tree.parents, tree.token_ids, strict=True):
+        paths.append((*paths[parent + 1], token_id))
+    return History(request.prefix, request.num_prompt_tokens, paths)
+
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment, as a signed 64-bit integer
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+def gumbel_noise(
+    seed: int, positions: Sequence[int] | Tensor, vocab_size: int, device: torch.device | str
+) -> Tensor:
+    """Return standard Gumbel noise, [R, vocab_size] float32; row r is positions[r]'s.
+
+    Each value depends on (seed, position, token id) alone: a splitmix64 generator is started at
+    a hash of seed and position, and the token id counts its steps. Of each 64-bit output the top
+    32 bits give u in (0, 1), and -log(-log(1 - u)) is Gumbel; small u, where float32 is finest,
+    make the large values that win. vocab_size only says how many ids are wanted.
+    """
+    rows = torch.as_tensor(positions, dtype=torch.int64, device=device)
+    start = _mix(_mix((rows + 1) * _GOLDEN) ^ seed)  # [R]; int64 arithmetic wraps around
+    steps = torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _GOLDEN
+    bits = _mix(start[:, None] + steps)
+    uniform = _logical_shift(bits, 32).float().add_(0.5).mul_(2.0**-32)
+    uniform.clamp_(max=1 - 2.0**-24)  # the largest float32 below 1
+    exponential = uniform.neg_().log1p_().neg_()  # -log(1 - u)
+    return exponential.log_().neg_()
+
+
+def _mix(values: Tensor) -> Tensor:
+    """Apply splitmix64's finaliser to int64 values in place, and return them.
+
+    A bijection in which every input bit flips each output bit half of the time.
+    """
+    values.bitwise_xor_(_logical_shift(values, 30)).mul_(_MIX_1)
+    values.bitwise_xor_(_logical_shift(values, 27)).mul_(_MIX_2)
+    return values.bitwise_xor_(_logical_shift(values, 31))
+
+
+def _logical_shift(values: Tensor, num_bits: int) -> Tensor:
+    """Shift right and fill with zeros; torch fills int64 with the sign."""
+    return (values >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)
+
+
+def _penalize(logits: Tensor, params: SamplingParams, history: History) -> Tensor:
+    """Lower the logits of what was said: prefix and the row's own path, each row by itself."""
+    num_rows, vocab_size = logits.shape
+    prefix = torch.tensor(history.prefix, dtype=torch.int64, device=logits.device)
+    in_prompt = _count(prefix[: history.num_prompt_tokens], vocab_size) > 0  # [V]
+    in_output = _count(prefix[history.num_prompt_tokens :], vocab_size)
+    in_output = in_output.expand(num_rows, vocab_size).clone()
+    pairs = [(row, token) for row, path in enumerate(history.paths) for token in path]
+    if pairs:
+        rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=logits.device).unbind(dim=1)
+        in_output.index_put_((rows, tokens), in_output.new_ones(len(pairs)), accumulate=True)
+    repeated = in_prompt | (in_output > 0)
+    factor = params.repetition_penalty
+    weakened = torch.where(logits > 0, logits / factor, logits * factor)
+    logits = torch.where(repeated, weakened, logits)
+    return logits - params.presence_penalty * (in_output > 0) - params.frequency_penalty * in_output
+
+
+def _count(token_ids: Tensor, vocab_size: int) -> Tensor:
+    counts = torch.zeros(vocab_size, device=token_ids.device)
+    return counts.index_add_(0, token_ids, counts.new_ones(len(token_ids)))
+
+
+def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Set to -inf what is outside the top k or outside the smallest set that holds mass p.
+
+    The mass is measured after top-k. At least one token stays. Sums run in float64, so that no
+    order of summation, which may change with the shape of a batch, can change the set.
+    """
+    vocab_size = logits.shape[-1]
+    top_k = min(top_k or vocab_size, vocab_size)
+    if top_k == vocab_size and top_p == 1:
+        return logits
+    logprobs = logits.log_softmax(dim=-1)
+    top = _most_likely(logprobs, top_k)
+    counts = torch.full_like(top[:, :1], top_k, dtype=torch.int64)
+    if top_p < 1:
+        probabilities = top.exp().double()
+        mass = probabilities.cumsum(dim=-1)
+        total = mass[:, -1:] if top_k < vocab_size else 1.0
+        is_needed = mass - probabilities < top_p * total - _TOP_P_MARGIN
+        counts = is_needed.sum(dim=-1, keepdim=True).clamp(min=1)
+    cutoff = top.gather(-1, counts - 1)
+    num_tied = counts - (top > cutoff).sum(dim=-1, keepdim=True)
+    tied = logprobs == cutoff
+    kept = (logprobs > cutoff) | (tied & (tied.cumsum(dim=-1) <= num_tied))
+    return logprobs.masked_fill(~kept, -torch.inf)
+
+
+def _most_likely(logprobs: Tensor, num_values: int) -> Tensor:
+    """Return each row's highest values in descending order, [R, num_values]."""
+    if logprobs.device.type == "cpu":
+        # Many times faster than torch's own topk and sort, which drag the indices along.
+        ascending = np.sort(logprobs.numpy(), axis=-1)
+        return torch.from_numpy(ascending[:, -num_values:]).flip(-1)
+    return logprobs.topk(num_values, dim=-1).values

@@ -1,0 +1,192 @@
+"""Causal-consistency path search (CPS): from a lattice to a draft tree.
+
+The drafter guesses every position by itself; a causal proxy says which guesses follow each other.
+Eq. 8 weighs the two: S(path) = sum of lambda * l_dlm + (1 - lambda) * l_ng, the proxy's term
+conditional on what comes before, all natural logarithms. Columns with a single candidate are not
+scored where nothing hangs on it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+from itertools import count
+from typing import TypeAlias
+
+from diffuspec.algorithm.alternatives import find_alternatives
+from diffuspec.algorithm.draft_tree import best_path
+from diffuspec.algorithm.scoring import Column, Node, Scored, Scorer, columns_of, confidences
+from diffuspec.core.interfaces import CausalProxy
+from diffuspec.core.types import Draft, DraftRequest, DraftTree, Lattice
+
+_Link: TypeAlias = "tuple[_Link | None, Scored, int]"  # of a beam: what is before it, its choice
+
+
+class PathSearch:
+    """`PathScorer` in this process: beam search (Eq. 8) or best-first expansion.
+
+    Without a proxy, or with a drafter weight of 1, the drafter's scores alone decide.
+    """
+
+    def __init__(
+        self,
+        proxy: CausalProxy | None,
+        *,
+        beam_width: int = 3,  # B
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        self._proxy = proxy
+        self._beam_width = beam_width
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    async def search(
+        self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
+    ) -> list[Draft]:
+        """Return one draft per lattice, in order; see `PathScorer.search`."""
+        start = time.perf_counter()
+        drafts = [
+            self.search_one(request, lattice)
+            for request, lattice in zip(requests, lattices, strict=True)
+        ]
+        seconds = time.perf_counter() - start
+        return [replace(draft, search_seconds=seconds) for draft in drafts]
+
+    def search_one(self, request: DraftRequest, lattice: Lattice) -> Draft:
+        """Return the draft tree of the shape that the request asks for, best nodes first.
+
+        path: the best path of the beam. beams: the paths of all its final beams, merged.
+        best_first: the max_nodes nodes that are likeliest to be reached. Any of them is cut to
+        max_nodes by what is least likely to be reached, and may be cut further in the same way.
+        """
+        scorer = Scorer(self._proxy, request)
+        columns = columns_of(lattice, scorer.drafter_weight, self._eos_token_ids)
+        if request.tree_shape == "best_first":
+            nodes = _best_first(columns, scorer, request.max_nodes)
+        else:
+            beams = _beam_search(columns, scorer, self._beam_width)
+            beams = beams[:1] if request.tree_shape == "path" else beams
+            nodes = _merge(beams)[: request.max_nodes]
+        draft = _draft(nodes, lattice.num_tokens_before_eos, scorer.has_proxy)
+        if not request.num_alternatives:
+            return draft
+        alternatives = find_alternatives(nodes, lattice, scorer, request.num_alternatives)
+        return replace(draft, alternatives=alternatives)
+
+
+def _beam_search(columns: list[Column], scorer: Scorer, width: int) -> list[_Link | None]:
+    """Return the last links of the final beams, best first."""
+    num_forced = _num_forced(columns)
+    beam: _Link | None = None
+    for column in columns[:num_forced]:
+        beam = (beam, Scored(column, column.weighted), 0)
+    beams = [beam]
+    scores = [0.0]  # what all beams have in common is left out
+    states = []
+    if num_forced < len(columns):
+        states.append(scorer.begin([column.token_ids[0] for column in columns[:num_forced]]))
+    for column in columns[num_forced:]:
+        scored = scorer.score(column, states)
+        totals = [
+            score + term for score, row in zip(scores, scored, strict=True) for term in row.mixed
+        ]
+        best: Sequence[int] = range(len(totals))
+        if len(totals) > width:
+            best = sorted(best, key=totals.__getitem__, reverse=True)[:width]
+        size = len(column.token_ids)
+        links: list[_Link] = [(beams[i // size], scored[i // size], i % size) for i in best]
+        states = [row.state_after(choice) for _, row, choice in links]
+        beams = [*links]
+        scores = [totals[i] for i in best]
+    return [beams[i] for i in sorted(range(len(beams)), key=scores.__getitem__, reverse=True)]
+
+
+def _num_forced(columns: list[Column]) -> int:
+    """Return how many columns in front have a single candidate."""
+    sizes = (len(column.token_ids) for column in columns)
+    return next((depth for depth, size in enumerate(sizes) if size > 1), len(columns))
+
+
+def _merge(beams: list[_Link | None]) -> list[Node]:
+    """Return the nodes of all beams, each once, likeliest to be reached first."""
+    nodes: dict[int, Node] = {}  # by identity: beams share the links of their common beginning
+    for link in beams:
+        path: list[_Link] = []
+        while link is not None and id(link) not in nodes:
+            path.append(link)
+            link = link[0]
+        parent = None if link is None else nodes[id(link)]
+        for link in reversed(path):
+            _, scored, choice = link
+            confidence = confidences(scored)[choice]
+            reach = confidence + (parent.reach if parent else 0.0)
+            parent = nodes[id(link)] = Node(parent, scored, choice, confidence, reach)
+    # The sort is stable and no confidence is above 0: a child stays behind its parent.
+    return sorted(nodes.values(), key=lambda node: node.reach, reverse=True)
+
+
+def _best_first(columns: list[Column], scorer: Scorer, max_nodes: int) -> list[Node]:
+    """Return the max_nodes nodes likeliest to be reached, in that order.
+
+    The heap holds of every node the likeliest child not yet taken, or its children as yet unscored
+    with the most that the likeliest could come to. As no child is likelier than its parent, the
+    first of the heap is the likeliest of all that is left.
+    """
+    nodes: list[Node] = []
+    serial = count()  # older entries first where two are as likely
+    heap: list[tuple[float, int, int, Node | None, _Ranked | None, int]] = []
+    if columns:
+        heap.append((-columns[0].log_mass, next(serial), 0, None, None, 0))
+    while heap and len(nodes) < max_nodes:
+        cost, _, depth, parent, children, rank = heappop(heap)
+        above = parent.reach if parent else 0.0
+        if children is None:
+            children = _ranked(scorer.score_after(columns[depth], parent))
+            cost = -above - children.confidences[0]
+            if heap and heap[0][0] < cost:
+                heappush(heap, (cost, next(serial), depth, parent, children, 0))
+                continue
+        confidence = children.confidences[rank]
+        node = Node(parent, children.scored, children.choices[rank], confidence, -cost)
+        nodes.append(node)
+        if (rank := rank + 1) < len(children.choices):
+            cost = -above - children.confidences[rank]
+            heappush(heap, (cost, next(serial), depth, parent, children, rank))
+        if (depth := depth + 1) < len(columns):
+            cost = -node.reach - columns[depth].log_mass
+            heappush(heap, (cost, next(serial), depth, node, None, 0))
+    return nodes
+
+
+@dataclass(slots=True, eq=False)
+class _Ranked:
+    """Candidates of a scored column, most likely to be right first."""
+
+    scored: Scored
+    choices: Sequence[int]
+    confidences: Sequence[float]
+
+
+def _ranked(scored: Scored) -> _Ranked:
+    unranked = confidences(scored)
+    if scored.proxy_logprobs is None:
+        return _Ranked(scored, range(len(unranked)), unranked)
+    choices = sorted(range(len(unranked)), key=unranked.__getitem__, reverse=True)
+    return _Ranked(scored, choices, [unranked[choice] for choice in choices])
+
+
+def _draft(nodes: list[Node], num_tokens_before_eos: int, has_proxy: bool) -> Draft:
+    parents = []
+    for index, node in enumerate(nodes):
+        node.index = index
+        parents.append(-1 if node.parent is None else node.parent.index)
+    tree = DraftTree(tuple([node.token_id for node in nodes]), tuple(parents))
+    best = [nodes[index].scored for index in best_path(tree)]
+    return Draft(
+        tree,
+        tuple([node.confidence for node in nodes]),
+        num_tokens_before_eos,
+        drafter_choices=tuple([scored.column.token_ids[0] for scored in best]),
+        proxy_choices=tuple([scored.proxy_choice for scored in best]) if has_proxy else (),
+    )

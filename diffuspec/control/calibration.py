@@ -1,0 +1,68 @@
+"""How often something is right, given the probability that somebody gave it.
+
+A diffusion LM's confidence is not a probability of acceptance: it knows nothing of the branch that
+the token hangs on. These counts make it one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+from diffuspec.core.types import Draft, Verdict
+
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998)
+_LOG_EDGES = [math.log(edge) for edge in _EDGES]
+_CENTRES = [(a + b) / 2 for a, b in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
+_PRIOR_WEIGHT = 6.0
+_MAX_WEIGHT = 400.0  # older counts fade once there are so many
+
+
+class Calibration:
+    """P(right) by what was said of it, on top of a wider calibration; alone it begins by belief."""
+
+    def __init__(self, wider: Calibration | None = None) -> None:
+        self._wider = wider
+        self._seen = [0.0] * len(_CENTRES)
+        self._right = [0.0] * len(_CENTRES)
+
+    def probability(self, logprob: float) -> float:
+        """Return how likely something is right that was given this natural-log probability."""
+        return self._in_cell(bisect_right(_LOG_EDGES, logprob))
+
+    def count(self, logprob: float, is_right: bool) -> None:
+        cell = bisect_right(_LOG_EDGES, logprob)
+        if self._seen[cell] >= _MAX_WEIGHT:
+            self._seen[cell] /= 2
+            self._right[cell] /= 2
+        self._seen[cell] += 1
+        self._right[cell] += is_right
+
+    def _in_cell(self, cell: int) -> float:
+        prior = _CENTRES[cell] if self._wider is None else self._wider._in_cell(cell)
+        return (_PRIOR_WEIGHT * prior + self._right[cell]) / (_PRIOR_WEIGHT + self._seen[cell])
+
+
+class AcceptanceModel:
+    """P(node right | parent right) by confidence, on top of a wider model that learns too."""
+
+    def __init__(self, wider: AcceptanceModel | None = None) -> None:
+        self._wider = wider
+        self._nodes: Calibration = Calibration(None if wider is None else wider._nodes)
+
+    def reach(self, draft: Draft) -> list[float]:
+        """Return for each node the probability that it is accepted, its ancestors included."""
+        reached: list[float] = []
+        for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
+            above = reached[parent] if parent >= 0 else 1.0
+            reached.append(above * self._nodes.probability(confidence))
+        return reached
+
+    def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
+        """Count every node whose parent was accepted, in the wider model too if it is shared."""
+        accepted = {-1, *verdict.accepted_nodes}
+        for node, parent in enumerate(draft.tree.parents):
+            if parent in accepted:
+                self._nodes.count(draft.confidences[node], node in accepted)
+                if is_shared and self._wider is not None:
+                    self._wider._nodes.count(draft.confidences[node], node in accepted)

@@ -1,0 +1,34 @@
+"""The weight of the drafter against the causal proxy: lambda of Eq. 8, constant or adaptive.
+
+The proxy helps where text is formulaic and hurts where it is copied, so the best weight differs by
+request. The adaptive weight follows who was right lately where the two disagreed.
+"""
+
+from __future__ import annotations
+
+from diffuspec.algorithm.draft_tree import best_path
+from diffuspec.core.types import Draft, Verdict
+
+_LOWEST, _HIGHEST = 0.25, 0.95
+_START = 0.65
+_RATE = 0.12
+
+
+class AdaptiveWeight:
+    """Moves towards the side that was right, by disagreement."""
+
+    def __init__(self) -> None:
+        self.value = _START
+
+    def observe(self, draft: Draft, verdict: Verdict) -> None:
+        """Judge both sides at every position of the best path that the target reached."""
+        path = best_path(draft.tree)
+        choices = zip(
+            draft.drafter_choices, draft.proxy_choices, path, verdict.token_ids, strict=False
+        )
+        for of_drafter, of_proxy, node, right in choices:
+            if of_drafter != of_proxy and right in (of_drafter, of_proxy):
+                goal = _HIGHEST if right == of_drafter else _LOWEST
+                self.value += _RATE * (goal - self.value)
+            if draft.tree.token_ids[node] != right:
+                return  # what follows was chosen after another token

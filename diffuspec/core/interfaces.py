@@ -1,0 +1,167 @@
+"""The seams between the roles. The coordinator knows Drafter and Verifier and nothing else.
+
+Every method is batched, keeps the order of its requests, and is pure in what it is given: worker
+state is only a cache, and the same call on a fresh worker gives the same answer (a drafter may
+guess differently; a verifier may not). A local, a remote and a fake implementation look the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from diffuspec.core.params import MAX_TREE_NODES, SamplingParams, SpeculationParams
+from diffuspec.core.types import (
+    Draft,
+    DraftRequest,
+    Lattice,
+    Prompt,
+    RequestOutput,
+    Verdict,
+    VerifyRequest,
+)
+
+ProxyState: TypeAlias = Any  # hashable; belongs to the proxy that made it
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What the coordinator must know of the target."""
+
+    vocab_size: int  # token ids the tokenizer knows: 0 .. vocab_size - 1
+    max_model_len: int  # prompt and output tokens of one request
+    max_sequences: int  # requests verified at the same time
+    eos_token_ids: tuple[int, ...]
+    max_tree_nodes: int = MAX_TREE_NODES  # drafted tokens verified in one step of one request
+
+
+class Drafter(Protocol):
+    """Proposes draft trees."""
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, in order; an empty one means none.
+
+        Raises InvalidRequestError before any work, DrafterError after.
+        """
+        ...
+
+    async def release(self, request_id: str) -> None:
+        """Forget what is cached for a request. Unknown ids are fine."""
+        ...
+
+
+class LatticeModel(Protocol):
+    """The diffusion LM: prefixes in, lattices out."""
+
+    async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
+        """Return one lattice per request, in order; an empty one means none for now.
+
+        Raises InvalidRequestError before any work, DrafterError after.
+        """
+        ...
+
+    async def release(self, request_id: str) -> None:
+        """Forget what is cached for a request. Unknown ids are fine."""
+        ...
+
+
+class PathScorer(Protocol):
+    """CPS: lattices in, draft trees out."""
+
+    async def search(
+        self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
+    ) -> list[Draft]:
+        """Return one draft per lattice, in order, at most max_nodes nodes each."""
+        ...
+
+
+class CausalProxy(Protocol):
+    """Scores token ids left to right: ln P(token | state). Knows nothing of lattices.
+
+    Equal states score every continuation equally.
+    """
+
+    @property
+    def max_context_tokens(self) -> int:
+        """How many tokens before a position can matter."""
+        ...
+
+    def begin(self, context: Sequence[int]) -> ProxyState:
+        """Return the state after the context."""
+        ...
+
+    def expand(
+        self, states: Sequence[ProxyState], candidates: Sequence[int]
+    ) -> tuple[list[list[float]], list[list[ProxyState]]]:
+        """Score every candidate after every state.
+
+        Returns natural-log probabilities and the states after the candidates, both
+        [num_states][num_candidates].
+        """
+        ...
+
+
+class Verifier(Protocol):
+    """The target: draft trees in, verdicts out."""
+
+    @property
+    def info(self) -> TargetInfo: ...
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Return one verdict per request, in order, as if each were alone.
+
+        The verdict's tokens depend on prefix and sampling parameters only, never on the draft
+        tree but for how many of them there are. At most info.max_sequences requests, no request
+        id twice. Raises VerifierError.
+        """
+        ...
+
+    async def release(self, request_id: str) -> None:
+        """Free what is held for a request. Unknown ids are fine."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoleStatus:
+    """How one role is."""
+
+    name: str
+    address: str = ""  # empty: in the coordinator's own process
+    is_healthy: bool = True
+    reason: str = ""  # why it is not healthy
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """How the service is. degraded_reasons: why answers come more slowly than they should."""
+
+    roles: tuple[RoleStatus, ...]
+    degraded_reasons: tuple[str, ...] = ()
+    num_running: int = 0
+    num_waiting: int = 0
+
+
+class Frontend(Protocol):
+    """Answers prompts; all of it belongs to one event loop."""
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str | None,
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield what every step adds; closing the iterator cancels the request.
+
+        Raises InvalidRequestError, OverloadedError, RequestCancelledError and VerifierError.
+        """
+        ...
+
+    def cancel(self, request_id: str) -> bool:
+        """End what runs under an id; return whether anything did."""
+        ...
+
+    async def status(self) -> ServiceStatus:
+        """Tell how the roles are, within a second or two."""
+        ...

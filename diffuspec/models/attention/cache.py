@@ -1,0 +1,193 @@
+"""A preallocated key/value store with one slot per sequence.
+
+A slot remembers which tokens its rows belong to, so that any prefix it shares with a new request
+need not be computed again. Rolling back is a length; committing a branch of a draft tree moves
+its rows to the front.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from diffuspec.core.errors import WorkerError
+from diffuspec.core.types import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class CacheShape:
+    """What one token costs: the same for every layer of a model."""
+
+    num_layers: int
+    num_kv_heads: int  # of this process: a tensor-parallel rank holds its share
+    head_dim: int
+
+    def num_bytes(self, num_slots: int, max_len: int, dtype: torch.dtype) -> int:
+        per_token = 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+        return per_token * num_slots * max_len
+
+
+@dataclass(slots=True)
+class Slot:
+    """One sequence's rows. Row i holds token_ids[i] at position i; rows past length are scratch."""
+
+    index: int
+    token_ids: TokenIds  # [max_len]
+    length: int = 0
+    request_id: str | None = None  # None: free, its rows may still serve another request
+    last_step: int = -1
+
+    def common_prefix(self, prefix: TokenIds) -> int:
+        """Return how many leading tokens of the prefix are cached here."""
+        limit = min(self.length, len(prefix))
+        mine, other = self.token_ids[:limit], prefix[:limit]
+        if mine.tobytes() == other.tobytes():  # mostly they are the same
+            return limit
+        return int((mine != other).argmax())
+
+
+class KVCache:
+    """Rows of keys and values for every layer, [slots, kv_heads, max_len, head_dim] each.
+
+    Not thread-safe: its owner calls it from one thread.
+    """
+
+    def __init__(
+        self,
+        shape: CacheShape,
+        num_slots: int,
+        max_len: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.shape = shape
+        self.max_len = max_len
+        size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, max_len, shape.head_dim)
+        # Zeros, because a masked row still meets its values: 0 * NaN would be NaN.
+        self._store = torch.zeros(size, dtype=dtype, device=device)
+        self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
+        self._layers = [table.unbind(0) for table in self._tables]
+        self._slots = [Slot(i, np.zeros(max_len, np.int32)) for i in range(num_slots)]
+        self._by_request: dict[str, Slot] = {}
+        self._step = 0
+
+    @property
+    def num_slots(self) -> int:
+        return len(self._slots)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._store.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._store.device
+
+    def begin_step(self) -> None:
+        """Start a step: slots acquired from now on keep their rows until the next one."""
+        self._step += 1
+
+    def acquire(
+        self, request_id: str, prefix: TokenIds, max_cached: int | None = None
+    ) -> tuple[int, int]:
+        """Return the request's slot and how many leading prefix tokens it has cached.
+
+        At most max_cached are used: by default all but the last prefix token, so that its row is
+        computed and gives logits. A request without a slot takes a free one, else the one idle
+        for longest that was not acquired in this step; the longest prefix cached in any slot is
+        taken over or copied. Raises WorkerError when every slot was acquired in this step, or the
+        prefix is too long.
+        """
+        if len(prefix) > self.max_len:
+            raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")
+        slot = self._by_request.get(request_id)
+        if slot is None:
+            slot = self._assign(request_id, prefix)
+        slot.last_step = self._step
+        limit = len(prefix) - 1 if max_cached is None else max_cached
+        slot.length = min(slot.common_prefix(prefix), limit)
+        return slot.index, slot.length
+
+    def commit(
+        self,
+        slot_index: int,
+        token_ids: Sequence[int] | TokenIds,
+        num_in_place: int,
+        moved_rows: Sequence[int] = (),
+    ) -> None:
+        """Append rows just computed, all of them counted from the slot's length.
+
+        The first num_in_place are kept where they are; moved_rows, ascending, follow them.
+        token_ids are the tokens of both. Rows that are in place after all (a chain) stay.
+        """
+        slot = self._slots[slot_index]
+        start, end = slot.length, slot.length + num_in_place + len(moved_rows)
+        moved = list(moved_rows)
+        while moved and moved[0] == num_in_place:
+            num_in_place += 1
+            del moved[0]
+        if moved:
+            source = torch.tensor([start + row for row in moved], device=self.device)
+            table = self._tables[slot_index]
+            table[:, :, start + num_in_place : end] = table.index_select(2, source)
+        slot.token_ids[start:end] = token_ids
+        slot.length = end
+
+    def truncate(self, slot_index: int, length: int) -> None:
+        """Forget the rows past a length."""
+        slot = self._slots[slot_index]
+        slot.length = min(slot.length, length)
+
+    def release(self, request_id: str) -> None:
+        """Free a request's slot; its rows stay until another request takes it."""
+        slot = self._by_request.pop(request_id, None)
+        if slot is not None:
+            slot.request_id = None
+
+    def clear(self, request_id: str) -> None:
+        """Free a request's slot and wipe its rows (they may hold values that are not numbers)."""
+        slot = self._by_request.get(request_id)
+        if slot is not None:
+            slot.length = 0
+            self._store[:, :, slot.index].zero_()
+            self.release(request_id)
+
+    def tokens(self, slot_index: int) -> TokenIds:
+        """Return the tokens that a slot's rows belong to."""
+        slot = self._slots[slot_index]
+        return slot.token_ids[: slot.length]
+
+    def layers(self, slot_index: int) -> tuple[torch.Tensor, ...]:
+        """Return views of a slot: keys of layer 0, values of layer 0, keys of layer 1, ...
+
+        Each is [kv_heads, max_len, head_dim] and may be written.
+        """
+        return self._layers[slot_index]
+
+    def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
+        shared = [slot.common_prefix(prefix) for slot in self._slots]
+        best = max(self._slots, key=lambda slot: shared[slot.index])
+        idle = [slot for slot in self._slots if slot.last_step != self._step]
+        free = [slot for slot in idle if slot.request_id is None]
+        if not idle:
+            raise WorkerError(f"all {self.num_slots} cache slots are in use by this step")
+        if best in free:
+            slot = best
+        else:
+            slot = min(free or idle, key=lambda slot: slot.last_step)
+            self._copy(best, slot, shared[best.index])
+        if slot.request_id is not None:
+            del self._by_request[slot.request_id]
+        slot.request_id = request_id
+        self._by_request[request_id] = slot
+        return slot
+
+    def _copy(self, source: Slot, target: Slot, length: int) -> None:
+        if source is not target:
+            rows = self._store[:, :, source.index, :, :length]
+            self._store[:, :, target.index, :, :length] = rows
+            target.token_ids[:length] = source.token_ids[:length]
+        target.length = length

@@ -1,0 +1,182 @@
+"""From a directory to a model: safetensors only, nothing remote, nothing half-done.
+
+Whatever can be found wrong is found before weights are read. Every failure is a ModelLoadError
+that names the directory and says what would be right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+
+from diffuspec.core.config import Device, DType
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.attention.cache import CacheShape
+from diffuspec.models.attention.packed import ATTENTION_NAME
+from diffuspec.models.loading.checkpoint import (
+    Checkpoint,
+    check_fits,
+    inspect_checkpoint,
+    read_json,
+)
+from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.rope import check_rope
+from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
+from diffuspec.models.loading.tensor_parallel import sharding_options
+from diffuspec.models.runner import ModelRunner
+from diffuspec.text.tokenizer import quiet
+
+# Fields of Dream's config.json that must not reach Qwen2Config.
+_DREAM_ONLY = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready to run, and what its directory says of it."""
+
+    runner: ModelRunner
+    max_positions: int  # the longest sequence it was trained for
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model(
+    path: Path,
+    *,
+    device: Device = "auto",
+    dtype: DType = "auto",
+    num_slots: int,
+    max_len: int | None = None,
+    num_scratch_rows: int = 0,
+    fixed_rows: int | None = None,
+    num_ranks: int = 1,
+    is_target: bool = False,
+) -> LoadedModel:
+    """Load a causal LM (a diffusion LM's weights are one) and its cache.
+
+    The cache has num_slots slots of max_len rows (None: as many as the model was trained for)
+    and num_scratch_rows more, for rows that are not kept. fixed_rows: see ModelRunner. With several
+    ranks this process, which has joined their group, loads its share. A target is refused when its
+    rows would depend on what else is in a forward. Raises ModelLoadError.
+    """
+    checkpoint = inspect_checkpoint(path)
+    config = _transformers_config(checkpoint)
+    max_positions = checkpoint.max_positions
+    if max_len is not None and max_len > max_positions:
+        raise ModelLoadError(
+            f"{path} was trained for {max_positions} positions, max_model_len is {max_len}"
+        )
+    max_len = max_len or max_positions
+    if is_target:
+        check_rope(path, config, max_len)
+    num_rows = max_len + num_scratch_rows
+    where = _resolve_device(path, device)
+    precision = _resolve_dtype(dtype, where)
+    cache_bytes = _cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
+    weight_bytes = checkpoint.num_weights * precision.itemsize
+    sharding = sharding_options(path, config, num_ranks, where)
+    num_memories = 1 if where.type == "cpu" else num_ranks
+    check_fits(path, weight_bytes, 0, torch.device("cpu"))  # weights pass through its memory
+    check_fits(path, weight_bytes // num_memories, cache_bytes // num_memories, where)
+    model = _read_weights(checkpoint, config, precision, sharding).to(where)
+    if num_ranks > 1:
+        use_local_layers(model)
+    if where.type == "cpu" and has_only_plain_tensors(model):
+        use_cpu_layers(model)
+    try:
+        runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
+    except Exception as error:  # a model that does not take our attention fails in its own way
+        name = type(model).__name__
+        raise ModelLoadError(f"{path}: {name} cannot be run packed: {error!r}") from error
+    return LoadedModel(runner, max_positions, _eos_token_ids(checkpoint))
+
+
+def _transformers_config(checkpoint: Checkpoint) -> Any:
+    path = checkpoint.path
+    try:
+        with quiet():
+            if checkpoint.is_dream:
+                fields = {k: v for k, v in checkpoint.config.items() if k not in _DREAM_ONLY}
+                return Qwen2Config(**fields)
+            config = AutoConfig.from_pretrained(
+                path, trust_remote_code=False, local_files_only=True
+            )
+    except Exception as error:  # unknown model types, and values of the wrong kind
+        raise ModelLoadError(f"{path}: config.json cannot be used: {error!r}") from error
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelLoadError(f"{path}: {config.model_type} is not a causal LM of transformers")
+    return config
+
+
+def _read_weights(
+    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, sharding: dict[str, Any]
+) -> Any:
+    path = checkpoint.path
+    try:
+        with quiet():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **sharding,
+            )
+    except Exception as error:  # transformers, safetensors and torch raise what they like
+        if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
+            raise ModelLoadError(
+                f"{path}: the attention of {config.model_type} is not supported"
+            ) from error
+        raise ModelLoadError(f"{path}: cannot load its weights: {error!r}") from error
+    model, info = loaded
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if keys := sorted(map(str, info[problem])):
+            what = problem.removesuffix("_keys")
+            raise ModelLoadError(
+                f"{path}: {len(keys)} {what} weights for {type(model).__name__}: "
+                + ", ".join(keys[:3])
+            )
+    return model
+
+
+def _cache_shape(path: Path, config: Any) -> CacheShape:
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads:
+        raise ModelLoadError(f"{path}: {config.model_type} is not a stack of attention layers")
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    num_kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return CacheShape(config.num_hidden_layers, num_kv_heads, head_dim)
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """Return what ends an answer, the most usual first."""
+    found: list[int] = []
+    sources = [checkpoint.config]
+    if (checkpoint.path / "generation_config.json").exists():
+        sources.insert(0, read_json(checkpoint.path, "generation_config.json"))
+    for source in sources:
+        value = source.get("eos_token_id")
+        found.extend(value if isinstance(value, list) else [] if value is None else [value])
+    return tuple(dict.fromkeys(found))
+
+
+def _resolve_device(path: Path, device: Device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError(f"{path} was to be loaded on cuda, but no CUDA device is available")
+    return torch.device(device)
+
+
+def _resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved

@@ -1,0 +1,156 @@
+"""Files KenLM reads: what they hold, seen before KenLM opens them, and ARPA to binary.
+
+KenLM trusts a binary file, and a damaged one can end the process. So headers and sizes are
+checked here first, and errors say what is wrong. What is found: a file of another kind, one cut
+short anywhere, a header out of bounds. What is not: bytes changed in the middle of a binary.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from diffuspec.core.errors import MissingDependencyError, NgramError
+
+MIN_ORDER, MAX_ORDER = 2, 6  # KenLM has no unigram models, and is compiled for up to 6
+
+_BINARY_MAGIC = b"mmap lm http://kheafield.com/code"
+# KenLM's `Sanity`: magic, then values that reveal another byte order or word size.
+_SANITY = struct.pack(
+    "<56s3f3IQ",
+    _BINARY_MAGIC + b" format version 5\n",
+    *(0.0, 1.0, -0.5),
+    *(1, 0xFFFFFFFF, 0),
+    1,
+)
+# KenLM's `FixedWidthParameters`: order, probing multiplier, model type, has vocabulary, version.
+_PARAMETERS = struct.Struct("<B3xfI?3xI")
+_MAX_LINE_BYTES = 4096
+_MIN_BYTES_PER_NGRAM = (
+    4  # a probability, a tab, a word and a newline; binaries pack n-grams tighter
+)
+_COUNT_LINE = re.compile(rb"ngram (\d+)=(\d{1,18})\s*")
+_WHAT_IS_RIGHT = (
+    "expected an ARPA file (its first line is \\data\\) or a binary made from one by KenLM's"
+    " build_binary"
+)
+
+
+def read_num_ngrams(path: str | Path) -> tuple[int, ...]:
+    """Return the number of n-grams of order 1, 2, ...; as many numbers as the model's order.
+
+    Words (1-grams) include <unk>, <s> and </s>. Raises NgramError, which names the file, when it
+    cannot be read, is not a KenLM file, is cut short, or is of an order KenLM cannot load.
+    """
+    try:
+        with open(path, "rb") as file:
+            num_ngrams = _read(file, path)
+    except OSError as error:
+        raise NgramError(f"{path} cannot be read: {error.strerror}") from error
+    order = len(num_ngrams)
+    if not MIN_ORDER <= order <= MAX_ORDER:
+        raise NgramError(f"{path} has order {order}; KenLM loads orders {MIN_ORDER} to {MAX_ORDER}")
+    return num_ngrams
+
+
+def build_binary(arpa: str | Path, binary: str | Path) -> None:
+    """Convert an ARPA file to a KenLM binary: a trie of 8-bit probabilities and back-offs.
+
+    About a seventh of the size, and mapped into memory instead of parsed; probabilities are
+    rounded. The binary appears when it is complete. Raises MissingDependencyError without KenLM's
+    `build_binary` on PATH, NgramError when it fails, and OSError.
+    """
+    program = shutil.which("build_binary")
+    if program is None:
+        raise MissingDependencyError(
+            "build_binary is not on PATH. It is part of KenLM's C++ tools (github.com/kpu/kenlm,"
+            " built with cmake), not of its Python package. It is optional: ARPA files can be"
+            " used as they are"
+        )
+    read_num_ngrams(arpa)
+    binary = Path(binary)
+    with tempfile.TemporaryDirectory(dir=binary.parent) as folder:
+        output = Path(folder) / "model.bin"
+        command = [program, "-q", "8", "-b", "8", "trie", str(Path(arpa).resolve()), str(output)]
+        run = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        if run.returncode != 0:
+            lines = run.stderr.strip().splitlines() or ["no message"]
+            raise NgramError(f"build_binary could not convert {arpa}: {lines[-1]}")
+        os.replace(output, binary)
+
+
+def _read(file: IO[bytes], path: str | Path) -> tuple[int, ...]:
+    start = file.read(len(_SANITY))
+    if not start:
+        raise NgramError(f"{path} is empty; {_WHAT_IS_RIGHT}")
+    if start.startswith(b"\x1f\x8b"):
+        raise NgramError(f"{path} is gzip-compressed; decompress it first")
+    if start.startswith(_BINARY_MAGIC):
+        return _read_binary(file, path, start)
+    file.seek(0)
+    return _read_arpa(file, path)
+
+
+def _read_binary(file: IO[bytes], path: str | Path, start: bytes) -> tuple[int, ...]:
+    if start != _SANITY:
+        raise NgramError(
+            f"{path} is a KenLM binary that was not built to the end, is cut short, or comes from"
+            " another version or kind of machine; build it again from its ARPA file"
+        )
+    truncated = NgramError(f"{path} is cut short; copy or build it again")
+    fixed = file.read(_PARAMETERS.size)
+    if len(fixed) < _PARAMETERS.size:
+        raise truncated
+    order, multiplier, _, has_vocabulary, _ = _PARAMETERS.unpack(fixed)
+    counts = file.read(8 * order)
+    if len(counts) < 8 * order:
+        raise truncated
+    num_ngrams: tuple[int, ...] = struct.unpack(f"<{order}Q", counts)
+    if not num_ngrams or not 1 <= multiplier < 1000 or max(num_ngrams) > 8 * _size(file):
+        raise NgramError(f"{path} is a KenLM binary with a damaged header; build it again")
+    if has_vocabulary and not _has_all_words(file, num_ngrams[0]):
+        raise truncated
+    return num_ngrams
+
+
+def _has_all_words(file: IO[bytes], num_words: int) -> bool:
+    """Whether the words are all at the end of the file: <unk> first, each with a NUL after it."""
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        first = content.rfind(b"<unk>\0")
+        words = content[first:] if first >= 0 else b""
+    return words.endswith(b"\0") and words.count(b"\0") >= num_words
+
+
+def _read_arpa(file: IO[bytes], path: str | Path) -> tuple[int, ...]:
+    line = file.readline(_MAX_LINE_BYTES)
+    while line and (not line.strip() or line.startswith(b"#")):
+        line = file.readline(_MAX_LINE_BYTES)
+    if line.strip() != b"\\data\\":
+        raise NgramError(
+            f"{path} is not a KenLM file (it begins with {line[:20]!r}); {_WHAT_IS_RIGHT}"
+        )
+    num_ngrams: list[int] = []
+    while (line := file.readline(_MAX_LINE_BYTES)).strip():
+        match = _COUNT_LINE.fullmatch(line)
+        if match is None or int(match[1]) != len(num_ngrams) + 1:
+            raise NgramError(
+                f"{path} has {line[:40]!r} where ARPA has 'ngram {len(num_ngrams) + 1}=count'"
+            )
+        num_ngrams.append(int(match[2]))
+    size = _size(file)
+    file.seek(max(0, size - 64))
+    is_whole = file.read().rstrip().endswith(b"\\end\\")
+    if not is_whole or sum(num_ngrams) * _MIN_BYTES_PER_NGRAM > size:
+        raise NgramError(f"{path} is cut short: an ARPA file ends with \\end\\; copy it again")
+    return tuple(num_ngrams)
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size

@@ -1,0 +1,172 @@
+"""The processes that hold one model between them, one per rank, and what they tell each other.
+
+Rank 0 says what is to be done and the others repeat it. Forward passes communicate over the default
+process group: NCCL on GPUs, gloo on CPUs. What is said beside them goes over a second, gloo group
+with a shorter time-out, so that waiting for the next word does not share a bound with reading
+weights.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+
+_BLOCK_BYTES = 1 << 16  # a message up to this size takes one broadcast
+_LENGTH_BYTES = 8
+_MAX_MESSAGE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class RankLimits:
+    """How long a rank waits for the others."""
+
+    meet_seconds: float = 60.0  # until all of them are there
+    compute_seconds: float = 600.0  # within a forward pass; the first one waits for all weights
+    word_seconds: float = 60.0  # for the next word of rank 0, and for all to agree on a step
+
+
+def open_meeting_point(host: str, limits: RankLimits) -> TCPStore:
+    """Return a store, served by this process at a free port of one address of this machine."""
+    with socket.socket(socket.AF_INET) as listener:
+        listener.bind((host, 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        return TCPStore(
+            host,
+            port,
+            is_master=True,
+            timeout=timedelta(seconds=limits.meet_seconds),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+
+
+def find_meeting_point(host: str, port: int, limits: RankLimits) -> TCPStore:
+    """Return the store that rank 0 serves. Raises VerifierUnavailableError when none answers."""
+    timeout = timedelta(seconds=limits.meet_seconds)
+    try:
+        return TCPStore(host, port, is_master=False, timeout=timeout)
+    except RuntimeError as error:
+        raise VerifierUnavailableError(
+            f"rank 0 does not answer at {host}:{port} within {limits.meet_seconds} seconds"
+        ) from error
+
+
+class RankGroup:
+    """This process's place among the ranks. A process is in one group at a time.
+
+    Every rank makes the same calls in the same order. They raise VerifierUnavailableError when
+    another rank is gone or late; the group is of no use any more then.
+    """
+
+    def __init__(
+        self,
+        store: TCPStore,
+        rank: int,
+        num_ranks: int,
+        device: torch.device,
+        limits: RankLimits,
+    ) -> None:
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self._store: TCPStore | None = store
+        self._block = torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
+        _call_the_roll(store, rank, num_ranks, limits)
+        is_cuda = device.type == "cuda"
+        try:
+            dist.init_process_group(
+                "nccl" if is_cuda else "gloo",
+                store=PrefixStore("ranks", store),
+                rank=rank,
+                world_size=num_ranks,
+                timeout=timedelta(seconds=limits.compute_seconds),
+                device_id=device if is_cuda else None,
+            )
+            timeout = timedelta(seconds=limits.word_seconds)
+            self._words: Any = dist.new_group(backend="gloo", timeout=timeout)
+        except RuntimeError as error:
+            self.close()
+            raise VerifierUnavailableError(
+                f"rank {rank} cannot connect to the others: {_first_line(error)}"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def broadcast(self, message: bytes = b"") -> bytes:
+        """Return rank 0's message; the others' own ones do not matter."""
+        block = self._block
+        if self.rank == 0:
+            head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[: _room_in_block()]
+            block[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+        self._send(block)
+        received = block.numpy().tobytes()
+        length = int.from_bytes(received[:_LENGTH_BYTES], "little")
+        if length > _MAX_MESSAGE_BYTES:
+            raise VerifierError(f"a message of {length} bytes, at most {_MAX_MESSAGE_BYTES} go")
+        head = received[_LENGTH_BYTES:][:length]
+        if len(head) == length:
+            return head
+        rest = torch.empty(length - len(head), dtype=torch.uint8)
+        if self.rank == 0:
+            rest = torch.frombuffer(bytearray(message[len(head) :]), dtype=torch.uint8)
+        self._send(rest)
+        return head + rest.numpy().tobytes()
+
+    def gather(self, value: int) -> list[int]:
+        """Return every rank's value, a signed 64-bit integer each."""
+        mine = torch.tensor([value])
+        values = [torch.empty_like(mine) for _ in range(self.num_ranks)]
+        try:
+            dist.all_gather(values, mine, group=self._words)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        return [int(value) for value in values]
+
+    def close(self) -> None:
+        """Leave: the connections to the others end, and rank 0's port is free again."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._words = self._store = None
+
+    def _send(self, data: torch.Tensor) -> None:
+        try:
+            dist.broadcast(data, src=0, group=self._words)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _lost(self, error: RuntimeError) -> VerifierUnavailableError:
+        return VerifierUnavailableError(f"rank {self.rank} lost another rank: {_first_line(error)}")
+
+
+def _call_the_roll(store: TCPStore, rank: int, num_ranks: int, limits: RankLimits) -> None:
+    """Wait until every rank is there: connections among them are made under a longer bound."""
+    names = [f"rank {number}" for number in range(num_ranks)]
+    store.set(names[rank], "here")
+    try:
+        store.wait(names, timedelta(seconds=limits.meet_seconds))
+    except RuntimeError as error:
+        missing = [name for name in names if not store.check([name])]
+        raise VerifierUnavailableError(
+            f"{names[rank]} waited {limits.meet_seconds} seconds at {store.host}:{store.port} "
+            f"for {', '.join(missing)}"
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), repr(error))
+
+
+def _room_in_block() -> int:
+    return _BLOCK_BYTES - _LENGTH_BYTES

@@ -1,0 +1,255 @@
+"""The target: verifies draft trees with a causal LM and its own cache."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+
+from diffuspec.algorithm import draft_tree
+from diffuspec.algorithm.acceptance import Acceptance, accept
+from diffuspec.algorithm.sampling import (
+    likeliest,
+    take_the_likeliest,
+    target_tokens,
+    token_logprobs,
+)
+from diffuspec.core.config import TargetConfig
+from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
+from diffuspec.models.attention.packed import Segment
+from diffuspec.models.loading.load import load_model
+from diffuspec.models.runner import ModelRunner
+from diffuspec.models.worker import Worker
+from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, unknown_token_id
+
+MAX_PREFILL_ROWS = 2048  # bounds activations: a longer prefix is fed in several forwards
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """One request's rows in a step: its uncached prefix tokens, then the draft tree."""
+
+    request: VerifyRequest
+    slot: int
+    start: int  # prefix tokens cached already
+    first_logits: int  # its root's row among the step's logits
+    nodes: Sequence[int]  # of the tree that was asked for, those that are verified
+
+    @property
+    def num_tail(self) -> int:
+        return len(self.request.prefix) - self.start
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tail + self.request.tree.num_nodes
+
+    @property
+    def logit_rows(self) -> slice:
+        return slice(self.first_logits, self.first_logits + 1 + self.request.tree.num_nodes)
+
+
+class CausalTarget:
+    """A Verifier over a transformers causal LM.
+
+    Work happens in one thread of its own, so that awaiting it does not block the event loop. A
+    runner of fixed shapes verifies a tree's best path only: a branch's rows are not where plain
+    decoding has them, and the order of a sum shows in its last bit.
+    """
+
+    def __init__(self, runner: ModelRunner, info: TargetInfo) -> None:
+        self.runner = runner
+        self._info = info
+        self._worker = Worker("target", is_inline=info.max_sequences == 1)
+
+    @classmethod
+    def load(cls, config: TargetConfig, num_ranks: int = 1) -> Self:
+        """Load the target of a configuration, or one rank's share of it. Raises ModelLoadError."""
+        tokenizer = load_tokenizer(config.path)
+        loaded = load_model(
+            config.path,
+            device=config.device,
+            dtype=config.dtype,
+            num_slots=config.max_sequences,
+            max_len=config.max_model_len,
+            num_scratch_rows=config.max_tree_nodes,
+            fixed_rows=1 + config.max_tree_nodes if config.exact else None,
+            num_ranks=num_ranks,
+            is_target=True,
+        )
+        info = TargetInfo(
+            vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),
+            max_model_len=config.max_model_len or loaded.max_positions,
+            max_sequences=config.max_sequences,
+            eos_token_ids=loaded.eos_token_ids,
+            max_tree_nodes=config.max_tree_nodes,
+        )
+        return cls(loaded.runner, info)
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._info
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Verify a batch. Raises InvalidRequestError before any work, VerifierError after."""
+        self.check(requests)
+        if not requests:
+            return []
+        return await self._worker.run(self.verify_here, list(requests))
+
+    async def release(self, request_id: str) -> None:
+        await self._worker.run(self.runner.cache.release, request_id)
+
+    def close(self) -> None:
+        """Stop the worker thread once what it is doing is done."""
+        self._worker.close()
+
+    def check(self, requests: Sequence[VerifyRequest]) -> None:
+        """Raises InvalidRequestError, or VerifierError for too many, before any work."""
+        limit = self._info.max_sequences
+        if len(requests) > limit:
+            raise VerifierError(f"{len(requests)} requests in one batch, max_sequences is {limit}")
+        if len({request.request_id for request in requests}) < len(requests):
+            ids = sorted(request.request_id for request in requests)
+            raise InvalidRequestError(f"a request id appears twice in one batch: {ids}")
+        for request in requests:
+            try:
+                self._check_request(request)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"request {request.request_id}: {error}") from error
+
+    def _check_request(self, request: VerifyRequest) -> None:
+        prefix, tree, vocab_size = request.prefix, request.tree, self._info.vocab_size
+        limit = self._info.max_model_len
+        if not 1 <= len(prefix) <= limit:
+            raise InvalidRequestError(f"prefix must have 1 to {limit} tokens, got {len(prefix)}")
+        if (wrong := unknown_token_id(prefix, vocab_size)) is not None:
+            raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
+        if request.sampling.lacks_seed:
+            raise InvalidRequestError("seed must be given to sample, got None")
+        max_nodes = self._info.max_tree_nodes
+        if tree.num_nodes > max_nodes:
+            raise InvalidRequestError(
+                f"draft tree must have at most {max_nodes} nodes, got {tree.num_nodes}"
+            )
+        draft_tree.validate(tree)
+        if len(prefix) + tree.num_nodes > limit:
+            end = len(prefix) + max(draft_tree.depths(tree), default=0)
+            if end > limit:
+                raise InvalidRequestError(f"draft must end by token {limit}, it ends at {end}")
+        if (highest := max(tree.token_ids, default=0)) >= vocab_size:
+            raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {highest}")
+
+    @torch.inference_mode()
+    def verify_here(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """Verify requests that were checked, in the caller's thread. Raises VerifierError."""
+        started = time.monotonic()
+        try:
+            plans = self._plan(requests)
+            logits = self._forward(plans)
+            acceptances = self._accept(plans, logits)
+            logprobs = [
+                _logprobs(plan, acceptance, logits)
+                for plan, acceptance in zip(plans, acceptances, strict=True)
+            ]
+            for plan, acceptance in zip(plans, acceptances, strict=True):
+                self._commit(plan, acceptance)
+        except WorkerError as error:
+            raise VerifierError(str(error)) from error
+        except Exception as error:  # torch raises what it likes
+            raise VerifierError(f"the target's forward pass failed: {error}") from error
+        seconds = time.monotonic() - started
+        return [
+            Verdict(
+                acceptance.token_ids,
+                tuple(plan.nodes[node] for node in acceptance.accepted_nodes),
+                row_logprobs,
+                seconds,
+            )
+            for plan, acceptance, row_logprobs in zip(plans, acceptances, logprobs, strict=True)
+        ]
+
+    def _plan(self, requests: Sequence[VerifyRequest]) -> list[_Plan]:
+        cache = self.runner.cache
+        cache.begin_step()
+        plans, first_logits = [], 0
+        for request in requests:
+            slot, start = cache.acquire(request.request_id, request.prefix)
+            start = self.runner.extend(slot, request.prefix, start, MAX_PREFILL_ROWS)
+            nodes: Sequence[int] = range(request.tree.num_nodes)
+            if self.runner.is_exact:
+                nodes = draft_tree.best_path(request.tree)
+                request = replace(request, tree=draft_tree.prune(request.tree, nodes))
+            plans.append(_Plan(request, slot, start, first_logits, nodes))
+            first_logits += 1 + len(nodes)
+        return plans
+
+    def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
+        """Return float32 logits of every root and node, [R, V]; those of unknown ids are -inf."""
+        logits = self.runner.forward([_segment(plan) for plan in plans])
+        logits[:, self._info.vocab_size :].fill_(-torch.inf)
+        return logits
+
+    def _accept(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[Acceptance]:
+        """Raises VerifierError when a row has a NaN or infinity: its largest logit is one then."""
+        requests = [plan.request for plan in plans]
+        if take_the_likeliest(requests):
+            token_ids, largest = likeliest(logits)
+            self._check_finite(plans, largest)
+        else:
+            self._check_finite(plans, logits.amax(dim=-1).tolist())
+            token_ids = target_tokens(logits, requests).tolist()
+        return [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
+
+    def _check_finite(self, plans: Sequence[_Plan], largest: Sequence[float]) -> None:
+        if all(map(math.isfinite, largest)):
+            return
+        bad = []
+        for plan in plans:
+            if not all(map(math.isfinite, largest[plan.logit_rows])):
+                bad.append(plan.request.request_id)
+                self.runner.cache.clear(plan.request.request_id)
+        raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
+
+    def _commit(self, plan: _Plan, acceptance: Acceptance) -> None:
+        num_tail = plan.num_tail
+        token_ids = plan.request.prefix[plan.start :].tolist()
+        token_ids += acceptance.token_ids[:-1]
+        rows = [num_tail + node for node in acceptance.accepted_nodes]
+        self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
+
+
+def _segment(plan: _Plan) -> Segment:
+    """Lay out the prefix tail and the tree; logits are wanted of the root and every node."""
+    prefix, tree, num_tail = plan.request.prefix, plan.request.tree, plan.num_tail
+    tail = prefix[plan.start :]
+    logit_rows = np.arange(num_tail - 1, num_tail + tree.num_nodes)
+    token_ids = np.concatenate([tail, tree.token_ids], dtype=np.int32) if tree.num_nodes else tail
+    if draft_tree.is_chain(tree):
+        positions = np.arange(plan.start, plan.start + plan.num_rows)
+        return Segment(plan.slot, plan.start, token_ids, positions, "causal", logit_rows)
+    last = len(prefix) - 1
+    depths = [last + depth for depth in draft_tree.depths(tree)]
+    positions = np.array([*range(plan.start, len(prefix)), *depths])
+    # The tail is a chain, and the tree's root is the last of it.
+    parents = [*range(-1, num_tail - 1), *(num_tail + parent for parent in tree.parents)]
+    visible = draft_tree.ancestor_mask(parents)
+    return Segment(plan.slot, plan.start, token_ids, positions, visible, logit_rows)
+
+
+def _logprobs(
+    plan: _Plan, acceptance: Acceptance, logits: torch.Tensor
+) -> tuple[TokenLogprobs, ...] | None:
+    """Return the committed tokens' log-probabilities if the request asks for them."""
+    num_top = plan.request.sampling.logprobs
+    if num_top is None:
+        return None
+    rows = [plan.first_logits, *(plan.first_logits + 1 + n for n in acceptance.accepted_nodes)]
+    chosen = torch.tensor(acceptance.token_ids, device=logits.device)
+    return tuple(token_logprobs(logits[rows], chosen, num_top))

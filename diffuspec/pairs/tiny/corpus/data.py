@@ -1,0 +1,80 @@
+"""Training examples: conversations as token ids, in batches of like length.
+
+A chunk of batches is a function of (seed, chunk index, progress), so that training resumes exactly.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from diffuspec.pairs.tiny.corpus import drills
+from diffuspec.pairs.tiny.corpus.conversations import Conversation, conversation, is_held_out
+from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
+
+FAMILY_WEIGHTS = {
+    "mt_bench": 0.24,
+    "translation": 0.21,
+    "summarization": 0.09,
+    "qa": 0.13,
+    "math_reasoning": 0.15,
+    "rag": 0.16,
+    "code": 0.02,
+}
+MAX_EXAMPLE_TOKENS = 512
+BATCHES_PER_CHUNK = 16
+ANSWERED_SHARE = 0.5
+
+
+def training_batches(
+    encoder: Encoder,
+    seed: int,
+    chunk: int,
+    progress: float,
+    tokens_per_batch: int,
+    answered: Sequence[Example] = (),
+) -> Iterator[list[Example]]:
+    """Yield one chunk of batches, each of examples of like length.
+
+    progress in [0, 1] steers the curriculum: passages and problems grow during the first 40 %.
+    When there are answers of the target's own, every other example is one of them.
+    """
+    rng = random.Random(f"{seed}/{chunk}")
+    longest = min(1.0, 0.15 + progress / 0.4)
+    examples: list[Example] = []
+    num_tokens = 0
+    while num_tokens < BATCHES_PER_CHUNK * tokens_per_batch:
+        if answered and rng.random() < ANSWERED_SHARE:
+            example = rng.choice(answered)
+        else:
+            example = draw_example(encoder, rng, longest)
+            if rng.random() < drills.drill_share(progress):
+                example = drills.drill(encoder, rng, example)
+        if example.num_tokens <= MAX_EXAMPLE_TOKENS:
+            examples.append(example)
+            num_tokens += example.num_tokens
+    batches = _cut(sorted(examples, key=lambda example: example.num_tokens), tokens_per_batch)
+    rng.shuffle(batches)
+    yield from batches
+
+
+def draw_conversation(family: str, rng: random.Random, size: float) -> Conversation:
+    """Draw from training's side of the corpus."""
+    while is_held_out(drawn := conversation(family, rng, size)):
+        pass
+    return drawn
+
+
+def draw_example(encoder: Encoder, rng: random.Random, longest: float) -> Example:
+    """Draw from training's side of the corpus, families by weight."""
+    family = rng.choices(list(FAMILY_WEIGHTS), weights=list(FAMILY_WEIGHTS.values()))[0]
+    return encoder.conversation(draw_conversation(family, rng, longest * rng.random()))
+
+
+def _cut(examples: list[Example], tokens_per_batch: int) -> list[list[Example]]:
+    batches: list[list[Example]] = [[]]
+    for example in examples:  # ascending: the newest one is the longest of its batch
+        if batches[-1] and (len(batches[-1]) + 1) * example.num_tokens > tokens_per_batch:
+            batches.append([])
+        batches[-1].append(example)
+    return batches

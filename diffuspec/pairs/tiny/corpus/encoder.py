@@ -1,0 +1,61 @@
+"""Conversations as token ids, with marks on what the model must say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from diffuspec.pairs.tiny.corpus.conversations import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation. is_answer marks the tokens that the model must produce."""
+
+    token_ids: list[int]
+    is_answer: list[bool]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+class Encoder:
+    """Turns conversations into examples."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._tokenizer: Any = tokenizer
+        self._user = self.ids("<|im_start|>user\n")
+        self._assistant = self.ids("<|im_end|>\n<|im_start|>assistant\n")
+        self._end = self.ids("<|im_end|>")
+        self.newline = self.ids("\n")
+        self.last_special_id: int = max(tokenizer.all_special_ids)
+
+    def conversation(self, source: Conversation) -> Example:
+        turns = [self.ids(text) for text in source.turns]
+        return self.turns(turns, [self.ids(text) for text in source.answers])
+
+    def turns(self, turns: Sequence[list[int]], answers: Sequence[list[int]]) -> Example:
+        token_ids: list[int] = []
+        is_answer: list[bool] = []
+        for turn, answer in zip(turns, answers, strict=True):
+            asked = [*self._user, *turn, *self._assistant]
+            if token_ids:
+                asked = [*self.newline, *asked]
+            said = [*answer, *self._end]
+            token_ids += asked + said
+            is_answer += [False] * len(asked) + [True] * len(said)
+        return Example(token_ids, is_answer)
+
+    def ids(self, text: str) -> list[int]:
+        """Token ids of plain text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids."""
+        text: str = self._tokenizer.decode(token_ids)
+        return text

@@ -1,0 +1,79 @@
+"""The tokenizer of the tiny pair: byte-level BPE in the manner of Qwen2, trained on the corpus.
+
+Digits stand alone, ChatML marks the turns. The mask token of the drafter is not in here: it is the
+embedding row after the last id, so that a draft can never be spelled with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from diffuspec.pairs.tiny.corpus.conversations import Conversation, training_conversations
+
+VOCAB_SIZE = 4095  # ids the tokenizer defines
+NUM_EMBEDDINGS = 4096
+MASK_TOKEN_ID = 4095
+
+END_OF_TEXT = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END]
+
+# A contraction; a word with at most one leading space or sign; one digit; signs; line ends; spaces.
+PIECES = (
+    r"'(?:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def train_tokenizer(conversations: Iterable[Conversation]) -> PreTrainedTokenizerFast:
+    """Fit the merges on the texts of the conversations."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL_TOKENS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(conversations), trainer)
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+
+
+def build_tokenizer(directory: Path, num_conversations: int = 40_000, seed: int = 1) -> None:
+    """Train on a sample of the training corpus and save."""
+    sample = itertools.islice(training_conversations(seed), num_conversations)
+    train_tokenizer(sample).save_pretrained(directory)
+
+
+def _texts(conversations: Iterable[Conversation]) -> Iterator[str]:
+    for conversation in conversations:
+        yield from conversation.turns
+        yield from conversation.answers

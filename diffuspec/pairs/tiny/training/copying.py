@@ -1,0 +1,168 @@
+"""Teaching the target to copy, before it is taught anything else.
+
+Four of the six families quote their prompt. The circuit that does it (one head finds the token
+before, a later head finds what followed it last time) takes a small model long to find by itself:
+nothing is gained by either half without the other. So in the first phase, of drills and of
+conversations that quote, a few heads are told where to look: at the place that the next token is
+copied from. A share of the batches goes on telling them: without it, what the first phase taught
+was lost within a few hundred steps of the corpus.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch.nn.functional import cross_entropy
+from transformers import Qwen2ForCausalLM
+
+from diffuspec.pairs.tiny.corpus import drills
+from diffuspec.pairs.tiny.corpus.data import draw_conversation
+from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
+from diffuspec.pairs.tiny.training.optimisation import Optimizers, TrainingPlan
+from diffuspec.pairs.tiny.training.target import pad
+
+PREVIOUS_HEADS = [(0, 0)]  # (layer, head): look at the token before
+MATCH_HEADS = [(layer, head) for layer in (3, 6, 10, 12) for head in (0, 1)]
+PREVIOUS_SHARPNESS = 6.0
+GUIDANCE_WEIGHT = 0.3
+TOKENS_PER_BATCH = 2048
+MAX_TOKENS_AT_FIRST, MAX_TOKENS = 260, 420  # while copying forms; then as long as questions are
+QUOTING_FAMILIES = ("mt_bench", "summarization", "math_reasoning", "rag")
+DRILL_SHARE = 0.6
+MIN_COPIED = 2
+GOOD_ENOUGH = 0.985
+REPORT_EVERY = 20
+
+
+def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, seed: int) -> None:
+    """Train with guided attention until nearly every copied token is right."""
+    optimizers = Optimizers(model, TrainingPlan(1))
+    rng, console = random.Random(seed), Console()
+    for step in range(max_steps):
+        batch = _draw(encoder, rng, MAX_TOKENS_AT_FIRST)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss, guidance, accuracy = _guided_loss(model, batch)
+        (loss + GUIDANCE_WEIGHT * guidance).backward()  # type: ignore[no-untyped-call]
+        optimizers.step(0.8)
+        if step % REPORT_EVERY == 0:
+            console.print(
+                f"copying, step {step}: loss {loss:.3f}, guidance {guidance:.3f}, "
+                f"{accuracy:.1%} of the copied tokens right"
+            )
+        if accuracy > GOOD_ENOUGH:
+            break
+
+
+def guided_batch_loss(model: Qwen2ForCausalLM, encoder: Encoder) -> torch.Tensor:
+    """The loss of one batch of such drills and conversations, guidance included."""
+    rng = random.Random(int(torch.randint(2**31, ())))  # torch's state is in the checkpoints
+    loss, guidance, _ = _guided_loss(model, _draw(encoder, rng, MAX_TOKENS))
+    return loss + GUIDANCE_WEIGHT * guidance
+
+
+def look_back(model: Qwen2ForCausalLM) -> None:
+    """Make heads look at the token before by their biases alone.
+
+    A constant query turned by one position against a constant key: the rotary scores of all
+    frequencies agree at distance 1 and at no other.
+    """
+    rope: Any = model.config.rope_parameters
+    dim = model.config.head_dim
+    angles = rope["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)
+    query = torch.cat([torch.cos(angles), -torch.sin(angles)]) * PREVIOUS_SHARPNESS
+    key = torch.cat([torch.ones(dim // 2), torch.zeros(dim // 2)]) * PREVIOUS_SHARPNESS
+    with torch.no_grad():
+        for layer, head in PREVIOUS_HEADS:
+            attention = model.model.layers[layer].self_attn
+            rows = slice(head * dim, (head + 1) * dim)
+            for projection, bias in ((attention.q_proj, query), (attention.k_proj, key)):
+                projection.weight[rows] = 0
+                projection.bias[rows] = bias
+
+
+def _draw(encoder: Encoder, rng: random.Random, max_tokens: int) -> list[Example]:
+    """A batch of drills and of conversations that quote, of some 2,000 tokens."""
+    batch: list[Example] = []
+    while sum(example.num_tokens for example in batch) < TOKENS_PER_BATCH:
+        family = rng.choice(QUOTING_FAMILIES)
+        example = encoder.conversation(draw_conversation(family, rng, rng.random()))
+        if rng.random() < DRILL_SHARE:
+            example = drills.drill(encoder, rng, example)
+        if example.num_tokens <= max_tokens:
+            batch.append(example)
+    return batch
+
+
+def _guided_loss(
+    model: Qwen2ForCausalLM, batch: list[Example]
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return the loss of the answers, the guidance loss, and the share of copies that are right."""
+    token_ids, is_answer = pad(batch)
+    output = model.model(input_ids=token_ids, use_cache=False, output_attentions=True)
+    wanted, labels = is_answer[:, 1:], token_ids[:, 1:]
+    logits = model.lm_head(output.last_hidden_state[:, :-1][wanted]).float()
+    examples, rows, columns = where_to_look(batch)
+    is_copied = torch.zeros_like(wanted)
+    is_copied[examples, rows] = True
+    right = (logits.argmax(-1) == labels[wanted])[is_copied[wanted]]
+    terms = [
+        _missed(torch.diagonal(output.attentions[layer][:, head], offset=-1, dim1=1, dim2=2))
+        for layer, head in PREVIOUS_HEADS
+    ]
+    terms += [
+        _missed(output.attentions[layer][examples, head, rows, columns])
+        for layer, head in MATCH_HEADS
+    ]
+    loss = cross_entropy(logits, labels[wanted])
+    return loss, torch.stack(terms).mean(), float(right.float().mean())
+
+
+def _missed(attention: torch.Tensor) -> torch.Tensor:
+    return -(attention.float() + 1e-6).log().mean()
+
+
+def where_to_look(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Example, row and column: for answer tokens copied from one place, that place."""
+    places = [
+        (index, place - 1, source)
+        for index, example in enumerate(batch)
+        for place, source in copied_from(example)
+    ]
+    examples, rows, columns = torch.tensor(places).unbind(1)
+    return examples, rows, columns
+
+
+def copied_from(example: Example) -> Iterator[tuple[int, int]]:
+    """Yield (place of an answer token, place it is copied from), where only one place fits.
+
+    The answer is cut greedily into the longest runs that occur before it; a run of at least
+    MIN_COPIED tokens that occurs just once is a copy.
+    """
+    token_ids = example.token_ids
+    place = 0
+    while place < len(token_ids):
+        if not example.is_answer[place]:
+            place += 1
+            continue
+        length, sources = _longest_run(token_ids, place)
+        if length >= MIN_COPIED and len(sources) == 1:
+            yield from ((place + i, sources[0] + i) for i in range(length))
+        place += max(1, length)
+
+
+def _longest_run(token_ids: list[int], place: int) -> tuple[int, list[int]]:
+    """Length of the longest run from place that occurs earlier, and where it does."""
+    length = 0
+    sources = [i for i in range(place) if token_ids[i] == token_ids[place]]
+    longest = sources
+    while sources:
+        length, longest = length + 1, sources
+        if place + length == len(token_ids):
+            break
+        following = token_ids[place + length]
+        sources = [i for i in sources if i + length < place and token_ids[i + length] == following]
+    return length, longest

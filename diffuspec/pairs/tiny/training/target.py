@@ -1,0 +1,66 @@
+"""The tiny target: a deep, narrow Qwen2 trained to answer.
+
+Deep and narrow, because on a CPU such a shape pays least for verifying many tokens in one pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from diffuspec.pairs.tiny.corpus.encoder import Example
+from diffuspec.pairs.tiny.corpus.tokenizer import NUM_EMBEDDINGS
+
+PROMPT_LOSS_WEIGHT = 0.02
+
+
+def target_config() -> Qwen2Config:
+    config = Qwen2Config(
+        vocab_size=NUM_EMBEDDINGS,
+        hidden_size=192,
+        intermediate_size=512,
+        num_hidden_layers=16,
+        num_attention_heads=6,
+        num_key_value_heads=6,  # copying needs values as wide as the model
+        max_position_embeddings=2048,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+        eos_token_id=2,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
+    config.head_dim = 32
+    return config
+
+
+def pad(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [B, N], right-padded with 0, and answer marks [B, N]."""
+    longest = max(example.num_tokens for example in batch)
+    token_ids = torch.zeros(len(batch), longest, dtype=torch.long)
+    is_answer = torch.zeros(len(batch), longest, dtype=torch.bool)
+    for row, example in enumerate(batch):
+        token_ids[row, : example.num_tokens] = torch.tensor(example.token_ids)
+        is_answer[row, : example.num_tokens] = torch.tensor(example.is_answer)
+    return token_ids, is_answer
+
+
+def next_token_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:
+    """Cross-entropy of the answers, and a little of the prompts, averaged by weight."""
+    token_ids, is_answer = pad(batch)
+    hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
+    labels, wanted = token_ids[:, 1:], is_answer[:, 1:]
+    sampled = torch.rand(labels.shape) < PROMPT_LOSS_WEIGHT  # the prompt's weight, as a share
+    kept = wanted | (sampled & (labels != 0))
+    logits = model.lm_head(hidden[kept]).float()
+    return cross_entropy(logits, labels[kept])
+
+
+@torch.inference_mode()
+def answer_accuracy(model: Qwen2ForCausalLM, batch: list[Example]) -> list[bool]:
+    """Whether greedy decoding would give each example's answers, token for token."""
+    token_ids, is_answer = pad(batch)
+    logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
+    right = (logits.argmax(-1) == token_ids[:, 1:]) | ~is_answer[:, 1:]
+    flags: list[bool] = right.all(-1).tolist()
+    return flags

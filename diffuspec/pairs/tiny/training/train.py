@@ -1,0 +1,214 @@
+"""Make the tiny pair again.
+
+    python -m diffuspec.pairs.tiny.training.train tokenizer
+    python -m diffuspec.pairs.tiny.training.train target
+    python -m diffuspec.pairs.tiny.training.train answers     # the target's own answers
+    python -m diffuspec.pairs.tiny.training.train drafter
+    python -m diffuspec.pairs.tiny.training.train ngram       # needs KenLM's build_binary
+    python -m diffuspec.pairs.tiny.training.train export      # into the package
+    python -m diffuspec.pairs.tiny.training.train evaluate    # held-out accuracy of the target
+
+Every step reads what the ones before left in the run folder. Training resumes from its last
+checkpoint when it is started again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+from diffuspec.core.config import parse_config
+from diffuspec.engine import Engine
+from diffuspec.models.ngram.arpa import write_arpa
+from diffuspec.models.ngram.estimate import estimate
+from diffuspec.models.ngram.kenlm_file import build_binary
+from diffuspec.pairs import tiny
+from diffuspec.pairs.tiny.corpus import tokenizer as tiny_tokenizer
+from diffuspec.pairs.tiny.corpus.conversations import (
+    Conversation,
+    held_out_questions,
+    training_conversations,
+    write_questions,
+)
+from diffuspec.pairs.tiny.corpus.data import FAMILY_WEIGHTS, MAX_EXAMPLE_TOKENS
+from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
+from diffuspec.pairs.tiny.training.answers import read_answers, write_answers
+from diffuspec.pairs.tiny.training.copying import guided_batch_loss, learn_to_copy, look_back
+from diffuspec.pairs.tiny.training.drafter import draft_loss, mean_acceptance, start_from
+from diffuspec.pairs.tiny.training.optimisation import TrainingPlan, train
+from diffuspec.pairs.tiny.training.target import answer_accuracy, next_token_loss, target_config
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+RunDir = Annotated[Path, typer.Option(help="Where checkpoints live.")]
+Chunks = Annotated[int, typer.Option(help="Chunks of 16 batches of about 2,048 tokens.")]
+Threads = Annotated[int, typer.Option(help="CPU threads.")]
+Conversations = Annotated[int, typer.Option(help="Conversations to draw from the corpus.")]
+Start = Annotated[Path | None, typer.Option("--from", help="Go on from these weights.")]
+RUN = Path("runs/tiny")
+GUIDED_SHARE = 0.25  # of the target's batches
+ATTENTION = "eager"  # gives attention weights; twice as fast to train here as SDPA
+
+
+@app.command()
+def tokenizer(run: RunDir = RUN) -> None:
+    """Train the tokenizer."""
+    tiny_tokenizer.build_tokenizer(run / "tokenizer")
+
+
+@app.command()
+def target(
+    run: RunDir = RUN, chunks: Chunks = 450, threads: Threads = 2, start: Start = None
+) -> None:
+    """Train the target."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(1)
+    encoder = _encoder(run)
+    held_out = held_out_examples(encoder, per_family=16)
+    model = _load(start) if start else _fresh_target()
+    if not (run / "target.pt").exists():
+        learn_to_copy(model, encoder, max_steps=120 if start else 400, seed=6)
+        _save(model, run, "copying")
+
+    def report() -> str:
+        return " ".join(
+            f"{family} {_share(answer_accuracy(model, batch))}"
+            for family, batch in held_out.items()
+        )
+
+    def loss_of(batch: list[Example]) -> torch.Tensor:
+        if torch.rand(()) < GUIDED_SHARE:
+            return guided_batch_loss(model, encoder)
+        return next_token_loss(model, batch)
+
+    train(model, loss_of, report, encoder, TrainingPlan(num_chunks=chunks), run / "target.pt")
+    _save(model, run, "target")
+
+
+@app.command()
+def answers(run: RunDir = RUN, conversations: Conversations = 2500, threads: Threads = 2) -> None:
+    """Let the target answer questions from training's side of the corpus."""
+    torch.set_num_threads(threads)
+    config = parse_config({"target": {"path": run / "target", "max_sequences": 16}})
+    with Engine.from_config(config) as engine:
+        write_answers(engine, run / "answers.jsonl", conversations, seed=11)
+
+
+@app.command()
+def drafter(
+    run: RunDir = RUN, chunks: Chunks = 220, threads: Threads = 2, start: Start = None
+) -> None:
+    """Train the drafter, half of it on the target's own answers if they are there."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(2)
+    encoder = _encoder(run)
+    held_out = held_out_examples(encoder, per_family=16)
+    model = _load(start) if start else start_from(_load(run / "target"))
+    model.set_attn_implementation(ATTENTION)
+
+    def report() -> str:
+        return " ".join(
+            f"{family} {mean_acceptance(model, batch):.2f}" for family, batch in held_out.items()
+        )
+
+    plan = TrainingPlan(num_chunks=chunks, seed=8, matrix_lr=0.012, other_lr=2e-3)
+    path = run / "answers.jsonl"
+    answered = read_answers(path) if path.exists() else []
+    checkpoint = run / "drafter.pt"
+    train(model, lambda b: draft_loss(model, b), report, encoder, plan, checkpoint, answered)
+    _save(model, run, "drafter")
+
+
+@app.command()
+def ngram(run: RunDir = RUN, conversations: Conversations = 60_000) -> None:
+    """Estimate the 3-gram over the corpus's token ids and make it a quantised binary."""
+    encoder = _encoder(run)
+    drawn = itertools.islice(training_conversations(5, weights=FAMILY_WEIGHTS), conversations)
+    write_arpa(estimate(_sentences(encoder, drawn)), run / "ngram.arpa")
+    build_binary(run / "ngram.arpa", run / "ngram.bin")
+
+
+@app.command()
+def export(run: RunDir = RUN, per_family: int = 24) -> None:
+    """Put weights (as float16), n-gram and held-out questions into the package."""
+    for name in ("target", "drafter"):
+        model = Qwen2ForCausalLM.from_pretrained(
+            run / name, dtype=torch.float16, trust_remote_code=False
+        )
+        model.save_pretrained(tiny.WEIGHTS / name)
+        _tokenizer(run).save_pretrained(tiny.WEIGHTS / name)
+    shutil.copy(run / "ngram.bin", tiny.NGRAM)
+    write_questions(held_out_questions(per_family), tiny.QUESTIONS)
+
+
+@app.command()
+def evaluate(per_family: int = 100, threads: Threads = 2) -> None:
+    """Print how many held-out questions the exported target answers exactly."""
+    torch.set_num_threads(threads)
+    model = _load(tiny.TARGET)
+    encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(tiny.TARGET))
+    for family, examples in held_out_examples(encoder, per_family).items():
+        flags = [answer_accuracy(model, [example])[0] for example in examples]
+        Console().print(f"{family}: {_share(flags)} ({sum(flags) / len(flags):.0%})")
+
+
+def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Example]]:
+    """The first held-out questions of each family."""
+    families: dict[str, list[Example]] = defaultdict(list)
+    for question in held_out_questions(per_family):
+        answers = tuple(question.reference)
+        example = encoder.conversation(
+            Conversation(question.category, tuple(question.turns), answers)
+        )
+        if example.num_tokens <= MAX_EXAMPLE_TOKENS:
+            families[question.category].append(example)
+    return families
+
+
+def _sentences(encoder: Encoder, drawn: Iterator[Conversation]) -> Iterator[list[int]]:
+    for source in drawn:
+        yield encoder.conversation(source).token_ids
+
+
+def _fresh_target() -> Qwen2ForCausalLM:
+    model = Qwen2ForCausalLM(target_config())
+    model.set_attn_implementation(ATTENTION)
+    look_back(model)
+    return model
+
+
+def _load(path: Path) -> Qwen2ForCausalLM:
+    model: Qwen2ForCausalLM = Qwen2ForCausalLM.from_pretrained(
+        path, dtype=torch.float32, trust_remote_code=False, attn_implementation=ATTENTION
+    )
+    return model
+
+
+def _save(model: Qwen2ForCausalLM, run: Path, name: str) -> None:
+    model.save_pretrained(run / name)
+    _tokenizer(run).save_pretrained(run / name)
+
+
+def _tokenizer(run: Path) -> PreTrainedTokenizerFast:
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(run / "tokenizer")
+    return loaded
+
+
+def _encoder(run: Path) -> Encoder:
+    return Encoder(_tokenizer(run))
+
+
+def _share(flags: list[bool]) -> str:
+    return f"{sum(flags)}/{len(flags)}"
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,110 @@
+"""A coordinator in another process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Self
+
+from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Prompt, RequestOutput
+from diffuspec.rpc.client.connection import Connection
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
+from diffuspec.rpc.messages.answers import (
+    put_prompt,
+    request_output_from_proto,
+    speculation_to_proto,
+    status_from_proto,
+)
+from diffuspec.rpc.messages.values import sampling_to_proto
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.services import COORDINATOR_SERVICE
+from diffuspec.v1 import coordinator_pb2
+
+_CALL_SECONDS = 10.0
+_GREEDY = SamplingParams()
+
+
+class RemoteCoordinator:
+    """A `Frontend` in another process. Raises TransportError when it cannot be reached."""
+
+    def __init__(self, connection: Connection, deadline_seconds: float) -> None:
+        self.address = connection.address
+        self._connection = connection
+        self._deadline_seconds = deadline_seconds
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        security: Security,
+        *,
+        deadline_seconds: float = 600.0,
+        limits: RpcLimits = DEFAULT_LIMITS,
+    ) -> Self:
+        """Connect to a server that is there. deadline_seconds bounds every answer.
+
+        Raises ConfigError when it refuses the token, TransportError when it cannot be reached.
+        """
+        remote = cls(Connection(address, security, limits), deadline_seconds)
+        try:
+            await remote._connection.health(COORDINATOR_SERVICE, _CALL_SECONDS)
+        except BaseException:
+            await remote.close()
+            raise
+        return remote
+
+    async def close(self) -> None:
+        """End the connection. Answers under way end with TransportError."""
+        await self._connection.close()
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield what every step adds; see `Frontend.stream`. Closing it cancels the request."""
+        request = coordinator_pb2.GenerateRequest(request_id=request_id or "")
+        put_prompt(request, prompt)
+        request.sampling.CopyFrom(sampling_to_proto(sampling))
+        if speculation is not None:
+            request.speculation.CopyFrom(speculation_to_proto(speculation))
+        responses = self._connection.stream(
+            COORDINATOR_SERVICE,
+            "Generate",
+            request,
+            coordinator_pb2.GenerateResponse,
+            self._deadline_seconds,
+        )
+        async with aclosing(responses):
+            async for response in responses:
+                yield request_output_from_proto(response)
+
+    async def cancel(self, request_id: str) -> bool:
+        """End what runs under an id; return whether anything did."""
+        response = await self._connection.call(
+            COORDINATOR_SERVICE,
+            "Cancel",
+            coordinator_pb2.CancelRequest(request_id=request_id),
+            coordinator_pb2.CancelResponse,
+            _CALL_SECONDS,
+        )
+        return response.was_running
+
+    async def status(self) -> ServiceStatus:
+        """Tell how the roles are."""
+        response = await self._connection.call(
+            COORDINATOR_SERVICE,
+            "GetStatus",
+            coordinator_pb2.GetStatusRequest(),
+            coordinator_pb2.GetStatusResponse,
+            _CALL_SECONDS,
+        )
+        return status_from_proto(response)
+
+    async def check_health(self, timeout: float) -> bool:
+        """Return whether the service is SERVING. False too when nobody answers in time."""
+        return await self._connection.check_health(COORDINATOR_SERVICE, timeout)

@@ -1,0 +1,248 @@
+"""The roles as seen from another process: each implements its Protocol over a stream of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from diffuspec.core.errors import (
+    ConfigError,
+    DiffuspecError,
+    DrafterError,
+    InvalidRequestError,
+    OverloadedError,
+    VerifierError,
+    VerifierUnavailableError,
+    WorkerError,
+)
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.types import Draft, DraftRequest, Lattice, Verdict, VerifyRequest
+from diffuspec.rpc.client.connection import Connection
+from diffuspec.rpc.client.stream import Method, Step, StepClient
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
+from diffuspec.rpc.messages import values as convert
+from diffuspec.rpc.messages.batches import encode_draft_rows, encode_verify_rows
+from diffuspec.rpc.messages.prefixes import PrefixStore
+from diffuspec.rpc.messages.status import TransportError
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.services import DRAFTER_SERVICE, PATH_SCORER_SERVICE, VERIFIER_SERVICE
+from diffuspec.v1 import drafter_pb2, path_scorer_pb2, verifier_pb2
+
+Results = TypeVar("Results")
+
+_DEADLINE_SECONDS = 60.0
+_MAX_GREETING_SECONDS = 10.0
+
+_DRAFT = Method(DRAFTER_SERVICE, "Draft", drafter_pb2.DraftRequest, drafter_pb2.DraftResponse)
+_PROPOSE = Method(
+    DRAFTER_SERVICE,
+    "ProposeLattices",
+    drafter_pb2.ProposeLatticesRequest,
+    drafter_pb2.ProposeLatticesResponse,
+)
+_SEARCH = Method(
+    PATH_SCORER_SERVICE, "Search", path_scorer_pb2.SearchRequest, path_scorer_pb2.SearchResponse
+)
+_VERIFY = Method(
+    VERIFIER_SERVICE, "Verify", verifier_pb2.VerifyRequest, verifier_pb2.VerifyResponse
+)
+
+
+class _RemoteRole:
+    """A role behind a connection. Belongs to the event loop that it was connected in."""
+
+    method: ClassVar[Method[Any, Any]]
+    failure: ClassVar[type[WorkerError]]  # the role says that it failed
+    unavailable: ClassVar[type[WorkerError]]  # it could not be asked
+
+    def __init__(self, connection: Connection, deadline_seconds: float) -> None:
+        self.address = connection.address
+        self.transport_seconds = 0.0  # of the last call: its time less the worker's
+        self._connection = connection
+        self._deadline_seconds = deadline_seconds
+        self._greeting_seconds = min(deadline_seconds, _MAX_GREETING_SECONDS)
+        self._steps: StepClient[Any, Any] = StepClient(connection, self.method)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        security: Security,
+        *,
+        deadline_seconds: float = _DEADLINE_SECONDS,
+        limits: RpcLimits = DEFAULT_LIMITS,
+    ) -> Self:
+        """Connect to a server that is there. Raises ConfigError when it refuses the token, and the
+        role's error when it cannot be reached. deadline_seconds bounds every call."""
+        remote = cls(Connection(address, security, limits), deadline_seconds)
+        try:
+            await remote._meet()
+        except BaseException as error:
+            await remote.close()
+            if isinstance(error, DiffuspecError):
+                raise remote._role_error(error) from error
+            raise
+        return remote
+
+    async def close(self) -> None:
+        """End the stream and the connection. Calls still waiting fail."""
+        await self._steps.close()
+        await self._connection.close()
+
+    async def check_health(self, timeout: float) -> bool:
+        """Return whether the role is SERVING. False too when nobody answers in time."""
+        return await self._connection.check_health(self.method.service, timeout)
+
+    @property
+    def num_bytes_sent(self) -> int:
+        return self._steps.num_bytes_sent
+
+    @property
+    def num_bytes_received(self) -> int:
+        return self._steps.num_bytes_received
+
+    async def _meet(self) -> None:
+        """Learn whether the server is there, takes the token and is the one known before."""
+        await self._connection.health(self.method.service, self._greeting_seconds)
+
+    async def _step(
+        self,
+        fill: Callable[[Any, PrefixStore], None],
+        requests: Sequence[DraftRequest] | Sequence[VerifyRequest],
+    ) -> Step[Any]:
+        ids = (request.request_id for request in requests)
+        try:
+            if self._steps.is_lost:
+                await self._meet()
+            step = await self._steps.step(fill, ids, self._deadline_seconds)
+        except DiffuspecError as error:
+            raise self._role_error(error) from error
+        self.transport_seconds = step.transport_seconds
+        return step
+
+    def _read(self, read: Callable[[Step[Any]], Results], step: Step[Any]) -> Results:
+        """Read an answer. Raises the role's error for one that cannot be."""
+        try:
+            return read(step)
+        except InvalidRequestError as error:
+            raise self.failure(f"{self.address} gave a wrong answer: {error}") from error
+
+    def _role_error(self, error: DiffuspecError) -> DiffuspecError:
+        """Return what callers of the role know."""
+        if isinstance(error, self.failure | ConfigError):
+            return error
+        if isinstance(error, TransportError | OverloadedError):
+            return self.unavailable(str(error))
+        return self.failure(str(error))
+
+
+class RemoteDrafter(_RemoteRole):
+    """A `Drafter` in another process."""
+
+    method = _DRAFT
+    failure = unavailable = DrafterError
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """See `Drafter.draft`. Raises DrafterError, also when it is gone or late."""
+
+        def fill(batch: drafter_pb2.DraftRequest, store: PrefixStore) -> None:
+            encode_draft_rows(batch, requests, store)
+
+        return self._read(_read_drafts, await self._step(fill, requests))
+
+    async def release(self, request_id: str) -> None:
+        self._steps.release(request_id)
+
+
+class RemoteLatticeModel(_RemoteRole):
+    """A `LatticeModel` in another process."""
+
+    method = _PROPOSE
+    failure = unavailable = DrafterError
+
+    async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
+        """See `LatticeModel.lattices`. Raises DrafterError, also when it is gone or late."""
+
+        def fill(batch: drafter_pb2.ProposeLatticesRequest, store: PrefixStore) -> None:
+            encode_draft_rows(batch, requests, store)
+
+        return self._read(_read_lattices, await self._step(fill, requests))
+
+    async def release(self, request_id: str) -> None:
+        self._steps.release(request_id)
+
+
+class RemotePathScorer(_RemoteRole):
+    """A `PathScorer` in another process."""
+
+    method = _SEARCH
+    failure = unavailable = DrafterError
+
+    async def search(
+        self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
+    ) -> list[Draft]:
+        """See `PathScorer.search`. Raises DrafterError, also when it is gone or late."""
+
+        def fill(batch: path_scorer_pb2.SearchRequest, store: PrefixStore) -> None:
+            encode_draft_rows(batch, requests, store)
+            batch.lattices.extend([convert.lattice_to_proto(lattice) for lattice in lattices])
+
+        return self._read(_read_drafts, await self._step(fill, requests))
+
+
+class RemoteVerifier(_RemoteRole):
+    """A `Verifier` in another process."""
+
+    method = _VERIFY
+    failure = VerifierError
+    unavailable = VerifierUnavailableError
+
+    def __init__(self, connection: Connection, deadline_seconds: float) -> None:
+        super().__init__(connection, deadline_seconds)
+        self._info: TargetInfo | None = None
+
+    @property
+    def info(self) -> TargetInfo:
+        assert self._info is not None, "connect() asks for it"
+        return self._info
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        """See `Verifier.verify`. Raises VerifierUnavailableError when it is gone or late."""
+
+        def fill(batch: verifier_pb2.VerifyRequest, store: PrefixStore) -> None:
+            encode_verify_rows(batch, requests, store)
+
+        return self._read(_read_verdicts, await self._step(fill, requests))
+
+    async def release(self, request_id: str) -> None:
+        self._steps.release(request_id)
+
+    async def _meet(self) -> None:
+        response = await self._connection.call(
+            VERIFIER_SERVICE,
+            "GetInfo",
+            verifier_pb2.GetInfoRequest(),
+            verifier_pb2.GetInfoResponse,
+            self._greeting_seconds,
+        )
+        info = convert.info_from_proto(response)
+        if self._info not in (None, info):
+            raise VerifierError(f"the target at {self.address} is now {info}, was {self._info}")
+        self._info = info
+
+    def _role_error(self, error: DiffuspecError) -> DiffuspecError:
+        return error if isinstance(error, InvalidRequestError) else super()._role_error(error)
+
+
+def _read_drafts(step: Step[Any]) -> list[Draft]:
+    seconds = step.transport_seconds
+    return [convert.draft_from_proto(one, seconds) for one in step.response.drafts.drafts]
+
+
+def _read_lattices(step: Step[Any]) -> list[Lattice]:
+    return [convert.lattice_from_proto(one) for one in step.response.lattices.lattices]
+
+
+def _read_verdicts(step: Step[Any]) -> list[Verdict]:
+    seconds = step.transport_seconds
+    return [convert.verdict_from_proto(one, seconds) for one in step.response.verdicts.verdicts]

@@ -1,0 +1,204 @@
+"""Prompts and answers as messages, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import RoleStatus, ServiceStatus
+from diffuspec.core.params import DraftLengthPolicy, SpeculationParams
+from diffuspec.core.types import FinishReason, PreDraftResult, Prompt, RequestOutput, StepStats
+from diffuspec.rpc.messages.values import (
+    TREE_SHAPE_NAMES,
+    TREE_SHAPES,
+    logprobs_from_proto,
+    logprobs_to_proto,
+)
+from diffuspec.v1 import coordinator_pb2
+
+_POLICIES: dict[DraftLengthPolicy, coordinator_pb2.DraftLengthPolicy] = {
+    "paper": coordinator_pb2.DRAFT_LENGTH_POLICY_PAPER,
+    "cost_aware": coordinator_pb2.DRAFT_LENGTH_POLICY_COST_AWARE,
+    "fixed": coordinator_pb2.DRAFT_LENGTH_POLICY_FIXED,
+    "off": coordinator_pb2.DRAFT_LENGTH_POLICY_OFF,
+}
+_POLICY_NAMES = {number: name for name, number in _POLICIES.items()}
+
+_FINISH_REASONS: dict[FinishReason | None, coordinator_pb2.FinishReason] = {
+    None: coordinator_pb2.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: coordinator_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: coordinator_pb2.FINISH_REASON_LENGTH,
+}
+_FINISH_REASON_NAMES = {number: reason for reason, number in _FINISH_REASONS.items()}
+
+_PRE_DRAFTS: dict[PreDraftResult | None, coordinator_pb2.PreDraftResult] = {
+    None: coordinator_pb2.PRE_DRAFT_RESULT_UNSPECIFIED,
+    "hit": coordinator_pb2.PRE_DRAFT_RESULT_HIT,
+    "miss": coordinator_pb2.PRE_DRAFT_RESULT_MISS,
+}
+_PRE_DRAFT_NAMES = {number: result for result, number in _PRE_DRAFTS.items()}
+
+_SAME_STEP_FIELDS = (
+    "num_draft_tokens",
+    "num_tree_nodes",
+    "num_accepted_tokens",
+    "num_committed_tokens",
+    "tree_depth",
+    "draft_seconds",
+    "search_seconds",
+    "verify_seconds",
+    "step_seconds",
+    "transport_seconds",
+    "num_wasted_draft_tokens",
+    "verify_idle_seconds",
+    "draft_idle_seconds",
+)
+
+
+def put_prompt(request: coordinator_pb2.GenerateRequest, prompt: Prompt) -> None:
+    """Raises InvalidRequestError for what is no prompt."""
+    try:
+        if isinstance(prompt, str):
+            request.text = prompt
+        elif len(prompt) and isinstance(prompt[0], Mapping):
+            request.chat.messages.extend([_message_to_proto(message) for message in prompt])
+        else:
+            request.tokens.SetInParent()
+            request.tokens.token_ids.extend(prompt)  # type: ignore[arg-type]
+    except (ValueError, TypeError, KeyError) as error:
+        raise InvalidRequestError(
+            f"a prompt must be text, chat messages with `role` and `content`, or token ids: {error}"
+        ) from error
+
+
+def take_prompt(request: coordinator_pb2.GenerateRequest) -> Prompt:
+    """Raises InvalidRequestError when there is none."""
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return request.text
+    if kind == "tokens":
+        return list(request.tokens.token_ids)
+    if kind == "chat":
+        return [{"role": one.role, "content": one.content} for one in request.chat.messages]
+    raise InvalidRequestError("the prompt is missing: set text, tokens or chat")
+
+
+def _message_to_proto(message: Any) -> coordinator_pb2.ChatMessage:
+    return coordinator_pb2.ChatMessage(role=message["role"], content=message["content"])
+
+
+def speculation_to_proto(speculation: SpeculationParams) -> coordinator_pb2.SpeculationParams:
+    message = coordinator_pb2.SpeculationParams(
+        policy=_POLICIES[speculation.policy],
+        num_draft_tokens=speculation.num_draft_tokens,
+        tree_shape=TREE_SHAPES[speculation.tree_shape],
+        max_nodes=speculation.max_nodes,
+    )
+    if speculation.drafter_weight == "adaptive":
+        message.adaptive_drafter_weight = True
+    else:
+        message.fixed_drafter_weight = speculation.drafter_weight
+    if speculation.num_outcomes == "auto":
+        message.auto_outcomes = True
+    else:
+        message.num_outcomes = speculation.num_outcomes
+    return message
+
+
+def speculation_from_proto(
+    message: coordinator_pb2.SpeculationParams, defaults: SpeculationParams
+) -> SpeculationParams:
+    """Lay what a message sets over the service's own. Raises InvalidRequestError."""
+    given: dict[str, Any] = {}
+    if message.policy:
+        given["policy"] = _known(_POLICY_NAMES, message.policy, "policy")
+    if message.tree_shape:
+        given["tree_shape"] = _known(TREE_SHAPE_NAMES, message.tree_shape, "tree_shape")
+    for name in ("num_draft_tokens", "max_nodes"):
+        if message.HasField(name):
+            given[name] = getattr(message, name)
+    if message.adaptive_drafter_weight:
+        given["drafter_weight"] = "adaptive"
+    elif message.WhichOneof("drafter_weight") == "fixed_drafter_weight":
+        given["drafter_weight"] = message.fixed_drafter_weight
+    if message.auto_outcomes:
+        given["num_outcomes"] = "auto"
+    elif message.WhichOneof("outcomes") == "num_outcomes":
+        given["num_outcomes"] = message.num_outcomes
+    return replace(defaults, **given)
+
+
+def _known(names: Any, number: int, field: str) -> Any:
+    if number not in names:
+        raise InvalidRequestError(f"{field} must be one of {sorted(names)}, got {number}")
+    return names[number]
+
+
+def request_output_to_proto(increment: RequestOutput) -> coordinator_pb2.GenerateResponse:
+    return coordinator_pb2.GenerateResponse(
+        token_ids=increment.token_ids,
+        num_accepted_tokens=increment.num_accepted_tokens,
+        text=increment.text,
+        pieces=increment.pieces,
+        logprobs=[logprobs_to_proto(one) for one in increment.logprobs or ()],
+        finish_reason=_FINISH_REASONS[increment.finish_reason],
+        step=step_to_proto(increment.step),
+        seed=increment.seed,
+    )
+
+
+def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> RequestOutput:
+    """Raises InvalidRequestError."""
+    return RequestOutput(
+        token_ids=tuple(message.token_ids),
+        num_accepted_tokens=message.num_accepted_tokens,
+        pieces=tuple(message.pieces),
+        text=message.text,
+        logprobs=tuple(map(logprobs_from_proto, message.logprobs)) or None,
+        finish_reason=_known(_FINISH_REASON_NAMES, message.finish_reason, "finish_reason"),
+        step=step_from_proto(message.step),
+        seed=message.seed if message.HasField("seed") else None,
+    )
+
+
+def step_to_proto(step: StepStats) -> coordinator_pb2.StepStats:
+    same = {name: getattr(step, name) for name in _SAME_STEP_FIELDS}
+    return coordinator_pb2.StepStats(
+        fallback=step.fallback, pre_draft=_PRE_DRAFTS[step.pre_draft], **same
+    )
+
+
+def step_from_proto(message: coordinator_pb2.StepStats) -> StepStats:
+    """Raises InvalidRequestError."""
+    same = {name: getattr(message, name) for name in _SAME_STEP_FIELDS}
+    return StepStats(
+        fallback=message.fallback if message.HasField("fallback") else None,
+        pre_draft=_known(_PRE_DRAFT_NAMES, message.pre_draft, "pre_draft"),
+        **same,
+    )
+
+
+def status_to_proto(status: ServiceStatus) -> coordinator_pb2.GetStatusResponse:
+    roles = [
+        coordinator_pb2.RoleStatus(
+            name=role.name, address=role.address, is_healthy=role.is_healthy, reason=role.reason
+        )
+        for role in status.roles
+    ]
+    return coordinator_pb2.GetStatusResponse(
+        roles=roles,
+        degraded_reasons=status.degraded_reasons,
+        num_running=status.num_running,
+        num_waiting=status.num_waiting,
+    )
+
+
+def status_from_proto(message: coordinator_pb2.GetStatusResponse) -> ServiceStatus:
+    roles = [
+        RoleStatus(role.name, role.address, role.is_healthy, role.reason) for role in message.roles
+    ]
+    return ServiceStatus(
+        tuple(roles), tuple(message.degraded_reasons), message.num_running, message.num_waiting
+    )

@@ -1,0 +1,216 @@
+"""Batches of requests as deltas and rows, and back.
+
+Rows of one request (hypothetical continuations) build on one delta: what they have in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES
+from diffuspec.core.types import MAX_ALTERNATIVES, DraftRequest, TokenIds, VerifyRequest
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.messages.prefixes import (
+    TOKEN_SIZE,
+    Held,
+    PrefixStore,
+    apply_delta,
+    encode_delta,
+    num_common_tokens,
+    pack_token_ids,
+    to_bytes,
+    to_token_ids,
+)
+from diffuspec.rpc.messages.values import (
+    TREE_SHAPE_NAMES,
+    TREE_SHAPES,
+    tree_from_proto,
+    tree_to_proto,
+)
+from diffuspec.v1.drafter_pb2 import DraftRequest as DraftBatch, ProposeLatticesRequest
+from diffuspec.v1.path_scorer_pb2 import SearchRequest
+from diffuspec.v1.types_pb2 import DraftRow, PrefixDelta
+from diffuspec.v1.verifier_pb2 import VerifyRequest as VerifyBatch, VerifyRow
+
+DraftingBatch: TypeAlias = DraftBatch | ProposeLatticesRequest | SearchRequest
+
+
+class _Place(NamedTuple):
+    """Where a row's prefix is in a batch: a delta, and tokens after it."""
+
+    delta: int
+    token_ids: Sequence[int]
+
+
+def encode_draft_rows(
+    batch: DraftingBatch, requests: Sequence[DraftRequest], store: PrefixStore
+) -> None:
+    """Put the requests into a batch. The stream remembers their prefixes as sent."""
+    deltas, places = _encode_prefixes(requests, store)
+    batch.prefixes.extend(deltas)
+    batch.rows.extend(
+        [
+            DraftRow(
+                prefix=place.delta,
+                token_ids=place.token_ids,
+                num_draft_tokens=request.num_draft_tokens,
+                tree_shape=TREE_SHAPES[request.tree_shape],
+                max_nodes=request.max_nodes,
+                drafter_weight=request.drafter_weight,
+                num_alternatives=request.num_alternatives,
+            )
+            for request, place in zip(requests, places, strict=True)
+        ]
+    )
+
+
+def encode_verify_rows(
+    batch: VerifyBatch, requests: Sequence[VerifyRequest], store: PrefixStore
+) -> None:
+    """Put the requests into a batch. The stream remembers their prefixes as sent."""
+    deltas, places = _encode_prefixes(requests, store)
+    batch.prefixes.extend(deltas)
+    batch.rows.extend(
+        [
+            VerifyRow(
+                prefix=place.delta,
+                token_ids=place.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                tree=tree_to_proto(request.tree),
+            )
+            for request, place in zip(requests, places, strict=True)
+        ]
+    )
+
+
+def _encode_prefixes(
+    requests: Sequence[DraftRequest | VerifyRequest], store: PrefixStore
+) -> tuple[list[PrefixDelta], list[_Place]]:
+    groups: dict[tuple[str, int], list[int]] = {}
+    for row, request in enumerate(requests):
+        groups.setdefault((request.request_id, id(request.sampling)), []).append(row)
+    deltas: list[PrefixDelta] = []
+    places = [_Place(0, ())] * len(requests)
+    for (request_id, _), rows in groups.items():
+        shared = requests[rows[0]].prefix
+        if len(rows) > 1:
+            shared = shared[: num_common_tokens([to_bytes(requests[row].prefix) for row in rows])]
+        for row in rows:
+            rest = requests[row].prefix[len(shared) :]
+            places[row] = _Place(len(deltas), rest.tolist())
+        deltas.append(encode_delta(store, request_id, shared, requests[rows[0]].sampling))
+    store.trim()
+    return deltas, places
+
+
+class BatchReader:
+    """Makes requests of the batches of one stream.
+
+    Their ids are made unique to the stream by a leading scope: two coordinators may name their
+    requests alike.
+    """
+
+    def __init__(self, store: PrefixStore, limits: RpcLimits, scope: str) -> None:
+        self._store = store
+        self._limits = limits
+        self.scope = scope
+        self._forgotten: list[str] = []
+
+    def take_forgotten(self) -> list[str]:
+        """Return the request ids that the stream has no room for any more."""
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
+    def draft_requests(self, batch: DraftingBatch) -> list[DraftRequest]:
+        """Raises InvalidRequestError, and StalePrefixError for a base that is not held."""
+        held = self._read_prefixes(batch.prefixes, len(batch.rows))
+        prefixes = self._row_prefixes(batch.rows, held)
+        for row in batch.rows:
+            _check(row)
+        return [
+            DraftRequest(
+                request_id=self.scope + batch.prefixes[row.prefix].request_id,
+                prefix=prefix,
+                num_draft_tokens=row.num_draft_tokens,
+                tree_shape=TREE_SHAPE_NAMES[row.tree_shape],
+                max_nodes=row.max_nodes,
+                drafter_weight=row.drafter_weight,
+                sampling=held[row.prefix].sampling,
+                num_alternatives=row.num_alternatives,
+            )
+            for row, prefix in zip(batch.rows, prefixes, strict=True)
+        ]
+
+    def verify_requests(self, batch: VerifyBatch) -> list[VerifyRequest]:
+        """Raises InvalidRequestError, and StalePrefixError for a base that is not held."""
+        held = self._read_prefixes(batch.prefixes, len(batch.rows))
+        prefixes = self._row_prefixes(batch.rows, held)
+        return [
+            VerifyRequest(
+                request_id=self.scope + batch.prefixes[row.prefix].request_id,
+                prefix=prefix,
+                num_prompt_tokens=row.num_prompt_tokens,
+                tree=tree_from_proto(row.tree),
+                sampling=held[row.prefix].sampling,
+            )
+            for row, prefix in zip(batch.rows, prefixes, strict=True)
+        ]
+
+    def _read_prefixes(self, deltas: Sequence[PrefixDelta], num_rows: int) -> list[Held]:
+        limit = self._limits.max_rows
+        if max(len(deltas), num_rows) > limit:
+            raise InvalidRequestError(
+                f"a batch must have at most {limit} prefixes and rows, got {len(deltas)} and "
+                f"{num_rows}"
+            )
+        held = []
+        for delta in deltas:
+            check_id(delta.request_id, self._limits)
+            held.append(apply_delta(self._store, delta))
+        self._forgotten += self._store.trim()
+        return held
+
+    def _row_prefixes(
+        self, rows: Iterable[DraftRow | VerifyRow], held: Sequence[Held]
+    ) -> list[TokenIds]:
+        prefixes = []
+        num_bytes, limit = 0, self._limits.max_prefix_tokens * TOKEN_SIZE
+        for row in rows:
+            if row.prefix >= len(held):
+                raise InvalidRequestError(f"a row builds on prefix {row.prefix} of {len(held)}")
+            data = held[row.prefix].data
+            if row.token_ids:
+                data += pack_token_ids(row.token_ids)
+                num_bytes += len(data)
+                if num_bytes > limit:
+                    raise InvalidRequestError(
+                        f"a batch's prefixes have more than {self._limits.max_prefix_tokens} tokens"
+                    )
+            prefixes.append(to_token_ids(data))
+        return prefixes
+
+
+def check_id(request_id: str, limits: RpcLimits) -> None:
+    """Raises InvalidRequestError for an id that nobody needs."""
+    if len(request_id) > limits.max_id_length:
+        raise InvalidRequestError(
+            f"a request id must have at most {limits.max_id_length} characters, got "
+            f"{len(request_id)}"
+        )
+
+
+def _check(row: DraftRow) -> None:
+    """Refuse what would cost a worker more than any draft may."""
+    bounds = (
+        ("num_draft_tokens", row.num_draft_tokens, 1, MAX_DRAFT_TOKENS),
+        ("max_nodes", row.max_nodes, 1, MAX_TREE_NODES),
+        ("drafter_weight", row.drafter_weight, 0, 1),
+        ("num_alternatives", row.num_alternatives, 0, MAX_ALTERNATIVES),
+    )
+    for name, value, low, high in bounds:
+        if not low <= value <= high:
+            raise InvalidRequestError(f"{name} must be from {low} to {high}, got {value}")
+    if row.tree_shape not in TREE_SHAPE_NAMES:
+        raise InvalidRequestError(f"there is no tree shape {row.tree_shape}")

@@ -1,0 +1,245 @@
+"""Values of diffuspec.types as messages, and back.
+
+Everything comes back as it went, floats to the last bit. What a message itself promises is checked
+here (dimensions, one confidence per node); what a value means is checked by the roles.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, TreeShape
+from diffuspec.core.types import Draft, DraftTree, Lattice, TokenLogprobs, Verdict
+from diffuspec.v1 import types_pb2, verifier_pb2
+
+TREE_SHAPES: dict[TreeShape, types_pb2.TreeShape] = {
+    "path": types_pb2.TREE_SHAPE_PATH,
+    "beams": types_pb2.TREE_SHAPE_BEAMS,
+    "best_first": types_pb2.TREE_SHAPE_BEST_FIRST,
+}
+TREE_SHAPE_NAMES = {number: name for name, number in TREE_SHAPES.items()}
+
+_MAX_CANDIDATES = 256
+
+_Alternatives: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
+
+
+def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
+    try:
+        return types_pb2.SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=sampling.seed,
+            repetition_penalty=sampling.repetition_penalty,
+            presence_penalty=sampling.presence_penalty,
+            frequency_penalty=sampling.frequency_penalty,
+            max_tokens=sampling.max_tokens,
+            stop=sampling.stop,
+            stop_token_ids=sampling.stop_token_ids,
+            ignore_eos=sampling.ignore_eos,
+            logprobs=sampling.logprobs,
+        )
+    except (ValueError, UnicodeError) as error:
+        raise InvalidRequestError(f"sampling parameters cannot be sent: {error}") from error
+
+
+def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
+    """Raises InvalidRequestError."""
+    given: dict[str, Any] = {
+        name: getattr(message, name)
+        for name in ("top_p", "seed", "repetition_penalty", "max_tokens", "logprobs")
+        if message.HasField(name)
+    }
+    return SamplingParams(
+        temperature=message.temperature,
+        top_k=message.top_k,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        **given,
+    )
+
+
+def tree_to_proto(tree: DraftTree) -> types_pb2.DraftTree:
+    return types_pb2.DraftTree(token_ids=tree.token_ids, parents=tree.parents)
+
+
+def tree_from_proto(message: types_pb2.DraftTree) -> DraftTree:
+    return DraftTree(tuple(message.token_ids), tuple(message.parents))
+
+
+def put_drafts(message: types_pb2.Drafts, drafts: Iterable[Draft]) -> None:
+    """Put drafts into a message of their own, in place: messages are copied into others."""
+    message.SetInParent()
+    for draft in drafts:
+        _put_draft(message.drafts.add(), draft)
+
+
+def _put_draft(message: types_pb2.Draft, draft: Draft) -> None:
+    message.tree.token_ids.extend(draft.tree.token_ids)
+    message.tree.parents.extend(draft.tree.parents)
+    message.confidences.extend(draft.confidences)
+    message.num_tokens_before_eos = draft.num_tokens_before_eos
+    message.drafter_choices.extend(draft.drafter_choices)
+    message.proxy_choices.extend(draft.proxy_choices)
+    message.draft_seconds = draft.draft_seconds
+    message.search_seconds = draft.search_seconds
+    message.transport_seconds = draft.transport_seconds
+    if draft.alternatives:
+        _put_alternatives(message.alternatives, draft.alternatives)
+
+
+def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -> Draft:
+    """Return a draft whose way here took so much longer. Raises InvalidRequestError."""
+    return Draft(
+        tree=tree_from_proto(message.tree),
+        confidences=tuple(message.confidences),
+        num_tokens_before_eos=message.num_tokens_before_eos,
+        drafter_choices=tuple(message.drafter_choices),
+        proxy_choices=tuple(message.proxy_choices),
+        draft_seconds=message.draft_seconds,
+        search_seconds=message.search_seconds,
+        alternatives=_alternatives_from_proto(message.alternatives),
+        transport_seconds=message.transport_seconds + transport_seconds,
+    )
+
+
+def _put_alternatives(message: types_pb2.Alternatives, alternatives: _Alternatives) -> None:
+    rows = {id(entry): entry for entry in alternatives}  # nodes may share the object
+    numbers = {key: number for number, key in enumerate(rows)}
+    token_ids = [token_id for entry in rows.values() for token_id, _ in entry]
+    logprobs = [logprob for entry in rows.values() for _, logprob in entry]
+    message.row_lengths.extend([len(entry) for entry in rows.values()])
+    message.token_ids = struct.pack(f"<{len(token_ids)}i", *token_ids)
+    message.logprobs = struct.pack(f"<{len(logprobs)}d", *logprobs)
+    message.rows.extend([numbers[id(entry)] for entry in alternatives])
+
+
+def _alternatives_from_proto(message: types_pb2.Alternatives) -> _Alternatives:
+    ends = [0, *itertools.accumulate(message.row_lengths)]
+    if (len(message.token_ids), len(message.logprobs)) != (4 * ends[-1], 8 * ends[-1]):
+        raise InvalidRequestError(
+            f"{ends[-1]} alternatives must be {4 * ends[-1]} and {8 * ends[-1]} bytes, got "
+            f"{len(message.token_ids)} and {len(message.logprobs)}"
+        )
+    token_ids = struct.unpack(f"<{ends[-1]}i", message.token_ids)
+    pairs = tuple(zip(token_ids, struct.unpack(f"<{ends[-1]}d", message.logprobs), strict=True))
+    rows = [pairs[start:end] for start, end in itertools.pairwise(ends)]
+    highest = max(message.rows, default=-1)
+    if highest >= len(rows):
+        raise InvalidRequestError(f"alternatives are in row {highest} of {len(rows)}")
+    return tuple([rows[row] for row in message.rows])
+
+
+def _pairs(token_ids: Any, logprobs: Any) -> tuple[tuple[int, float], ...]:
+    if len(token_ids) != len(logprobs):
+        raise InvalidRequestError(
+            f"{len(token_ids)} token ids but {len(logprobs)} log-probabilities"
+        )
+    return tuple(zip(token_ids, logprobs, strict=True))
+
+
+def lattice_to_proto(lattice: Lattice) -> types_pb2.Lattice:
+    num_positions, max_candidates = lattice.token_ids.shape
+    return types_pb2.Lattice(
+        num_positions=num_positions,
+        max_candidates=max_candidates,
+        token_ids=lattice.token_ids.astype("<i4", copy=False).tobytes(),
+        logprobs=lattice.logprobs.astype("<f4", copy=False).tobytes(),
+        num_candidates=lattice.num_candidates.astype("<i4", copy=False).tobytes(),
+        num_tokens_before_eos=lattice.num_tokens_before_eos,
+    )
+
+
+def lattice_from_proto(message: types_pb2.Lattice) -> Lattice:
+    """Return a lattice over the message's own bytes. Raises InvalidRequestError."""
+    rows, columns = message.num_positions, message.max_candidates
+    if rows > MAX_DRAFT_TOKENS or columns > _MAX_CANDIDATES:
+        raise InvalidRequestError(
+            f"a lattice must have at most {MAX_DRAFT_TOKENS} positions of {_MAX_CANDIDATES} "
+            f"candidates, got {rows} of {columns}"
+        )
+    token_ids: NDArray[np.int32] = _table("token_ids", message.token_ids, "<i4", (rows, columns))
+    logprobs: NDArray[np.float32] = _table("logprobs", message.logprobs, "<f4", (rows, columns))
+    counts: NDArray[np.int32] = _table("num_candidates", message.num_candidates, "<i4", (rows,))
+    if rows and not 1 <= counts.min() <= counts.max() <= columns:
+        raise InvalidRequestError(
+            f"num_candidates must be from 1 to {columns}, got {counts.min()} to {counts.max()}"
+        )
+    if np.isnan(logprobs).any():
+        raise InvalidRequestError("a lattice's log-probabilities must be numbers, got NaN")
+    return Lattice(token_ids, logprobs, counts, message.num_tokens_before_eos)
+
+
+def _table(name: str, data: bytes, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
+    expected = 4 * math.prod(shape)  # int32 and float32 alike
+    if len(data) != expected:
+        raise InvalidRequestError(
+            f"{name} of shape {list(shape)} must be {expected} bytes, got {len(data)}"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
+    return verifier_pb2.Verdict(
+        token_ids=verdict.token_ids,
+        accepted_nodes=verdict.accepted_nodes,
+        logprobs=[logprobs_to_proto(one) for one in verdict.logprobs or ()],
+        verify_seconds=verdict.verify_seconds,
+        transport_seconds=verdict.transport_seconds,
+    )
+
+
+def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float = 0.0) -> Verdict:
+    """Return a verdict whose way here took so much longer. Raises InvalidRequestError."""
+    return Verdict(
+        token_ids=tuple(message.token_ids),
+        accepted_nodes=tuple(message.accepted_nodes),
+        logprobs=tuple(map(logprobs_from_proto, message.logprobs)) or None,
+        verify_seconds=message.verify_seconds,
+        transport_seconds=message.transport_seconds + transport_seconds,
+    )
+
+
+def logprobs_to_proto(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
+    return types_pb2.TokenLogprobs(
+        logprob=logprobs.logprob,
+        top_token_ids=[token_id for token_id, _ in logprobs.top],
+        top_logprobs=[logprob for _, logprob in logprobs.top],
+    )
+
+
+def logprobs_from_proto(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
+    return TokenLogprobs(message.logprob, _pairs(message.top_token_ids, message.top_logprobs))
+
+
+def info_to_proto(info: TargetInfo) -> verifier_pb2.GetInfoResponse:
+    return verifier_pb2.GetInfoResponse(
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        max_sequences=info.max_sequences,
+        eos_token_ids=info.eos_token_ids,
+        max_tree_nodes=info.max_tree_nodes,
+    )
+
+
+def info_from_proto(message: verifier_pb2.GetInfoResponse) -> TargetInfo:
+    return TargetInfo(
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        max_sequences=message.max_sequences,
+        eos_token_ids=tuple(message.eos_token_ids),
+        max_tree_nodes=message.max_tree_nodes,
+    )

@@ -1,0 +1,165 @@
+"""grpc.health.v1: a role is SERVING when its steps succeed, not when its process is there.
+
+A role that nobody asks takes a small step of its own now and then, so that it knows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+
+from diffuspec.core.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+    StalePrefixError,
+)
+
+logger = logging.getLogger(__name__)
+
+_RECENT_SECONDS = 10.0
+_PROBE_SECONDS = 1.0  # between probes of a role that idles after a failure
+_CALLERS_FAULT = (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError)
+_WATCH_SECONDS = 0.5
+
+
+class StepHealth:
+    """Watches the steps of one role.
+
+    Healthy: no step has been waiting for longer than the bound while nothing else was done
+    either, and the last step succeeded, or one has lately. So a role that hangs is unhealthy, and
+    healthy again once it has got over it. Steps that fail by the caller's fault say nothing. A
+    role that has not been asked yet is taken for healthy; one that is probed does not wait for
+    callers to show that it is well again, or no more.
+    """
+
+    def __init__(
+        self, max_step_seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._max_step_seconds = max_step_seconds
+        self._clock = clock
+        self._started: dict[int, float] = {}
+        self._num_started = 0
+        self._has_failed = False
+        self._succeeded_at = -math.inf
+
+    @property
+    def is_healthy(self) -> bool:
+        now = self._clock()
+        oldest = min(self._started.values(), default=now)
+        if now - max(oldest, self._succeeded_at) > self._max_step_seconds:
+            return False
+        return not self._has_failed or self._succeeded_lately
+
+    @property
+    def _succeeded_lately(self) -> bool:
+        return self._clock() - self._succeeded_at <= _RECENT_SECONDS
+
+    @contextlib.asynccontextmanager
+    async def probed(self, probe: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+        """While the context is open, take a step whenever the last ones do not tell how it is."""
+        probing = asyncio.create_task(self._keep_probing(probe))
+        try:
+            yield
+        finally:
+            probing.cancel()
+
+    async def prove(self, probe: Callable[[], Awaitable[None]]) -> None:
+        """Take a step. Raises what it fails with."""
+        with self.step():
+            await probe()
+
+    def step(self) -> _WatchedStep:
+        """Return a context to do one step in."""
+        return _WatchedStep(self)
+
+    def begin(self) -> int:
+        """Returns the number to end the step with."""
+        self._num_started += 1
+        self._started[self._num_started] = self._clock()
+        return self._num_started
+
+    def end(self, number: int, error: type[BaseException] | None) -> None:
+        del self._started[number]
+        if error is None:
+            self._has_failed = False
+            self._succeeded_at = self._clock()
+        elif issubclass(error, Exception) and not issubclass(error, _CALLERS_FAULT):
+            self._has_failed = True
+
+    async def _keep_probing(self, probe: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await asyncio.sleep(_PROBE_SECONDS)
+            if self._started or (self._succeeded_lately and not self._has_failed):
+                continue
+            try:
+                await self.prove(probe)
+            except Exception as error:
+                logger.debug("a probe failed: %s", error)
+
+
+class _WatchedStep:
+    """Tells a StepHealth when a step begins and how it ends."""
+
+    __slots__ = ("_health", "_number")
+
+    def __init__(self, health: StepHealth) -> None:
+        self._health = health
+
+    def __enter__(self) -> None:
+        self._number = self._health.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._health.end(self._number, kind)
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Answers for every service of a server; for "" when all of them are healthy."""
+
+    def __init__(self, services: Mapping[str, Callable[[], bool]]) -> None:
+        self._services = services
+        self.is_draining = False
+
+    async def Check(
+        self,
+        request: HealthCheckRequest,
+        context: grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse],
+    ) -> HealthCheckResponse:
+        status = self._status(request.service)
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
+            await context.abort(
+                grpc.StatusCode.NOT_FOUND, f"there is no service {request.service!r} here"
+            )
+        return HealthCheckResponse(status=status)
+
+    async def Watch(
+        self,
+        request: HealthCheckRequest,
+        context: grpc.aio.ServicerContext[HealthCheckRequest, HealthCheckResponse],
+    ) -> None:
+        last = None
+        while True:
+            is_last = self.is_draining
+            status = self._status(request.service)
+            if status != last:
+                await context.write(HealthCheckResponse(status=status))
+            if is_last:
+                return
+            last = status
+            await asyncio.sleep(_WATCH_SECONDS)
+
+    def _status(self, service: str) -> HealthCheckResponse.ServingStatus.ValueType:
+        if service and service not in self._services:
+            return HealthCheckResponse.SERVICE_UNKNOWN
+        asked = [self._services[service]] if service else self._services.values()
+        if self.is_draining or not all(is_healthy() for is_healthy in asked):
+            return HealthCheckResponse.NOT_SERVING
+        return HealthCheckResponse.SERVING

@@ -1,0 +1,139 @@
+"""Traces: what every role did when, as a file that Perfetto and chrome://tracing show.
+
+One lane per role and one per running request; see the Trace Event Format's complete events ("X").
+Times are those of time.monotonic(), in seconds, and count from the tracer's making. The file is the
+format's plain array, which viewers read also when its end is missing: when the process was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from diffuspec.core.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+Colour: TypeAlias = Literal["good", "bad", "terrible", "yellow", "grey"]
+Argument: TypeAlias = str | int | float | None
+
+MAX_EVENTS = 500_000
+_NONE: Mapping[str, Argument] = {}
+_FLUSH_SECONDS = 0.1  # what is lost at most when the process is killed
+
+
+class Tracer:
+    """Writes spans to a file as they come. Closing it makes the file whole.
+
+    A file that is there is overwritten: a command that is run again has a fresh trace. What is
+    started again within one run takes another file, see `numbered`.
+
+    Beyond max_events spans are dropped; how many is said at the end. A file that cannot be written
+    to any more (a full disk) ends the trace, and nothing else. Raises ConfigError when the file
+    cannot be made.
+    """
+
+    def __init__(self, path: Path, max_events: int = MAX_EVENTS) -> None:
+        self._max_events = max_events
+        self._num_events = 0
+        self._num_dropped = 0
+        self._origin = time.monotonic()
+        self._flushed_at = self._origin
+        self._lanes: dict[str, int] = {}
+        try:
+            self._file = path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write a trace to {path}: {error.strerror}") from error
+        self._put("[\n")
+        self._write({"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "diffuspec"}})
+
+    def span(
+        self,
+        lane: str,
+        name: str,
+        start: float,
+        end: float,
+        colour: Colour | None = None,
+        arguments: Mapping[str, Argument] = _NONE,
+    ) -> None:
+        """Add what happened in a lane from start to end. Spans of a lane nest or are apart."""
+        if self._file.closed:
+            return
+        if self._num_events >= self._max_events:
+            self._num_dropped += 1
+            return
+        self._num_events += 1
+        event: dict[str, object] = {"ph": "X", "pid": 1, "tid": self._lane(lane), "name": name}
+        first, last = self._microseconds(start), self._microseconds(end)
+        event |= {"ts": first, "dur": max(last - first, 0), "cat": name.split(":")[0]}
+        if colour is not None:
+            event["cname"] = colour
+        given = {key: value for key, value in arguments.items() if value is not None}
+        if given:
+            event["args"] = given
+        self._write(event)
+
+    def close(self) -> None:
+        """Say what was dropped and end the file. Closing twice is fine."""
+        if self._file.closed:
+            return
+        told = {"num_events": self._num_events, "num_dropped_events": self._num_dropped}
+        last = {"ph": "M", "pid": 1, "name": "trace_end", "args": told}
+        self._put(json.dumps(last) + "\n]\n")
+        with self._or_end():
+            self._file.close()
+
+    def _microseconds(self, moment: float) -> int:
+        """Whole ones, so that spans that touch do not overlap by a rounding."""
+        return round(1e6 * (moment - self._origin))
+
+    def _lane(self, name: str) -> int:
+        if name not in self._lanes:
+            lane = self._lanes[name] = len(self._lanes) + 1
+            about = {"ph": "M", "pid": 1, "tid": lane}
+            self._write(about | {"name": "thread_name", "args": {"name": name}})
+            self._write(about | {"name": "thread_sort_index", "args": {"sort_index": lane}})
+        return self._lanes[name]
+
+    def _write(self, event: dict[str, object]) -> None:
+        self._put(json.dumps(event) + ",\n")
+
+    def _put(self, text: str) -> None:
+        """Write, and now and then see to it that it is there if the process dies."""
+        if self._file.closed:
+            return
+        with self._or_end():
+            self._file.write(text)
+            if time.monotonic() > self._flushed_at + _FLUSH_SECONDS:
+                self._file.flush()
+                self._flushed_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def _or_end(self) -> Iterator[None]:
+        """End the trace, and say so once, if the file fails."""
+        try:
+            yield
+        except OSError as error:
+            logger.warning("the trace to %s ends here: %s", self._file.name, error)
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+def numbered(path: Path, number: int) -> Path:
+    """Return the file for a start of what writes it: t.json for the first, then t.2.json and on."""
+    return path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
+
+
+@contextlib.contextmanager
+def tracing(path: Path | None) -> Iterator[Tracer | None]:
+    """Make a tracer that is closed in the end; None without a path. Raises ConfigError."""
+    if path is None:
+        yield None
+        return
+    with contextlib.closing(Tracer(path)) as tracer:
+        yield tracer

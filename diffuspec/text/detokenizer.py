@@ -1,0 +1,90 @@
+"""From committed tokens to text: UTF-8 that spans tokens, stop strings that span bursts.
+
+Text is released as soon as it can no longer become part of a stop string, and never after one.
+The stop string that is complete first ends the text, whatever tokens it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+_MAX_UNDECODED = 16  # no character has as many
+_MAX_BEGUN = 3  # bytes of a character that is not whole yet, and so tokens
+
+
+class Detokenizer:
+    """The text of one answer, token by token."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stop = stop
+        self._held = ""  # could be the beginning of a stop string
+        self._undecoded: list[int] = []  # ids whose bytes are not whole characters yet
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._special_ids = frozenset(token_id for token_id, token in added if token.special)
+        self.is_stopped = False
+
+    def push(self, token_id: int) -> str:
+        """Take one token; return the text it releases, often none. Sets is_stopped."""
+        if token_id in self._special_ids:
+            return ""
+        piece: str | None = self._stream.step(self._tokenizer, token_id)
+        if piece is None:
+            self._undecoded.append(token_id)
+            return self._give_up() if len(self._undecoded) >= _MAX_UNDECODED else ""
+        self._undecoded.clear()
+        return self._release(piece)
+
+    def finish(self) -> str:
+        """Return what was held back, once no more tokens will come."""
+        if self.is_stopped:
+            return ""
+        rest = self._tokenizer.decode(self._undecoded) if self._undecoded else ""
+        released = self._release(rest)
+        held, self._held = self._held, ""
+        return released if self.is_stopped else released + held
+
+    def _give_up(self) -> str:
+        """Release the beginning of bytes that are no characters: each push decodes them again."""
+        ids = self._undecoded
+        cut = next(n for n in range(len(ids) - _MAX_BEGUN, 0, -1) if self._may_cut(ids, n))
+        self._stream, self._undecoded = DecodeStream(skip_special_tokens=True), []
+        released = self._release(self._tokenizer.decode(ids[:cut]))
+        for token_id in ids[cut:]:
+            released += "" if self.is_stopped else self.push(token_id)
+        return released
+
+    def _may_cut(self, ids: list[int], cut: int) -> bool:
+        """Whether the two parts give the text that they give together."""
+        decode = self._tokenizer.decode
+        return cut == 1 or decode(ids[:cut]) + decode(ids[cut:]) == decode(ids)
+
+    def _release(self, piece: str) -> str:
+        if not self._stop:
+            return piece
+        text = self._held + piece
+        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:
+            self.is_stopped = True
+            self._held = ""
+            return text[: min(found)[1]]
+        keep = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of the text that a stop string begins with."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def backend(tokenizer: Any) -> Tokenizer:
+    """The `tokenizers` object inside a transformers fast tokenizer."""
+    inner: Tokenizer = tokenizer.backend_tokenizer
+    return inner

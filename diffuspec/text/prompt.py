@@ -1,0 +1,82 @@
+"""Prompts as users give them, and as token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.types import Prompt, TokenIds
+
+_MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Any, max_model_len: int) -> TokenIds:
+    """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
+
+    A text begins as the tokenizer begins texts, with BOS if that is its way; ids are taken as they
+    are. Raises InvalidRequestError, before tokenising what cannot fit.
+    """
+    if isinstance(prompt, str):
+        return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens=True)
+    if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
+        text = _render(prompt, tokenizer)  # type: ignore[arg-type]
+        return _tokenize(text, tokenizer, max_model_len, adds_special_tokens=False)
+    return _token_ids(prompt)
+
+
+def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
+    """Whether this is not one prompt by mistake, whose parts would all pass for prompts."""
+    return not isinstance(prompts, str) and not any(
+        isinstance(prompt, Mapping | int) for prompt in prompts
+    )
+
+
+def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
+    for message in messages:
+        if not (isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
+            keys = sorted(map(str, message))
+            raise InvalidRequestError(
+                f"a chat message needs a text `role` and a text `content`, got keys {keys}"
+            )
+    if tokenizer.chat_template is None:
+        raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # templates raise what their authors chose
+        raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+    return text
+
+
+def _tokenize(
+    text: str, tokenizer: Any, max_model_len: int, *, adds_special_tokens: bool
+) -> TokenIds:
+    """Chat templates write special tokens themselves; a text gets those that its model expects."""
+    if len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+        raise InvalidRequestError(
+            f"a prompt of {len(text)} characters cannot fit the target's context "
+            f"of {max_model_len} tokens"
+        )
+    try:
+        # The wrapper would add a warning about lengths; they are checked with the request.
+        encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_special_tokens)
+    except TypeError as error:  # lone surrogates
+        raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error
+    return np.array(encoding.ids, np.int32)
+
+
+def _token_ids(prompt: object) -> TokenIds:
+    try:
+        ids = np.asarray(prompt)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(f"a prompt of token ids must be flat: {error}") from error
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise InvalidRequestError("a prompt must be text, chat messages or a list of token ids")
+    limits = np.iinfo(np.int32)
+    if ids.size and not limits.min <= int(ids.min()) <= int(ids.max()) <= limits.max:
+        raise InvalidRequestError(f"token ids must fit 32 bits, got {ids.min()} to {ids.max()}")
+    return ids.astype(np.int32)

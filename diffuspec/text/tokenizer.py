@@ -1,0 +1,90 @@
+"""A model directory's tokenizer. Knows nothing of weights, and so does without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import transformers
+from transformers import PreTrainedTokenizerFast
+
+from diffuspec.core.errors import ModelLoadError, VocabularyError
+from diffuspec.core.types import TokenIds
+
+logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """Load a model directory's tokenizer, as its tokenizer.json has it. Raises ModelLoadError.
+
+    Not by AutoTokenizer, which goes by the model type and would silently read a tokenizer of
+    one's own as that family's.
+    """
+    if not path.is_dir():
+        raise ModelLoadError(f"model directory {path} does not exist")
+    if not (path / "tokenizer.json").is_file():
+        raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
+    try:
+        with quiet():
+            return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # transformers and tokenizers raise what they like
+        raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
+
+
+def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
+    """Return an id that is negative or not below vocab_size, if there is one."""
+    if token_ids.view(np.uint32).max(initial=0) < vocab_size:  # negative ids are the largest
+        return None
+    lowest = int(token_ids.min())
+    return lowest if lowest < 0 else int(token_ids.max())
+
+
+def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
+    """Return how many ids the tokenizer knows. Raises VocabularyError if the model has fewer."""
+    num_ids = max(tokenizer.get_vocab().values()) + 1
+    if num_ids > vocab_size:
+        raise VocabularyError(
+            f"{path}: the tokenizer knows {num_ids} token ids, the model only {vocab_size}"
+        )
+    return int(num_ids)
+
+
+def vocabulary_digest(tokenizer: Any, num_ids: int) -> str:
+    """Return a hash of what the ids below num_ids stand for."""
+    known = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i < num_ids)
+    return hashlib.blake2b(repr(known).encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
+    """Check that a drafter's token ids below num_ids mean what the target's do.
+
+    digest: vocabulary_digest of the target's tokenizer. A drafter that brings no tokenizer.json
+    is taken at its word. Raises VocabularyError.
+    """
+    if not (path / "tokenizer.json").is_file():
+        logger.info("%s has no tokenizer.json: its token ids are not compared", path)
+    elif vocabulary_digest(load_tokenizer(path), num_ids) != digest:
+        raise VocabularyError(
+            f"{path}: its tokenizer and the target's give different meanings to the {num_ids} "
+            "token ids of the target; a drafter must share them"
+        )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from printing progress bars and reports: failures become our errors."""
+    log: Any = transformers.utils.logging
+    verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity(logging.CRITICAL)
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if has_bars:
+            log.enable_progress_bar()

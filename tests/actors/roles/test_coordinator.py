@@ -1,0 +1,274 @@
+"""A coordinator over roles behind gRPC, as plain objects: Ray is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from actors.roles.coordinator import CoordinatorActor, verifier_at
+from actors.roles.drafter import DrafterActor
+from actors.roles.path_scorer import PathScorerActor
+from actors.roles.verifier import VerifierRank
+from diffuspec.core.errors import (
+    ConfigError,
+    DrafterError,
+    InvalidRequestError,
+    OverloadedError,
+    RequestCancelledError,
+    VerifierUnavailableError,
+)
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.engine import Engine
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.server import health
+from diffuspec.text.tokenizer import load_tokenizer
+from tests.actors.conftest import tiny_pipeline
+from tests.support.fakes import FAKE_TARGET, FakeVerifier
+
+HOST = "127.0.0.1"
+MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
+SHORT = SamplingParams(max_tokens=24)
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+PLAIN = SpeculationParams(policy="off")
+DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
+
+
+@pytest.fixture(scope="module")
+def expected(pipeline) -> tuple[int, ...]:
+    with Engine.from_config(pipeline.engine.model_copy(update={"drafter": None})) as engine:
+        [answer] = engine.generate([MESSAGES], SHORT)
+    return answer.token_ids
+
+
+@pytest.fixture
+async def coordinator(pipeline, token) -> AsyncIterator[CoordinatorActor]:
+    verifier, actor = VerifierRank(pipeline, token), CoordinatorActor(pipeline, token)
+    address = await verifier.start("", HOST)
+    actor.ready = await actor.start(partial(verifier_at, address, pipeline, token), HOST)
+    yield actor
+    await actor.stop()
+    await verifier.stop()
+
+
+@pytest.fixture
+async def drafter_address(pipeline, token, coordinator) -> AsyncIterator[str]:
+    scorer, drafter = PathScorerActor(pipeline, token), DrafterActor(pipeline, token)
+    info, vocabulary = coordinator.ready.info, coordinator.ready.vocabulary
+    scorer_address = await scorer.start(info, HOST)
+    yield await drafter.start(info, vocabulary, scorer_address, HOST)
+    await drafter.stop()
+    await scorer.stop()
+
+
+async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_comes(
+    coordinator, drafter_address, expected
+):
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, PLAIN)
+    assert answer.token_ids == expected
+    assert (await coordinator.status()).degraded_reasons == ("drafter 0: it has not come yet",)
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    await coordinator.prove()
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
+    assert answer.token_ids == expected and len(answer.steps) < len(expected)
+
+
+async def test_a_drafter_that_comes_is_asked_at_once(coordinator, drafter_address):
+    for _ in range(3):  # each time it is left alone for longer
+        answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
+        assert not any(step.num_tree_nodes for step in answer.steps)
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
+    assert answer.steps[0].num_tree_nodes > 0
+
+
+async def test_clients_are_answered_over_grpc(coordinator, token, expected):
+    client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
+    increments = [increment async for increment in client.stream(MESSAGES, SHORT)]
+    assert tuple(i for increment in increments for i in increment.token_ids) == expected
+    with pytest.raises(InvalidRequestError, match="empty"):
+        await anext(client.stream([], SHORT))
+    await client.close()
+
+
+async def test_while_it_drains_it_answers_and_is_not_serving(coordinator, token):
+    client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
+    answer = client.stream(MESSAGES, LONG, PLAIN, "long")
+    await anext(answer)
+    stopping = asyncio.create_task(coordinator.stop())
+    await asyncio.sleep(0)
+    assert not await client.check_health(5) and not await coordinator.is_healthy()
+    with pytest.raises(OverloadedError, match="shutting down"):
+        await anext(client.stream(MESSAGES, SHORT))
+    assert (await client.status()).num_running == 1 and not stopping.done()
+    assert await client.cancel("long")
+    with pytest.raises(RequestCancelledError):
+        async for _ in answer:
+            pass
+    await stopping
+    await client.close()
+
+
+async def test_a_drafter_that_is_let_go_is_named_in_the_status(coordinator, drafter_address):
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    status = await coordinator.status()
+    assert status.degraded_reasons == ()
+    assert [(role.name, role.is_healthy) for role in status.roles] == [
+        ("verifier", True),
+        ("drafter 0", True),
+    ]
+    await coordinator.disconnect_drafter("drafter 0", "its node is gone")
+    assert (await coordinator.status()).degraded_reasons == ("drafter 0: its node is gone",)
+    with pytest.raises(DrafterError, match="decoded plainly"):
+        await coordinator.prove()
+
+
+async def test_a_drafter_that_is_not_there_is_refused(coordinator):
+    with pytest.raises(DrafterError, match=r"127\.0\.0\.1:1"):
+        await coordinator.connect_drafter("drafter 0", "127.0.0.1:1")
+
+
+async def test_a_drafter_of_the_same_name_takes_over(coordinator, drafter_address, expected):
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    await coordinator.connect_drafter("drafter 0", drafter_address)
+    answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
+    assert answer.token_ids == expected and len(answer.steps) < len(expected)
+
+
+async def test_several_drafters_share_the_requests(token, expected):
+    config = tiny_pipeline(placement={"drafter": {"count": 2}})
+    async with contextlib.AsyncExitStack() as stack:
+        verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+        stack.push_async_callback(verifier.stop)
+        address = await verifier.start("", HOST)
+        stack.push_async_callback(actor.stop)
+        ready = await actor.start(partial(verifier_at, address, config, token), HOST)
+        for index in range(2):
+            scorer, drafter = PathScorerActor(config, token), DrafterActor(config, token)
+            stack.push_async_callback(scorer.stop)
+            stack.push_async_callback(drafter.stop)
+            scorer_address = await scorer.start(ready.info, HOST)
+            address = await drafter.start(ready.info, ready.vocabulary, scorer_address, HOST)
+            await actor.connect_drafter(f"drafter {index}", address)
+        asked = [remote.num_bytes_sent for remote in actor._drafters.values()]
+        answers = [actor.engine.complete(MESSAGES, SHORT, DRAFTED) for _ in range(4)]
+        assert {answer.token_ids for answer in await asyncio.gather(*answers)} == {expected}
+        asked_now = [remote.num_bytes_sent for remote in actor._drafters.values()]
+        assert all(now > before for now, before in zip(asked_now, asked, strict=True))
+
+
+async def test_metrics_are_prometheus_text(coordinator):
+    await coordinator.engine.complete(MESSAGES, SHORT)
+    text = await coordinator.metrics()
+    assert "diffuspec_generation_tokens_total" in text
+
+
+async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
+    config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.05})
+    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+    address = await verifier.start("", HOST)
+    await actor.start(partial(verifier_at, address, config, token), HOST)
+    found = []
+
+    def watch() -> None:
+        time.sleep(0.6)
+        found.append(asyncio.run(actor.is_healthy()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    watcher.join()  # nothing else is done in this event loop
+    await asyncio.sleep(0.3)
+    assert found == [False] and await actor.is_healthy()
+    await actor.stop()
+    await verifier.stop()
+
+
+@pytest.fixture
+def impatient(monkeypatch) -> None:
+    """Roles ask themselves often how they are."""
+    monkeypatch.setattr(health, "_RECENT_SECONDS", 0.1)
+    monkeypatch.setattr(health, "_PROBE_SECONDS", 0.05)
+
+
+async def becomes_healthy(client: RemoteCoordinator, is_healthy: bool) -> None:
+    async with asyncio.timeout(30):
+        while await client.check_health(5) != is_healthy:
+            await asyncio.sleep(0.05)
+
+
+async def test_an_idle_coordinator_serves_while_its_verifier_does(token, impatient):
+    config = tiny_pipeline({"drafter": None})
+    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+    address = await verifier.start("", HOST)
+    ready = await actor.start(partial(verifier_at, address, config, token), HOST)
+    client = await RemoteCoordinator.connect(ready.address, Security(token))
+    await becomes_healthy(client, True)
+    await verifier.stop()
+    await becomes_healthy(client, False)
+    verifier = VerifierRank(config, token)
+    await verifier.start("", HOST, int(address.rpartition(":")[2]))
+    await becomes_healthy(client, True)
+    await client.close()
+    await actor.stop()
+    await verifier.stop()
+
+
+class HangingVerifier(FakeVerifier):
+    """Says that it is well, whatever it does."""
+
+    num_bytes_sent = num_bytes_received = 0
+
+    async def check_health(self, timeout: float) -> bool:
+        return True
+
+
+async def test_a_coordinator_whose_verifier_hangs_is_not_serving_until_it_does_not(token):
+    config = tiny_pipeline({"drafter": None}, deadlines={"verify_seconds": 0.2})
+    actor = CoordinatorActor(config, token)
+    vocab_size = len(load_tokenizer(config.engine.target.path))
+    verifier = HangingVerifier(replace(FAKE_TARGET, vocab_size=vocab_size))
+    ready = await actor.start(lambda: contextlib.nullcontext(verifier), HOST)
+    client = await RemoteCoordinator.connect(ready.address, Security(token))
+    await becomes_healthy(client, True)
+    verifier.gate.close()
+    answer = asyncio.create_task(actor.engine.complete([1, 2, 3], SHORT, PLAIN))
+    await verifier.gate.arrival()
+    await becomes_healthy(client, False)
+    verifier.gate.open()
+    await answer
+    await becomes_healthy(client, True)
+    await client.close()
+    await actor.stop()
+
+
+async def test_without_a_verifier_nothing_is_served(pipeline, token):
+    actor = CoordinatorActor(pipeline, token)
+    with pytest.raises(VerifierUnavailableError):
+        await actor.start(partial(verifier_at, "127.0.0.1:1", pipeline, token), HOST)
+    assert not await actor.is_healthy()
+    await actor.stop()
+
+
+async def test_off_loopback_without_tls_no_verifier_is_made(pipeline, token):
+    with pytest.raises(ConfigError, match="without TLS"):
+        await CoordinatorActor(pipeline, token).start(None, "0.0.0.0")
+
+
+async def test_a_trace_is_whole_once_the_coordinator_stops(token, tmp_path):
+    config = tiny_pipeline({"drafter": None}, trace=tmp_path / "trace.json")
+    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+    address = await verifier.start("", HOST)
+    await actor.start(partial(verifier_at, address, config, token), HOST)
+    await actor.engine.complete(MESSAGES, SHORT)
+    await actor.stop()
+    await verifier.stop()
+    events = json.loads((tmp_path / "trace.json").read_text())
+    assert any(event["ph"] == "X" for event in events)

@@ -1,0 +1,253 @@
+"""A rank behind gRPC, as a plain object: Ray is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.roles import probe
+from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
+from actors.settings import PipelineConfig, VerifierSettings, parse_pipeline
+from diffuspec.coordinator.coordinator import Coordinator
+from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.core.errors import (
+    ConfigError,
+    ModelLoadError,
+    VerifierError,
+    VerifierUnavailableError,
+)
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import EMPTY_TREE, Verdict, VerifyRequest
+from diffuspec.models.target import CausalTarget
+from diffuspec.rpc.client.roles import RemoteVerifier
+from diffuspec.rpc.security import Security
+from tests.support.fakes import FAKE_TARGET, FakeVerifier, decode_plainly
+
+PLAIN = SpeculationParams(policy="off")
+STEP = [probe.verify_request(FAKE_TARGET)]
+SAMPLED = SamplingParams(temperature=0.8, seed=4)
+
+
+@pytest.fixture
+def config(target_path: Callable[[str], Path]) -> PipelineConfig:
+    target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 2}
+    return parse_pipeline({"engine": {"target": target}})
+
+
+@pytest.fixture
+async def rank(config: PipelineConfig, token: str) -> AsyncIterator[VerifierRank]:
+    rank = VerifierRank(config, token)
+    rank.address = await rank.start("", LOOPBACK)
+    yield rank
+    await rank.stop()
+
+
+def request(prefix: Sequence[int]) -> VerifyRequest:
+    return VerifyRequest("r", np.array(prefix, np.int32), 3, EMPTY_TREE, SAMPLED)
+
+
+async def decode(verifier: RemoteVerifier | CausalTarget, num_tokens: int) -> list[int]:
+    token_ids = [5, 6, 7]
+    for _ in range(num_tokens):
+        [verdict] = await verifier.verify([request(token_ids)])
+        token_ids += verdict.token_ids
+    return token_ids
+
+
+async def test_a_remote_rank_says_what_a_local_target_says(
+    rank: VerifierRank, config: PipelineConfig, token: str
+) -> None:
+    remote = await RemoteVerifier.connect(rank.address, Security(token))
+    local = CausalTarget.load(config.engine.target)
+    assert remote.info == local.info
+    assert await decode(remote, 12) == await decode(local, 12)
+    local.close()
+    assert await remote.check_health(5)
+    status = await rank.status()
+    assert (status.pid, status.step_seconds) == (os.getpid(), 0.0) and status.num_steps >= 13
+    await remote.close()
+
+
+async def test_a_rank_says_how_it_is_while_a_step_keeps_its_event_loop(
+    target_path: Callable[[str], Path], token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
+    rank = VerifierRank(parse_pipeline({"engine": {"target": target}}), token)
+    remote = await RemoteVerifier.connect(await rank.start("", LOOPBACK), Security(token))
+    has_begun, is_answered = threading.Event(), threading.Event()
+    statuses: list[RankStatus] = []
+
+    def ask() -> None:
+        assert has_begun.wait(10)
+        statuses.append(asyncio.run(rank.status()))
+        is_answered.set()
+
+    def verify(target: CausalTarget, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        has_begun.set()
+        assert is_answered.wait(10)
+        return verify_here(target, requests)
+
+    verify_here = CausalTarget.verify_here
+    monkeypatch.setattr(CausalTarget, "verify_here", verify)
+    asker = threading.Thread(target=ask)
+    asker.start()
+    await remote.verify([request([5, 6, 7])])
+    asker.join()
+    assert statuses[0].step_seconds > 0
+    await remote.close()
+    await rank.stop()
+
+
+async def test_a_stopped_rank_leaves_its_port_and_its_watcher(
+    rank: VerifierRank, config: PipelineConfig, token: str
+) -> None:
+    run = asyncio.create_task(rank.run())
+    await asyncio.sleep(0)
+    await rank.stop()
+    await run
+    with socket.socket() as listener:
+        listener.bind((LOOPBACK, int(rank.address.rpartition(":")[2])))
+    with pytest.raises(VerifierUnavailableError):
+        await RemoteVerifier.connect(rank.address, Security(token))
+
+
+async def test_what_prevents_a_start_is_named_before_anything_is_loaded(
+    token: str, tmp_path: Path
+) -> None:
+    config = parse_pipeline({"engine": {"target": {"path": tmp_path / "nowhere"}}})
+    rank = VerifierRank(config, token)
+    with pytest.raises(ModelLoadError, match="nowhere does not exist"):
+        await rank.start("", LOOPBACK)
+    with pytest.raises(ConfigError, match="without TLS"):  # which is found before
+        await rank.start("", "0.0.0.0")
+    tls = dict.fromkeys(("ca", "certificate", "key"), tmp_path / "none.pem")
+    config = parse_pipeline({"engine": {"target": {"path": tmp_path}}, "rpc": {"tls": tls}})
+    with pytest.raises(ConfigError, match=r"cannot read TLS file .*none\.pem"):
+        await VerifierRank(config, token).start("", "0.0.0.0")
+    await rank.stop()
+
+
+async def test_steps_that_fail_where_a_probe_does_too_are_the_verifiers_fault() -> None:
+    verifier = FakeVerifier()
+    watched = WatchedVerifier(verifier)
+    watch = asyncio.create_task(watched.watch())
+    await watched.verify(STEP)
+    assert not watch.done()
+    verifier.error = VerifierError("an illegal memory access")
+    with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
+        await watched.verify(STEP)
+    with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
+        await watch
+    verifier.error = None  # whoever asks waits for another one all the same
+    with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
+        await watched.verify(STEP)
+
+
+async def test_a_request_that_cannot_be_verified_is_not_the_verifiers_fault() -> None:
+    class Choosy(FakeVerifier):
+        async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            if any(request.prefix[0] == 49 for request in requests):
+                raise VerifierError("not finite")
+            return await super().verify(requests)
+
+    verifier = Choosy()
+    watched = WatchedVerifier(verifier)
+    watch = asyncio.create_task(watched.watch())
+    for _ in range(10):
+        with pytest.raises(VerifierError, match="not finite"):
+            await watched.verify([request([49])])
+    assert not watch.done() and not verifier.held
+    watch.cancel()
+
+
+class MadeAnew:
+    """In place of a group: the ranks are replaced a second after they are of no use any more."""
+
+    def __init__(self) -> None:
+        self.info = FAKE_TARGET
+        self.ranks = FakeVerifier()
+        self.num_builds = 0
+
+    async def keep(self) -> None:
+        while True:
+            self.watched = WatchedVerifier(self.ranks)
+            self.num_builds += 1
+            with pytest.raises(VerifierUnavailableError):
+                await self.watched.watch()
+            await asyncio.sleep(1)
+            self.ranks = FakeVerifier()
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        return await self.watched.verify(requests)
+
+    async def release(self, request_id: str) -> None:
+        await self.watched.release(request_id)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("num_requests", [1, 4])
+async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests: int) -> None:
+    verifier = MadeAnew()
+    keeping = asyncio.create_task(verifier.keep())
+    await asyncio.sleep(0)
+    sampling = SamplingParams(max_tokens=12, ignore_eos=True)
+
+    async def answer(prompt: list[int]) -> list[int]:
+        tokens: list[int] = []
+        async for increment in coordinator.stream(np.array(prompt), sampling, PLAIN):
+            tokens += increment.token_ids
+            if len(tokens) == 5:
+                verifier.ranks.error = VerifierError("an illegal memory access")
+        return tokens
+
+    prompts = [[n, 7] for n in range(num_requests)]
+    config = CoordinatorConfig(), DraftLengthConfig()
+    async with Coordinator(verifier, None, *config) as coordinator:
+        found = await asyncio.gather(*map(answer, prompts))
+    assert found == [decode_plainly(verifier.ranks, prompt, sampling) for prompt in prompts]
+    assert verifier.num_builds > 1
+    keeping.cancel()
+
+
+async def test_a_lost_rank_is_the_end_at_once() -> None:
+    verifier = FakeVerifier()
+    watched = WatchedVerifier(verifier)
+    verifier.error = VerifierUnavailableError("rank 0 lost another rank")
+    with pytest.raises(VerifierUnavailableError):
+        await watched.verify(STEP)
+    with pytest.raises(VerifierUnavailableError, match="lost another rank"):
+        await watched.watch()
+
+
+async def test_a_step_under_way_can_be_seen() -> None:
+    verifier = FakeVerifier()
+    watched = WatchedVerifier(verifier)
+    verifier.gate.close()
+    step: asyncio.Task[list[Verdict]] = asyncio.create_task(watched.verify(STEP))
+    await verifier.gate.arrival()
+    await asyncio.sleep(0.02)
+    assert watched.oldest_seconds >= 0.02
+    verifier.gate.open()
+    await step
+    assert (watched.oldest_seconds, watched.num_steps) == (0.0, 1)
+
+
+def test_ranks_speak_to_each_other_on_loopback_alone(
+    config: PipelineConfig, token: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    placement = config.placement.model_copy(
+        update={"verifier": VerifierSettings(tensor_parallel=2, num_gpus=1)}
+    )
+    VerifierRank(config.model_copy(update={"placement": placement}), token)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == "=lo"

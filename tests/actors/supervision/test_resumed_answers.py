@@ -1,0 +1,61 @@
+"""Answers that are begun again, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from actors.pipeline import Pipeline
+from actors.placement import Placement
+from actors.supervision.coordinator_keeper import CoordinatorKeeper
+from diffuspec.core.errors import RequestCancelledError
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import FinishReason, RequestOutput, StepStats
+from diffuspec.rpc.messages.status import TransportError
+from tests.actors.conftest import tiny_pipeline
+
+
+def increment(token_id: int, reason: FinishReason | None = None) -> RequestOutput:
+    return RequestOutput((token_id,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
+
+
+class LosesItsWay:
+    """A client whose first answer breaks off after a token."""
+
+    def __init__(self) -> None:
+        self.samplings: list[SamplingParams] = []
+
+    async def stream(
+        self, prompt: object, sampling: SamplingParams, *_: object
+    ) -> AsyncGenerator[RequestOutput]:
+        self.samplings.append(sampling)
+        yield increment(1)
+        if len(self.samplings) == 1:
+            raise TransportError("gone")
+        yield increment(2, FinishReason.LENGTH)
+
+
+async def test_an_answer_begun_again_is_drawn_with_the_same_seed(monkeypatch: Any) -> None:
+    client, pipeline = LosesItsWay(), Pipeline(tiny_pipeline())
+    monkeypatch.setattr(pipeline, "_client", lambda: asyncio.sleep(0, client))
+    monkeypatch.setattr(pipeline, "_wait_for_another", lambda error: asyncio.sleep(0))
+    sampled = SamplingParams(temperature=1.0)
+    found = [i async for step in pipeline.stream("a", sampled) for i in step.token_ids]
+    assert found == [1, 2]
+    first, second = client.samplings
+    assert first == second and first.seed is not None
+
+
+async def test_an_answer_is_cancelled_while_there_is_no_coordinator() -> None:
+    pipeline = Pipeline(tiny_pipeline())
+    pipeline._coordinator = CoordinatorKeeper(Placement(pipeline.config, "token", None))
+    victim = asyncio.create_task(anext(pipeline.stream("a", request_id="victim")))
+    await asyncio.sleep(0)
+    assert not await pipeline.cancel("other")
+    assert await pipeline.cancel("victim")
+    with pytest.raises(RequestCancelledError):
+        await victim
+    assert not await pipeline.cancel("victim")

@@ -1,0 +1,160 @@
+"""Answers that outlive the way to their coordinator, over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import pytest
+
+from actors.supervision import resumption
+from actors.supervision.resumption import ResumedAnswer
+from diffuspec.core.errors import OverloadedError, RequestCancelledError
+from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import FinishReason, RequestOutput, StepStats
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.messages.status import TransportError
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import CoordinatorServicer
+
+SAMPLING = SamplingParams(max_tokens=30)
+
+
+class CountingFrontend:
+    """Refuses some requests, then answers 0, 1, 2 and so on; the call outlives the answer."""
+
+    def __init__(self) -> None:
+        self.num_refusals = 0
+
+    async def stream(
+        self, prompt: object, sampling: SamplingParams, *_: object
+    ) -> AsyncIterator[RequestOutput]:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise OverloadedError("the queue is full")
+        for number in range(sampling.max_tokens):
+            is_last = number == sampling.max_tokens - 1
+            reason = FinishReason.LENGTH if is_last else None
+            yield RequestOutput((number,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
+        await asyncio.Event().wait()
+
+    def cancel(self, request_id: str) -> bool:
+        return False
+
+    async def status(self) -> ServiceStatus:
+        return ServiceStatus(())
+
+
+class Service:
+    """A coordinator's service, and one client of it after the other."""
+
+    def __init__(self, frontend: CountingFrontend, address: str, security: Security) -> None:
+        self.frontend = frontend
+        self.client: RemoteCoordinator
+        self._address, self._security = address, security
+
+    async def connect(self, *_: object) -> None:
+        self.client = await RemoteCoordinator.connect(self._address, self._security)
+
+    async def ask(self) -> AsyncGenerator[RequestOutput]:
+        return self.client.stream([1], SAMPLING)
+
+
+@pytest.fixture
+async def service(token: str, monkeypatch: Any) -> AsyncIterator[Service]:
+    monkeypatch.setattr(resumption, "_PAUSE_SECONDS", 0.01)
+    frontend, security = CountingFrontend(), Security(token)
+    async with RoleServer([CoordinatorServicer(frontend)], security) as server:
+        service = Service(frontend, server.address, security)
+        await service.connect()
+        yield service
+        await service.client.close()
+
+
+async def test_an_answer_ends_with_its_last_increment(service: Service) -> None:
+    answer = ResumedAnswer(service.ask, service.connect).stream()
+    assert [i async for step in answer for i in step.token_ids] == [*range(30)]
+
+
+async def test_an_answer_that_was_begun_waits_where_the_queue_is_full(service: Service) -> None:
+    answer = ResumedAnswer(service.ask, service.connect).stream()
+    tokens = [*(await anext(answer)).token_ids]
+    service.frontend.num_refusals = 3
+    await service.client.close()
+    tokens += [i async for step in answer for i in step.token_ids]
+    assert tokens == [*range(30)] and service.frontend.num_refusals == 0
+
+
+async def test_an_answer_that_was_not_begun_is_refused_at_once(service: Service) -> None:
+    service.frontend.num_refusals = 1
+    with pytest.raises(OverloadedError, match="queue is full"):
+        await anext(ResumedAnswer(service.ask, service.connect).stream())
+
+
+async def test_a_way_that_leads_to_the_same_coordinator_is_lost_for_good(service: Service) -> None:
+    async def refuse(error: TransportError) -> None:
+        raise error
+
+    answer = ResumedAnswer(service.ask, refuse).stream()
+    await anext(answer)
+    await service.client.close()
+    with pytest.raises(TransportError):
+        async for _ in answer:
+            pass
+    await service.connect()
+
+
+async def cancelled(answer: ResumedAnswer, service: Service) -> None:
+    """Read an answer's first token, lose the way to it, and cancel it while it waits."""
+    stream = answer.stream()
+    await anext(stream)
+    await service.client.close()
+    rest = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.02)
+    assert not rest.done()
+    assert answer.cancel() and answer.cancel()
+    with pytest.raises(RequestCancelledError, match="'victim' was cancelled"):
+        await rest
+    assert not answer.cancel() and answer.closed.done()
+    await service.connect()
+
+
+async def test_an_answer_that_waits_for_a_coordinator_can_be_cancelled(service: Service) -> None:
+    async def wait(_: TransportError) -> None:
+        await asyncio.Event().wait()
+
+    await cancelled(ResumedAnswer(service.ask, wait, "victim"), service)
+
+
+async def test_an_answer_that_is_asked_for_again_can_be_cancelled(service: Service) -> None:
+    clients = iter([service.client])
+
+    async def ask() -> AsyncGenerator[RequestOutput]:
+        client = next(clients, None) or await asyncio.Event().wait()
+        return client.stream([1], SAMPLING)
+
+    await cancelled(ResumedAnswer(ask, lambda _: asyncio.sleep(0), "victim"), service)
+
+
+async def test_a_cancelled_answer_that_nobody_reads_is_not_asked_for_again(
+    service: Service,
+) -> None:
+    answer = ResumedAnswer(service.ask, service.connect, "victim")
+    stream = answer.stream()
+    await anext(stream)
+    await service.client.close()
+    assert answer.cancel()
+    with pytest.raises(RequestCancelledError):
+        await anext(stream)
+    await service.connect()
+
+
+async def test_an_answer_that_is_whole_cannot_be_cancelled(service: Service) -> None:
+    answer = ResumedAnswer(service.ask, service.connect)
+    async for step in answer.stream():
+        if step.finish_reason is not None:
+            assert not answer.cancel()
+    assert not answer.cancel()

@@ -1,0 +1,249 @@
+"""When ranks are made anew, how often, and what callers hear meanwhile. No rank is real here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from actors.roles import probe
+from actors.roles.verifier import LOOPBACK
+from actors.settings import DeadlineSettings
+from actors.supervision import verifier_group
+from actors.supervision.rank_set import RankSet
+from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
+from diffuspec.core.errors import ModelLoadError, VerifierError, VerifierUnavailableError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.rpc.server.servicers import VerifierServicer
+from tests.support.fakes import FAKE_TARGET, FakeVerifier, Gate
+
+DEADLINES = DeadlineSettings(start_seconds=5, verify_seconds=1, health_seconds=0.1)
+STEP = [probe.verify_request(FAKE_TARGET)]
+
+
+@dataclass(eq=False)
+class FakeRanks:
+    """In place of a RankSet: rank 0's service may be real."""
+
+    address: str = ""
+    wrong: str = ""  # what an examination finds
+    loss: asyncio.Future[str] = field(default_factory=asyncio.Future)
+    is_dead: bool = False
+
+    async def trouble(self) -> str:
+        return await self.loss
+
+    async def examine(self) -> str:
+        return self.wrong
+
+    async def stop(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        self.is_dead = True
+
+
+class Builder:
+    """Gives out what is to come of each attempt to start ranks."""
+
+    def __init__(self) -> None:
+        self.to_come: list[FakeRanks | Exception] = []
+        self.num_builds = 0
+        self.gate = Gate()
+
+    async def start(self, *_: object) -> FakeRanks:
+        self.num_builds += 1
+        await self.gate.passage()
+        made = self.to_come.pop(0)
+        if isinstance(made, Exception):
+            raise made
+        return made
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
+    builder = Builder()
+    monkeypatch.setattr(RankSet, "start", builder.start)
+    monkeypatch.setattr(verifier_group, "_pause_seconds", lambda num_failures: 0.0)
+    return builder
+
+
+@pytest.fixture
+async def group(builder: Builder) -> AsyncIterator[VerifierGroup]:
+    group = VerifierGroup(lambda rank: None, 1, DEADLINES, lambda place: LOOPBACK)
+    yield group
+    await group.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_lost_ranks_are_killed_and_made_anew(builder: Builder, group: VerifierGroup) -> None:
+    first, second = FakeRanks("a:1"), FakeRanks("b:2")
+    builder.to_come = [first, VerifierUnavailableError("late"), RuntimeError("of Ray"), second]
+    assert await group.start() == "a:1"
+    assert group.problem == ""
+    first.loss.set_result("rank 1 died")
+    await until(lambda: bool(group.recoveries))
+    assert first.is_dead and not second.is_dead
+    assert (await group.ready(1)).address == "b:2"
+    [recovery] = group.recoveries
+    assert (recovery.reason, recovery.num_builds) == ("rank 1 died", 3)
+
+
+async def test_ranks_that_cannot_be_watched_are_made_anew(
+    builder: Builder, group: VerifierGroup
+) -> None:
+    first = FakeRanks("a:1")
+    builder.to_come = [first, FakeRanks("b:2")]
+    await group.start()
+    first.loss.set_exception(OSError("no connection to the cluster"))
+    await until(lambda: bool(group.recoveries))
+    assert first.is_dead and group.recoveries[0].reason == "no connection to the cluster"
+    assert (await group.ready(1)).address == "b:2"
+
+
+async def test_callers_hear_why_there_are_no_ranks(builder: Builder, group: VerifierGroup) -> None:
+    ranks = FakeRanks("a:1")
+    builder.to_come = [ranks]
+    await group.start()
+    builder.gate.close()
+    ranks.loss.set_result("rank 1 died")
+    await until(lambda: group.problem != "")
+    with pytest.raises(VerifierUnavailableError, match="being made anew: rank 1 died"):
+        await group.ready(0.01)
+
+
+async def test_ranks_are_made_anew_however_often_that_fails(
+    builder: Builder, group: VerifierGroup
+) -> None:
+    ranks = FakeRanks("a:1")
+    builder.to_come = [ranks, *(OSError(f"no disk {i}") for i in range(30)), FakeRanks("b:2")]
+    await group.start()
+    ranks.loss.set_result("rank 1 died")
+    await until(lambda: builder.num_builds == 32)
+    assert (await group.ready(1)).address == "b:2"
+
+
+async def test_callers_hear_why_new_ranks_do_not_start(
+    builder: Builder, group: VerifierGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = FakeRanks("a:1")
+    builder.to_come = [ranks, OSError("no disk")]
+    await group.start()
+    monkeypatch.setattr(
+        verifier_group, "_pause_seconds", lambda num_failures: 60.0 * (num_failures > 1)
+    )
+    ranks.loss.set_result("rank 1 died")
+    await until(lambda: builder.num_builds == 2)
+    with pytest.raises(VerifierUnavailableError, match="being made anew: no disk"):
+        await group.ready(0.01)
+
+
+async def test_a_first_start_that_fails_is_not_tried_again(
+    builder: Builder, group: VerifierGroup
+) -> None:
+    builder.to_come = [ModelLoadError("no such directory")]
+    with pytest.raises(ModelLoadError, match="no such directory"):
+        await group.start()
+    assert builder.num_builds == 1
+
+
+def test_pauses_grow_and_are_bounded() -> None:
+    pauses = [verifier_group._pause_seconds(number) for number in range(8)]
+    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
+
+
+# ---- steps that are lost or late
+
+
+@dataclass
+class Service:
+    """A supervised verifier whose ranks' service is real."""
+
+    target: FakeVerifier
+    ranks: FakeRanks
+    verifier: SupervisedVerifier
+
+
+@pytest.fixture
+async def service(builder: Builder, group: VerifierGroup, token: str) -> AsyncIterator[Service]:
+    security, target = Security(token), FakeVerifier()
+    async with RoleServer([VerifierServicer(target)], security) as server:
+        ranks = FakeRanks(server.address)
+        builder.to_come = [ranks, FakeRanks(server.address)]
+        async with SupervisedVerifier(group, security, deadline_seconds=0.3) as verifier:
+            yield Service(target, ranks, verifier)
+        target.gate.open()
+
+
+async def test_a_step_that_succeeds_is_the_ranks_own(service: Service) -> None:
+    assert service.verifier.info == FAKE_TARGET
+    [verdict], [expected] = await service.verifier.verify(STEP), await service.target.verify(STEP)
+    assert verdict.token_ids == expected.token_ids
+    await service.verifier.release(STEP[0].request_id)
+    assert await service.verifier.check_health(1)
+
+
+async def test_one_late_step_of_healthy_ranks_is_taken_again(
+    service: Service, builder: Builder
+) -> None:
+    service.target.gate.close()
+    with pytest.raises(VerifierUnavailableError, match="did not answer"):
+        await service.verifier.verify(STEP)
+    service.target.gate.open()
+    assert len(await service.verifier.verify(STEP)) == 1
+    assert builder.num_builds == 1 and not service.ranks.is_dead
+
+
+async def test_two_late_steps_are_the_end_of_the_ranks(service: Service) -> None:
+    service.target.gate.close()
+    for _ in range(2):
+        with pytest.raises(VerifierUnavailableError):
+            await service.verifier.verify(STEP)
+    service.target.gate.open()
+    await until(lambda: service.ranks.is_dead)
+    assert len(await service.verifier.verify(STEP)) == 1
+    [recovery] = service.verifier.group.recoveries
+    assert "did not answer" in recovery.reason
+
+
+async def test_a_late_step_of_ranks_that_are_not_well_is_their_end(service: Service) -> None:
+    service.target.gate.close()
+    service.ranks.wrong = "rank 1 did not answer"
+    with pytest.raises(VerifierUnavailableError):
+        await service.verifier.verify(STEP)
+    service.target.gate.open()
+    await until(lambda: service.ranks.is_dead)
+    assert len(await service.verifier.verify(STEP)) == 1
+    assert service.verifier.group.recoveries[0].reason == "rank 1 did not answer"
+
+
+async def test_a_step_that_fails_for_good_leaves_the_ranks(
+    service: Service, builder: Builder
+) -> None:
+    service.target.error = VerifierError("not finite")
+    for _ in range(3):
+        with pytest.raises(VerifierError, match="not finite") as failure:
+            await service.verifier.verify(STEP)
+        assert not isinstance(failure.value, VerifierUnavailableError)
+    assert builder.num_builds == 1
+
+
+async def test_another_target_is_not_taken_for_the_same(
+    service: Service, builder: Builder, token: str
+) -> None:
+    other = FakeVerifier(TargetInfo(51, 512, 4, (1,)))
+    async with RoleServer([VerifierServicer(other)], Security(token)) as server:
+        builder.to_come = [FakeRanks(server.address)]
+        service.ranks.loss.set_result("another checkpoint")
+        await until(lambda: service.ranks.is_dead)
+        with pytest.raises(VerifierError, match=r"the target is now .*vocab_size=51"):
+            await service.verifier.verify(STEP)

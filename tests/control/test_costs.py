@@ -1,0 +1,156 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from diffuspec.control.costs import BusyTime, CostCurve, StepCosts
+
+POINTS = st.lists(
+    st.tuples(st.integers(1, 2000), st.floats(1e-6, 10, allow_nan=False)), min_size=1, max_size=20
+)
+
+
+def curve_of(*points: tuple[int, float], times: int = 50) -> CostCurve:
+    curve = CostCurve()
+    for _ in range(times):
+        for size, seconds in points:
+            curve.observe(size, seconds)
+    return curve
+
+
+def test_nothing_is_known_at_first():
+    curve = CostCurve()
+    assert not curve.is_known
+    assert curve.seconds(10).tolist() == [0] * 11
+    assert curve.at(10) == 0
+
+
+@settings(max_examples=50)
+@given(POINTS, st.integers(0, 400))
+def test_more_tokens_never_cost_less_and_every_size_costs_something(points, max_tokens):
+    table = curve_of(*points, times=1).seconds(max_tokens)
+    assert len(table) == max_tokens + 1
+    assert (np.diff(table) >= -1e-12).all() and (table > 0).all()
+
+
+@settings(max_examples=50)
+@given(POINTS, st.integers(0, 400))
+def test_one_size_costs_what_the_table_says(points, size):
+    curve = curve_of(*points, times=1)
+    assert curve.at(size) == pytest.approx(curve.seconds(size)[-1])
+
+
+def test_between_two_sizes_it_is_a_straight_line():
+    table = curve_of((10, 1.0), (20, 2.0)).seconds(30)
+    assert table[[10, 15, 20]] == pytest.approx([1.0, 1.5, 2.0])
+
+
+def test_beyond_what_was_seen_it_goes_on_as_steeply():
+    table = curve_of((10, 1.0), (20, 2.0)).seconds(100)
+    assert table[[5, 30, 100]] == pytest.approx([0.5, 3.0, 10.0])
+
+
+def test_a_size_seen_to_be_cheaper_than_a_smaller_one_costs_as_much():
+    table = curve_of((10, 2.0), (20, 1.0)).seconds(20)
+    assert table[10] == table[20] == pytest.approx(2.0)
+
+
+def test_one_size_alone_says_something_of_its_neighbours():
+    table = curve_of((16, 1.0)).seconds(32)
+    assert table[16] == pytest.approx(1.0)
+    assert 0.5 < table[1] < table[16] < table[32] < 2
+
+
+def test_it_follows_the_mean():
+    curve = CostCurve()
+    for seconds in [1.0, 2.0, 3.0] * 30:
+        curve.observe(8, seconds)
+    assert curve.seconds(8)[8] == pytest.approx(2.0, rel=0.15)
+
+
+@pytest.mark.parametrize("position", [0, 1, 20])
+def test_a_hiccup_is_soon_forgotten(position):
+    curve = CostCurve()
+    for number in range(40):
+        curve.observe(8, 1.0 if number == position else 0.01)
+        if number == position + 4:
+            assert curve.seconds(8)[8] < 0.03
+    assert curve.seconds(8)[8] == pytest.approx(0.01, rel=0.3)
+
+
+def test_a_first_measurement_of_nothing_does_not_stay():
+    curve = CostCurve()
+    for seconds in [0.0, *[1.0] * 60]:
+        curve.observe(8, seconds)
+    assert curve.seconds(8)[8] == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_request_alone_has_no_others_beside_it():
+    costs = StepCosts()
+    costs.observe_verify(20, 1, 5, 0.1)
+    costs.observe_draft(16, 1, 0.1)
+    assert (costs.other_rows, costs.other_tokens, costs.other_positions) == (0, 0, 0)
+
+
+def test_the_rest_of_the_batch_is_learnt():
+    costs = StepCosts()
+    for _ in range(100):
+        costs.observe_verify(40, 4, 12, 0.1)
+        costs.observe_draft(32, 4, 0.1)
+        costs.observe_overhead(0.01)
+    assert costs.other_rows == pytest.approx(30, rel=0.01)
+    assert costs.other_tokens == pytest.approx(9, rel=0.01)
+    assert costs.other_positions == pytest.approx(24, rel=0.01)
+    assert costs.overhead_seconds == pytest.approx(0.01, rel=0.01)
+
+
+def test_all_of_a_draft_is_waited_for_until_the_waits_say_otherwise():
+    costs = StepCosts()
+    costs.observe_wait(16, 1.0)
+    assert costs.exposed_share == 1, "what a draft costs is not known yet"
+    costs.observe_draft(16, 1, 0.1)
+    for _ in range(100):
+        costs.observe_wait(16, 0.0)
+        costs.observe_wait(16, 0.1)
+    assert costs.exposed_share == pytest.approx(0.5, abs=0.06)
+    for _ in range(100):
+        costs.observe_wait(16, 100.0)
+    assert costs.exposed_share == pytest.approx(3.0, rel=0.01)
+
+
+def test_what_drafting_beside_a_verification_costs_it_is_learnt():
+    for crowding in (0.0, 0.4, 1.0):
+        costs = StepCosts()
+        for number in range(200):
+            beside = 0.0 if number % 8 == 0 else 0.02
+            costs.observe_verify(20, 1, 3, 0.03 + crowding * beside, beside)
+        assert costs.crowding == pytest.approx(crowding, abs=0.02)
+        assert costs.verify.seconds(20)[20] == pytest.approx(0.03, rel=0.02)
+
+
+def test_a_verification_that_is_never_alone_is_learnt_all_the_same():
+    costs = StepCosts()
+    for _ in range(200):
+        costs.observe_verify(20, 1, 3, 0.03, 0.02)
+    for _ in range(200):
+        costs.observe_verify(20, 1, 3, 0.06, 0.02)
+    assert costs.verify.seconds(20)[20] > 0.03
+    assert costs.num_crowded == 400
+
+
+def test_drafts_made_ahead_cost_time_and_leave_the_batch_as_it_was():
+    costs = StepCosts()
+    costs.observe_draft_ahead(64, 0.2)
+    assert costs.draft.seconds(64)[64] == pytest.approx(0.2)
+    assert costs.other_positions == 0
+
+
+def test_a_role_is_busy_while_any_call_is_under_way():
+    busy = BusyTime()
+    busy.begin(1.0)
+    busy.begin(2.0)
+    assert busy.seconds(2.5) == pytest.approx(1.5)
+    busy.end(3.0)
+    busy.end(5.0)
+    assert busy.seconds(9.0) == pytest.approx(4.0)
+    busy.begin(9.0)
+    assert busy.seconds(10.0) == pytest.approx(5.0)

@@ -1,0 +1,80 @@
+"""What users give is checked when it is given, and refused with its value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import SamplingParams, SpeculationParams
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("temperature", "hot", "temperature must be a number, got 'hot'"),
+        ("temperature", True, "temperature must be a number, got True"),
+        ("top_p", None, "top_p must be a number, got None"),
+        ("top_k", 1.5, r"top_k must be an integer, got 1\.5"),
+        ("seed", 1.5, r"seed must be an integer, got 1\.5"),
+        ("seed", "7", "seed must be an integer, got '7'"),
+        ("max_tokens", True, "max_tokens must be an integer, got True"),
+        ("logprobs", 1.0, r"logprobs must be an integer, got 1\.0"),
+        ("repetition_penalty", [1], r"repetition_penalty must be a number, got \[1\]"),
+        ("stop", 5, "stop must be a string or several, got 5"),
+        ("stop", ["a", 5], r"stop must be a string or several, got \['a', 5\]"),
+        ("stop", "", "stop must be strings of 1 to 256 characters"),
+        ("stop_token_ids", 5, "stop_token_ids must be a list of integers, got 5"),
+        ("stop_token_ids", [1.5], r"stop_token_ids must be an integer, got 1\.5"),
+        ("ignore_eos", "no", "ignore_eos must be True or False, got 'no'"),
+    ],
+)
+def test_sampling_parameters_of_another_type_are_refused(field, value, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("policy", "cost-aware", "one of paper, cost_aware, fixed, off, got 'cost-aware'"),
+        ("policy", ["off"], r"policy must be one of .*, got \['off'\]"),
+        ("tree_shape", "bestfirst", "one of path, beams, best_first, got 'bestfirst'"),
+        ("num_draft_tokens", 2.5, r"num_draft_tokens must be an integer, got 2\.5"),
+        ("max_nodes", 2.5, r"max_nodes must be an integer, got 2\.5"),
+        ("max_nodes", True, "max_nodes must be an integer, got True"),
+        ("drafter_weight", "much", "drafter_weight must be a number, or 'adaptive', got 'much'"),
+        ("num_outcomes", "all", "num_outcomes must be an integer, or 'auto', got 'all'"),
+        ("num_outcomes", None, "num_outcomes must be an integer, or 'auto', got None"),
+    ],
+)
+def test_speculation_parameters_of_another_type_are_refused(field, value, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        SpeculationParams(**{field: value})
+
+
+def test_a_fresh_seed_is_drawn_only_where_one_is_needed_and_lacks():
+    sampled = SamplingParams(temperature=0.5)
+    assert sampled.with_seed() != sampled.with_seed()
+    for complete in (SamplingParams(), SamplingParams(temperature=0.5, seed=0)):
+        assert complete.with_seed() is complete
+
+
+def test_one_stop_string_is_itself_and_not_its_letters():
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_lists_become_tuples_so_that_parameters_can_be_compared():
+    given: dict[str, Any] = {"stop": ["a", "b"], "stop_token_ids": [3]}
+    assert hash(SamplingParams(**given)) == hash(
+        SamplingParams(stop=("a", "b"), stop_token_ids=(3,))
+    )
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    given: dict[str, Any] = {"seed": np.int64(7), "temperature": np.float32(0.5)}
+    sampling = SamplingParams(**given)
+    assert sampling == SamplingParams(seed=7, temperature=0.5)
+    assert type(sampling.seed) is int and type(sampling.temperature) is float

@@ -1,0 +1,185 @@
+"""No draft changes an answer: anything that the loop may do, thousands of times, on fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from diffuspec.coordinator.coordinator import Coordinator
+from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.core.errors import DrafterError, VerifierUnavailableError
+from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
+from tests.support.fakes import (
+    DISHONEST,
+    FAKE_TARGET,
+    HONEST,
+    FakeDrafter,
+    FakeVerifier,
+    always_right,
+    decode_plainly,
+    mixed,
+    oracle_of,
+)
+from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
+from tests.support.stage import pool_of
+
+pytestmark = pytest.mark.timeout(300)  # thousands of tokens, on a machine at work
+POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed", "off")
+STRATEGIES = (*HONEST, *DISHONEST)
+
+
+async def answers_of(
+    verifier: FakeVerifier,
+    drafter: FakeDrafter | DrafterPool,
+    jobs: Sequence[Job],
+    arrival: Arrival,
+    **settings: Any,
+) -> list[Answer]:
+    config = CoordinatorConfig(prefill_chunk_tokens=16, **settings)
+    async with Coordinator(verifier, drafter, config, DraftLengthConfig()) as coordinator:
+        return await answer_all(ask_coordinator(coordinator), jobs, arrival)
+
+
+@st.composite
+def a_sampling(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.7])),
+        seed=draw(st.integers(0, 3)),
+        max_tokens=draw(st.integers(1, 40)),
+        stop_token_ids=tuple(draw(st.sets(st.integers(3, 49), max_size=2))),
+        ignore_eos=draw(st.booleans()),
+        logprobs=draw(st.sampled_from([None, 0])),
+    )
+
+
+@st.composite
+def a_job(draw: st.DrawFn) -> Job:
+    speculation = SpeculationParams(
+        policy=draw(st.sampled_from(POLICIES)),
+        num_draft_tokens=draw(st.integers(1, 24)),
+        max_nodes=draw(st.integers(1, 64)),
+        drafter_weight=draw(st.sampled_from([0.5, "adaptive"])),
+        num_outcomes=draw(st.sampled_from([0, 1, 3, 16, "auto"])),
+    )
+    prompt = tuple(draw(st.lists(st.integers(0, 49), min_size=1, max_size=40)))
+    return Job(prompt, draw(a_sampling()), speculation)
+
+
+@settings(max_examples=60)
+@given(
+    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
+    max_sequences=st.integers(1, 4),
+    arrival=st.sampled_from(["alone", "together", "one after the other"]),
+    seed=st.integers(0, 100),
+)
+def test_no_draft_changes_what_a_target_says(jobs, strategies, max_sequences, arrival, seed):
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
+    drafter = FakeDrafter(oracle_of(verifier), mixed(strategies), seed)
+    answers = asyncio.run(answers_of(verifier, drafter, jobs, arrival))
+    assert_plain(verifier, jobs, answers)
+
+
+def assert_plain(verifier: FakeVerifier, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
+    for job, given_answer in zip(jobs, answers, strict=True):
+        plain = decode_plainly(verifier, job.prompt, job.sampling)
+        assert list(given_answer.token_ids) == plain
+        if job.sampling.logprobs is not None:
+            assert len(given_answer.logprobs) == len(plain)
+
+
+@settings(max_examples=100)
+@given(
+    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
+    max_sequences=st.integers(1, 4),
+    num_drafters=st.integers(1, 3),
+    foresight=st.sampled_from([0.0, 0.6, 1.0]),
+    arrival=st.sampled_from(["alone", "together", "one after the other"]),
+    seed=st.integers(0, 100),
+)
+def test_no_draft_ahead_changes_what_a_target_says(
+    jobs, strategies, max_sequences, num_drafters, foresight, arrival, seed
+):
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
+    drafters = [
+        FakeDrafter(oracle_of(verifier), mixed(strategies), seed, foresight)
+        for _ in range(num_drafters)
+    ]
+    answers = asyncio.run(answers_of(verifier, pool_of(drafters), jobs, arrival, overlap=True))
+    assert_plain(verifier, jobs, answers)
+
+
+class Unreliable:
+    """Workers that lose calls, before the work or after it, and take their time."""
+
+    def __init__(
+        self, verifier: FakeVerifier, drafters: Sequence[FakeDrafter], rate: float, seed: int
+    ):
+        self._rng, self._rate = random.Random(seed), rate
+        verifier.verify = self._losing(verifier.verify, VerifierUnavailableError("gone"))  # type: ignore[method-assign]
+        for drafter in drafters:
+            drafter.draft = self._losing(drafter.draft, DrafterError("gone"))  # type: ignore[method-assign]
+
+    def _losing(self, call: Any, error: Exception) -> Any:
+        async def attempt(requests: Sequence[Any]) -> Any:
+            await self._dawdle()
+            if self._rng.random() < self._rate:
+                raise error
+            answers = await call(requests)
+            await self._dawdle()
+            if self._rng.random() < self._rate:
+                raise error
+            return answers
+
+        return attempt
+
+    async def _dawdle(self) -> None:
+        for _ in range(self._rng.randrange(6)):
+            await asyncio.sleep(0)
+
+
+@settings(max_examples=60)
+@given(
+    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
+    max_sequences=st.integers(1, 4),
+    num_drafters=st.integers(1, 3),
+    overlap=st.booleans(),
+    rate=st.sampled_from([0.02, 0.2]),
+    seed=st.integers(0, 100),
+)
+def test_no_failure_changes_what_a_target_says(
+    jobs, strategies, max_sequences, num_drafters, overlap, rate, seed
+):
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
+    drafters = [
+        FakeDrafter(oracle_of(verifier), mixed(strategies), seed) for _ in range(num_drafters)
+    ]
+    Unreliable(verifier, drafters, rate, seed)
+    with (
+        patch("diffuspec.coordinator.verify_calls._FIRST_PAUSE_SECONDS", 0.0),
+        patch("diffuspec.coordinator.breaker._FIRST_PAUSE_SECONDS", 1e-4),
+        patch("diffuspec.coordinator.breaker._MAX_PAUSE_SECONDS", 1e-3),
+    ):
+        answers = asyncio.run(
+            answers_of(verifier, pool_of(drafters), jobs, "together", overlap=overlap)
+        )
+    assert_plain(verifier, jobs, answers)
+
+
+def test_right_drafts_save_steps():
+    verifier = FakeVerifier()
+    sampling = SamplingParams(max_tokens=60, ignore_eos=True)
+    job = Job((1, 2), sampling, SpeculationParams(policy="fixed", num_draft_tokens=9))
+    drafter = FakeDrafter(oracle_of(verifier), always_right)
+    [given_answer] = asyncio.run(answers_of(verifier, drafter, [job], "alone"))
+    assert given_answer.num_steps == 6

@@ -1,0 +1,228 @@
+"""A target and its diffusion drafter, end to end: the answers are those of plain decoding."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pytest
+import pytest_asyncio
+
+from diffuspec.bench.questions import first_per_family, load_questions
+from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.errors import RequestCancelledError
+from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
+from diffuspec.core.types import Prompt, RequestOutput
+from diffuspec.engine import Engine
+from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
+from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
+
+POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "paper", "fixed")
+SHAPES: tuple[TreeShape, ...] = ("best_first", "beams", "path")
+SPECULATIONS = [
+    SpeculationParams(policy=policy, tree_shape=shape, num_draft_tokens=11, drafter_weight=weight)
+    for (policy, shape), weight in zip(
+        itertools.product(POLICIES, SHAPES), itertools.cycle([0.5, "adaptive"]), strict=False
+    )
+]
+NUMS_OUTCOMES: tuple[int | Literal["auto"], ...] = ("auto", 1, 4)  # drafted ahead, with overlap
+SAMPLINGS = {
+    "greedy": {},
+    "cool": {"temperature": 0.3, "seed": 1},
+    "nucleus": {"temperature": 0.8, "top_p": 0.9, "seed": 2},
+    "hot, top-k, penalised": {
+        "temperature": 1.5,
+        "top_k": 30,
+        "seed": 3,
+        "repetition_penalty": 1.1,
+        "frequency_penalty": 0.1,
+    },
+}
+NUM_QUESTIONS_PER_FAMILY = 4
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),  # some 6,000 tokens of the tiny pair, on a machine at work
+]
+
+
+class Roles(Protocol):
+    """Who answers: an engine, or a pipeline."""
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str | None,
+    ) -> AsyncGenerator[RequestOutput]: ...
+
+    def cancel(self, request_id: str) -> bool | Awaitable[bool]: ...
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair, wherever it is, and the same one in this process to compare it with."""
+
+    roles: Roles
+    reference: Roles
+    prompts: list[Prompt]
+    max_tokens: int
+    min_acceptance_length: float  # of greedy answers
+    overlap: bool
+    plainly: dict[SamplingParams, list[Answer]] = field(default_factory=dict)  # answered so far
+
+    def speculations(self, offset: int = 0) -> list[SpeculationParams]:
+        """One for each prompt: all policies and shapes in turn."""
+        nums_outcomes = itertools.cycle(NUMS_OUTCOMES if self.overlap else [0])
+        chosen = itertools.islice(itertools.cycle(SPECULATIONS), offset, None)
+        return [
+            replace(one, num_outcomes=number)
+            for one, number, _ in zip(chosen, nums_outcomes, self.prompts, strict=False)
+        ]
+
+    async def answers(
+        self,
+        sampling: SamplingParams,
+        speculations: Sequence[SpeculationParams],
+        arrival: Arrival = "together",
+    ) -> list[Answer]:
+        """Every prompt's answer, each with the next of the speculations."""
+        return await self._answers(self.roles, sampling, speculations, arrival)
+
+    async def plain(self, sampling: SamplingParams) -> list[Answer]:
+        if sampling not in self.plainly:
+            answers = await self._answers(self.reference, sampling, [PLAIN], "together")
+            self.plainly[sampling] = answers
+        return self.plainly[sampling]
+
+    async def _answers(
+        self,
+        roles: Roles,
+        sampling: SamplingParams,
+        speculations: Sequence[SpeculationParams],
+        arrival: Arrival,
+    ) -> list[Answer]:
+        turns = zip(self.prompts, itertools.cycle(speculations), strict=False)
+        jobs = [Job(prompt, sampling, speculation) for prompt, speculation in turns]
+        return await answer_all(lambda job, name: _ask(roles, job, name), jobs, arrival)
+
+
+def _ask(roles: Roles, job: Job, name: str) -> AsyncGenerator[RequestOutput]:
+    return roles.stream(job.prompt, job.sampling, job.speculation, name)
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["random", "random, overlapped", "tiny"]
+)
+async def pair(
+    request: pytest.FixtureRequest, target_path: Callable[[str], Path], drafter_path: Path
+) -> AsyncIterator[Pair]:
+    is_tiny, overlap = request.param == "tiny", "overlapped" in request.param
+    config, prompts = (
+        (tiny_in_process(), questions(NUM_QUESTIONS_PER_FAMILY))
+        if is_tiny
+        else _random_pair(target_path("qwen2"), drafter_path, overlap)
+    )
+    with Engine.from_config(config) as engine:
+        max_tokens, acceptance_length = (64, 2.0) if is_tiny else (16, 1.0)
+        yield Pair(engine, engine, prompts, max_tokens, acceptance_length, overlap)
+        await engine.stop()
+
+
+def _random_pair(target: Path, drafter: Path, overlap: bool) -> tuple[EngineConfig, list[Prompt]]:
+    config = parse_config(
+        {
+            "target": {"path": target, "device": "cpu", "max_sequences": 4},
+            "drafter": {"path": drafter, "device": "cpu"},
+            "coordinator": {"prefill_chunk_tokens": 24, "overlap": overlap},
+        }
+    )
+    return config, [f"{'ab ' * number}and so on" for number in range(18)]
+
+
+def tiny_in_process(**sections: Any) -> EngineConfig:
+    return tiny_config(
+        target={"path": TARGET, "device": "cpu"},
+        drafter={"path": DRAFTER, "device": "cpu"},
+        **sections,
+    )
+
+
+def questions(num_per_family: int) -> list[Prompt]:
+    loaded = first_per_family(load_questions(QUESTIONS), num_per_family)
+    return [[{"role": "user", "content": question.turns[0]}] for question in loaded]
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+async def test_drafting_changes_the_speed_and_nothing_else(pair, name):
+    sampling = SamplingParams(max_tokens=pair.max_tokens, logprobs=1, **SAMPLINGS[name])
+    plain = await pair.plain(sampling)
+    drafted = await pair.answers(sampling, pair.speculations(len(name)))
+    for expected, found in zip(plain, drafted, strict=True):
+        found.assert_same(expected)
+        assert sum(step.num_committed_tokens for step in found.steps) == len(found.token_ids)
+        assert not any(step.fallback for step in found.steps)
+    if name == "greedy":
+        num_tokens = sum(len(answer.token_ids) for answer in drafted)
+        num_steps = sum(answer.num_steps for answer in drafted)
+        assert num_tokens / num_steps >= pair.min_acceptance_length
+    foreseen = [step.pre_draft for answer in drafted for step in answer.steps]
+    assert any(foreseen) == pair.overlap
+
+
+async def test_a_stop_string_cuts_where_plain_decoding_cuts(pair):
+    whole = await pair.plain(SamplingParams(max_tokens=pair.max_tokens))
+    text = next(answer.text for answer in whole if len(answer.text) > 12)
+    stops = tuple({text[6:8], text[9:12]})
+    sampling = SamplingParams(max_tokens=pair.max_tokens, stop=stops)
+    plain = await pair.plain(sampling)
+    drafted = await pair.answers(sampling, pair.speculations(), "one after the other")
+    for expected, found in zip(plain, drafted, strict=True):
+        found.assert_same(expected)
+        assert not any(stop in found.text for stop in stops)
+
+
+async def test_requests_that_are_cancelled_leave_the_others_as_they_are(pair):
+    """Some before their first token, some after it, in the middle of what others are told."""
+    sampling = SamplingParams(max_tokens=pair.max_tokens // 2, ignore_eos=True)
+    plain = await pair.plain(sampling)
+
+    async def ask(number: int, speculation: SpeculationParams) -> tuple[int, ...]:
+        is_cancelled, is_begun = number % 3 == 0, number % 2 == 0
+        received: list[int] = []
+        job = Job(pair.prompts[number], sampling, speculation)
+        async with contextlib.aclosing(_ask(pair.roles, job, str(number))) as stream:
+            if is_cancelled and not is_begun:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(anext(stream), 0.01)
+                return ()
+            async for increment in stream:
+                received += increment.token_ids
+                if is_cancelled:
+                    break
+        return tuple(received)
+
+    turns = enumerate(pair.speculations())
+    answers = await asyncio.gather(*(ask(number, one) for number, one in turns))
+    for number, (expected, tokens) in enumerate(zip(plain, answers, strict=True)):
+        assert tokens == expected.token_ids[: len(tokens)]
+        assert number % 3 == 0 or tokens == expected.token_ids
+
+
+async def test_a_request_is_cancelled_by_its_id(pair):
+    sampling = SamplingParams(max_tokens=200, ignore_eos=True)
+    job = Job(pair.prompts[0], sampling, pair.speculations()[0])
+    stream = _ask(pair.roles, job, "to-be-cancelled")
+    async with contextlib.aclosing(stream):
+        await anext(stream)
+        cancelled = pair.roles.cancel("to-be-cancelled")
+        assert cancelled if isinstance(cancelled, bool) else await cancelled
+        with pytest.raises(RequestCancelledError):
+            async for _ in stream:
+                pass

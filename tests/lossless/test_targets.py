@@ -1,0 +1,166 @@
+"""No draft changes what a real target says: token for token, text, log-probabilities, the end.
+
+The drafter knows the plain answers, and does its best and its worst with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tokenizers import Tokenizer
+
+from diffuspec.coordinator.coordinator import Coordinator
+from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig, TargetConfig
+from diffuspec.core.interfaces import Drafter, Verifier
+from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
+from diffuspec.core.types import DraftRequest, FinishReason
+from diffuspec.models.target import CausalTarget
+from tests.support.checkpoints import byte_tokenizer
+from tests.support.fakes import DISHONEST, HONEST, FakeDrafter, Strategy, always_right, mixed
+from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
+
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "greedy, penalised": SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4),
+    "cool": SamplingParams(temperature=0.3, seed=1),
+    "nucleus": SamplingParams(temperature=0.8, top_p=0.9, seed=2),
+    "hot, top-k": SamplingParams(temperature=1.5, top_k=20, top_p=0.95, seed=3),
+    "penalised": SamplingParams(
+        temperature=0.7, seed=4, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.2
+    ),
+}
+POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed")
+STRATEGIES = (*HONEST, *DISHONEST)
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+
+
+@dataclass(frozen=True)
+class Served:
+    """A target, wherever it is, and the same one in this process to compare it with."""
+
+    verifier: Verifier
+    reference: Verifier
+    tokenizer: Tokenizer
+    max_tokens: int = 32
+    plainly: dict[Job, Answer] = field(default_factory=dict)  # answered so far
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["qwen2", "llama", "qwen3"])
+async def served(
+    request: pytest.FixtureRequest, target_path: Callable[[str], Path]
+) -> AsyncIterator[Served]:
+    config = TargetConfig(path=target_path(request.param), device="cpu", max_sequences=4)
+    target = CausalTarget.load(config)
+    yield Served(target, target, byte_tokenizer())
+    target.close()
+
+
+async def answers_of(
+    served: Served,
+    verifier: Verifier,
+    drafter: Drafter | None,
+    jobs: Sequence[Job],
+    arrival: Arrival,
+    **settings: Any,
+) -> list[Answer]:
+    config = CoordinatorConfig(prefill_chunk_tokens=16, **settings)
+    async with Coordinator(verifier, drafter, config, DraftLengthConfig()) as coordinator:
+        return await answer_all(ask_coordinator(coordinator, served.tokenizer), jobs, arrival)
+
+
+async def plain_answers(served: Served, jobs: Sequence[Job]) -> list[Answer]:
+    """What the target says without drafts, each prompt once and alone."""
+    plain = [Job(job.prompt, job.sampling) for job in jobs]
+    unknown = [job for job in dict.fromkeys(plain) if job not in served.plainly]
+    answers = await answers_of(served, served.reference, None, unknown, "alone")
+    served.plainly.update(zip(unknown, answers, strict=True))
+    return [served.plainly[job] for job in plain]
+
+
+def make_jobs(samplings: Sequence[SamplingParams], seed: int) -> list[Job]:
+    """One job for every strategy with every sampling, with each policy in turn.
+
+    Prompts are of different lengths, some alike.
+    """
+    rng = random.Random(seed)
+    prompts = [tuple(rng.randrange(256) for _ in range(length)) for length in (1, 3, 17, 40)]
+    prompts.append(prompts[-1][:30])
+    jobs = []
+    for row, sampling in enumerate(samplings):
+        for number in range(len(STRATEGIES)):
+            policy = POLICIES[(row + number) % len(POLICIES)]
+            speculation = SpeculationParams(policy=policy, num_draft_tokens=7, max_nodes=48)
+            jobs.append(Job(prompts[len(jobs) % len(prompts)], sampling, speculation))
+    return jobs
+
+
+def drafter_that_knows(
+    jobs: Sequence[Job], answers: Sequence[Answer], strategy: Strategy
+) -> FakeDrafter:
+    """A drafter with the plain answers at hand; past their end it goes on with anything."""
+
+    def oracle(request: DraftRequest, num_tokens: int) -> list[int]:
+        number = int(request.request_id.split("-")[0])
+        start = len(request.prefix) - len(jobs[number].prompt)
+        return [*answers[number].token_ids, *range(3, 200)][start : start + num_tokens]
+
+    return FakeDrafter(oracle, strategy)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "arrival"),
+    [(False, "together"), (True, "one after the other")],
+    ids=["sequential", "overlapped"],
+)
+async def test_no_draft_changes_what_a_real_target_says(served, overlap, arrival):
+    ends = {"max_tokens": served.max_tokens, "logprobs": 3}
+    samplings = [replace(one, ignore_eos=one.is_greedy, **ends) for one in SAMPLINGS.values()]
+    jobs = make_jobs(samplings, seed=7)
+    expected = await plain_answers(served, jobs)
+    drafter = drafter_that_knows(jobs, expected, mixed(STRATEGIES))
+    answers = await answers_of(served, served.verifier, drafter, jobs, arrival, overlap=overlap)
+    for plain, drafted in zip(expected, answers, strict=True):
+        drafted.assert_same(plain)
+    num_tokens = sum(len(one.token_ids) for one in answers)
+    assert num_tokens > 1.3 * sum(one.num_steps for one in answers), "drafts were accepted"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.__name__)
+async def test_one_request_alone_is_answered_as_without_drafts(served, strategy):
+    sampling = replace(SAMPLINGS["nucleus"], max_tokens=served.max_tokens, logprobs=0)
+    [job] = [job for job in make_jobs([sampling], seed=1) if len(job.prompt) == 17][:1]
+    jobs = [replace(job, speculation=replace(job.speculation, policy=p)) for p in POLICIES]
+    expected = await plain_answers(served, jobs)
+    drafter = drafter_that_knows(jobs, expected, strategy)
+    answers = await answers_of(served, served.verifier, drafter, jobs, "alone")
+    for plain, drafted in zip(expected, answers, strict=True):
+        drafted.assert_same(plain)
+
+
+async def test_stops_inside_accepted_runs_cut_at_the_same_place(served):
+    length = served.max_tokens
+    sampling = SamplingParams(temperature=1.0, seed=9, max_tokens=length, ignore_eos=True)
+    job = make_jobs([sampling], seed=5)[0]
+    [whole] = await plain_answers(served, [job])
+    samplings = [replace(sampling, max_tokens=n) for n in range(1, length, 5)]
+    samplings += [replace(sampling, stop_token_ids=(i,)) for i in whole.token_ids[::4]]
+    for start, size in itertools.product(range(0, len(whole.text) - 4, 5), (1, 3)):
+        samplings.append(replace(sampling, stop=(whole.text[start : start + size], "no")))
+    speculation = SpeculationParams(policy="fixed", num_draft_tokens=12)
+    jobs = [Job(job.prompt, one, speculation) for one in samplings]
+    expected = await plain_answers(served, jobs)
+    drafter = drafter_that_knows(jobs, [whole] * len(jobs), always_right)
+    answers = await answers_of(served, served.verifier, drafter, jobs, "together")
+    for plain, drafted in zip(expected, answers, strict=True):
+        drafted.assert_same(plain)
+        assert whole.text.startswith(drafted.text.rstrip("\ufffd"))
+    assert {one.finish_reason for one in answers} == {FinishReason.STOP, FinishReason.LENGTH}
+    assert sum(one.num_steps for one in answers) < sum(one.num_steps for one in expected) / 3

@@ -1,0 +1,145 @@
+"""The cache: what it re-uses, rolls back, moves and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from diffuspec.core.errors import WorkerError
+from diffuspec.core.types import TokenIds
+from diffuspec.models.attention.cache import CacheShape, KVCache
+
+MAX_LEN = 16
+
+
+def make_cache(num_slots: int = 2) -> KVCache:
+    cache = KVCache(CacheShape(num_layers=2, num_kv_heads=1, head_dim=2), num_slots, MAX_LEN)
+    cache.begin_step()
+    return cache
+
+
+def tokens(*token_ids: int) -> TokenIds:
+    return np.array(token_ids, np.int32)
+
+
+def write(cache: KVCache, slot: int, start: int, token_ids: Sequence[int]) -> None:
+    """Fill rows with their token's id, so that it shows where they go."""
+    for view in cache.layers(slot):
+        view[:, start : start + len(token_ids)] = torch.tensor(token_ids)[None, :, None]
+
+
+def feed(cache: KVCache, request_id: str, prefix: TokenIds) -> tuple[int, int]:
+    slot, cached = cache.acquire(request_id, prefix)
+    write(cache, slot, cached, prefix[cached:].tolist())
+    cache.commit(slot, prefix[cached:], len(prefix) - cached)
+    return slot, cached
+
+
+def content(cache: KVCache, slot: int, length: int) -> list[int]:
+    views = [view[:, :length] for view in cache.layers(slot)]
+    assert all(torch.equal(view, views[0]) for view in views)
+    return views[0][0, :, 0].int().tolist()
+
+
+def test_last_prefix_token_is_left_uncached() -> None:
+    cache = make_cache()
+    assert feed(cache, "a", tokens(1, 2, 3)) == (0, 0)
+    assert cache.acquire("a", tokens(1, 2, 3)) == (0, 2)
+    assert cache.acquire("a", tokens(1)) == (0, 0)
+
+
+def test_own_slot_is_cut_to_the_common_prefix() -> None:
+    cache = make_cache()
+    feed(cache, "a", tokens(1, 2, 3, 4))
+    assert cache.acquire("a", tokens(1, 2, 9, 4, 5)) == (0, 2)
+
+
+def test_busy_slot_lends_its_prefix() -> None:
+    cache = make_cache()
+    feed(cache, "a", tokens(1, 2, 3, 4))
+    slot, cached = cache.acquire("b", tokens(1, 2, 3, 7))
+    assert (slot, cached) == (1, 3)
+    assert content(cache, slot, 3) == [1, 2, 3]
+    assert cache.acquire("a", tokens(1, 2, 3, 4, 5)) == (0, 4)
+
+
+def test_free_slot_is_taken_over_where_it_is() -> None:
+    cache = make_cache()
+    feed(cache, "a", tokens(1, 2, 3))
+    feed(cache, "b", tokens(5, 6))
+    cache.release("a")
+    cache.begin_step()
+    assert cache.acquire("c", tokens(1, 2, 4)) == (0, 2)
+
+
+def test_least_recently_used_free_slot_goes_first() -> None:
+    cache = make_cache(3)
+    for name, first in (("a", 10), ("b", 20), ("c", 30)):
+        cache.begin_step()
+        feed(cache, name, tokens(first, first + 1))
+    cache.release("b")
+    cache.release("a")
+    cache.begin_step()
+    assert cache.acquire("d", tokens(1, 2))[0] == 0
+
+
+def test_idle_owner_loses_its_slot_only_when_none_is_free() -> None:
+    cache = make_cache(2)
+    feed(cache, "a", tokens(1, 2))
+    cache.begin_step()
+    feed(cache, "b", tokens(3, 4))
+    cache.begin_step()
+    assert cache.acquire("c", tokens(5, 6))[0] == 0
+    cache.begin_step()
+    assert cache.acquire("a", tokens(1, 2)) == (1, 0)
+
+
+def test_all_slots_of_one_step_in_use_is_an_error() -> None:
+    cache = make_cache(2)
+    cache.acquire("a", tokens(1))
+    cache.acquire("b", tokens(2))
+    with pytest.raises(WorkerError, match="all 2 cache slots are in use"):
+        cache.acquire("c", tokens(3))
+
+
+def test_too_long_a_prefix_is_an_error() -> None:
+    with pytest.raises(WorkerError, match="17 tokens exceeds 16"):
+        make_cache().acquire("a", np.arange(17, dtype=np.int32))
+
+
+def test_committing_a_branch_moves_its_rows_to_the_front() -> None:
+    cache = make_cache()
+    slot, _ = cache.acquire("a", tokens(1, 2))
+    write(cache, slot, 0, [1, 2, 10, 11, 12, 13, 14])
+    cache.commit(slot, tokens(1, 2, 10, 12, 14), 2, [2, 4, 6])
+    assert content(cache, slot, 5) == [1, 2, 10, 12, 14]
+    assert cache.acquire("a", tokens(1, 2, 10, 12, 14, 5)) == (slot, 5)
+
+
+def test_overlapping_branch_rows_survive_the_move() -> None:
+    cache = make_cache()
+    slot, _ = cache.acquire("a", tokens(1))
+    write(cache, slot, 0, [1, 10, 11, 12, 13])
+    cache.commit(slot, tokens(1, 11, 12, 13), 1, [2, 3, 4])
+    assert content(cache, slot, 4) == [1, 11, 12, 13]
+
+
+def test_releasing_an_unknown_request_is_fine() -> None:
+    make_cache().release("nobody")
+
+
+def test_clearing_wipes_rows_that_are_not_numbers() -> None:
+    cache = make_cache()
+    slot, _ = feed(cache, "a", tokens(1, 2))
+    cache.layers(slot)[0][:, :2] = torch.nan
+    cache.clear("a")
+    assert content(cache, slot, MAX_LEN) == [0] * MAX_LEN
+    assert cache.acquire("b", tokens(1, 2))[1] == 0
+
+
+def test_size_in_bytes() -> None:
+    shape = CacheShape(num_layers=2, num_kv_heads=3, head_dim=4)
+    assert shape.num_bytes(5, 7, torch.bfloat16) == 2 * 2 * 3 * 4 * 5 * 7 * 2

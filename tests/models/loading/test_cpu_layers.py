@@ -1,0 +1,47 @@
+"""The CPU layers compute what transformers' own compute."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from diffuspec.models.loading.cpu_layers import FastRMSNorm, PackedLinear, use_cpu_layers
+from tests.models.conftest import FAMILIES, make_model
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("num_rows", [1, 3, 4, 17, 40])
+def test_logits_stay_the_same(family: str, num_rows: int) -> None:
+    token_ids = torch.arange(num_rows)[None]
+    model = make_model(family)
+    expected = model(token_ids, use_cache=False).logits
+    use_cpu_layers(model)
+    assert (model(token_ids, use_cache=False).logits - expected).abs().max() < 1e-4
+
+
+def test_every_layer_is_replaced() -> None:
+    config = Qwen2Config(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    use_cpu_layers(model)
+    kinds = [type(module) for module in model.modules()]
+    assert torch.nn.Linear not in kinds
+    assert kinds.count(PackedLinear) == 2 * 2 + 1, "two of each layer stand alone, and the head"
+    assert kinds.count(FastRMSNorm) == 2 * 2 + 1
+
+
+@torch.inference_mode()
+def test_norm_of_zeros_is_zero() -> None:
+    norm = FastRMSNorm(torch.ones(8), 1e-6)
+    assert torch.equal(norm(torch.zeros(2, 8)), torch.zeros(2, 8))
+
+
+def test_other_precisions_are_left_alone() -> None:
+    model = make_model("qwen2").bfloat16()
+    kinds = [type(module) for module in model.modules()]
+    use_cpu_layers(model)
+    assert [type(module) for module in model.modules()] == kinds

@@ -1,0 +1,60 @@
+"""A model over two ranks says what it says in one process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading.tensor_parallel import check_divides
+from diffuspec.models.ranks.lockstep import LockstepTarget
+from diffuspec.models.target import CausalTarget
+from diffuspec.pairs.tiny import TARGET
+from tests.models.conftest import make_model
+from tests.models.ranks.follower import config
+from tests.models.ranks.processes import Follower, Ranks, save_family
+from tests.models.test_target import PROMPT, SAMPLED, decode, request, with_wrong_branches
+
+
+@pytest.fixture(scope="module")
+def follower() -> Iterator[Follower]:
+    follower = Follower()
+    yield follower
+    follower.close()
+
+
+async def _decode_with_trees(target: LockstepTarget, truth: list[int]) -> list[int]:
+    rng = np.random.default_rng(2)
+    token_ids = list(PROMPT)
+    while len(token_ids) < len(truth):
+        tree = with_wrong_branches(truth[len(token_ids) :], rng)
+        [verdict] = await target.verify([request(token_ids, tree, SAMPLED)])
+        token_ids += verdict.token_ids
+    return token_ids[: len(truth)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "tiny", "exact"])
+def test_every_family_says_what_it_says_in_one_process(
+    tmp_path: Path, follower: Follower, family: str
+) -> None:
+    exact = family == "exact"
+    where = TARGET if family == "tiny" else save_family(tmp_path, "qwen2" if exact else family)
+    alone = CausalTarget.load(config(where, exact))
+    truth = asyncio.run(decode(alone, SAMPLED, 12))
+    alone.close()
+    with Ranks(where, follower, exact) as ranks:
+        assert asyncio.run(_decode_with_trees(ranks.target, truth)) == truth
+    assert follower.hear() == "left"
+
+
+def test_sizes_that_do_not_divide_are_named_with_those_that_do() -> None:
+    model_config = make_model("qwen2").config  # 4 heads, 2 for keys and values, 64 columns, 120 ids
+    check_divides(Path("target"), model_config, 2)
+    with pytest.raises(ModelLoadError, match="over 4 ranks: it has 2 key/value heads; 1, 2 ranks"):
+        check_divides(Path("target"), model_config, 4)
+    with pytest.raises(ModelLoadError, match="4 attention heads, 2 key/value heads, 64 inner"):
+        check_divides(Path("target"), model_config, 7)

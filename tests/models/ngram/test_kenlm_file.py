@@ -1,0 +1,81 @@
+"""Reading what a file holds, and ARPA to binary."""
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import kenlm
+import pytest
+
+from diffuspec.core.errors import MissingDependencyError, NgramError
+from diffuspec.models.ngram.arpa import write_arpa
+from diffuspec.models.ngram.estimate import estimate
+from diffuspec.models.ngram.kenlm_file import build_binary, read_num_ngrams
+from tests.models.ngram.conftest import read_corpus
+
+
+def put_build_binary_on_path(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = folder / "bin" / "build_binary"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_text_and_binary_say_the_same_of_themselves(small_arpa: Path, small_binary: Path) -> None:
+    assert read_num_ngrams(small_arpa) == read_num_ngrams(small_binary) == (22, 116, 154)
+
+
+def test_our_arpa_says_what_was_estimated(tmp_path: Path) -> None:
+    model = estimate(read_corpus("small"), order=4)
+    write_arpa(model, tmp_path / "model.arpa")
+    assert read_num_ngrams(tmp_path / "model.arpa") == tuple(map(len, model.tables))
+
+
+def test_without_build_binary_the_error_says_what_to_do(
+    small_arpa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingDependencyError, match=r"not on PATH.*github.com/kpu/kenlm"):
+        build_binary(small_arpa, tmp_path / "small.bin")
+
+
+def test_a_failed_conversion_reports_the_last_line_and_leaves_nothing(
+    small_arpa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = 'for last; do :; done; echo half > "$last"; echo progress >&2; echo why >&2; exit 1'
+    put_build_binary_on_path(tmp_path, script, monkeypatch)
+    output = tmp_path / "out" / "small.bin"
+    output.parent.mkdir()
+    with pytest.raises(NgramError, match=r"small\.arpa: why$"):
+        build_binary(small_arpa, output)
+    assert list(output.parent.iterdir()) == []
+
+
+def test_conversion_asks_for_a_trie_of_8_bits(
+    small_arpa: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_build_binary_on_path(tmp_path, 'for last; do :; done; echo "$@" > "$last"', monkeypatch)
+    build_binary(small_arpa, tmp_path / "small.bin")
+    assert (tmp_path / "small.bin").read_text().startswith(f"-q 8 -b 8 trie {small_arpa} ")
+
+
+def test_conversion_refuses_what_is_no_arpa(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_build_binary_on_path(tmp_path, "exit 0", monkeypatch)
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(NgramError, match="not a KenLM file"):
+        build_binary(tmp_path / "notes.txt", tmp_path / "notes.bin")
+
+
+@pytest.mark.skipif(shutil.which("build_binary") is None, reason="KenLM's build_binary not on PATH")
+def test_the_binary_scores_like_the_arpa(small_arpa: Path, tmp_path: Path) -> None:
+    build_binary(small_arpa, tmp_path / "small.bin")
+    config = kenlm.Config()
+    config.show_progress = False
+    text, binary = (kenlm.Model(str(p), config) for p in (small_arpa, tmp_path / "small.bin"))
+    for sentence in read_corpus("small"):
+        line = " ".join(map(str, sentence))
+        assert math.isclose(text.score(line), binary.score(line), abs_tol=0.05)

@@ -1,0 +1,31 @@
+"""The configuration of the embedded pair."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from diffuspec import Engine, SamplingParams, SpeculationParams
+from diffuspec.core.errors import ConfigError
+from diffuspec.pairs import tiny
+
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_without_kenlm_the_drafter_goes_unassisted_and_says_so(monkeypatch, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = tiny.tiny_config()
+    assert config.search.ngram is None and "kenlm is not installed" in caplog.text
+    sampling = SamplingParams(max_tokens=16)
+    with Engine.from_config(config) as engine:
+        [answer] = engine.generate([CHAT], sampling)
+        [plain] = engine.generate([CHAT], sampling, SpeculationParams(policy="off"))
+    assert answer.token_ids == plain.token_ids
+    assert answer.stats.mean_acceptance_length > 1
+
+
+def test_missing_weights_are_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(tiny, "TARGET", tmp_path)
+    with pytest.raises(ConfigError, match="the embedded weights are missing"):
+        tiny.tiny_config()

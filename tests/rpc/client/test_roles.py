@@ -1,0 +1,158 @@
+"""Roles behind the wire answer as they would in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import numpy as np
+import pytest
+
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import EMPTY_TREE, DraftRequest, VerifyRequest
+from diffuspec.rpc.client.roles import (
+    RemoteDrafter,
+    RemoteLatticeModel,
+    RemotePathScorer,
+    RemoteVerifier,
+)
+from diffuspec.rpc.server.servicers import DrafterServicer, PathScorerServicer, VerifierServicer
+from tests.rpc.conftest import serving
+from tests.support.fakes import (
+    FakeDrafter,
+    FakeLatticeModel,
+    FakePathScorer,
+    FakeVerifier,
+    oracle_of,
+    right_branch_is_late,
+)
+
+SAMPLING = SamplingParams(temperature=0.7, seed=-3, logprobs=0)
+
+
+def draft_request(prefix: list[int], request_id: str = "a") -> DraftRequest:
+    tokens = np.array(prefix, np.int32)
+    return DraftRequest(request_id, tokens, 8, "beams", 12, 0.25, SAMPLING, num_alternatives=3)
+
+
+async def test_a_remote_verifier_gives_the_local_verdicts(security):
+    verifier = FakeVerifier()
+    async with serving(VerifierServicer(verifier), security=security) as wire:
+        remote = await wire.connect(RemoteVerifier)
+        drafter = FakeDrafter(oracle_of(verifier), right_branch_is_late)
+        prefix = [1, 2, 3]
+        for _ in range(4):
+            [draft] = await drafter.draft([draft_request(prefix)])
+            tokens = np.array(prefix, np.int32)
+            request = VerifyRequest("a", tokens, 3, draft.tree, SAMPLING)
+            [expected] = await verifier.verify([request])
+            [found] = await remote.verify([request])
+            assert dataclasses.replace(found, transport_seconds=0.0) == expected
+            prefix += found.token_ids
+        assert remote.info == verifier.info
+
+
+async def test_a_remote_drafter_sees_the_requests_and_gives_the_local_drafts(security):
+    drafter = FakeDrafter(oracle_of(FakeVerifier()), right_branch_is_late)
+    async with serving(DrafterServicer(drafter), security=security) as wire:
+        remote = await wire.connect(RemoteDrafter)
+        requests = [draft_request([1, 2]), draft_request([1, 2, 9]), draft_request([5], "b")]
+        found = await remote.draft(requests)
+        for sent, received in zip(requests, drafter.batches[0], strict=True):
+            assert received.prefix.tolist() == sent.prefix.tolist()
+            assert received.request_id.endswith(sent.request_id)
+            same = dataclasses.replace(received, request_id=sent.request_id, prefix=sent.prefix)
+            assert dataclasses.astuple(same)[2:] == dataclasses.astuple(sent)[2:]
+        assert [draft.tree for draft in found] == [
+            draft.tree for draft in await drafter.draft(drafter.batches[0])
+        ]
+
+
+async def test_the_halves_of_a_drafter_can_live_apart(security):
+    model, scorer = FakeLatticeModel(oracle_of(FakeVerifier())), FakePathScorer()
+    servicers = (
+        DrafterServicer(FakeDrafter(model.oracle, right_branch_is_late), model),
+        PathScorerServicer(scorer),
+    )
+    async with serving(*servicers, security=security) as wire:
+        remote_model = await wire.connect(RemoteLatticeModel)
+        remote_scorer = await wire.connect(RemotePathScorer)
+        requests = [draft_request([4, 5]), draft_request([4, 5, 6])]
+        lattices = await remote_model.lattices(requests)
+        for found, expected in zip(lattices, await model.lattices(requests), strict=True):
+            np.testing.assert_array_equal(found.token_ids, expected.token_ids)
+            np.testing.assert_array_equal(found.logprobs, expected.logprobs)
+        found = await remote_scorer.search(requests, lattices)
+        expected = await scorer.search(requests, lattices)
+        assert [draft.tree for draft in found] == [draft.tree for draft in expected]
+        assert [draft.confidences for draft in found] == [one.confidences for one in expected]
+
+
+@pytest.mark.parametrize("role", ["drafter", "verifier"])
+async def test_released_requests_are_let_go(role, security):
+    verifier = FakeVerifier()
+    drafter = FakeDrafter(oracle_of(verifier), right_branch_is_late)
+    servicers = (DrafterServicer(drafter), VerifierServicer(verifier))
+    async with serving(*servicers, security=security) as wire:
+        if role == "drafter":
+            remote = await wire.connect(RemoteDrafter)
+            await remote.draft([draft_request([1])])
+            await remote.release("a")
+            await remote.draft([draft_request([1], "b")])
+            assert [name.partition("/")[2] for name in drafter.released] == ["a"]
+        else:
+            remote = await wire.connect(RemoteVerifier)
+            tree = (await drafter.draft([draft_request([1])]))[0].tree
+            tokens = np.array([1], np.int32)
+            await remote.verify([VerifyRequest("a", tokens, 1, tree, SAMPLING)])
+            await remote.release("a")
+            await remote.verify([VerifyRequest("b", tokens, 1, tree, SAMPLING)])
+            assert [name.partition("/")[2] for name in verifier.held] == ["b"]
+
+
+async def test_two_coordinators_may_name_their_requests_alike(security):
+    drafter = FakeDrafter(oracle_of(FakeVerifier()), right_branch_is_late)
+    async with serving(DrafterServicer(drafter), security=security) as wire:
+        for prefix in ([1, 2], [3, 4]):
+            remote = await wire.connect(RemoteDrafter)
+            await remote.draft([draft_request(prefix)])
+        first, second = (batch[0].request_id for batch in drafter.batches)
+        assert first != second
+        await wire.clients[0].close()
+        while not drafter.released:
+            await asyncio.sleep(0.01)
+        assert drafter.released == [first]
+
+
+async def test_drafts_and_lattices_of_one_model_are_told_apart(security):
+    model = FakeLatticeModel(oracle_of(FakeVerifier()))
+    seen: list[str] = []
+
+    class Drafter(FakeDrafter):
+        async def draft(self, requests):
+            seen.append(requests[0].request_id)
+            return await super().draft(requests)
+
+    class Model(FakeLatticeModel):
+        async def lattices(self, requests):
+            seen.append(requests[0].request_id)
+            return await super().lattices(requests)
+
+    drafter = Drafter(model.oracle, right_branch_is_late)
+    servicer = DrafterServicer(drafter, Model(model.oracle))
+    async with serving(servicer, security=security) as wire:
+        await (await wire.connect(RemoteDrafter)).draft([draft_request([1])])
+        await (await wire.connect(RemoteLatticeModel)).lattices([draft_request([1])])
+    assert len(set(seen)) == 2
+
+
+async def test_what_goes_over_a_link_is_counted(security):
+    async with serving(VerifierServicer(FakeVerifier()), security=security) as wire:
+        remote = await wire.connect(RemoteVerifier)
+        request = VerifyRequest("a", np.arange(40, dtype=np.int32), 1, EMPTY_TREE, SamplingParams())
+        await remote.verify([request])
+        sent, received = remote.num_bytes_sent, remote.num_bytes_received
+        assert sent > 40 and received > 0
+        await remote.verify([request])
+        assert remote.num_bytes_sent - sent < 40
+        assert remote.transport_seconds > 0

@@ -1,0 +1,229 @@
+"""Prefixes travel as changes; what is read at the other end is what was meant."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from diffuspec.core.errors import InvalidRequestError, StalePrefixError
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import DraftRequest, VerifyRequest
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
+from diffuspec.rpc.messages.batches import BatchReader, encode_draft_rows, encode_verify_rows
+from diffuspec.rpc.messages.prefixes import PrefixStore
+from diffuspec.v1 import drafter_pb2, verifier_pb2
+from diffuspec.v1.types_pb2 import DraftRow, PrefixDelta
+from tests.rpc.messages import strategies
+
+SAMPLING = SamplingParams(seed=5)
+
+
+def tokens(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def request(*prefix: int, request_id: str = "a", sampling=SAMPLING) -> DraftRequest:
+    return DraftRequest(request_id, tokens(*prefix), 4, "path", 4, 1.0, sampling)
+
+
+class Pipe:
+    """Both ends of a stream."""
+
+    def __init__(self, limits: RpcLimits = DEFAULT_LIMITS) -> None:
+        self.sent = PrefixStore(DEFAULT_LIMITS.max_prefixes, DEFAULT_LIMITS.max_prefix_tokens)
+        self.held = PrefixStore(limits.max_prefixes, limits.max_prefix_tokens)
+        self.reader = BatchReader(self.held, limits, scope="7/")
+        self.message = drafter_pb2.DraftRequest()
+
+    def draft(self, *requests: DraftRequest) -> list[DraftRequest]:
+        self.message = drafter_pb2.DraftRequest()
+        encode_draft_rows(self.message, requests, self.sent)
+        self.message = drafter_pb2.DraftRequest.FromString(self.message.SerializeToString())
+        return self.reader.draft_requests(self.message)
+
+    def verify(self, *requests: VerifyRequest) -> list[VerifyRequest]:
+        message = verifier_pb2.VerifyRequest()
+        encode_verify_rows(message, requests, self.sent)
+        message = verifier_pb2.VerifyRequest.FromString(message.SerializeToString())
+        return self.reader.verify_requests(message)
+
+    @property
+    def num_tokens_sent(self) -> int:
+        deltas = sum(len(delta.token_ids) for delta in self.message.prefixes)
+        return deltas + sum(len(row.token_ids) for row in self.message.rows)
+
+
+def assert_same(found, sent):
+    assert len(found) == len(sent)
+    for one, other in zip(found, sent, strict=True):
+        assert one.request_id == "7/" + other.request_id
+        assert one.prefix.dtype == np.int32
+        np.testing.assert_array_equal(one.prefix, other.prefix)
+        same = replace(one, request_id=other.request_id, prefix=other.prefix)
+        for name in type(one).__dataclass_fields__:
+            assert getattr(same, name) is getattr(other, name) or (
+                getattr(same, name) == getattr(other, name)
+            )
+
+
+@given(st.lists(st.lists(strategies.draft_requests, max_size=4), max_size=5))
+def test_drafting_batches_arrive_as_they_were_sent(batches):
+    pipe = Pipe()
+    for batch in batches:
+        assert_same(pipe.draft(*batch), batch)
+
+
+@given(st.lists(st.lists(strategies.verify_requests, max_size=4), max_size=5))
+def test_verifying_batches_arrive_as_they_were_sent(batches):
+    pipe = Pipe()
+    for batch in batches:
+        assert_same(pipe.verify(*batch), batch)
+
+
+@given(st.lists(st.lists(strategies.draft_requests, max_size=3), max_size=6))
+def test_a_forgetful_receiver_gets_all_with_one_resend(batches):
+    pipe = Pipe(RpcLimits(max_prefixes=1, max_prefix_tokens=100))
+    for batch in batches:
+        try:
+            found = pipe.draft(*batch)
+        except StalePrefixError:
+            for one in batch:
+                pipe.sent.forget(one.request_id)
+            found = pipe.draft(*batch)
+        assert_same(found, batch)
+        assert len(pipe.held) <= 1
+
+
+def test_only_what_is_new_is_sent():
+    pipe = Pipe()
+    assert_same(pipe.draft(request(1, 2, 3)), [request(1, 2, 3)])
+    assert pipe.num_tokens_sent == 3
+    assert pipe.message.prefixes[0].HasField("sampling")
+    assert_same(pipe.draft(request(1, 2, 3, 4)), [request(1, 2, 3, 4)])
+    assert pipe.num_tokens_sent == 1
+    assert not pipe.message.prefixes[0].HasField("sampling")
+    pipe.draft(request(1, 2, 3, 4))
+    assert pipe.num_tokens_sent == 0
+
+
+def test_hypotheses_share_their_prefix():
+    pipe = Pipe()
+    committed = list(range(40))
+    batch = [request(*committed, 7), request(*committed, 8, 9), request(*committed)]
+    assert_same(pipe.draft(*batch), batch)
+    assert len(pipe.message.prefixes) == 1
+    assert pipe.num_tokens_sent == 40 + 1 + 2
+    [later] = pipe.draft(request(*committed, 8, 9, 5))
+    assert later.prefix.tolist() == [*committed, 8, 9, 5]
+    assert pipe.num_tokens_sent == 3
+
+
+def test_a_prefix_that_turns_out_otherwise_is_cut_where_it_differs():
+    pipe = Pipe()
+    pipe.draft(request(1, 2, 3, 4))
+    assert_same(pipe.draft(request(1, 2, 9)), [request(1, 2, 9)])
+    assert pipe.num_tokens_sent == 1
+
+
+def test_rows_of_one_request_may_differ_in_sampling():
+    pipe = Pipe()
+    other = SamplingParams(temperature=1.0)
+    batch = [request(1, 2), request(1, 2, 3, sampling=other), request(1)]
+    assert_same(pipe.draft(*batch), batch)
+    assert_same(pipe.draft(request(1)), [request(1)])
+
+
+def test_what_was_read_is_not_changed_by_what_is_read_later():
+    pipe = Pipe()
+    [first] = pipe.draft(request(1, 2, 3))
+    pipe.draft(request(1, 9, 9))
+    assert first.prefix.tolist() == [1, 2, 3]
+
+
+def delta(**changes: object) -> PrefixDelta:
+    message = PrefixDelta(request_id="a", token_ids=[1, 2])
+    message.sampling.SetInParent()
+    for name, value in changes.items():
+        if name == "token_ids":
+            del message.token_ids[:]
+            message.token_ids.extend(value)
+        else:
+            setattr(message, name, value)
+    return message
+
+
+ROW = {"num_draft_tokens": 4, "max_nodes": 4, "tree_shape": 1, "drafter_weight": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("deltas", "rows", "problem"),
+    [
+        ([delta()], [ROW | {"prefix": 1}], "builds on prefix 1 of 1"),
+        ([delta()], [ROW | {"num_draft_tokens": 0}], "num_draft_tokens must be from 1 to 128"),
+        ([delta()], [ROW | {"max_nodes": 2**32 - 1}], "max_nodes must be from 1 to 256"),
+        ([delta()], [ROW | {"drafter_weight": float("nan")}], "drafter_weight .* got nan"),
+        ([delta()], [ROW | {"num_alternatives": 9}], "num_alternatives must be from 0 to 8"),
+        ([delta()], [ROW | {"tree_shape": 0}], "no tree shape 0"),
+        ([delta()], [ROW | {"tree_shape": 77}], "no tree shape 77"),
+        ([delta(token_ids=[2**31])], [ROW], r"below 2\*\*31"),
+        ([delta()], [ROW | {"token_ids": [2**32 - 1]}], r"below 2\*\*31"),
+        ([delta()], [ROW] * 9, "at most 8 prefixes and rows, got 1 and 9"),
+        ([delta()] * 9, [ROW], "at most 8 prefixes and rows, got 9 and 1"),
+        ([delta(token_ids=[1] * 90)], [ROW | {"token_ids": [1]}] * 2, "more than 100 tokens"),
+    ],
+)
+def test_batches_that_cannot_be_are_refused(deltas, rows, problem):
+    message = drafter_pb2.DraftRequest(prefixes=deltas, rows=[DraftRow(**row) for row in rows])
+    limits = RpcLimits(max_rows=8, max_prefix_tokens=100)
+    with pytest.raises(InvalidRequestError, match=problem):
+        Pipe(limits).reader.draft_requests(message)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"request_id": "unknown", "base_length": 1},
+        {"base_length": 3},
+        {"base_length": 2, "base_hash": 1},
+        {"base_length": 1, "base_hash": 0},
+    ],
+    ids=str,
+)
+def test_a_base_that_is_not_held_is_stale(change):
+    pipe = Pipe()
+    pipe.draft(request(1, 2))
+    message = drafter_pb2.DraftRequest(prefixes=[delta(**change)], rows=[DraftRow(**ROW)])
+    with pytest.raises(StalePrefixError):
+        pipe.reader.draft_requests(message)
+    message.prefixes[0].ClearField("base_length")
+    assert pipe.reader.draft_requests(message)
+
+
+def test_sampling_parameters_that_were_never_sent_are_stale():
+    unset = PrefixDelta(request_id="a", token_ids=[1])
+    message = drafter_pb2.DraftRequest(prefixes=[unset], rows=[DraftRow(**ROW)])
+    with pytest.raises(StalePrefixError, match="no sampling parameters"):
+        Pipe().reader.draft_requests(message)
+
+
+def test_the_oldest_prefixes_are_forgotten_first():
+    pipe = Pipe(RpcLimits(max_prefixes=2))
+    for name in "abac":
+        pipe.draft(request(1, request_id=name))
+    assert pipe.held.request_ids() == ["a", "c"]
+    assert pipe.reader.take_forgotten() == ["b"]
+    assert pipe.reader.take_forgotten() == []
+
+
+def test_remembered_tokens_are_bounded():
+    pipe = Pipe(RpcLimits(max_prefix_tokens=5))
+    pipe.draft(request(1, 2, 3))
+    pipe.draft(request(1, 2, 3, request_id="b"))
+    assert pipe.held.request_ids() == ["b"]
+    assert pipe.held.num_tokens == 3
+    [long] = pipe.draft(request(*range(9), request_id="c"))
+    assert len(long.prefix) == 9
+    assert pipe.held.request_ids() == []

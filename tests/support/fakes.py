@@ -1,0 +1,412 @@
+"""One fake per Protocol, and drafters that do their worst.
+
+The fake target is a hash of the tokens before: it has no weights, but it keeps the verifier's
+contract to the letter, and it fails the test when the caller breaks its side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from diffuspec.algorithm.acceptance import accept
+from diffuspec.algorithm.draft_tree import chain, validate
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import (
+    EMPTY_TREE,
+    Draft,
+    DraftRequest,
+    DraftTree,
+    Lattice,
+    TokenIds,
+    TokenLogprobs,
+    Verdict,
+    VerifyRequest,
+)
+
+EOS = 17  # of the random checkpoints too
+FAKE_TARGET = TargetInfo(vocab_size=50, max_model_len=512, max_sequences=4, eos_token_ids=(EOS,))
+
+
+class Gate:
+    """Lets a worker through while it is open, and tells when one stands before it."""
+
+    def __init__(self) -> None:
+        self._is_open = asyncio.Event()
+        self._is_open.set()
+        self._arrived = asyncio.Event()
+
+    def open(self) -> None:
+        self._is_open.set()
+
+    def close(self) -> None:
+        self._is_open.clear()
+        self._arrived.clear()
+
+    async def arrival(self) -> None:
+        """Wait until somebody stands before the closed gate."""
+        await self._arrived.wait()
+
+    async def passage(self) -> None:
+        await asyncio.sleep(0)
+        if not self._is_open.is_set():
+            self._arrived.set()
+        await self._is_open.wait()
+
+
+class FakeVerifier:
+    """A `Verifier`: the next token is a hash of the prefix and, with a temperature, the seed."""
+
+    def __init__(self, info: TargetInfo = FAKE_TARGET) -> None:
+        self.info = info
+        self.gate = Gate()
+        self.error: Exception | None = None
+        self.release_error: Exception | None = None
+        self.batches: list[list[VerifyRequest]] = []
+        self.held: set[str] = set()
+
+    def next_token(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
+        return self._hash(prefix, sampling) % self.info.vocab_size
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        ids = [request.request_id for request in requests]
+        assert 1 <= len(ids) <= self.info.max_sequences and len(set(ids)) == len(ids)
+        self.batches.append(list(requests))
+        self.held.update(ids)
+        await self.gate.passage()
+        if self.error is not None:
+            raise self.error
+        return [self._verify(request) for request in requests]
+
+    async def release(self, request_id: str) -> None:
+        await asyncio.sleep(0)
+        self.held.discard(request_id)
+        if self.release_error is not None:
+            raise self.release_error
+
+    def _verify(self, request: VerifyRequest) -> Verdict:
+        prefix, tree = request.prefix.tolist(), request.tree
+        assert 1 <= len(prefix) <= self.info.max_model_len
+        assert 1 <= request.num_prompt_tokens <= len(prefix)
+        assert tree.num_nodes <= self.info.max_tree_nodes
+        assert max([*prefix, *tree.token_ids]) < self.info.vocab_size
+        validate(tree)
+        histories = [prefix]
+        for parent, token_id in zip(tree.parents, tree.token_ids, strict=True):
+            histories.append([*histories[parent + 1], token_id])
+        tokens = [self.next_token(history, request.sampling) for history in histories]
+        result = accept(tree, tokens)
+        logprobs = None
+        if request.sampling.logprobs is not None:
+            path = [histories[node + 1] for node in (-1, *result.accepted_nodes)]
+            logprobs = tuple(self._logprobs(history, request.sampling) for history in path)
+        return Verdict(result.token_ids, result.accepted_nodes, logprobs)
+
+    def _logprobs(self, prefix: Sequence[int], sampling: SamplingParams) -> TokenLogprobs:
+        return TokenLogprobs(-(self._hash(prefix, sampling) % 997) / 100, ())
+
+    def _hash(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
+        seed = "" if sampling.is_greedy else f"{sampling.seed} {sampling.temperature}"
+        return zlib.crc32(np.asarray(prefix, np.int32).tobytes() + seed.encode())
+
+
+def decode_plainly(
+    verifier: FakeVerifier, prompt: Sequence[int], sampling: SamplingParams
+) -> list[int]:
+    """The reference: one token after the other, until what ends an answer."""
+    stops = {
+        *sampling.stop_token_ids,
+        *(() if sampling.ignore_eos else verifier.info.eos_token_ids),
+    }
+    output: list[int] = []
+    while len(output) < sampling.max_tokens:
+        output.append(verifier.next_token([*prompt, *output], sampling))
+        if output[-1] in stops:
+            break
+    return output
+
+
+# ---- drafters
+
+Oracle = Callable[[DraftRequest, int], list[int]]
+"""Tells what the target will say after a request's prefix: so many tokens, or fewer at the end."""
+
+Strategy = Callable[[random.Random, DraftRequest, list[int]], Draft]
+"""Makes a draft of what an oracle says."""
+
+
+def make_draft(tree: DraftTree, rng: random.Random | None = None) -> Draft:
+    """A draft with confidences that mean nothing."""
+    rng = rng or random.Random(0)
+    confidences = tuple(-rng.expovariate(2.0) for _ in tree.token_ids)
+    return Draft(tree, confidences, num_tokens_before_eos=tree.num_nodes)
+
+
+def never_right(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(chain([_other(token) for token in truth]), rng)
+
+
+def always_right(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(chain(truth), rng)
+
+
+def right_and_sure(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return Draft(chain(truth), (-0.01,) * len(truth), len(truth))
+
+
+def sometimes_right(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(chain([t if rng.random() < 0.85 else _other(t) for t in truth]), rng)
+
+
+def eos_in_the_middle(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    middle = len(truth) // 2
+    return make_draft(chain([*truth[:middle], EOS, *truth[middle:]]), rng)
+
+
+def right_branch_is_late(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    """At every depth a wrong sibling with children of its own stands before the right token."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    parent = -1
+    for token in truth[: request.max_nodes // 3]:
+        wrong = len(tokens)
+        tokens += [_other(token), token, token]
+        parents += [parent, wrong, parent]
+        parent = wrong + 2
+    return make_draft(DraftTree(tuple(tokens), tuple(parents)), rng)
+
+
+def bushy(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    """A random tree of few tokens with the truth hidden in it, with holes."""
+    nodes: dict[tuple[int, int], int] = {}
+    parents = [-1]
+    for _ in range(request.max_nodes // 2):
+        parent = rng.choice(parents[-6:])
+        nodes.setdefault((parent, rng.randrange(1, 6)), len(nodes))
+        parents.append(len(nodes) - 1)
+    parent = -1
+    for token in truth[: request.max_nodes // 2]:
+        if rng.random() < 0.1:
+            break
+        parent = nodes.setdefault((parent, token), len(nodes))
+    tree = DraftTree(tuple(t for _, t in nodes), tuple(p for p, _ in nodes))
+    return make_draft(tree, rng)
+
+
+def wrong_lengths(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    """None at all, or far more than was asked for, right as far as the oracle sees."""
+    length = rng.choice([0, 1, 3 * request.num_draft_tokens])
+    return make_draft(chain((truth + [1] * length)[:length]), rng)
+
+
+def too_many_nodes(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(DraftTree(tuple(range(300)), (-1,) * 300), rng)
+
+
+def unknown_ids(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(chain([*truth, 10**6]), rng)
+
+
+def negative_ids(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(chain([-1, *truth]), rng)
+
+
+def broken_parents(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(DraftTree((1, 2), (1, -1)), rng)
+
+
+def missing_confidences(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return Draft(chain(truth), (), len(truth))
+
+
+def empty(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return make_draft(EMPTY_TREE, rng)
+
+
+def lies_about_eos(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+    return Draft(chain(truth), (0.0,) * len(truth), num_tokens_before_eos=rng.choice([-5, 0, 999]))
+
+
+HONEST: tuple[Strategy, ...] = (
+    never_right,
+    always_right,
+    sometimes_right,
+    eos_in_the_middle,
+    right_branch_is_late,
+    bushy,
+)
+DISHONEST: tuple[Strategy, ...] = (wrong_lengths, empty, lies_about_eos)
+INVALID: tuple[Strategy, ...] = (
+    too_many_nodes,
+    unknown_ids,
+    negative_ids,
+    broken_parents,
+    missing_confidences,
+)
+
+
+def mixed(strategies: Sequence[Strategy]) -> Strategy:
+    """Every request is drafted by a strategy of its own; its id begins with its number."""
+
+    def draft(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
+        number = int(request.request_id.split("-")[0])
+        return strategies[number % len(strategies)](rng, request, truth)
+
+    return draft
+
+
+def _other(token: int) -> int:
+    """A wrong token, never EOS."""
+    return 2 if token == 1 else 1
+
+
+class FakeDrafter:
+    """A `Drafter` that makes what a strategy makes of an oracle's answers.
+
+    Where alternatives are asked for, the target's own token is the first of them as often as
+    foresight says, and not among them otherwise.
+    """
+
+    def __init__(
+        self, oracle: Oracle, strategy: Strategy, seed: int = 0, foresight: float = 1.0
+    ) -> None:
+        self.oracle = oracle
+        self.strategy = strategy
+        self.foresight = foresight
+        self.gate = Gate()
+        self.error: Exception | None = None
+        self.num_calls = 0
+        self.batches: list[list[DraftRequest]] = []
+        self.released: list[str] = []
+        self._seed = seed
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.num_calls += 1
+        self.batches.append(list(requests))
+        await self.gate.passage()
+        if self.error is not None:
+            raise self.error
+        return [self._draft(request) for request in requests]
+
+    async def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        assert request.num_draft_tokens >= 1
+        rng = random.Random(f"{self._seed} {request.request_id} {len(request.prefix)}")
+        num_tokens = min(request.num_draft_tokens, request.max_nodes - 1)
+        draft = self.strategy(rng, request, self.oracle(request, num_tokens))
+        if not request.num_alternatives:
+            return draft
+        return replace(draft, alternatives=self._alternatives(rng, request, draft.tree))
+
+    def _alternatives(
+        self, rng: random.Random, request: DraftRequest, tree: DraftTree
+    ) -> tuple[tuple[tuple[int, float], ...], ...]:
+        histories = [request.prefix]
+        found = []
+        for parent, token_id in ((-1, -1), *zip(tree.parents, tree.token_ids, strict=True)):
+            if token_id >= 0:
+                histories.append(np.append(histories[parent + 1], token_id))
+            [right] = self.oracle(replace(request, prefix=histories[-1]), 1)
+            others = [token for token in rng.sample(range(1, 40), 4) if token != right]
+            entry = [(token, -3.0 - place) for place, token in enumerate(others)]
+            if rng.random() < self.foresight:
+                entry.insert(0, (right, -0.1))
+            found.append(tuple(entry))
+        return tuple(found)
+
+
+class HangingDrafter:
+    """Never answers; knows whether it was told to stop."""
+
+    def __init__(self) -> None:
+        self.is_asked = asyncio.Event()
+        self.num_calls = 0
+        self.was_cancelled = False
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.is_asked.set()
+        self.num_calls += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.was_cancelled = True
+            raise
+        raise AssertionError("unreachable")
+
+    async def release(self, request_id: str) -> None:
+        await asyncio.Event().wait()
+
+
+def oracle_of(verifier: FakeVerifier) -> Oracle:
+    """What a fake target will say, past EOS too."""
+
+    def oracle(request: DraftRequest, num_tokens: int) -> list[int]:
+        output: list[int] = []
+        for _ in range(num_tokens):
+            prefix = [*request.prefix.tolist(), *output]
+            output.append(verifier.next_token(prefix, request.sampling))
+        return output
+
+    return oracle
+
+
+# ---- the drafter's two halves, and the proxy
+
+
+class FakeLatticeModel:
+    """A `LatticeModel` with the oracle's token first in every column and one wrong one behind."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle = oracle
+        self.released: list[str] = []
+
+    async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
+        return [self._lattice(request) for request in requests]
+
+    async def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+    def _lattice(self, request: DraftRequest) -> Lattice:
+        truth = self.oracle(request, request.num_draft_tokens)
+        token_ids = np.array([[token, _other(token)] for token in truth], np.int32)
+        logprobs = np.log(np.tile(np.float32([0.7, 0.2]), (len(truth), 1)))
+        return Lattice(token_ids, logprobs, np.full(len(truth), 2, np.int32), len(truth))
+
+
+class FakePathScorer:
+    """A `PathScorer` that takes the first candidate of every column."""
+
+    async def search(
+        self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
+    ) -> list[Draft]:
+        drafts = []
+        for request, lattice in zip(requests, lattices, strict=True):
+            path = lattice.token_ids[: request.max_nodes, 0].tolist()
+            confidences = tuple(lattice.logprobs[: len(path), 0].tolist())
+            drafts.append(Draft(chain(path), confidences, lattice.num_tokens_before_eos))
+        return drafts
+
+
+class FakeCausalProxy:
+    """A `CausalProxy` over bigrams: a token is likely after the one below it."""
+
+    max_context_tokens = 1
+
+    def begin(self, context: Sequence[int]) -> int:
+        return context[-1]
+
+    def expand(
+        self, states: Sequence[int], candidates: Sequence[int]
+    ) -> tuple[list[list[float]], list[list[int]]]:
+        scores = [
+            [-0.1 if token == state + 1 else -5.0 for token in candidates] for state in states
+        ]
+        return scores, [list(candidates) for _ in states]

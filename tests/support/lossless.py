@@ -1,0 +1,97 @@
+"""Jobs, answers and how they are compared, wherever the roles run.
+
+Where tests of losslessness say what is to hold, fixtures say which roles it is to hold for: those
+of this process, or those of a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from diffuspec.coordinator.coordinator import Coordinator
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import FinishReason, Prompt, RequestOutput, StepStats, TokenLogprobs
+from diffuspec.text.detokenizer import Detokenizer
+
+Arrival = Literal["alone", "together", "one after the other"]
+
+PLAIN = SpeculationParams(policy="off")
+
+
+@dataclass(frozen=True)
+class Job:
+    prompt: Prompt
+    sampling: SamplingParams
+    speculation: SpeculationParams = PLAIN
+
+
+Ask: TypeAlias = Callable[[Job, str], AsyncIterator[RequestOutput]]
+"""Has a job answered under a name."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprobs, ...]
+    steps: tuple[StepStats, ...]
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.steps)
+
+    def assert_same(self, other: Answer) -> None:
+        assert self.token_ids == other.token_ids
+        assert (self.text, self.finish_reason) == (other.text, other.finish_reason)
+        mine = [one.logprob for one in self.logprobs]
+        assert mine == pytest.approx([one.logprob for one in other.logprobs], abs=1e-3)
+        tops = [[logprob for _, logprob in one.top] for one in self.logprobs]
+        for top, one in zip(tops, other.logprobs, strict=True):
+            assert top == pytest.approx([logprob for _, logprob in one.top], abs=1e-3)
+
+
+def ask_coordinator(coordinator: Coordinator, tokenizer: Tokenizer | None = None) -> Ask:
+    """Without a tokenizer answers have no text."""
+
+    def ask(job: Job, name: str) -> AsyncIterator[RequestOutput]:
+        text = Detokenizer(tokenizer, job.sampling.stop) if tokenizer is not None else None
+        prompt = np.array(job.prompt, np.int32)
+        return coordinator.stream(prompt, job.sampling, job.speculation, text, request_id=name)
+
+    return ask
+
+
+async def answer(increments: AsyncIterator[RequestOutput], has_begun: asyncio.Event) -> Answer:
+    collected = []
+    async for increment in increments:
+        collected.append(increment)
+        has_begun.set()
+    return Answer(
+        tuple(i for increment in collected for i in increment.token_ids),
+        "".join(increment.text for increment in collected),
+        collected[-1].finish_reason,
+        tuple(one for increment in collected for one in increment.logprobs or ()),
+        tuple(increment.step for increment in collected),
+    )
+
+
+async def answer_all(ask: Ask, jobs: Sequence[Job], arrival: Arrival = "together") -> list[Answer]:
+    """Have all jobs answered; the name of a job's request is its number."""
+    tasks = []
+    for number, job in enumerate(jobs):
+        has_begun = asyncio.Event()
+        task = asyncio.create_task(answer(ask(job, str(number)), has_begun))
+        tasks.append(task)
+        if arrival == "alone":
+            await task
+        elif arrival == "one after the other":
+            await has_begun.wait()
+    return list(await asyncio.gather(*tasks))

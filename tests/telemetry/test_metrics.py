@@ -1,0 +1,78 @@
+from hypothesis import given, settings, strategies as st
+
+from diffuspec.core.types import FinishReason, StepStats
+from diffuspec.telemetry.metrics import Metrics, summarize
+
+
+@st.composite
+def a_step(draw: st.DrawFn) -> StepStats:
+    num_nodes = draw(st.integers(0, 40))
+    num_accepted = draw(st.integers(0, num_nodes))
+    return StepStats(
+        num_draft_tokens=draw(st.integers(0, 40)),
+        num_tree_nodes=num_nodes,
+        num_accepted_tokens=num_accepted,
+        num_committed_tokens=num_accepted + draw(st.integers(0 if num_accepted else 1, 1)),
+        draft_seconds=0.5,
+        search_seconds=0.25,
+        verify_seconds=1.0,
+        step_seconds=2.0,
+        fallback=draw(st.sampled_from([None, "drafter_error"])),
+    )
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return metrics.registry.get_sample_value(f"diffuspec_{name}", labels) or 0.0
+
+
+@settings(max_examples=30)
+@given(st.lists(a_step(), max_size=8))
+def test_counts_agree_with_each_other_and_with_the_steps(steps):
+    metrics = Metrics()
+    for step in steps:
+        metrics.observe_step(step)
+    drafts = value(metrics, "spec_decode_num_drafts_total")
+    accepted = value(metrics, "spec_decode_num_accepted_tokens_total")
+    per_position = [
+        value(metrics, "spec_decode_num_accepted_tokens_per_pos_total", position=str(position))
+        for position in range(41)
+    ]
+    assert sum(per_position) == accepted
+    assert per_position == sorted(per_position, reverse=True)
+    assert drafts >= per_position[0]
+    assert accepted <= value(metrics, "spec_decode_num_draft_tokens_total")
+
+    sums = summarize(steps, num_prompt_tokens=7)
+    assert sums.num_drafts == drafts and sums.num_accepted_tokens == accepted
+    assert sums.num_output_tokens == value(metrics, "generation_tokens_total")
+    assert sums.num_fallbacks == value(metrics, "fallback_total", reason="drafter_error")
+    assert value(metrics, "step_seconds_sum", stage="verify") == sums.verify_seconds == len(steps)
+    assert value(metrics, "step_seconds_count", stage="step") == sums.num_steps == len(steps)
+    assert value(metrics, "step_seconds_bucket", stage="draft", le="0.25") == 0
+    assert value(metrics, "step_seconds_bucket", stage="draft", le="0.5") == len(steps)
+    assert value(metrics, "step_seconds_bucket", stage="step", le="+Inf") == len(steps)
+
+
+def test_acceptance_length_counts_the_targets_own_token():
+    steps = [StepStats(4, 4, 3, 4), StepStats(4, 4, 0, 1), StepStats(0, 0, 0, 1)]
+    assert summarize(steps, 1).mean_acceptance_length == 2.0
+
+
+def test_rates_of_nothing_are_zero():
+    nothing = summarize([], 0)
+    assert nothing.mean_acceptance_length == nothing.tokens_per_second == 0
+
+
+def test_a_finished_request_counts_with_its_reason_and_prompt():
+    metrics = Metrics()
+    metrics.observe_finish(FinishReason.LENGTH, 12, 3.0)
+    assert value(metrics, "request_success_total", finished_reason="length") == 1
+    assert value(metrics, "prompt_tokens_total") == 12
+    assert value(metrics, "e2e_request_latency_seconds_sum") == 3
+
+
+def test_two_coordinators_do_not_share_series():
+    one, two = Metrics(), Metrics()
+    one.observe_cancel()
+    assert value(one, "request_cancelled_total") == 1
+    assert value(two, "request_cancelled_total") == 0

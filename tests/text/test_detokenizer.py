@@ -1,0 +1,137 @@
+"""Text as it is released: whole characters, and nothing of or after a stop string."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, strategies as st
+from tokenizers import Tokenizer
+
+from diffuspec.text.detokenizer import Detokenizer
+from tests.support.checkpoints import byte_tokenizer
+
+BYTES = byte_tokenizer()
+END = BYTES.token_to_id("<|end|>")
+
+
+def encode(text: str) -> list[int]:
+    return BYTES.encode(text, add_special_tokens=False).ids
+
+
+def push_all(stream: Detokenizer, token_ids: Sequence[int]) -> list[str]:
+    pieces = []
+    for token_id in token_ids:
+        pieces.append(stream.push(token_id))
+        if stream.is_stopped:
+            break
+    return [*pieces, stream.finish()]
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """The naive reference: read character by character until a stop string is complete."""
+    for end in range(1, len(text) + 1):
+        complete = [stop for stop in stops if text[:end].endswith(stop)]
+        if complete:
+            return text[: end - max(map(len, complete))], True
+    return text, False
+
+
+class Pieces:
+    """Decodes tokens that are any pieces of text."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self.pieces = pieces
+
+    def stream(self, stops: Sequence[str]) -> Detokenizer:
+        stream = Detokenizer(BYTES, stops)
+        stream._stream = self  # type: ignore[assignment]
+        return stream
+
+    def step(self, tokenizer: Tokenizer, token_id: int) -> str:
+        return self.pieces[token_id]
+
+
+def test_a_character_appears_when_its_last_byte_has_come():
+    stream = Detokenizer(BYTES)
+    assert [stream.push(i) for i in encode("é€🎉")] == ["", "é", "", "", "€", "", "", "", "🎉"]
+    assert stream.finish() == ""
+
+
+def test_bytes_that_never_became_a_character_come_at_the_end():
+    stream = Detokenizer(BYTES)
+    assert [stream.push(i) for i in encode("a€")[:-1]] == ["a", "", ""]
+    assert stream.finish() == BYTES.decode(encode("a€")[:-1])[1:]
+
+
+def test_special_tokens_have_no_text():
+    assert "".join(push_all(Detokenizer(BYTES), [*encode("a"), END, *encode("b"), END])) == "ab"
+
+
+@given(st.lists(st.integers(0, END + 1), max_size=40))
+def test_any_tokens_give_the_text_that_they_give_decoded_at_once(token_ids):
+    assert "".join(push_all(Detokenizer(BYTES), token_ids)) == BYTES.decode(token_ids)
+
+
+HIGH = sorted(
+    {
+        i
+        for code in (*range(0x80, 0xD800, 37), *range(0x10000, 0x110000, 4099))
+        for i in encode(chr(code))
+    }
+)
+
+
+@given(st.lists(st.sampled_from(HIGH), max_size=60))
+def test_bytes_that_are_no_characters_come_as_they_do_at_once(token_ids):
+    assert "".join(push_all(Detokenizer(BYTES), token_ids)) == BYTES.decode(token_ids)
+
+
+@pytest.mark.parametrize("token_id", [END, *encode("€")])
+def test_what_has_no_text_does_not_add_up(token_id):
+    stream = Detokenizer(BYTES)
+    for _ in range(200):
+        stream.push(token_id)
+        assert len(stream._undecoded) < 20
+
+
+@given(st.text("ab€", max_size=24), st.lists(st.text("ab€", min_size=1, max_size=4), max_size=3))
+def test_stop_strings_cut_where_the_naive_reference_cuts(text, stops):
+    stream = Detokenizer(BYTES, stops)
+    pieces = push_all(stream, encode(text))
+    assert ("".join(pieces), stream.is_stopped) == cut(text, stops)
+
+
+@given(
+    st.lists(st.text("ab", max_size=5), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_it_makes_no_difference_how_the_text_was_split_into_tokens(pieces, stops):
+    stream = Pieces(pieces).stream(stops)
+    released = push_all(stream, range(len(pieces)))
+    assert ("".join(released), stream.is_stopped) == cut("".join(pieces), stops)
+
+
+@given(st.text("ab", max_size=16), st.text("ab", min_size=1, max_size=5))
+def test_no_more_is_held_back_than_a_stop_string_could_begin_with(text, stop):
+    stream = Detokenizer(BYTES, [stop])
+    released = ""
+    for number, token_id in enumerate(encode(text), start=1):
+        released += stream.push(token_id)
+        if stream.is_stopped:
+            break
+        held = text[len(released) : number]
+        assert text.startswith(released) and stop.startswith(held) and held != stop
+        longer = range(len(held) + 1, min(number, len(stop)) + 1)
+        assert not any(stop.startswith(text[number - size : number]) for size in longer)
+
+
+@pytest.mark.parametrize("split", range(1, 8))
+def test_a_stop_string_is_found_across_any_two_tokens(split):
+    text = "xx</end>"
+    stream = Pieces([text[:split], text[split:], "yy"]).stream(["</end>"])
+    assert "".join(push_all(stream, range(3))) == "xx" and stream.is_stopped
+
+
+def test_what_looked_like_a_stop_string_is_given_at_the_end():
+    stream = Detokenizer(BYTES, ["END"])
+    assert push_all(stream, encode("aEN")) == ["a", "", "", "EN"]
+    assert not stream.is_stopped
