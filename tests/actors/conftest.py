@@ -68,12 +68,13 @@ def vocabulary(pipeline: PipelineConfig, target_info: TargetInfo) -> str:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """A Ray cluster of one node with eight CPUs to give away, whatever the machine has.
+    """Start a Ray cluster of one node that claims eight CPUs, whatever the machine has.
 
-    Tests may add nodes of their own, and remove those.
+    Tests may add nodes, and remove the nodes that they added.
     """
     directory = tempfile.mkdtemp(prefix="ray")  # short: sockets are named below it
     variables = {
+        "RAY_TMPDIR": directory,  # `Cluster` writes its address below it, not below /tmp/ray
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -81,7 +82,7 @@ def cluster() -> Iterator[Cluster]:
         "RAY_health_check_period_ms": "1000",  # a node that is stopped is missed within seconds
         "RAY_health_check_timeout_ms": "2000",
     }
-    head = {**NODE, "num_cpus": 8, "include_dashboard": False, "temp_dir": directory}
+    head = {**NODE, "num_cpus": 8, "include_dashboard": False}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
