@@ -199,11 +199,11 @@ def test_one_bad_prompt_fails_the_call_and_leaves_the_engine_usable(engine):
     assert len(engine.generate([PROMPT], SHORT)[0].token_ids) == 12
 
 
-def test_a_request_chooses_how_it_is_drafted(engine):
-    for policy, drafted in (("off", False), ("fixed", True)):
-        speculation = SpeculationParams(policy=policy, num_draft_tokens=3)
-        [answer] = engine.generate([PROMPT], SHORT, speculation)
-        assert any(step.num_tree_nodes for step in answer.steps) is drafted
+@pytest.mark.parametrize(("policy", "drafted"), [("off", False), ("fixed", True)])
+def test_a_request_chooses_how_it_is_drafted(engine, policy, drafted):
+    speculation = SpeculationParams(policy=policy, num_draft_tokens=3)
+    [answer] = engine.generate([PROMPT], SHORT, speculation)
+    assert any(step.num_tree_nodes for step in answer.steps) is drafted
 
 
 # ---- streams and loops

@@ -28,4 +28,5 @@ def test_without_an_address_a_job_runs_on_the_cluster_that_runs_it(cluster: Clus
         text=True,
         check=True,
     )
+    assert cluster.head_node is not None
     assert cluster.head_node.node_id in found.stdout.split()

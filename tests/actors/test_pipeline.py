@@ -68,12 +68,12 @@ DEADLINES = {
 
 
 def add_drafter_node(cluster: Cluster) -> RayNode:
-    asked = {**NODE, "num_gpus": 1}
+    asked: dict[str, Any] = {**NODE, "num_gpus": 1}
     return cluster.add_node(num_cpus=2, labels=DRAFTER_NODE, resources={"drafter_node": 1}, **asked)
 
 
 def add_verifier_node(cluster: Cluster) -> RayNode:
-    asked = {**NODE, "num_gpus": 2}
+    asked: dict[str, Any] = {**NODE, "num_gpus": 2}
     return cluster.add_node(num_cpus=2, labels=VERIFIER_NODE, **asked)
 
 

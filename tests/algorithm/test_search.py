@@ -124,7 +124,7 @@ def test_a_wide_beam_finds_the_best_path_of_eq_8(seed, weight):
 @given(seeds)
 def test_a_narrow_beam_keeps_the_best_beginnings(seed):
     columns, proxy = random_columns(seed, max_columns=6), TrigramProxy()
-    beams = [()]
+    beams: list[tuple[int, ...]] = [()]
     for depth, column in enumerate(columns, 1):
         grown = [(*beam, token) for beam in beams for token in column]
         grown.sort(key=lambda path: -eq_8(columns[:depth], path, 0.5, proxy))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,9 +97,8 @@ def test_answers_of_transformers_end_with_eos(
 def test_no_prompt_is_remembered_from_an_answer_to_the_next(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert engine.lattice_model is not None
     num_cached: list[int] = []
-    for cache in (engine.verifier.runner.cache, engine.lattice_model.runner.cache):
+    for cache in (runner_of(engine.verifier).cache, runner_of(engine.lattice_model).cache):
         monkeypatch.setattr(cache, "acquire", spy_on(cache.acquire, num_cached))
     with open_systems(engine, ("paper",)) as (system,):
         system.answer(PROMPT, 4)
@@ -106,6 +106,11 @@ def test_no_prompt_is_remembered_from_an_answer_to_the_next(
         num_cached.clear()
         system.answer(PROMPT, 4)
         assert num_cached[:2] == [0, 0]
+
+
+def runner_of(model: Any) -> Any:
+    """Return what runs a target or a diffusion LM."""
+    return model.runner
 
 
 def spy_on(
@@ -121,7 +126,7 @@ def spy_on(
 
 def test_a_sibling_shares_the_models_and_leaves_them_open(engine: Engine) -> None:
     with sibling(engine) as other:
-        assert other.verifier.runner is engine.verifier.runner
+        assert runner_of(other.verifier) is runner_of(engine.verifier)
         first = EngineSystem("a", other, SpeculationParams(policy="off")).answer(PROMPT, 4)
     with sibling(engine) as other:
         again = EngineSystem("a", other, SpeculationParams(policy="off")).answer(PROMPT, 4)
@@ -133,9 +138,8 @@ def test_a_sibling_with_another_drafter_configuration_has_its_own(engine: Engine
     assert drafter is not None
     changed = drafter.model_copy(update={"num_refinement_steps": 2})
     with sibling(engine, engine.config.model_copy(update={"drafter": changed})) as other:
-        assert other.lattice_model is not None and engine.lattice_model is not None
-        assert other.lattice_model.runner is not engine.lattice_model.runner
-        assert other.verifier.runner is engine.verifier.runner
+        assert runner_of(other.lattice_model) is not runner_of(engine.lattice_model)
+        assert runner_of(other.verifier) is runner_of(engine.verifier)
 
 
 def test_names_say_how_to_draft() -> None:

@@ -13,8 +13,15 @@ from typer.testing import CliRunner
 from diffuspec.cli import app
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenIds, TokenLogprobs
-from diffuspec.engine import Completion, Prompt
+from diffuspec.core.types import (
+    FinishReason,
+    Prompt,
+    RequestOutput,
+    StepStats,
+    TokenIds,
+    TokenLogprobs,
+)
+from diffuspec.engine import Completion
 from diffuspec.telemetry.trace import Tracer
 
 STEP = StepStats(

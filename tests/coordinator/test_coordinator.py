@@ -439,7 +439,7 @@ async def test_a_probe_under_way_is_cancelled_at_shutdown(quiet):
 def clock(monkeypatch):
     """A time that the test advances."""
     moment = [100.0]
-    monkeypatch.setattr(breaker_module.time, "monotonic", lambda: moment[0])
+    monkeypatch.setattr("diffuspec.coordinator.breaker.time.monotonic", lambda: moment[0])
     return moment
 
 
@@ -720,7 +720,7 @@ async def test_a_verifier_that_cannot_release_stops_nobody(quiet):
 async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monkeypatch):
     async with on_stage() as stage:
         with monkeypatch.context() as patch:
-            patch.setattr(coordinator_module.StepEnd, "stats", lambda *_: 1 / 0)
+            patch.setattr("diffuspec.coordinator.coordinator.StepEnd.stats", lambda *_: 1 / 0)
             with pytest.raises(VerifierError, match="division by zero"):
                 await stage.tokens()
         assert await stage.tokens() == stage.plain()
@@ -729,7 +729,7 @@ async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monke
 async def test_a_bug_in_how_requests_end_leaves_nobody_waiting(quiet, monkeypatch):
     async with on_stage(max_sequences=2) as stage:
         with monkeypatch.context() as patch:
-            patch.setattr(coordinator_module.StepEnd, "stats", lambda *_: 1 / 0)
+            patch.setattr("diffuspec.coordinator.coordinator.StepEnd.stats", lambda *_: 1 / 0)
             patch.setattr(coordinator_module.Coordinator, "_retire", lambda *_: [][0])
             for task in [stage.start([n]) for n in range(4)]:
                 with pytest.raises(VerifierError, match=r"broke off|failed: division"):

@@ -195,7 +195,7 @@ async def test_a_member_that_hangs_holds_up_its_own_requests_alone_and_once(spec
 
     async def consume(stage: Stage, number: int) -> None:
         last = time.monotonic()
-        tokens = []
+        tokens: list[int] = []
         async for step in stage.stream([number, 7], FOREVER, speculation):
             gaps[number].append(time.monotonic() - last)
             last = time.monotonic()

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -72,7 +72,7 @@ def watch(stage: Stage, on_ahead: Callable[[], None] = lambda: None) -> list[tup
             on_ahead()
         return await ask(member, requests, tickets, num_ahead)
 
-    calls.ask = watched
+    calls.ask = watched  # type: ignore[method-assign]
     return sizes
 
 
@@ -190,7 +190,7 @@ async def test_hits_go_on_while_misses_are_drafted():
 
 async def test_requests_may_differ_in_how_far_they_look():
     async with overlapped(max_sequences=3) as stage:
-        counts = (0, 1, "auto")
+        counts: tuple[int | Literal["auto"], ...] = (0, 1, "auto")
         streams = [
             steps_of(stage, [n, 7], LONG, replace(AHEAD, num_outcomes=count))
             for n, count in enumerate(counts)
@@ -421,7 +421,7 @@ def test_roles_that_share_a_processor_are_not_overlapped(shared):
                     await asyncio.sleep(done)
                 return await verify(requests)
 
-            stage.verifier.verify = crowded
+            stage.verifier.verify = crowded  # type: ignore[method-assign]
             sampling = SamplingParams(max_tokens=400, ignore_eos=True)
             steps = await steps_of(
                 stage, PROMPT, sampling, replace(AHEAD, num_outcomes=num_outcomes)

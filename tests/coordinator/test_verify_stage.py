@@ -31,7 +31,7 @@ async def test_what_the_verifier_cannot_do_ends_alone(error, bad, drafter, caplo
                 raise error
             return verdicts
 
-        stage.verifier.verify = choosy
+        stage.verifier.verify = choosy  # type: ignore[method-assign]
         tasks = [stage.start([n, 7]) for n in range(4)]
         await asyncio.wait(tasks)
         for n, task in enumerate(tasks):

@@ -42,6 +42,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Role:
     """A process that serves a role."""
 
+    address: str
+    metrics_port: str
+
     def __init__(self, config: Path, *arguments: str, token: str | None = TOKEN) -> None:
         command = [sys.executable, "-m", "deploy.grpc", "--config", str(config), *arguments]
         environment = {k: v for k, v in os.environ.items() if k != "DIFFUSPEC_TOKEN"}

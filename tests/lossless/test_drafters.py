@@ -90,7 +90,8 @@ def test_no_draft_changes_what_a_target_says(jobs, strategies, max_sequences, ar
 
 def assert_plain(verifier: FakeVerifier, jobs: Sequence[Job], answers: Sequence[Answer]) -> None:
     for job, given_answer in zip(jobs, answers, strict=True):
-        plain = decode_plainly(verifier, job.prompt, job.sampling)
+        prompt: Any = job.prompt
+        plain = decode_plainly(verifier, prompt, job.sampling)
         assert list(given_answer.token_ids) == plain
         if job.sampling.logprobs is not None:
             assert len(given_answer.logprobs) == len(plain)

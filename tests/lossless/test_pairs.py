@@ -24,14 +24,15 @@ from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
 
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "paper", "fixed")
 SHAPES: tuple[TreeShape, ...] = ("best_first", "beams", "path")
+WEIGHTS: tuple[float | Literal["adaptive"], ...] = (0.5, "adaptive")
 SPECULATIONS = [
     SpeculationParams(policy=policy, tree_shape=shape, num_draft_tokens=11, drafter_weight=weight)
     for (policy, shape), weight in zip(
-        itertools.product(POLICIES, SHAPES), itertools.cycle([0.5, "adaptive"]), strict=False
+        itertools.product(POLICIES, SHAPES), itertools.cycle(WEIGHTS), strict=False
     )
 ]
 NUMS_OUTCOMES: tuple[int | Literal["auto"], ...] = ("auto", 1, 4)  # drafted ahead, with overlap
-SAMPLINGS = {
+SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "cool": {"temperature": 0.3, "seed": 1},
     "nucleus": {"temperature": 0.8, "top_p": 0.9, "seed": 2},

@@ -93,7 +93,7 @@ def make_jobs(samplings: Sequence[SamplingParams], seed: int) -> list[Job]:
     rng = random.Random(seed)
     prompts = [tuple(rng.randrange(256) for _ in range(length)) for length in (1, 3, 17, 40)]
     prompts.append(prompts[-1][:30])
-    jobs = []
+    jobs: list[Any] = []
     for row, sampling in enumerate(samplings):
         for number in range(len(STRATEGIES)):
             policy = POLICIES[(row + number) % len(POLICIES)]

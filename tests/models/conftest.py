@@ -33,7 +33,7 @@ MASK_TOKEN_ID = 119  # the target's tokenizer does not know it
 NUM_KNOWN_IDS = 118
 MAX_POSITIONS = 256
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
     "intermediate_size": 64,
@@ -47,7 +47,7 @@ SHAPE = {
     "bos_token_id": None,
 }
 
-LEARNED_POSITIONS = {
+LEARNED_POSITIONS: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "n_embd": 48,
     "n_layer": 3,
@@ -58,7 +58,7 @@ LEARNED_POSITIONS = {
     "bos_token_id": None,
 }
 
-MIXED_LAYERS = {
+MIXED_LAYERS: dict[str, Any] = {
     "use_sliding_window": True,
     "sliding_window": 7,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -82,14 +82,14 @@ def make_model(family: str) -> Any:
 def make_dynamic_model() -> Any:
     """Llama with other angles beyond the positions it was trained for."""
     torch.manual_seed(0)
-    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    rope: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
     return LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope)).eval()
 
 
 def make_longrope_model() -> Any:
     """Phi3 as its long-context versions are: other angles beyond 128 positions."""
     torch.manual_seed(0)
-    rope = {
+    rope: dict[str, Any] = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,
         "short_factor": [1.0] * 6,
@@ -102,7 +102,7 @@ def make_longrope_model() -> Any:
 def make_drafter_model() -> Any:
     """Dream's architecture: Qwen2 with a rope_theta of its own and untied embeddings."""
     torch.manual_seed(1)
-    rope = {"rope_type": "default", "rope_theta": 500.0}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 500.0}
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, rope_parameters=rope)).eval()
 
 

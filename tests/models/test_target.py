@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError
+from diffuspec.core.interfaces import Verifier
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftTree, TokenIds, Verdict, VerifyRequest
 from diffuspec.models.target import CausalTarget
@@ -56,14 +57,12 @@ def load(path: Path, exact: bool = False) -> CausalTarget:
     return CausalTarget.load(config)
 
 
-async def verify_one(target: CausalTarget, request: VerifyRequest) -> Verdict:
+async def verify_one(target: Verifier, request: VerifyRequest) -> Verdict:
     [verdict] = await target.verify([request])
     return verdict
 
 
-async def decode(
-    target: CausalTarget, sampling: SamplingParams, num_new: int = NUM_NEW
-) -> list[int]:
+async def decode(target: Verifier, sampling: SamplingParams, num_new: int = NUM_NEW) -> list[int]:
     token_ids = list(PROMPT)
     for _ in range(num_new):
         token_ids += (await verify_one(target, request(token_ids, sampling=sampling))).token_ids
@@ -99,14 +98,14 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def target(save_target: Callable[[str], Path], family: str) -> AsyncIterator[CausalTarget]:
+def target(save_target: Callable[[str], Path], family: str) -> Iterator[CausalTarget]:
     target = load(save_target(family))
     yield target
     target.close()
 
 
 @pytest.fixture
-def qwen2(save_target: Callable[[str], Path]) -> AsyncIterator[CausalTarget]:
+def qwen2(save_target: Callable[[str], Path]) -> Iterator[CausalTarget]:
     target = load(save_target("qwen2"))
     yield target
     target.close()

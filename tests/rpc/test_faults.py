@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -85,7 +86,7 @@ async def test_a_cancelled_call_leaves_the_stream_to_the_others(security):
         await verifier.gate.arrival()
         calls[1].cancel()
         verifier.gate.open()
-        results = await asyncio.gather(*calls, return_exceptions=True)
+        results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
         assert isinstance(results[1], asyncio.CancelledError)
         tokens = (verifier.next_token([1], GREEDY),)
         assert [one.token_ids for one in (*results[0], *results[2])] == [tokens, tokens]
@@ -195,7 +196,7 @@ async def test_a_client_that_reads_no_answers_loses_its_stream(security):
         serving(servicer, security=security, limits=limits) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
-        stub = channel.stream_stream(f"/{DRAFTER_SERVICE}/ProposeLattices")
+        stub: Any = channel.stream_stream(f"/{DRAFTER_SERVICE}/ProposeLattices")
         call = stub(metadata=security.metadata)
         store = PrefixStore(10, 1000)
         for step_id in range(1, 100):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -55,7 +56,7 @@ def store() -> PrefixStore:
 
 
 def drafting(kind: type[Message]) -> Message:
-    message = kind(step_id=3, released_request_ids=["b"])  # type: ignore[call-arg]
+    message = kind(step_id=3, released_request_ids=["b"])
     encode_draft_rows(message, [DRAFT, DRAFT], store())  # type: ignore[arg-type]
     if isinstance(message, path_scorer_pb2.SearchRequest):
         message.lattices.extend([convert.lattice_to_proto(LATTICE)] * 2)
@@ -148,7 +149,7 @@ class Prober:
         self._metadata = security.metadata
 
     async def send(self, method: str, data: bytes) -> tuple[grpc.StatusCode, list[str]]:
-        stub = self._channel.stream_stream(f"/diffuspec.v1.{method}")
+        stub: Any = self._channel.stream_stream(f"/diffuspec.v1.{method}")
         call = stub(metadata=self._metadata, timeout=20)
         errors: list[str] = []
         try:
@@ -163,7 +164,7 @@ class Prober:
     def _error(self, method: str, response: bytes) -> list[str]:
         if method not in STREAMS:
             return []
-        message = STREAMS[method].FromString(response)
+        message: Any = STREAMS[method].FromString(response)
         if message.WhichOneof("result") != "error":
             return []
         code = next(code for code in grpc.StatusCode if code.value[0] == message.error.code)
@@ -197,7 +198,7 @@ async def test_a_stream_of_nonsense_ends_with_invalid_argument(method, servicers
         serving(*servicers, security=security) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
-        call = channel.stream_stream(f"/diffuspec.v1.{method}")(metadata=security.metadata)
+        call: Any = channel.stream_stream(f"/diffuspec.v1.{method}")(metadata=security.metadata)
         await call.write(b"\xff\xff")
         with pytest.raises(grpc.aio.AioRpcError, match="no message of this method") as caught:
             await call.read()
@@ -218,7 +219,7 @@ async def test_a_message_releases_no_more_than_a_stream_holds(
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
         method = "/diffuspec.v1.DrafterService/Draft"
-        call = channel.stream_stream(method)(metadata=security.metadata)
+        call: Any = channel.stream_stream(method)(metadata=security.metadata)
         await call.write(message.SerializeToString())
         with pytest.raises(grpc.aio.AioRpcError, match=complaint) as caught:
             await call.read()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -40,12 +41,13 @@ async def test_every_call_needs_the_token(metadata, security):
         serving(VerifierServicer(FakeVerifier()), security=security) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
+        unary: Any = channel.unary_unary
         calls = [
-            channel.unary_unary(f"/{VERIFIER_SERVICE}/GetInfo")(b"", metadata=metadata),
-            channel.unary_unary(f"/{HEALTH_SERVICE}/Check")(b"", metadata=metadata),
-            channel.unary_unary("/no.such.Service/Method")(b"", metadata=metadata),
+            unary(f"/{VERIFIER_SERVICE}/GetInfo")(b"", metadata=metadata),
+            unary(f"/{HEALTH_SERVICE}/Check")(b"", metadata=metadata),
+            unary("/no.such.Service/Method")(b"", metadata=metadata),
         ]
-        stream = channel.stream_stream(f"/{VERIFIER_SERVICE}/Verify")(metadata=metadata)
+        stream: Any = channel.stream_stream(f"/{VERIFIER_SERVICE}/Verify")(metadata=metadata)
         for call in (*calls, stream.read()):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call

@@ -66,7 +66,7 @@ class FakeVerifier:
     def __init__(self, info: TargetInfo = FAKE_TARGET) -> None:
         self.info = info
         self.gate = Gate()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.release_error: Exception | None = None
         self.batches: list[list[VerifyRequest]] = []
         self.held: set[str] = set()
@@ -280,7 +280,7 @@ class FakeDrafter:
         self.strategy = strategy
         self.foresight = foresight
         self.gate = Gate()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.num_calls = 0
         self.batches: list[list[DraftRequest]] = []
         self.released: list[str] = []
@@ -377,7 +377,7 @@ class FakeLatticeModel:
     def _lattice(self, request: DraftRequest) -> Lattice:
         truth = self.oracle(request, request.num_draft_tokens)
         token_ids = np.array([[token, _other(token)] for token in truth], np.int32)
-        logprobs = np.log(np.tile(np.float32([0.7, 0.2]), (len(truth), 1)))
+        logprobs = np.log(np.tile(np.array([0.7, 0.2], np.float32), (len(truth), 1)))
         return Lattice(token_ids, logprobs, np.full(len(truth), 2, np.int32), len(truth))
 
 

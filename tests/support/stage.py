@@ -46,7 +46,7 @@ class Stage:
         speculation: SpeculationParams = FIXED,
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
-        ids = np.array(prompt, np.int64)
+        ids: Any = np.array(prompt, np.int64)  # ids beyond int32 are refused, too
         return self.coordinator.stream(ids, sampling, speculation, request_id=request_id)
 
     async def tokens(self, *args: Any, **kwargs: Any) -> list[int]:

@@ -10,7 +10,7 @@ from diffuspec.text.detokenizer import Detokenizer
 from tests.support.checkpoints import byte_tokenizer
 
 BYTES = byte_tokenizer()
-END = BYTES.token_to_id("<|end|>")
+END = BYTES.get_vocab()["<|end|>"]
 
 
 def encode(text: str) -> list[int]:

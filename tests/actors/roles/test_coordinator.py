@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,8 @@ def expected(pipeline) -> tuple[int, ...]:
 
 @pytest.fixture
 async def coordinator(pipeline, token) -> AsyncIterator[CoordinatorActor]:
-    verifier, actor = VerifierRank(pipeline, token), CoordinatorActor(pipeline, token)
+    verifier = VerifierRank(pipeline, token)
+    actor: Any = CoordinatorActor(pipeline, token)
     address = await verifier.start("", HOST)
     actor.ready = await actor.start(partial(verifier_at, address, pipeline, token), HOST)
     yield actor
@@ -259,7 +261,7 @@ async def test_without_a_verifier_nothing_is_served(pipeline, token):
 
 async def test_off_loopback_without_tls_no_verifier_is_made(pipeline, token):
     with pytest.raises(ConfigError, match="without TLS"):
-        await CoordinatorActor(pipeline, token).start(None, "0.0.0.0")
+        await CoordinatorActor(pipeline, token).start(None, "0.0.0.0")  # type: ignore[arg-type]
 
 
 async def test_a_trace_is_whole_once_the_coordinator_stops(token, tmp_path):

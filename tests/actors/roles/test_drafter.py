@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ HOST = "127.0.0.1"
 
 @pytest.fixture
 async def scorer(pipeline, token, target_info) -> AsyncIterator[PathScorerActor]:
-    actor = PathScorerActor(pipeline, token)
+    actor: Any = PathScorerActor(pipeline, token)
     actor.address = await actor.start(target_info, HOST)
     yield actor
     await actor.stop()
@@ -36,7 +37,7 @@ async def scorer(pipeline, token, target_info) -> AsyncIterator[PathScorerActor]
 
 @pytest.fixture
 async def drafter(pipeline, token, target_info, vocabulary, scorer) -> AsyncIterator[DrafterActor]:
-    actor = DrafterActor(pipeline, token)
+    actor: Any = DrafterActor(pipeline, token)
     actor.address = await actor.start(target_info, vocabulary, scorer.address, HOST)
     yield actor
     await actor.stop()

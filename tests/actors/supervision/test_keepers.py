@@ -90,7 +90,8 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_coordinator_is_started_again_whatever_went_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keeper, actor = CoordinatorKeeper(PLACEMENT), Unwatchable()
+    keeper = CoordinatorKeeper(PLACEMENT)
+    actor: Any = Unwatchable()
     await keeper._become(actor, None, "")
     num_starts = 0
 
@@ -108,7 +109,8 @@ async def test_a_coordinator_is_started_again_whatever_went_wrong(
 
 async def test_a_drafter_is_started_again_whatever_went_wrong() -> None:
     coordinator = CoordinatorKeeper(PLACEMENT)
-    await coordinator._become(SimpleNamespace(ready=None), None, "")
+    actor: Any = SimpleNamespace(ready=None)
+    await coordinator._become(actor, None, "")
     num_starts = 0
 
     def create_drafter(index: int) -> None:
@@ -127,10 +129,12 @@ async def test_a_drafter_is_started_again_whatever_went_wrong() -> None:
 
 @pytest.mark.virtual_time
 async def test_a_drafter_goes_only_when_it_cannot_draft_any_more() -> None:
-    coordinator, actor = CoordinatorKeeper(PLACEMENT), Well()
+    coordinator = CoordinatorKeeper(PLACEMENT)
+    actor: Any = Well()
+    drafter: Any = FailingDrafter(can_draft=True)
     await coordinator._become(actor, None, "")
-    keeper, drafter = DrafterKeeper(0, PLACEMENT, coordinator), FailingDrafter(can_draft=True)
-    keeper.drafter, keeper.scorer = drafter, Well()
+    keeper = DrafterKeeper(0, PLACEMENT, coordinator)
+    keeper.drafter, keeper.scorer = drafter, actor
     waiting = asyncio.create_task(keeper._wait_for_trouble(actor))
     await asyncio.sleep(10)
     assert drafter.num_proofs > 1 and keeper.drafter is drafter and not waiting.done()
@@ -142,7 +146,9 @@ async def test_a_drafter_goes_only_when_it_cannot_draft_any_more() -> None:
 @pytest.mark.parametrize("can_draft", [True, False])
 async def test_what_cannot_be_brought_up_costs_no_drafter_that_drafts(can_draft: bool) -> None:
     keeper = DrafterKeeper(0, PLACEMENT, CoordinatorKeeper(PLACEMENT))
-    keeper.drafter, keeper.scorer = FailingDrafter(can_draft), Well()
+    drafter: Any = FailingDrafter(can_draft)
+    scorer: Any = Well()
+    keeper.drafter, keeper.scorer = drafter, scorer
     await keeper._drop_the_dead()
     assert (keeper.drafter is not None) == can_draft and keeper.scorer is not None
 
@@ -165,7 +171,11 @@ async def test_processes_come_up_before_there_is_a_coordinator_and_end_if_there_
     ended: list[str] = []
 
     def create(name: str) -> Callable[[int], str]:
-        return lambda index: made.append(f"{name} {index}") or made[-1]
+        def append(index: int) -> str:
+            made.append(f"{name} {index}")
+            return made[-1]
+
+        return append
 
     monkeypatch.setattr(drafter_keeper, "kill", ended.append)
     placement: Any = SimpleNamespace(

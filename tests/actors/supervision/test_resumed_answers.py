@@ -17,6 +17,8 @@ from diffuspec.core.types import FinishReason, RequestOutput, StepStats
 from diffuspec.rpc.messages.status import TransportError
 from tests.actors.conftest import tiny_pipeline
 
+NOWHERE: Any = None
+
 
 def increment(token_id: int, reason: FinishReason | None = None) -> RequestOutput:
     return RequestOutput((token_id,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
@@ -51,7 +53,7 @@ async def test_an_answer_begun_again_is_drawn_with_the_same_seed(monkeypatch: An
 
 async def test_an_answer_is_cancelled_while_there_is_no_coordinator() -> None:
     pipeline = Pipeline(tiny_pipeline())
-    pipeline._coordinator = CoordinatorKeeper(Placement(pipeline.config, "token", None))
+    pipeline._coordinator = CoordinatorKeeper(Placement(pipeline.config, "token", NOWHERE))
     victim = asyncio.create_task(anext(pipeline.stream("a", request_id="victim")))
     await asyncio.sleep(0)
     assert not await pipeline.cancel("other")

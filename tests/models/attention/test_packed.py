@@ -26,9 +26,7 @@ def random_tokens(length: int) -> NDArray[np.int64]:
     return RNG.integers(0, VOCAB_SIZE, length)
 
 
-def segment(
-    slot: int, start: int, token_ids: NDArray[np.int64], visible: Visible = "causal"
-) -> Segment:
+def segment(slot: int, start: int, token_ids: NDArray[Any], visible: Visible = "causal") -> Segment:
     length = len(token_ids)
     positions = np.arange(start, start + length)
     return Segment(slot, start, token_ids, positions, visible, range(length))
@@ -36,7 +34,7 @@ def segment(
 
 @torch.inference_mode()
 def reference(
-    model: Any, token_ids: Sequence[int] | NDArray[np.int64], visible: torch.Tensor | None = None
+    model: Any, token_ids: Sequence[int] | NDArray[Any], visible: torch.Tensor | None = None
 ) -> torch.Tensor:
     mask = None if visible is None else visible[None, None]
     logits: torch.Tensor = model(torch.tensor(token_ids)[None], attention_mask=mask).logits[0]
@@ -106,7 +104,8 @@ def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunne
     logits = runner.forward([Segment(0, 14, rows, positions, visible, range(len(rows)))])
     model = make_model(family)
     for node in range(len(parents)):
-        path, current = [], node
+        path: list[int] = []
+        current = node
         while current >= 0:
             path.insert(0, int(nodes[current]))
             current = parents[current]
@@ -233,7 +232,7 @@ def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
 
 
 def feed_by(
-    runner: ModelRunner, slot: int, token_ids: NDArray[np.int64], steps: Sequence[int]
+    runner: ModelRunner, slot: int, token_ids: NDArray[Any], steps: Sequence[int]
 ) -> torch.Tensor:
     """Return the logits of every token, so many of them fed at a time."""
     first, logits = 0, []

@@ -62,7 +62,10 @@ def remove(name: str) -> Callable[[Path], None]:
 
 
 def write(name: str, text: str) -> Callable[[Path], None]:
-    return lambda path: (path / name).write_text(text) and None
+    def edit(path: Path) -> None:
+        (path / name).write_text(text)
+
+    return edit
 
 
 def configure(**changes: Any) -> Callable[[Path], None]:

@@ -197,7 +197,7 @@ async def test_a_call_whose_connection_is_closed_fails_and_cancels_nobody(securi
         await asyncio.Event().wait()
         return STATUS
 
-    frontend.status = hang
+    frontend.status = hang  # type: ignore[method-assign]
     async with coordinator(frontend, security) as remote:
         call = asyncio.create_task(remote.status())
         await is_asked.wait()

@@ -82,10 +82,10 @@ async def test_the_halves_of_a_drafter_can_live_apart(security):
         for found, expected in zip(lattices, await model.lattices(requests), strict=True):
             np.testing.assert_array_equal(found.token_ids, expected.token_ids)
             np.testing.assert_array_equal(found.logprobs, expected.logprobs)
-        found = await remote_scorer.search(requests, lattices)
-        expected = await scorer.search(requests, lattices)
-        assert [draft.tree for draft in found] == [draft.tree for draft in expected]
-        assert [draft.confidences for draft in found] == [one.confidences for one in expected]
+        drafts = await remote_scorer.search(requests, lattices)
+        same = await scorer.search(requests, lattices)
+        assert [draft.tree for draft in drafts] == [draft.tree for draft in same]
+        assert [draft.confidences for draft in drafts] == [one.confidences for one in same]
 
 
 @pytest.mark.parametrize("role", ["drafter", "verifier"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_what_was_read_is_not_changed_by_what_is_read_later():
     assert first.prefix.tolist() == [1, 2, 3]
 
 
-def delta(**changes: object) -> PrefixDelta:
+def delta(**changes: Any) -> PrefixDelta:
     message = PrefixDelta(request_id="a", token_ids=[1, 2])
     message.sampling.SetInParent()
     for name, value in changes.items():
@@ -155,7 +156,12 @@ def delta(**changes: object) -> PrefixDelta:
     return message
 
 
-ROW = {"num_draft_tokens": 4, "max_nodes": 4, "tree_shape": 1, "drafter_weight": 0.5}
+ROW: dict[str, Any] = {
+    "num_draft_tokens": 4,
+    "max_nodes": 4,
+    "tree_shape": 1,
+    "drafter_weight": 0.5,
+}
 
 
 @pytest.mark.parametrize(

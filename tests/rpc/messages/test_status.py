@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -25,13 +27,14 @@ async def through_a_call(error: Exception) -> DiffuspecError:
         await status.abort(context, error)
 
     server = grpc.aio.server()
-    handlers = {"Call": grpc.unary_unary_rpc_method_handler(handler)}
+    handlers: dict[str, Any] = {"Call": grpc.unary_unary_rpc_method_handler(handler)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("a.B", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
-            await channel.unary_unary("/a.B/Call")(b"")
+            call: Any = channel.unary_unary("/a.B/Call")
+            await call(b"")
         except grpc.aio.AioRpcError as caught:
             return status.from_rpc_error(caught)
         finally:

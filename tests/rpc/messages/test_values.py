@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +31,7 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
 
 CONFIGURED = SpeculationParams("paper", 5, "path", 7, 0.25, 3)
 
-ROUND_TRIPS = {
+ROUND_TRIPS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "sampling": (strategies.samplings, convert.sampling_to_proto, convert.sampling_from_proto),
     "tree": (strategies.trees(), convert.tree_to_proto, convert.tree_from_proto),
     "draft": (strategies.drafts(), draft_to_proto, convert.draft_from_proto),
@@ -88,8 +90,8 @@ def test_a_prompt_of_an_array_is_a_prompt_of_ids():
 def test_the_way_here_is_added_to_the_transport(draft, verdict, seconds):
     found = convert.draft_from_proto(draft_to_proto(draft), seconds)
     assert found == replace(draft, transport_seconds=draft.transport_seconds + seconds)
-    found = convert.verdict_from_proto(convert.verdict_to_proto(verdict), seconds)
-    assert found == replace(verdict, transport_seconds=verdict.transport_seconds + seconds)
+    sent = convert.verdict_from_proto(convert.verdict_to_proto(verdict), seconds)
+    assert sent == replace(verdict, transport_seconds=verdict.transport_seconds + seconds)
 
 
 def test_what_is_not_set_takes_its_default():
@@ -170,8 +172,8 @@ def test_wrong_sampling_parameters_are_refused(message):
         coordinator_pb2.SpeculationParams(num_draft_tokens=0),
         coordinator_pb2.SpeculationParams(max_nodes=10**6),
         coordinator_pb2.SpeculationParams(fixed_drafter_weight=1.5),
-        coordinator_pb2.SpeculationParams(policy=9),
-        coordinator_pb2.SpeculationParams(tree_shape=9),
+        coordinator_pb2.SpeculationParams(policy=9),  # type: ignore[arg-type]
+        coordinator_pb2.SpeculationParams(tree_shape=9),  # type: ignore[arg-type]
     ],
 )
 def test_wrong_speculation_parameters_are_refused(message):

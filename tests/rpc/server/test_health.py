@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import numpy as np
@@ -42,7 +43,7 @@ def health(clock: Clock) -> StepHealth:
     return StepHealth(max_step_seconds=5.0, clock=clock)
 
 
-def fail(health: StepHealth, error: Exception) -> None:
+def fail(health: StepHealth, error: BaseException) -> None:
     with pytest.raises(type(error)), health.step():
         raise error
 
@@ -203,7 +204,7 @@ async def test_changes_can_be_watched(security):
     async with RoleServer([VerifierServicer(verifier)], security) as server:
         remote = await RemoteVerifier.connect(server.address, security)
         async with grpc.aio.insecure_channel(server.address) as channel:
-            watch = channel.unary_stream(
+            watch: Any = channel.unary_stream(
                 f"/{HEALTH_SERVICE}/Watch",
                 HealthCheckRequest.SerializeToString,
                 HealthCheckResponse.FromString,

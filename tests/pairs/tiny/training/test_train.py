@@ -54,6 +54,7 @@ def encoder(tokenizer):
 def small(config: Qwen2Config) -> Qwen2Config:
     config.num_hidden_layers, config.hidden_size, config.intermediate_size = 2, 32, 48
     config.num_attention_heads = config.num_key_value_heads = 2
+    assert config.layer_types is not None
     config.head_dim, config.layer_types = 16, config.layer_types[:2]
     return config
 
@@ -131,8 +132,10 @@ def test_training_rows_and_drafting_rows_compute_the_same(encoder, tokenizer, tm
         logits = model.lm_head(torch.cat([clean, block]))
     trained = logits[:, : len(tokenizer)].argmax(-1)  # no draft holds the mask token
 
-    config = DrafterConfig(path=tmp_path, device="cpu", candidate_mass=1e-6)
-    drafter = DiffusionDrafter.load(config, TargetInfo(len(tokenizer), 2048, 1, eos_token_ids=(2,)))
+    drafter = DiffusionDrafter.load(
+        DrafterConfig(path=tmp_path, device="cpu", candidate_mass=1e-6),
+        TargetInfo(len(tokenizer), 2048, 1, eos_token_ids=(2,)),
+    )
     prefix = np.array(example.token_ids[:start], np.int32)
     request = DraftRequest("r", prefix, length, "path", 8, 1.0, SamplingParams())
     [lattice] = drafter._draft([request])
@@ -165,7 +168,7 @@ def test_accuracy_is_that_of_greedy_decoding(encoder, tokenizer):
     assert answer_accuracy(model, [example]) == [True]
     prompt = torch.tensor([example.token_ids[: example.is_answer.index(True)]])
     answer = example.token_ids[prompt.shape[1] :]
-    generated = model.generate(
+    generated = model.generate(  # type: ignore[misc]
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=len(answer),
