@@ -67,7 +67,7 @@ class DrafterActor:
         self._drafter = DiffuSpecDrafter(model, self._scorer)
         self._info = info
         await self._probe()
-        self._servicer = DrafterServicer(self._drafter, model)
+        self._servicer = DrafterServicer(self._drafter)
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)

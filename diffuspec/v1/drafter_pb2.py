@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from diffuspec.v1 import types_pb2 as diffuspec_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iffuspec/v1/drafter.proto\x12\x0c\x64iffuspec.v1\x1a\x18\x64iffuspec/v1/types.proto\"\x90\x01\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12+\n\x08prefixes\x18\x02 \x03(\x0b\x32\x19.diffuspec.v1.PrefixDelta\x12$\n\x04rows\x18\x03 \x03(\x0b\x32\x16.diffuspec.v1.DraftRow\x12\x1c\n\x14released_request_ids\x18\x04 \x03(\t\"\x94\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x14.diffuspec.v1.DraftsH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x12\x16\n\x0eworker_seconds\x18\x04 \x01(\x01\x42\x08\n\x06result\"\x9a\x01\n\x16ProposeLatticesRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12+\n\x08prefixes\x18\x02 \x03(\x0b\x32\x19.diffuspec.v1.PrefixDelta\x12$\n\x04rows\x18\x03 \x03(\x0b\x32\x16.diffuspec.v1.DraftRow\x12\x1c\n\x14released_request_ids\x18\x04 \x03(\t\"\xa2\x01\n\x17ProposeLatticesResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12*\n\x08lattices\x18\x02 \x01(\x0b\x32\x16.diffuspec.v1.LatticesH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x12\x16\n\x0eworker_seconds\x18\x04 \x01(\x01\x42\x08\n\x06result2\xba\x01\n\x0e\x44rafterService\x12\x44\n\x05\x44raft\x12\x1a.diffuspec.v1.DraftRequest\x1a\x1b.diffuspec.v1.DraftResponse(\x01\x30\x01\x12\x62\n\x0fProposeLattices\x12$.diffuspec.v1.ProposeLatticesRequest\x1a%.diffuspec.v1.ProposeLatticesResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64iffuspec/v1/drafter.proto\x12\x0c\x64iffuspec.v1\x1a\x18\x64iffuspec/v1/types.proto\"\x90\x01\n\x0c\x44raftRequest\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12+\n\x08prefixes\x18\x02 \x03(\x0b\x32\x19.diffuspec.v1.PrefixDelta\x12$\n\x04rows\x18\x03 \x03(\x0b\x32\x16.diffuspec.v1.DraftRow\x12\x1c\n\x14released_request_ids\x18\x04 \x03(\t\"\x94\x01\n\rDraftResponse\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x14.diffuspec.v1.DraftsH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x12\x16\n\x0eworker_seconds\x18\x04 \x01(\x01\x42\x08\n\x06result2V\n\x0e\x44rafterService\x12\x44\n\x05\x44raft\x12\x1a.diffuspec.v1.DraftRequest\x1a\x1b.diffuspec.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +36,6 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTREQUEST']._serialized_end=215
   _globals['_DRAFTRESPONSE']._serialized_start=218
   _globals['_DRAFTRESPONSE']._serialized_end=366
-  _globals['_PROPOSELATTICESREQUEST']._serialized_start=369
-  _globals['_PROPOSELATTICESREQUEST']._serialized_end=523
-  _globals['_PROPOSELATTICESRESPONSE']._serialized_start=526
-  _globals['_PROPOSELATTICESRESPONSE']._serialized_end=688
-  _globals['_DRAFTERSERVICE']._serialized_start=691
-  _globals['_DRAFTERSERVICE']._serialized_end=877
+  _globals['_DRAFTERSERVICE']._serialized_start=368
+  _globals['_DRAFTERSERVICE']._serialized_end=454
 # @@protoc_insertion_point(module_scope)

@@ -30,27 +30,3 @@ class DraftResponse(_message.Message):
     error: _types_pb2.StepError
     worker_seconds: float
     def __init__(self, step_id: _Optional[int] = ..., drafts: _Optional[_Union[_types_pb2.Drafts, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.StepError, _Mapping]] = ..., worker_seconds: _Optional[float] = ...) -> None: ...
-
-class ProposeLatticesRequest(_message.Message):
-    __slots__ = ("step_id", "prefixes", "rows", "released_request_ids")
-    STEP_ID_FIELD_NUMBER: _ClassVar[int]
-    PREFIXES_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    prefixes: _containers.RepeatedCompositeFieldContainer[_types_pb2.PrefixDelta]
-    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.DraftRow]
-    released_request_ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, step_id: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[_types_pb2.PrefixDelta, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.DraftRow, _Mapping]]] = ..., released_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class ProposeLatticesResponse(_message.Message):
-    __slots__ = ("step_id", "lattices", "error", "worker_seconds")
-    STEP_ID_FIELD_NUMBER: _ClassVar[int]
-    LATTICES_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    WORKER_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    step_id: int
-    lattices: _types_pb2.Lattices
-    error: _types_pb2.StepError
-    worker_seconds: float
-    def __init__(self, step_id: _Optional[int] = ..., lattices: _Optional[_Union[_types_pb2.Lattices, _Mapping]] = ..., error: _Optional[_Union[_types_pb2.StepError, _Mapping]] = ..., worker_seconds: _Optional[float] = ...) -> None: ...

@@ -46,11 +46,6 @@ class DrafterServiceStub(object):
                 request_serializer=diffuspec_dot_v1_dot_drafter__pb2.DraftRequest.SerializeToString,
                 response_deserializer=diffuspec_dot_v1_dot_drafter__pb2.DraftResponse.FromString,
                 _registered_method=True)
-        self.ProposeLattices = channel.stream_stream(
-                '/diffuspec.v1.DrafterService/ProposeLattices',
-                request_serializer=diffuspec_dot_v1_dot_drafter__pb2.ProposeLatticesRequest.SerializeToString,
-                response_deserializer=diffuspec_dot_v1_dot_drafter__pb2.ProposeLatticesResponse.FromString,
-                _registered_method=True)
 
 
 class DrafterServiceServicer(object):
@@ -70,13 +65,6 @@ class DrafterServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ProposeLattices(self, request_iterator, context):
-        """Returns a lattice for every row.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_DrafterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -84,11 +72,6 @@ def add_DrafterServiceServicer_to_server(servicer, server):
                     servicer.Draft,
                     request_deserializer=diffuspec_dot_v1_dot_drafter__pb2.DraftRequest.FromString,
                     response_serializer=diffuspec_dot_v1_dot_drafter__pb2.DraftResponse.SerializeToString,
-            ),
-            'ProposeLattices': grpc.stream_stream_rpc_method_handler(
-                    servicer.ProposeLattices,
-                    request_deserializer=diffuspec_dot_v1_dot_drafter__pb2.ProposeLatticesRequest.FromString,
-                    response_serializer=diffuspec_dot_v1_dot_drafter__pb2.ProposeLatticesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -125,33 +108,6 @@ class DrafterService(object):
             '/diffuspec.v1.DrafterService/Draft',
             diffuspec_dot_v1_dot_drafter__pb2.DraftRequest.SerializeToString,
             diffuspec_dot_v1_dot_drafter__pb2.DraftResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ProposeLattices(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/diffuspec.v1.DrafterService/ProposeLattices',
-            diffuspec_dot_v1_dot_drafter__pb2.ProposeLatticesRequest.SerializeToString,
-            diffuspec_dot_v1_dot_drafter__pb2.ProposeLatticesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -142,12 +142,6 @@ class Lattice(_message.Message):
     num_tokens_before_eos: int
     def __init__(self, num_positions: _Optional[int] = ..., max_candidates: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_candidates: _Optional[bytes] = ..., num_tokens_before_eos: _Optional[int] = ...) -> None: ...
 
-class Lattices(_message.Message):
-    __slots__ = ("lattices",)
-    LATTICES_FIELD_NUMBER: _ClassVar[int]
-    lattices: _containers.RepeatedCompositeFieldContainer[Lattice]
-    def __init__(self, lattices: _Optional[_Iterable[_Union[Lattice, _Mapping]]] = ...) -> None: ...
-
 class TokenLogprobs(_message.Message):
     __slots__ = ("logprob", "top_token_ids", "top_logprobs")
     LOGPROB_FIELD_NUMBER: _ClassVar[int]

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from diffuspec.core.errors import (
-    ConfigError,
     DrafterError,
     InvalidRequestError,
     VerifierError,
@@ -25,9 +24,16 @@ from diffuspec.core.errors import (
 )
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, DraftRequest, Lattice, VerifyRequest
+from diffuspec.core.types import (
+    EMPTY_TREE,
+    Draft,
+    DraftRequest,
+    DraftTree,
+    TokenLogprobs,
+    VerifyRequest,
+)
 from diffuspec.models.worker import Worker
-from diffuspec.rpc.client.roles import RemoteDrafter, RemoteLatticeModel, RemoteVerifier
+from diffuspec.rpc.client.roles import RemoteDrafter, RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages.batches import encode_draft_rows
 from diffuspec.rpc.messages.prefixes import PrefixStore
@@ -37,7 +43,7 @@ from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE
 from diffuspec.v1 import drafter_pb2
 from tests.rpc.conftest import serving
-from tests.support.fakes import FakeDrafter, FakeLatticeModel, FakeVerifier, always_right, oracle_of
+from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, oracle_of
 
 GREEDY = SamplingParams()
 
@@ -169,52 +175,62 @@ async def test_a_role_that_fails_says_why_and_the_stream_goes_on(security):
         assert await remote.verify([verify_request(1)])
 
 
-async def test_an_answer_that_cannot_be_is_the_roles_failure(security):
-    class Spoilt(FakeLatticeModel):
-        async def lattices(self, requests):
-            [lattice] = await super().lattices(requests)
-            return [replace(lattice, logprobs=lattice.logprobs * np.float32("nan"))]
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"token_ids": ()}, "one token more than accepted nodes, got 0 tokens and 0 nodes"),
+        ({"accepted_nodes": (0, 1)}, "got 1 tokens and 2 nodes"),
+        ({"logprobs": (TokenLogprobs(-1.0, ()),) * 2}, "one per token, got 2 for 1 tokens"),
+    ],
+)
+async def test_a_malformed_response_is_the_roles_failure(change, problem, security):
+    class Spoilt(FakeVerifier):
+        async def verify(self, requests):
+            [verdict] = await super().verify(requests)
+            return [replace(verdict, **change)]
 
-    oracle = oracle_of(FakeVerifier())
-    servicer = DrafterServicer(FakeDrafter(oracle, always_right), Spoilt(oracle))
-    async with serving(servicer, security=security) as wire:
-        remote = await wire.connect(RemoteLatticeModel)
-        with pytest.raises(DrafterError, match=r"wrong answer.*NaN"):
-            await remote.lattices([draft_request(1)])
+    async with serving(VerifierServicer(Spoilt()), security=security) as wire:
+        remote = await wire.connect(RemoteVerifier)
+        with pytest.raises(VerifierError, match=f"wrong answer.*{problem}"):
+            await remote.verify([verify_request(1)])
 
 
-async def test_a_client_that_reads_no_answers_loses_its_stream(security):
-    class Wide(FakeLatticeModel):
-        async def lattices(self, requests):
-            ids, logprobs = np.ones((128, 256), np.int32), np.zeros((128, 256), np.float32)
-            return [Lattice(ids, logprobs, np.ones(128, np.int32), 128)] * len(requests)
+@pytest.mark.parametrize("num_results", [0, 2])
+async def test_a_response_must_have_a_result_per_row(num_results, security):
+    class Miscounting(FakeVerifier):
+        async def verify(self, requests):
+            return (await super().verify(requests)) * num_results
 
-    oracle = oracle_of(FakeVerifier())
-    model, limits = Wide(oracle), RpcLimits(max_write_seconds=0.2)
-    servicer = DrafterServicer(FakeDrafter(oracle, always_right), model)
+    async with serving(VerifierServicer(Miscounting()), security=security) as wire:
+        remote = await wire.connect(RemoteVerifier)
+        with pytest.raises(VerifierError, match=f"{num_results} results for 1 rows"):
+            await remote.verify([verify_request(1)])
+
+
+async def test_a_client_that_reads_no_responses_loses_its_stream(security):
+    wide = tuple([((node, -1.0),) * 100 for node in range(257)])
+
+    def bulky(rng, request, truth):
+        tokens = tuple(range(256))
+        return Draft(DraftTree(tokens, (-1,) * 256), (0.0,) * 256, 1, alternatives=wide)
+
+    drafter = FakeDrafter(oracle_of(FakeVerifier()), bulky)
+    limits = RpcLimits(max_write_seconds=0.2)
     async with (
-        serving(servicer, security=security, limits=limits) as wire,
+        serving(DrafterServicer(drafter), security=security, limits=limits) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
-        stub: Any = channel.stream_stream(f"/{DRAFTER_SERVICE}/ProposeLattices")
+        stub: Any = channel.stream_stream(f"/{DRAFTER_SERVICE}/Draft")
         call = stub(metadata=security.metadata)
         store = PrefixStore(10, 1000)
         for step_id in range(1, 100):
-            message = drafter_pb2.ProposeLatticesRequest(step_id=step_id)
+            message = drafter_pb2.DraftRequest(step_id=step_id)
             encode_draft_rows(message, [draft_request(1)], store)
             await call.write(message.SerializeToString())
         async with asyncio.timeout(10):
-            while not model.released:
+            while not drafter.released:
                 await asyncio.sleep(0.05)
         call.cancel()
-
-
-async def test_a_drafter_without_lattices_says_so(security):
-    drafter = DrafterServicer(FakeDrafter(oracle_of(FakeVerifier()), always_right))
-    async with serving(drafter, security=security) as wire:
-        remote = await wire.connect(RemoteLatticeModel)
-        with pytest.raises(ConfigError, match="makes no lattices"):
-            await remote.lattices([draft_request(1)])
 
 
 async def test_what_is_not_ours_stays_in_the_log(security, caplog):

@@ -79,7 +79,6 @@ def generating() -> Message:
 
 MESSAGES = {
     "DrafterService/Draft": drafting(drafter_pb2.DraftRequest),
-    "DrafterService/ProposeLattices": drafting(drafter_pb2.ProposeLatticesRequest),
     "PathScorerService/Search": drafting(path_scorer_pb2.SearchRequest),
     "VerifierService/Verify": verifying(),
     "VerifierService/GetInfo": verifier_pb2.GetInfoRequest(),
@@ -89,7 +88,6 @@ MESSAGES = {
 }
 STREAMS = {
     "DrafterService/Draft": drafter_pb2.DraftResponse,
-    "DrafterService/ProposeLattices": drafter_pb2.ProposeLatticesResponse,
     "PathScorerService/Search": path_scorer_pb2.SearchResponse,
     "VerifierService/Verify": verifier_pb2.VerifyResponse,
 }
@@ -106,7 +104,7 @@ def servicers() -> Iterator[list[RoleServicer]]:
     model = DiffusionDrafter.load(config.drafter, target.info)
     search = make_path_search(config.search, target.info)
     yield [
-        DrafterServicer(DiffuSpecDrafter(model, search), model),
+        DrafterServicer(DiffuSpecDrafter(model, search)),
         PathScorerServicer(search),
         VerifierServicer(target),
         CoordinatorServicer(FakeFrontend()),

@@ -28,18 +28,12 @@ from diffuspec.rpc.security import Security
 from diffuspec.rpc.services import DRAFTER_SERVICE, PATH_SCORER_SERVICE, VERIFIER_SERVICE
 from diffuspec.v1 import drafter_pb2, path_scorer_pb2, verifier_pb2
 
-Results = TypeVar("Results")
+Result = TypeVar("Result")
 
 _DEADLINE_SECONDS = 60.0
 _MAX_GREETING_SECONDS = 10.0
 
 _DRAFT = Method(DRAFTER_SERVICE, "Draft", drafter_pb2.DraftRequest, drafter_pb2.DraftResponse)
-_PROPOSE = Method(
-    DRAFTER_SERVICE,
-    "ProposeLattices",
-    drafter_pb2.ProposeLatticesRequest,
-    drafter_pb2.ProposeLatticesResponse,
-)
 _SEARCH = Method(
     PATH_SCORER_SERVICE, "Search", path_scorer_pb2.SearchRequest, path_scorer_pb2.SearchResponse
 )
@@ -120,10 +114,21 @@ class _RemoteRole:
         self.transport_seconds = step.transport_seconds
         return step
 
-    def _read(self, read: Callable[[Step[Any]], Results], step: Step[Any]) -> Results:
-        """Read an answer. Raises the role's error for one that cannot be."""
+    def _drafts(self, step: Step[Any], num_rows: int) -> list[Draft]:
+        return self._read(convert.draft_from_proto, step.response.drafts.drafts, step, num_rows)
+
+    def _read(
+        self,
+        read: Callable[[Any, float], Result],
+        results: Sequence[Any],
+        step: Step[Any],
+        num_rows: int,
+    ) -> list[Result]:
+        """Read one result per row. Raises the role's error for a response that is malformed."""
         try:
-            return read(step)
+            if len(results) != num_rows:
+                raise InvalidRequestError(f"{len(results)} results for {num_rows} rows")
+            return [read(result, step.transport_seconds) for result in results]
         except InvalidRequestError as error:
             raise self.failure(f"{self.address} gave a wrong answer: {error}") from error
 
@@ -148,25 +153,7 @@ class RemoteDrafter(_RemoteRole):
         def fill(batch: drafter_pb2.DraftRequest, store: PrefixStore) -> None:
             encode_draft_rows(batch, requests, store)
 
-        return self._read(_read_drafts, await self._step(fill, requests))
-
-    async def release(self, request_id: str) -> None:
-        self._steps.release(request_id)
-
-
-class RemoteLatticeModel(_RemoteRole):
-    """A `LatticeModel` in another process."""
-
-    method = _PROPOSE
-    failure = unavailable = DrafterError
-
-    async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
-        """See `LatticeModel.lattices`. Raises DrafterError, also when it is gone or late."""
-
-        def fill(batch: drafter_pb2.ProposeLatticesRequest, store: PrefixStore) -> None:
-            encode_draft_rows(batch, requests, store)
-
-        return self._read(_read_lattices, await self._step(fill, requests))
+        return self._drafts(await self._step(fill, requests), len(requests))
 
     async def release(self, request_id: str) -> None:
         self._steps.release(request_id)
@@ -187,7 +174,7 @@ class RemotePathScorer(_RemoteRole):
             encode_draft_rows(batch, requests, store)
             batch.lattices.extend([convert.lattice_to_proto(lattice) for lattice in lattices])
 
-        return self._read(_read_drafts, await self._step(fill, requests))
+        return self._drafts(await self._step(fill, requests), len(requests))
 
 
 class RemoteVerifier(_RemoteRole):
@@ -212,7 +199,10 @@ class RemoteVerifier(_RemoteRole):
         def fill(batch: verifier_pb2.VerifyRequest, store: PrefixStore) -> None:
             encode_verify_rows(batch, requests, store)
 
-        return self._read(_read_verdicts, await self._step(fill, requests))
+        step = await self._step(fill, requests)
+        return self._read(
+            convert.verdict_from_proto, step.response.verdicts.verdicts, step, len(requests)
+        )
 
     async def release(self, request_id: str) -> None:
         self._steps.release(request_id)
@@ -232,17 +222,3 @@ class RemoteVerifier(_RemoteRole):
 
     def _role_error(self, error: DiffuspecError) -> DiffuspecError:
         return error if isinstance(error, InvalidRequestError) else super()._role_error(error)
-
-
-def _read_drafts(step: Step[Any]) -> list[Draft]:
-    seconds = step.transport_seconds
-    return [convert.draft_from_proto(one, seconds) for one in step.response.drafts.drafts]
-
-
-def _read_lattices(step: Step[Any]) -> list[Lattice]:
-    return [convert.lattice_from_proto(one) for one in step.response.lattices.lattices]
-
-
-def _read_verdicts(step: Step[Any]) -> list[Verdict]:
-    seconds = step.transport_seconds
-    return [convert.verdict_from_proto(one, seconds) for one in step.response.verdicts.verdicts]

@@ -29,12 +29,12 @@ from diffuspec.rpc.messages.values import (
     tree_from_proto,
     tree_to_proto,
 )
-from diffuspec.v1.drafter_pb2 import DraftRequest as DraftBatch, ProposeLatticesRequest
+from diffuspec.v1.drafter_pb2 import DraftRequest as DraftBatch
 from diffuspec.v1.path_scorer_pb2 import SearchRequest
 from diffuspec.v1.types_pb2 import DraftRow, PrefixDelta
 from diffuspec.v1.verifier_pb2 import VerifyRequest as VerifyBatch, VerifyRow
 
-DraftingBatch: TypeAlias = DraftBatch | ProposeLatticesRequest | SearchRequest
+DraftingBatch: TypeAlias = DraftBatch | SearchRequest
 
 
 class _Place(NamedTuple):

@@ -102,7 +102,13 @@ def _put_draft(message: types_pb2.Draft, draft: Draft) -> None:
 
 
 def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -> Draft:
-    """Return a draft whose way here took so much longer. Raises InvalidRequestError."""
+    """Add transport_seconds to the draft's own. Raises InvalidRequestError."""
+    num_nodes = len(message.tree.token_ids)
+    if not len(message.tree.parents) == len(message.confidences) == num_nodes:
+        raise InvalidRequestError(
+            f"a draft must have a parent and a confidence per node, got "
+            f"{len(message.tree.parents)} and {len(message.confidences)} for {num_nodes} nodes"
+        )
     return Draft(
         tree=tree_from_proto(message.tree),
         confidences=tuple(message.confidences),
@@ -203,7 +209,18 @@ def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
 
 
 def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float = 0.0) -> Verdict:
-    """Return a verdict whose way here took so much longer. Raises InvalidRequestError."""
+    """Add transport_seconds to the verdict's own. Raises InvalidRequestError."""
+    num_tokens = len(message.token_ids)
+    if len(message.accepted_nodes) != num_tokens - 1:
+        raise InvalidRequestError(
+            f"a verdict must have one token more than accepted nodes, got {num_tokens} tokens and "
+            f"{len(message.accepted_nodes)} nodes"
+        )
+    if len(message.logprobs) not in (0, num_tokens):
+        raise InvalidRequestError(
+            f"a verdict must have no log-probabilities or one per token, got "
+            f"{len(message.logprobs)} for {num_tokens} tokens"
+        )
     return Verdict(
         token_ids=tuple(message.token_ids),
         accepted_nodes=tuple(message.accepted_nodes),

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.interfaces import Drafter, Frontend, LatticeModel, PathScorer, Verifier
+from diffuspec.core.interfaces import Drafter, Frontend, PathScorer, Verifier
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import DraftRequest, Lattice, RequestOutput, VerifyRequest
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
@@ -39,7 +39,6 @@ from diffuspec.v1 import (
     drafter_pb2_grpc,
     path_scorer_pb2,
     path_scorer_pb2_grpc,
-    types_pb2,
     verifier_pb2,
     verifier_pb2_grpc,
 )
@@ -82,24 +81,16 @@ class RoleServicer:
 
 
 class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
-    """Serves a drafter, and the lattices of its diffusion LM if it has one."""
+    """Serves a drafter."""
 
     service = DRAFTER_SERVICE
 
-    def __init__(self, drafter: Drafter, lattice_model: LatticeModel | None = None) -> None:
+    def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._lattice_model = lattice_model
         self._drafting = StepService(
             drafter_pb2.DraftResponse, _read_drafts, self._draft, drafter.release
         )
-        self._proposing = StepService(
-            drafter_pb2.ProposeLatticesResponse,
-            _read_drafts,
-            self._propose_lattices,
-            (lattice_model or drafter).release,
-            scope="lattices/",
-        )
-        self.steps = (self._drafting, self._proposing)
+        self.steps = (self._drafting,)
 
     def add_to(self, server: grpc.aio.Server) -> None:
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(self, server)
@@ -107,23 +98,10 @@ class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
     async def Draft(self, requests: object, context: Context) -> None:
         await self._drafting.serve(context)
 
-    async def ProposeLattices(self, requests: object, context: Context) -> None:
-        if self._lattice_model is None:
-            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this drafter makes no lattices")
-        await self._proposing.serve(context)
-
     async def _draft(self, requests: list[DraftRequest]) -> drafter_pb2.DraftResponse:
         response = drafter_pb2.DraftResponse()
         convert.put_drafts(response.drafts, await self._drafter.draft(requests))
         return response
-
-    async def _propose_lattices(
-        self, requests: list[DraftRequest]
-    ) -> drafter_pb2.ProposeLatticesResponse:
-        assert self._lattice_model is not None
-        lattices = await self._lattice_model.lattices(requests)
-        messages = [convert.lattice_to_proto(lattice) for lattice in lattices]
-        return drafter_pb2.ProposeLatticesResponse(lattices=types_pb2.Lattices(lattices=messages))
 
 
 class PathScorerServicer(RoleServicer, path_scorer_pb2_grpc.PathScorerServiceServicer):

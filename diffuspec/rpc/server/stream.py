@@ -34,8 +34,7 @@ class StepService(Generic[Batch]):
     """One streaming method of a role.
 
     read makes a batch of a message, at once and in order, because each message changes what the
-    next one builds on; work answers it with a response that lacks id and times. scope tells
-    methods that work with the same role apart.
+    next one builds on; work answers it with a response that lacks id and times.
     """
 
     def __init__(
@@ -44,13 +43,11 @@ class StepService(Generic[Batch]):
         read: Callable[[Any, BatchReader], Batch],
         work: Callable[[Batch], Awaitable[Any]],
         release: Release,
-        scope: str = "",
     ) -> None:
         self.response: Any = response
         self.read = read
         self.work = work
         self.release = release
-        self.scope = scope
         self._stream_numbers = itertools.count(1)
         self._cleanups: set[asyncio.Task[None]] = set()
         self.begin(DEFAULT_LIMITS, StepHealth(DEFAULT_LIMITS.max_step_seconds))
@@ -68,7 +65,7 @@ class StepService(Generic[Batch]):
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Serve one stream to its end. Raises InvalidRequestError for bytes that are no message."""
-        stream = _Stream(self, context, f"{self.scope}{next(self._stream_numbers)}/")
+        stream = _Stream(self, context, f"{next(self._stream_numbers)}/")
         try:
             await stream.run()
         finally:

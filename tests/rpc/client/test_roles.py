@@ -12,7 +12,6 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftRequest, VerifyRequest
 from diffuspec.rpc.client.roles import (
     RemoteDrafter,
-    RemoteLatticeModel,
     RemotePathScorer,
     RemoteVerifier,
 )
@@ -68,20 +67,12 @@ async def test_a_remote_drafter_sees_the_requests_and_gives_the_local_drafts(sec
         ]
 
 
-async def test_the_halves_of_a_drafter_can_live_apart(security):
+async def test_a_remote_path_scorer_gives_the_local_drafts(security):
     model, scorer = FakeLatticeModel(oracle_of(FakeVerifier())), FakePathScorer()
-    servicers = (
-        DrafterServicer(FakeDrafter(model.oracle, right_branch_is_late), model),
-        PathScorerServicer(scorer),
-    )
-    async with serving(*servicers, security=security) as wire:
-        remote_model = await wire.connect(RemoteLatticeModel)
+    async with serving(PathScorerServicer(scorer), security=security) as wire:
         remote_scorer = await wire.connect(RemotePathScorer)
         requests = [draft_request([4, 5]), draft_request([4, 5, 6])]
-        lattices = await remote_model.lattices(requests)
-        for found, expected in zip(lattices, await model.lattices(requests), strict=True):
-            np.testing.assert_array_equal(found.token_ids, expected.token_ids)
-            np.testing.assert_array_equal(found.logprobs, expected.logprobs)
+        lattices = await model.lattices(requests)
         drafts = await remote_scorer.search(requests, lattices)
         same = await scorer.search(requests, lattices)
         assert [draft.tree for draft in drafts] == [draft.tree for draft in same]
@@ -122,28 +113,6 @@ async def test_two_coordinators_may_name_their_requests_alike(security):
         while not drafter.released:
             await asyncio.sleep(0.01)
         assert drafter.released == [first]
-
-
-async def test_drafts_and_lattices_of_one_model_are_told_apart(security):
-    model = FakeLatticeModel(oracle_of(FakeVerifier()))
-    seen: list[str] = []
-
-    class Drafter(FakeDrafter):
-        async def draft(self, requests):
-            seen.append(requests[0].request_id)
-            return await super().draft(requests)
-
-    class Model(FakeLatticeModel):
-        async def lattices(self, requests):
-            seen.append(requests[0].request_id)
-            return await super().lattices(requests)
-
-    drafter = Drafter(model.oracle, right_branch_is_late)
-    servicer = DrafterServicer(drafter, Model(model.oracle))
-    async with serving(servicer, security=security) as wire:
-        await (await wire.connect(RemoteDrafter)).draft([draft_request([1])])
-        await (await wire.connect(RemoteLatticeModel)).lattices([draft_request([1])])
-    assert len(set(seen)) == 2
 
 
 async def test_what_goes_over_a_link_is_counted(security):
