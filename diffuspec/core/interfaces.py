@@ -133,6 +133,18 @@ class RoleStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestStatus:
+    """Where one request is."""
+
+    request_id: str
+    state: str  # such as "waiting", "prefilling", "drafting", "verifying"
+    seconds_in_state: float
+    waits_for: str  # such as "a slot" or "drafter 0"
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServiceStatus:
     """How the service is. degraded_reasons: why answers come more slowly than they should."""
 
@@ -140,6 +152,8 @@ class ServiceStatus:
     degraded_reasons: tuple[str, ...] = ()
     num_running: int = 0
     num_waiting: int = 0
+    requests: tuple[RequestStatus, ...] = ()  # running and waiting
+    num_unlisted_requests: int = 0  # running or waiting, but left out of `requests`
 
 
 class Frontend(Protocol):

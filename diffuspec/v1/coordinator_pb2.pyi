@@ -177,14 +177,34 @@ class RoleStatus(_message.Message):
     reason: str
     def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., is_healthy: bool = ..., reason: _Optional[str] = ...) -> None: ...
 
+class RequestStatus(_message.Message):
+    __slots__ = ("request_id", "state", "seconds_in_state", "waits_for", "num_prompt_tokens", "num_output_tokens")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_IN_STATE_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    state: str
+    seconds_in_state: float
+    waits_for: str
+    num_prompt_tokens: int
+    num_output_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., state: _Optional[str] = ..., seconds_in_state: _Optional[float] = ..., waits_for: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., num_output_tokens: _Optional[int] = ...) -> None: ...
+
 class GetStatusResponse(_message.Message):
-    __slots__ = ("roles", "degraded_reasons", "num_running", "num_waiting")
+    __slots__ = ("roles", "degraded_reasons", "num_running", "num_waiting", "requests", "num_unlisted_requests")
     ROLES_FIELD_NUMBER: _ClassVar[int]
     DEGRADED_REASONS_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNLISTED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     roles: _containers.RepeatedCompositeFieldContainer[RoleStatus]
     degraded_reasons: _containers.RepeatedScalarFieldContainer[str]
     num_running: int
     num_waiting: int
-    def __init__(self, roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., degraded_reasons: _Optional[_Iterable[str]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ...) -> None: ...
+    requests: _containers.RepeatedCompositeFieldContainer[RequestStatus]
+    num_unlisted_requests: int
+    def __init__(self, roles: _Optional[_Iterable[_Union[RoleStatus, _Mapping]]] = ..., degraded_reasons: _Optional[_Iterable[str]] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., num_unlisted_requests: _Optional[int] = ...) -> None: ...

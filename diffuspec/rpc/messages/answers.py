@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.interfaces import RoleStatus, ServiceStatus
+from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
 from diffuspec.core.params import DraftLengthPolicy, SpeculationParams
 from diffuspec.core.types import FinishReason, PreDraftResult, Prompt, RequestOutput, StepStats
+from diffuspec.rpc.limits import DEFAULT_LIMITS
 from diffuspec.rpc.messages.values import (
     TREE_SHAPE_NAMES,
     TREE_SHAPES,
@@ -40,6 +41,8 @@ _PRE_DRAFTS: dict[PreDraftResult | None, coordinator_pb2.PreDraftResult] = {
 }
 _PRE_DRAFT_NAMES = {number: result for result, number in _PRE_DRAFTS.items()}
 
+_MAX_LISTED_REQUESTS = 1000
+
 _SAME_STEP_FIELDS = (
     "num_draft_tokens",
     "num_tree_nodes",
@@ -55,6 +58,8 @@ _SAME_STEP_FIELDS = (
     "verify_idle_seconds",
     "draft_idle_seconds",
 )
+
+_REQUEST_FIELDS = tuple(field.name for field in fields(RequestStatus))
 
 
 def put_prompt(request: coordinator_pb2.GenerateRequest, prompt: Prompt) -> None:
@@ -180,25 +185,55 @@ def step_from_proto(message: coordinator_pb2.StepStats) -> StepStats:
     )
 
 
-def status_to_proto(status: ServiceStatus) -> coordinator_pb2.GetStatusResponse:
+def status_to_proto(
+    status: ServiceStatus, max_message_bytes: int = DEFAULT_LIMITS.max_message_bytes
+) -> coordinator_pb2.GetStatusResponse:
+    """List requests in at most half of the message's bytes, and count the rest."""
     roles = [
         coordinator_pb2.RoleStatus(
             name=role.name, address=role.address, is_healthy=role.is_healthy, reason=role.reason
         )
         for role in status.roles
     ]
+    listed = _listed(status.requests, max_message_bytes // 2)
     return coordinator_pb2.GetStatusResponse(
         roles=roles,
         degraded_reasons=status.degraded_reasons,
         num_running=status.num_running,
         num_waiting=status.num_waiting,
+        requests=listed,
+        num_unlisted_requests=status.num_unlisted_requests + len(status.requests) - len(listed),
     )
+
+
+def _listed(
+    requests: Sequence[RequestStatus], max_bytes: int
+) -> list[coordinator_pb2.RequestStatus]:
+    messages: list[coordinator_pb2.RequestStatus] = []
+    num_bytes = 0
+    for request in requests[:_MAX_LISTED_REQUESTS]:
+        same = {name: getattr(request, name) for name in _REQUEST_FIELDS}
+        message = coordinator_pb2.RequestStatus(**same)
+        num_bytes += message.ByteSize()
+        if num_bytes > max_bytes:
+            break
+        messages.append(message)
+    return messages
 
 
 def status_from_proto(message: coordinator_pb2.GetStatusResponse) -> ServiceStatus:
     roles = [
         RoleStatus(role.name, role.address, role.is_healthy, role.reason) for role in message.roles
     ]
+    requests = [
+        RequestStatus(**{name: getattr(request, name) for name in _REQUEST_FIELDS})
+        for request in message.requests
+    ]
     return ServiceStatus(
-        tuple(roles), tuple(message.degraded_reasons), message.num_running, message.num_waiting
+        tuple(roles),
+        tuple(message.degraded_reasons),
+        message.num_running,
+        message.num_waiting,
+        tuple(requests),
+        message.num_unlisted_requests,
     )

@@ -229,7 +229,8 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
     async def GetStatus(
         self, request: coordinator_pb2.GetStatusRequest, context: Context
     ) -> coordinator_pb2.GetStatusResponse:
-        return status_to_proto(await self._frontend.status())
+        status = await self._frontend.status()
+        return status_to_proto(status, self._limits.max_message_bytes)
 
     async def _stream(
         self, request: coordinator_pb2.GenerateRequest

@@ -16,7 +16,7 @@ from diffuspec.core.errors import (
     RequestCancelledError,
     VerifierUnavailableError,
 )
-from diffuspec.core.interfaces import RoleStatus, ServiceStatus
+from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason, Prompt, RequestOutput, StepStats, TokenLogprobs
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
@@ -33,6 +33,8 @@ STATUS = ServiceStatus(
     ("drafter: gone",),
     num_running=2,
     num_waiting=1,
+    requests=(RequestStatus("a-1", "verifying", 0.25, "the verifier", 5, 12),),
+    num_unlisted_requests=2,
 )
 
 

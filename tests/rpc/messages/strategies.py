@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
+from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus, TargetInfo
 from diffuspec.core.params import (
     MAX_DRAFT_TOKENS,
     MAX_LOGPROBS,
@@ -122,7 +122,8 @@ token_logprobs = st.builds(TokenLogprobs, logprobs, tuples(pairs, 4))
 def verdicts(draw):
     tokens = draw(st.lists(token_ids, min_size=1, max_size=6).map(tuple))
     known = draw(st.none() | st.tuples(*[token_logprobs] * len(tokens)))
-    return Verdict(tokens, draw(tuples(counts)), known, draw(seconds), draw(seconds))
+    nodes = tuple(draw(counts) for _ in tokens[1:])
+    return Verdict(tokens, nodes, known, draw(seconds), draw(seconds))
 
 
 prefixes = st.lists(token_ids, max_size=12).map(lambda tokens: np.array(tokens, np.int32))
@@ -181,6 +182,8 @@ statuses = st.builds(
     degraded_reasons=tuples(texts, 3),
     num_running=counts,
     num_waiting=counts,
+    requests=tuples(st.builds(RequestStatus, names, texts, seconds, texts, counts, counts), 3),
+    num_unlisted_requests=counts,
 )
 
 prompts = (

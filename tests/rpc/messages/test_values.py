@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import RequestStatus, ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, Lattice
 from diffuspec.rpc.messages import answers as convert_answers, values as convert
@@ -205,3 +206,14 @@ def test_a_missing_prompt_is_refused():
 def test_numbers_that_no_field_can_hold_are_refused(sampling):
     with pytest.raises(InvalidRequestError, match="cannot be sent"):
         convert.sampling_to_proto(sampling)
+
+
+def test_a_status_lists_as_many_requests_as_a_message_holds_and_counts_the_rest():
+    one = RequestStatus("a" * 128, "waiting", 1.5, "a slot", 3, 0)
+    status = ServiceStatus((), requests=(one,) * 1500, num_unlisted_requests=7)
+    message = convert_answers.status_to_proto(status)
+    assert (len(message.requests), message.num_unlisted_requests) == (1000, 507)
+    message = convert_answers.status_to_proto(status, max_message_bytes=65_536)
+    assert message.ByteSize() < 65_536
+    assert len(message.requests) > 100
+    assert len(message.requests) + message.num_unlisted_requests == 1507
