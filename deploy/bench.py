@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -113,16 +113,17 @@ class _Measured:
 
 
 def _modes(config: PipelineConfig, draft_length: int) -> dict[str, SpeculationParams]:
-    given = config.engine.speculation.model_dump()
-    given |= {"policy": "fixed", "num_draft_tokens": draft_length, "num_outcomes": 0}
-    changes: dict[str, dict[str, object]] = {
+    alike = replace(
+        config.engine.speculation, policy="fixed", num_draft_tokens=draft_length, num_outcomes=0
+    )
+    changes: dict[str, dict[str, Any]] = {
         _IN_PROCESS: {},
         _RESTED: {},
         _PLAIN: {"policy": "off"},
         _SEQUENTIAL: {},
     }
     changes |= {f"ahead {count}": {"num_outcomes": count} for count in (*_FAN_OUTS, "auto")}
-    return {name: SpeculationParams(**{**given, **change}) for name, change in changes.items()}
+    return {name: replace(alike, **change) for name, change in changes.items()}
 
 
 async def _measure(

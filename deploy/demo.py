@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -120,11 +121,11 @@ async def _measure(
 
 
 def _speculations(config: PipelineConfig) -> dict[str, SpeculationParams]:
-    default = config.engine.speculation.model_dump()
+    default = config.engine.speculation
     return {
-        _PLAIN: SpeculationParams(**{**default, "policy": "off"}),
-        _SEQUENTIAL: SpeculationParams(**{**default, "num_outcomes": 0}),
-        _OVERLAPPED: SpeculationParams(**default),
+        _PLAIN: replace(default, policy="off"),
+        _SEQUENTIAL: replace(default, num_outcomes=0),
+        _OVERLAPPED: default,
     }
 
 

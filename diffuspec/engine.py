@@ -86,7 +86,7 @@ class Engine:
         self._drafters = drafter
         self.tokenizer = tokenizer
         self.metrics = Metrics()
-        self.default_speculation = SpeculationParams(**config.speculation.model_dump())
+        self.default_speculation = config.speculation
         self._closing = tuple(closing)
         self.tracer = tracer
         self._coordinator: Coordinator | None = None

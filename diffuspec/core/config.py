@@ -7,19 +7,13 @@ algorithm are the paper's constants (arXiv 2510.02358).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import (
-    MAX_DRAFT_TOKENS,
-    MAX_OUTCOMES,
-    MAX_TREE_NODES,
-    DraftLengthPolicy,
-    TreeShape,
-)
+from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SpeculationParams
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -86,17 +80,6 @@ class DraftLengthConfig(Section):
         return self
 
 
-class SpeculationConfig(Section):
-    """What requests get that do not ask for something else."""
-
-    policy: DraftLengthPolicy = "cost_aware"
-    num_draft_tokens: int = Field(20, ge=1, le=MAX_DRAFT_TOKENS)
-    tree_shape: TreeShape = "best_first"
-    max_nodes: int = Field(32, ge=1, le=MAX_TREE_NODES)
-    drafter_weight: Annotated[float, Field(ge=0, le=1)] | Literal["adaptive"] = 0.5  # lambda, Eq. 8
-    num_outcomes: Annotated[int, Field(ge=0, le=MAX_OUTCOMES)] | Literal["auto"] = "auto"
-
-
 class CoordinatorConfig(Section):
     """Bounds of the loop."""
 
@@ -114,7 +97,7 @@ class EngineConfig(Section):
     drafter: DrafterConfig | None = None
     search: SearchConfig = SearchConfig()
     draft_length: DraftLengthConfig = DraftLengthConfig()
-    speculation: SpeculationConfig = SpeculationConfig()
+    speculation: SpeculationParams = SpeculationParams()  # of requests that do not say
     coordinator: CoordinatorConfig = CoordinatorConfig()
 
     @model_validator(mode="after")

@@ -1,17 +1,19 @@
-"""What a request may ask for, and how every value of it is checked.
+"""What a request may ask for.
 
-Numbers of numpy are taken too, and come back as Python's: they go on into JSON and onto the wire.
+Each parameter is declared here once: its type, range, default and help. Its check, its option on
+the command line, its key in the configuration and its field in the messages come from that (see
+`parameter`); a new one also needs a line in protos/ and the place that uses it.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
-from typing import Literal, NoReturn, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
 
-from diffuspec.core.errors import InvalidRequestError
+from annotated_types import Interval, Len
+
+from diffuspec.core.parameter import check_fields, declare
 
 TreeShape: TypeAlias = Literal["path", "beams", "best_first"]
 DraftLengthPolicy: TypeAlias = Literal["paper", "cost_aware", "fixed", "off"]
@@ -25,57 +27,58 @@ MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
 _NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
 
-Check: TypeAlias = Callable[[str, object], object]  # name and value: the value, made plain
+StopString: TypeAlias = Annotated[str, Len(1, MAX_STOP_STRING_CHARACTERS)]
+Penalty: TypeAlias = Annotated[float, Interval(ge=-10, le=10)]
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target's distribution is shaped and when a request ends.
 
-    temperature 0 is greedy. With a seed the output is a function of the prompt and these
-    parameters alone; where none is given, each request gets a fresh one (with_seed). top_k 0 and
-    top_p 1 switch those filters off. Repetition penalty counts prompt and output (divides positive
-    logits, multiplies negative ones); presence and frequency penalties count output only and are
-    subtracted from the logits. stop and stop_token_ids may be given as lists, stop also as one
-    string. Raises InvalidRequestError.
+    With a seed the output is a function of the prompt and these parameters alone. `stop` and
+    `stop_token_ids` may be given as lists, `stop` also as one string; numbers of numpy become
+    Python's, since they go on into JSON and messages. Raises InvalidRequestError.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    max_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None  # top alternatives reported per token; 0 = the chosen one alone
+    temperature: Annotated[float, Interval(ge=0, le=10)] = declare(
+        0.0, "Divides the logits before a token is drawn; 0 takes the likeliest token."
+    )
+    top_p: Annotated[float, Interval(gt=0, le=1)] = declare(
+        1.0, "Draw from the likeliest tokens that have this much probability together; 1: all."
+    )
+    top_k: Annotated[int, Interval(ge=0)] = declare(
+        0, "Draw from this many of the likeliest tokens; 0: all."
+    )
+    seed: Annotated[int, Interval(ge=-(2**63), le=2**63 - 1)] | None = declare(
+        None, "The same seed gives the same answer; without one each request draws its own."
+    )
+    repetition_penalty: Annotated[float, Interval(gt=0, le=10)] = declare(
+        1.0,
+        "Divides positive logits and multiplies negative ones of tokens that are in the prompt "
+        "or the answer; 1: off.",
+    )
+    presence_penalty: Penalty = declare(
+        0.0, "Subtracted from the logits of tokens that are in the answer."
+    )
+    frequency_penalty: Penalty = declare(
+        0.0, "Subtracted from a token's logit once for each time it is in the answer."
+    )
+    max_tokens: Annotated[int, Interval(ge=1)] = declare(256, "Longest answer, in tokens.")
+    stop: Annotated[tuple[StopString, ...], Len(0, MAX_STOP_STRINGS)] = declare(
+        (), "End before this text."
+    )
+    stop_token_ids: Annotated[tuple[int, ...], Len(0, MAX_STOP_TOKEN_IDS)] = declare(
+        (), "End after this token.", option="stop-token-id"
+    )
+    ignore_eos: bool = declare(False, "Go on after the end-of-sequence token, to max_tokens.")
+    logprobs: Annotated[int, Interval(ge=0, le=MAX_LOGPROBS)] | None = declare(
+        None,
+        "Report the log-probability of each token of the answer, and of this many of the "
+        "likeliest tokens in its place.",
+    )
 
     def __post_init__(self) -> None:
-        for name, check in _SAMPLING_TYPES.items():
-            object.__setattr__(self, name, check(name, getattr(self, name)))
-        require(0 <= self.temperature <= 10, "temperature", self.temperature, "from 0 to 10")
-        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
-        require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
-        if self.seed is not None:
-            require(-(2**63) <= self.seed < 2**63, "seed", self.seed, "a 64-bit integer")
-        penalty = self.repetition_penalty
-        require(0 < penalty <= 10, "repetition_penalty", penalty, "above 0 and at most 10")
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            require(-10 <= value <= 10, name, value, "from -10 to 10")
-        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        few("stop", self.stop, MAX_STOP_STRINGS, "strings")
-        for text in self.stop:
-            fits = 0 < len(text) <= MAX_STOP_STRING_CHARACTERS
-            limit = f"strings of 1 to {MAX_STOP_STRING_CHARACTERS} characters"
-            require(fits, "stop", f"a string of {len(text)} characters", limit)
-        few("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids")
-        if self.logprobs is not None:
-            in_range = 0 <= self.logprobs <= MAX_LOGPROBS
-            require(in_range, "logprobs", self.logprobs, f"from 0 to {MAX_LOGPROBS}")
+        check_fields(self)
 
     @property
     def is_greedy(self) -> bool:
@@ -83,11 +86,11 @@ class SamplingParams:
 
     @property
     def lacks_seed(self) -> bool:
-        """Whether tokens are to be drawn and nothing says with which seed."""
+        """Whether tokens are drawn and no seed says how."""
         return self.seed is None and not self.is_greedy
 
     def with_seed(self) -> SamplingParams:
-        """Return these with a fresh seed if they lack one: done once, where prompts come in."""
+        """Return these with a fresh seed if they lack one. To be done once, where prompts enter."""
         return replace(self, seed=secrets.randbits(_NUM_SEED_BITS)) if self.lacks_seed else self
 
     @property
@@ -101,99 +104,38 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """Per-request control of drafting. None of it changes the output, only its speed.
+    """How a request is drafted. Changes its speed, never its output.
 
     Raises InvalidRequestError.
     """
 
-    policy: DraftLengthPolicy = "cost_aware"
-    num_draft_tokens: int = 20  # for the fixed policy
-    tree_shape: TreeShape = "best_first"
-    max_nodes: int = 32
-    drafter_weight: float | Literal["adaptive"] = 0.5  # lambda of Eq. 8
-    num_outcomes: int | Literal["auto"] = "auto"  # drafted ahead at most; auto: by cost; 0: none
+    policy: DraftLengthPolicy = declare(
+        "cost_aware",
+        "How the draft length is chosen: cost_aware by expected tokens per second, paper by the "
+        "paper's controller (section draft_length), fixed always num_draft_tokens, off not at all.",
+    )
+    num_draft_tokens: Annotated[int, Interval(ge=1, le=MAX_DRAFT_TOKENS)] = declare(
+        20, "Tokens to draft in each step under the fixed policy."
+    )
+    tree_shape: TreeShape = declare(
+        "best_first",
+        "Shape of the draft: path is the best path of the beam search, beams all its final paths, "
+        "best_first the nodes that are likeliest to be reached.",
+        option="tree",
+    )
+    max_nodes: Annotated[int, Interval(ge=1, le=MAX_TREE_NODES)] = declare(
+        32, "Most tokens to verify in one step of one request."
+    )
+    drafter_weight: Annotated[float, Interval(ge=0, le=1)] | Literal["adaptive"] = declare(
+        0.5,
+        "Weight of the drafter (1) against the causal proxy (0) in the path search, lambda of "
+        "Eq. 8; adaptive follows the side that was right lately.",
+    )
+    num_outcomes: Annotated[int, Interval(ge=0, le=MAX_OUTCOMES)] | Literal["auto"] = declare(
+        "auto",
+        "Most outcomes of a verification to draft for while it runs; 0: none; auto: as many as "
+        "their cost allows.",
+    )
 
     def __post_init__(self) -> None:
-        one_of("policy", self.policy, get_args(DraftLengthPolicy))
-        one_of("tree_shape", self.tree_shape, get_args(TreeShape))
-        k = integer("num_draft_tokens", self.num_draft_tokens)
-        require(1 <= k <= MAX_DRAFT_TOKENS, "num_draft_tokens", k, f"from 1 to {MAX_DRAFT_TOKENS}")
-        nodes = integer("max_nodes", self.max_nodes)
-        require(1 <= nodes <= MAX_TREE_NODES, "max_nodes", nodes, f"from 1 to {MAX_TREE_NODES}")
-        if self.drafter_weight != "adaptive":
-            weight = number("drafter_weight", self.drafter_weight, "a number, or 'adaptive'")
-            require(0 <= weight <= 1, "drafter_weight", weight, "from 0 to 1, or 'adaptive'")
-        if self.num_outcomes != "auto":
-            count = integer("num_outcomes", self.num_outcomes, "an integer, or 'auto'")
-            limit = f"from 0 to {MAX_OUTCOMES}, or 'auto'"
-            require(0 <= count <= MAX_OUTCOMES, "num_outcomes", count, limit)
-
-
-def require(condition: bool, name: str, value: object, expected: str) -> None:
-    """Raise unless a condition on a value holds."""
-    if not condition:
-        raise InvalidRequestError(f"{name} must be {expected}, got {value}")
-
-
-def few(name: str, values: tuple[object, ...], limit: int, kind: str) -> None:
-    require(len(values) <= limit, name, f"{len(values)} {kind}", f"{limit} at most")
-
-
-def integer(name: str, value: object, expected: str = "an integer") -> int:
-    """Return a whole number; neither 1.0 nor True is one."""
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        _refuse(name, value, expected)
-    return int(value)
-
-
-def optional_integer(name: str, value: object) -> int | None:
-    return None if value is None else integer(name, value)
-
-
-def number(name: str, value: object, expected: str = "a number") -> float:
-    """Return a number as it is, or as a float."""
-    if not isinstance(value, Real) or isinstance(value, bool):
-        _refuse(name, value, expected)
-    return value if isinstance(value, int) else float(value)
-
-
-def boolean(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        _refuse(name, value, "True or False")
-    return value
-
-
-def strings(name: str, value: object) -> tuple[str, ...]:
-    """Return several strings; one alone is one of them, not its letters."""
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, list | tuple) or not all(isinstance(one, str) for one in value):
-        _refuse(name, value, "a string or several")
-    return tuple(value)
-
-
-def integers(name: str, value: object) -> tuple[int, ...]:
-    if not isinstance(value, list | tuple):
-        _refuse(name, value, "a list of integers")
-    return tuple([integer(name, one) for one in value])
-
-
-def one_of(name: str, value: object, names: tuple[str, ...]) -> None:
-    """Raise unless a value is one of these names."""
-    if value not in names:
-        _refuse(name, value, f"one of {', '.join(names)}")
-
-
-def _refuse(name: str, value: object, expected: str) -> NoReturn:
-    raise InvalidRequestError(f"{name} must be {expected}, got {value!r:.80}")
-
-
-_SAMPLING_TYPES: dict[str, Check] = {
-    **dict.fromkeys(("temperature", "top_p"), number),
-    **dict.fromkeys(("repetition_penalty", "presence_penalty", "frequency_penalty"), number),
-    **dict.fromkeys(("top_k", "max_tokens"), integer),
-    **dict.fromkeys(("seed", "logprobs"), optional_integer),
-    "stop": strings,
-    "stop_token_ids": integers,
-    "ignore_eos": boolean,
-}
+        check_fields(self)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from diffuspec.cli import display
-from diffuspec.core.config import EngineConfig, SpeculationConfig
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import DrafterError, ModelLoadError, OverloadedError, VerifierError
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput
 from tests.cli.conftest import STEP, TEXT, FakeEngine, error_line
 
@@ -201,7 +201,7 @@ def test_drafting_options_arrive(
 ) -> None:
     result = diffuspec("generate", "Hi", *options.split())
     assert result.exit_code == 0, result.stderr
-    assert engine.last.config.speculation == SpeculationConfig(**expected)
+    assert engine.last.config.speculation == SpeculationParams(**expected)
 
 
 def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeEngine]) -> None:

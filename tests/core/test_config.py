@@ -22,7 +22,7 @@ def test_the_defaults_are_the_papers_constants():
 
 def test_the_default_speculation_is_that_of_a_request():
     config = parse_config({"target": TARGET})
-    assert SpeculationParams(**config.speculation.model_dump()) == SpeculationParams()
+    assert config.speculation == SpeculationParams()
 
 
 WRONG: list[tuple[dict[str, object], str]] = [

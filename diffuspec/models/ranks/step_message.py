@@ -73,13 +73,10 @@ def _describe(request: VerifyRequest) -> dict[str, Any]:
 
 
 def _request(fields: dict[str, Any], prefix: TokenIds) -> VerifyRequest:
-    sampling = dict(fields["sampling"])
-    for name in ("stop", "stop_token_ids"):
-        sampling[name] = tuple(sampling[name])
     return VerifyRequest(
         request_id=fields["request_id"],
         prefix=prefix,
         num_prompt_tokens=fields["num_prompt_tokens"],
         tree=DraftTree(tuple(fields["token_ids"]), tuple(fields["parents"])),
-        sampling=SamplingParams(**sampling),
+        sampling=SamplingParams(**fields["sampling"]),
     )

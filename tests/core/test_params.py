@@ -1,4 +1,4 @@
-"""What users give is checked when it is given, and refused with its value."""
+"""Parameters are checked on construction; a refusal names the value and what is right."""
 
 from __future__ import annotations
 
@@ -25,13 +25,21 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
         ("repetition_penalty", [1], r"repetition_penalty must be a number, got \[1\]"),
         ("stop", 5, "stop must be a string or several, got 5"),
         ("stop", ["a", 5], r"stop must be a string or several, got \['a', 5\]"),
-        ("stop", "", "stop must be strings of 1 to 256 characters"),
+        ("stop", "", "stop must be strings of 1 to 256 characters, got a string of 0 characters"),
+        ("stop", ["a"] * 17, "stop must have at most 16 strings, got 17"),
+        ("stop_token_ids", [1] * 65, "stop_token_ids must have at most 64 integers, got 65"),
+        ("temperature", 10.5, r"temperature must be from 0 to 10, got 10\.5"),
+        ("temperature", float("nan"), "temperature must be from 0 to 10, got nan"),
+        ("top_p", 0, "top_p must be above 0 and at most 1, got 0"),
+        ("top_k", -1, "top_k must be 0 or more, got -1"),
+        ("logprobs", 21, "logprobs must be from 0 to 20, got 21"),
+        ("seed", 2**63, "seed must be from -9223372036854775808 to 9223372036854775807, got"),
         ("stop_token_ids", 5, "stop_token_ids must be a list of integers, got 5"),
         ("stop_token_ids", [1.5], r"stop_token_ids must be an integer, got 1\.5"),
         ("ignore_eos", "no", "ignore_eos must be True or False, got 'no'"),
     ],
 )
-def test_sampling_parameters_of_another_type_are_refused(field, value, message):
+def test_wrong_sampling_parameters_are_refused(field, value, message):
     with pytest.raises(InvalidRequestError, match=message):
         SamplingParams(**{field: value})
 
@@ -48,14 +56,17 @@ def test_sampling_parameters_of_another_type_are_refused(field, value, message):
         ("drafter_weight", "much", "drafter_weight must be a number, or 'adaptive', got 'much'"),
         ("num_outcomes", "all", "num_outcomes must be an integer, or 'auto', got 'all'"),
         ("num_outcomes", None, "num_outcomes must be an integer, or 'auto', got None"),
+        ("num_outcomes", 17, "num_outcomes must be from 0 to 16, or 'auto', got 17"),
+        ("drafter_weight", 1.5, r"drafter_weight must be from 0 to 1, or 'adaptive', got 1\.5"),
+        ("num_draft_tokens", 129, "num_draft_tokens must be from 1 to 128, got 129"),
     ],
 )
-def test_speculation_parameters_of_another_type_are_refused(field, value, message):
+def test_wrong_speculation_parameters_are_refused(field, value, message):
     with pytest.raises(InvalidRequestError, match=message):
         SpeculationParams(**{field: value})
 
 
-def test_a_fresh_seed_is_drawn_only_where_one_is_needed_and_lacks():
+def test_a_fresh_seed_is_drawn_only_for_sampling_without_a_seed():
     sampled = SamplingParams(temperature=0.5)
     assert sampled.with_seed() != sampled.with_seed()
     for complete in (SamplingParams(), SamplingParams(temperature=0.5, seed=0)):
