@@ -28,8 +28,8 @@ from deploy.step_cost import StepCost, cost_table, median_ms, step_cost
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.turns import rotated
+from diffuspec.cli.command import Command
 from diffuspec.cli.display import stdout_console
-from diffuspec.cli.problems import reported
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
@@ -69,7 +69,7 @@ class Row:
     is_same: bool  # token for token, as plain decoding
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     config: _Config = _PIPELINE,
     limit: _Limit = 1,
@@ -83,24 +83,21 @@ def run(
 
     Ends with 1 if any token differs.
     """
-    with reported():
-        out.mkdir(parents=True, exist_ok=True)
-        pipeline = one_at_a_time(load_pipeline(config))
-        asked = [
-            q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"
-        ]
-        modes = _modes(pipeline, draft_length)
-        torch.set_num_threads(pipeline.placement.verifier.num_threads)  # as the roles' processes
-        with ray_cluster(address, pipeline):
-            measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
-        rows = [_row(name, measured.runs) for name in measured.runs if name != _RESTED]
-        costs = _costs(measured.runs)
-        _write(rows, costs, measured.link_bytes, out)
-        console = stdout_console()
-        console.print(_table(rows))
-        console.print(cost_table(costs))
-        console.print(_link_table(measured))
-        console.print(f"written: {out}/results.json, {out}/overlap.png", soft_wrap=True)
+    out.mkdir(parents=True, exist_ok=True)
+    pipeline = one_at_a_time(load_pipeline(config))
+    asked = [q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"]
+    modes = _modes(pipeline, draft_length)
+    torch.set_num_threads(pipeline.placement.verifier.num_threads)  # as the roles' processes
+    with ray_cluster(address, pipeline):
+        measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
+    rows = [_row(name, measured.runs) for name in measured.runs if name != _RESTED]
+    costs = _costs(measured.runs)
+    _write(rows, costs, measured.link_bytes, out)
+    console = stdout_console()
+    console.print(_table(rows))
+    console.print(cost_table(costs))
+    console.print(_link_table(measured))
+    console.print(f"written: {out}/results.json, {out}/overlap.png", soft_wrap=True)
     if not all(row.is_same for row in rows):
         raise typer.Exit(1)
 

@@ -24,8 +24,8 @@ from deploy.local_ray import ray_cluster
 from deploy.runs import Run, answer, one_at_a_time, progress_bar
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.turns import rotated
+from diffuspec.cli.command import Command
 from diffuspec.cli.display import stdout_console
-from diffuspec.cli.problems import reported
 from diffuspec.core.params import SpeculationParams
 from diffuspec.pairs.tiny import QUESTIONS
 
@@ -55,7 +55,7 @@ _Address = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def run(
     config: _Config = None,
     questions: _Questions = QUESTIONS,
@@ -69,17 +69,16 @@ def run(
 
     Ends with 1 if any token differs.
     """
-    with reported():
-        trace.parent.mkdir(parents=True, exist_ok=True)
-        pipeline = _pipeline(config).model_copy(update={"trace": trace.absolute()})
-        asked = first_per_family(load_questions(questions), limit)
-        console = stdout_console()
-        with ray_cluster(address, pipeline):
-            runs = asyncio.run(_measure(pipeline, asked, repeats, max_tokens, console))
-        is_same = all(run.tokens == runs[_PLAIN].tokens for run in runs.values())
-        console.print(_table(pipeline, runs))
-        console.print(f"same tokens: {'yes' if is_same else 'NO'}")
-        console.print(f"trace: {trace} (open it in https://ui.perfetto.dev)", soft_wrap=True)
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    pipeline = _pipeline(config).model_copy(update={"trace": trace.absolute()})
+    asked = first_per_family(load_questions(questions), limit)
+    console = stdout_console()
+    with ray_cluster(address, pipeline):
+        runs = asyncio.run(_measure(pipeline, asked, repeats, max_tokens, console))
+    is_same = all(run.tokens == runs[_PLAIN].tokens for run in runs.values())
+    console.print(_table(pipeline, runs))
+    console.print(f"same tokens: {'yes' if is_same else 'NO'}")
+    console.print(f"trace: {trace} (open it in https://ui.perfetto.dev)", soft_wrap=True)
     if not is_same:
         raise typer.Exit(1)
 

@@ -14,7 +14,7 @@ import typer
 from actors.settings import PipelineConfig, RoleSettings, load_pipeline
 from deploy import role_process
 from deploy.role_process import Addresses, Role, serve
-from diffuspec.cli.problems import EXIT_FAILURE, reported
+from diffuspec.cli.command import EXIT_FAILURE, Server
 from diffuspec.core.errors import ConfigError
 
 TOKEN_VARIABLE = "DIFFUSPEC_TOKEN"
@@ -73,7 +73,7 @@ _TokenFile = Annotated[
 ]
 
 
-@app.command(epilog=EXAMPLE)
+@app.command(cls=Server, epilog=EXAMPLE)
 def run(
     role: _Role,
     config: _Config,
@@ -90,23 +90,22 @@ def run(
 ) -> None:
     """Serve one role of a pipeline over gRPC until SIGTERM."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    with reported():
-        pipeline, token = load_pipeline(config), read_token(token_file)
-        if check:
-            is_serving = asyncio.run(role_process.check(role, pipeline, token, check))
-            raise typer.Exit(0 if is_serving else EXIT_FAILURE)
-        _prepare_process(_role_settings(role, pipeline))
-        addresses = Addresses(
-            host,
-            port,
-            verifier,
-            path_scorer,
-            tuple(drafter or ()),
-            rank,
-            meeting_point,
-            metrics_port,
-        )
-        asyncio.run(serve(role, pipeline, token, addresses, announce=typer.echo))
+    pipeline, token = load_pipeline(config), read_token(token_file)
+    if check:
+        is_serving = asyncio.run(role_process.check(role, pipeline, token, check))
+        raise typer.Exit(0 if is_serving else EXIT_FAILURE)
+    _prepare_process(_role_settings(role, pipeline))
+    addresses = Addresses(
+        host,
+        port,
+        verifier,
+        path_scorer,
+        tuple(drafter or ()),
+        rank,
+        meeting_point,
+        metrics_port,
+    )
+    asyncio.run(serve(role, pipeline, token, addresses, announce=typer.echo))
 
 
 def read_token(path: Path | None) -> str:

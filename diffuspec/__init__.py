@@ -5,13 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from diffuspec.core.config import EngineConfig, load_config, parse_config
-from diffuspec.core.errors import DiffuspecError
-from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import FinishReason
-
 if TYPE_CHECKING:
-    from diffuspec.core.types import RequestOutput
+    from diffuspec.core.config import EngineConfig, load_config, parse_config
+    from diffuspec.core.errors import DiffuspecError
+    from diffuspec.core.params import SamplingParams, SpeculationParams
+    from diffuspec.core.types import FinishReason, RequestOutput
     from diffuspec.engine import Completion, Engine
 
 __all__ = [
@@ -27,15 +25,24 @@ __all__ = [
     "parse_config",
 ]
 
-# What needs torch is imported when it is asked for, so that `diffuspec --help` answers at once.
-_LAZY = {
-    "Completion": "diffuspec.engine",
-    "Engine": "diffuspec.engine",
-    "RequestOutput": "diffuspec.coordinator.sequence",
+# Names are imported on first use: `diffuspec --help` needs none of them, and no torch.
+_MODULES = {
+    "Completion": "engine",
+    "DiffuspecError": "core.errors",
+    "Engine": "engine",
+    "EngineConfig": "core.config",
+    "FinishReason": "core.types",
+    "RequestOutput": "core.types",
+    "SamplingParams": "core.params",
+    "SpeculationParams": "core.params",
+    "load_config": "core.config",
+    "parse_config": "core.config",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in _MODULES:
         raise AttributeError(f"module 'diffuspec' has no attribute {name!r}")
-    return getattr(import_module(_LAZY[name]), name)
+    value = getattr(import_module(f"diffuspec.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value

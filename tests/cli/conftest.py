@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from diffuspec.cli import app
+from diffuspec.cli.app import app
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (

@@ -38,7 +38,8 @@ class Engine(contextlib.nullcontext):
 module = sys.modules["diffuspec.engine"] = types.ModuleType("diffuspec.engine")
 module.Engine, module.Completion, module.Prompt = Engine, object, object
 
-from diffuspec.cli import app, options
+from diffuspec.cli import options
+from diffuspec.cli.app import app
 from diffuspec.core.config import parse_config
 from diffuspec.core.types import RequestOutput
 from diffuspec.core.types import StepStats
@@ -82,17 +83,52 @@ def test_json_from_stdin_by_real_models(pair: tuple[Path, Path]) -> None:
     assert answer["statistics"]["num_output_tokens"] == 16
 
 
-def test_interruption_ends_with_130_and_no_traceback() -> None:
+def test_interrupt_while_answering_is_one_line_and_exit_code_130() -> None:
     with start("-c", ENDLESS) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "word\n"
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate()
-    assert process.returncode == 130
-    assert stderr.strip() == ""
+    assert (process.returncode, stderr) == (130, "interrupted\n")
 
 
-def test_reader_that_goes_away_ends_the_answer() -> None:
+# Runs a module as a command, and interrupts it when it imports another one.
+INTERRUPTED_IMPORT = """
+import os, runpy, signal, sys
+
+command, imported = sys.argv[1:3]
+sys.argv = [command, *sys.argv[3:]]
+
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == imported:
+            os.kill(os.getpid(), signal.SIGINT)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder)
+runpy.run_module(command, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "imported"),
+    [
+        ("diffuspec demo", "pydantic"),
+        ("diffuspec demo", "typer"),
+        ("diffuspec generate Hi", "torch"),
+        ("deploy.demo", "typer"),
+        ("deploy.demo", "ray"),
+    ],
+)
+def test_interrupt_while_importing_is_one_line(command: str, imported: str) -> None:
+    module, *arguments = command.split()
+    with start("-c", INTERRUPTED_IMPORT, module, imported, *arguments) as process:
+        _, stderr = process.communicate()
+    assert stderr == "interrupted\n"
+    assert process.returncode in (130, -signal.SIGINT)  # a shell shows 130 for both
+
+
+def test_closed_pipe_ends_the_answer() -> None:
     with start("-c", ENDLESS) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -103,7 +139,7 @@ def test_reader_that_goes_away_ends_the_answer() -> None:
     assert "Traceback" not in stderr
 
 
-def test_missing_models_are_the_users_mistake(diffuspec: Run, tmp_path: Path) -> None:
+def test_missing_models_are_usage_errors(diffuspec: Run, tmp_path: Path) -> None:
     result = diffuspec("generate", "Hi", "--target", tmp_path / "nowhere")
     assert error_line(result) == f"model directory {tmp_path}/nowhere does not exist"
     assert result.exit_code == 2
@@ -122,7 +158,21 @@ def test_version_and_help(diffuspec: Run) -> None:
 
 
 @pytest.mark.parametrize("command", [["ngram", "shrink"], ["answer"], ["--typo"]])
-def test_unknown_commands_are_the_users_mistake(diffuspec: Run, command: list[str]) -> None:
+def test_unknown_commands_are_usage_errors(diffuspec: Run, command: list[str]) -> None:
     result = diffuspec(*command)
     assert result.exit_code == 2
-    assert command[-1] in result.stderr
+    assert command[-1] in error_line(result)
+
+
+@pytest.mark.parametrize("command", [[], ["ngram"]])
+def test_without_a_command_help_is_shown(diffuspec: Run, command: list[str]) -> None:
+    result = diffuspec(*command)
+    assert (result.exit_code, result.stderr) == (2, "")
+    assert "Usage: " in result.stdout
+
+
+def test_help_shows_flags_without_a_type(diffuspec: Run) -> None:
+    [line] = [
+        line for line in diffuspec("generate", "--help").stdout.splitlines() if "--quiet" in line
+    ]
+    assert "bool" not in line

@@ -1,0 +1,49 @@
+"""The commands of `diffuspec`.
+
+Heavy modules are imported inside the commands, so that help and usage errors come at once.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+import typer
+
+from diffuspec.cli import bench, demo, generate, ngram
+from diffuspec.cli.command import Command, Commands
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Lossless speculative decoding: a diffusion language model drafts, the target verifies.",
+    epilog="Start with [bold]diffuspec demo[/bold]. Every command has --help.",
+)
+app.command("generate", cls=Command, epilog=generate.EXAMPLES)(generate.run)
+app.command("demo", cls=Command)(demo.run)
+app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)
+_ngram = typer.Typer(cls=Commands, no_args_is_help=True, help="N-gram models over token ids.")
+_ngram.command("build", cls=Command, epilog=ngram.EXAMPLES)(ngram.run)
+app.add_typer(_ngram, name="ngram")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        try:
+            typer.echo(f"diffuspec {version('diffuspec')}")
+        except PackageNotFoundError:
+            typer.echo("diffuspec (a checkout, not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Declare the options before the command; their callbacks handle them."""

@@ -1,0 +1,132 @@
+"""What all commands have in common: help, one-line errors, warnings, exit codes.
+
+0    success
+1    a failure while running, or a result that is not as promised (a token differs)
+2    a wrong option, prompt, configuration or model
+130  Ctrl-C
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from diffuspec.cli import EXIT_INTERRUPTED, report_interrupt
+from diffuspec.core.errors import (
+    DiffuspecError,
+    OverloadedError,
+    RequestCancelledError,
+    WorkerError,
+)
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+
+_FAILURES = (WorkerError, OverloadedError, RequestCancelledError)
+_UsageError: Any = typer.BadParameter.__mro__[1]  # typer exports only this child
+
+
+class Command(TyperCommand):
+    """A command that reports errors and warnings as lines on stderr."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        with _warnings_shown():
+            _run(super().main, *args, **options)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+class Server(Command):
+    """A command that configures logging itself."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        _run(TyperCommand.main, self, *args, **options)
+
+
+class Commands(TyperGroup):
+    """A group of commands that report errors and warnings as lines on stderr."""
+
+    def main(self, *args: Any, **options: Any) -> NoReturn:
+        with _warnings_shown():
+            _run(super().main, *args, **options)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _without_flag_types(super().get_params(ctx))
+
+
+def _without_flag_types(params: Sequence[Any]) -> list[Any]:
+    """Let help show `--quiet`, and not `--quiet <bool>`."""
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return list(params)
+
+
+def _run(run: Callable[..., Any], *args: Any, **options: Any) -> NoReturn:
+    """Call typer's own main, and exit with the code of what it returns or raises."""
+    options["standalone_mode"] = False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # print ? for what a narrow encoding lacks
+            stream.reconfigure(errors="replace")
+    try:
+        code = run(*args, **options) or 0
+    except _UsageError as error:
+        code = _report_usage(error)
+    except DiffuspecError as error:
+        _print_error(str(error))
+        code = EXIT_FAILURE if isinstance(error, _FAILURES) else EXIT_USAGE
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        _print_error(where + (error.strerror or str(error)))
+        code = EXIT_FAILURE
+    if code == EXIT_INTERRUPTED:  # what typer makes of KeyboardInterrupt
+        report_interrupt()
+    sys.exit(code)
+
+
+def _report_usage(error: Any) -> int:
+    """Print what is wrong with an option or argument, and where its help is; return 2."""
+    if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help instead
+        help_of = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
+        _print_error(_describe(error) + help_of)
+    return EXIT_USAGE
+
+
+def _describe(error: Any) -> str:
+    """Return the message of a usage error, without the phrases that are pydantic's own."""
+    message = error.format_message().replace("Value error, ", "").rstrip(".")
+    found = re.fullmatch(r"Invalid value for '(.+)': Input should be (.+?)(, unable .+)?", message)
+    if found is None:
+        return f"{message[:1].lower()}{message[1:]}"
+    [problem, *_] = error.__cause__.errors()
+    expected = found[2].replace("a valid integer", "an integer").replace("a valid ", "a ")
+    return f"{found[1]} must be {expected}, got {problem['input']!r:.80}"
+
+
+def _print_error(message: str) -> None:
+    typer.echo(f"error: {' '.join(message.split())}", err=True)
+
+
+@contextlib.contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Print what our packages log as a warning on stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("warning: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in ("diffuspec", "actors", "deploy")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
