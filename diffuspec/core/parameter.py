@@ -60,7 +60,6 @@ def declare(default: Any, help: str, *, option: str = "") -> Any:
     return field(default=default, metadata={"description": help, "option": option})
 
 
-@functools.cache
 def declared(cls: Any) -> tuple[Parameter, ...]:
     """Return what a class declares, in the order of its fields."""
     hints = get_type_hints(cls, include_extras=True)
@@ -114,17 +113,18 @@ def check_fields(params: object) -> None:
 
     Numbers of numpy become Python's, lists become tuples. Raises InvalidRequestError.
     """
-    kind: Any = type(params)  # hashable, which mypy does not know
-    for name, check in _checks(kind):
+    for name, check in _checks(type(params)):
         value = getattr(params, name)
         plain = check(value)
         if plain is not value:
             object.__setattr__(params, name, plain)
 
 
-@functools.cache
-def _checks(cls: Any) -> tuple[tuple[str, Check], ...]:
+def _make_checks(cls: type) -> tuple[tuple[str, Check], ...]:
     return tuple((parameter.name, _make_check(parameter)) for parameter in declared(cls))
+
+
+_checks: Callable[[type], tuple[tuple[str, Check], ...]] = functools.cache(_make_checks)
 
 
 def _make_check(parameter: Parameter) -> Check:

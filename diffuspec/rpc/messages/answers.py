@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
-from diffuspec.core.params import DraftLengthPolicy, SpeculationParams
+from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import FinishReason, PreDraftResult, Prompt, RequestOutput, StepStats
 from diffuspec.rpc.limits import DEFAULT_LIMITS
-from diffuspec.rpc.messages.values import (
-    TREE_SHAPE_NAMES,
-    TREE_SHAPES,
-    logprobs_from_proto,
-    logprobs_to_proto,
-)
+from diffuspec.rpc.messages.parameters import parameters_from_proto, parameters_to_proto
+from diffuspec.rpc.messages.values import logprobs_from_proto, logprobs_to_proto
 from diffuspec.v1 import coordinator_pb2
-
-_POLICIES: dict[DraftLengthPolicy, coordinator_pb2.DraftLengthPolicy] = {
-    "paper": coordinator_pb2.DRAFT_LENGTH_POLICY_PAPER,
-    "cost_aware": coordinator_pb2.DRAFT_LENGTH_POLICY_COST_AWARE,
-    "fixed": coordinator_pb2.DRAFT_LENGTH_POLICY_FIXED,
-    "off": coordinator_pb2.DRAFT_LENGTH_POLICY_OFF,
-}
-_POLICY_NAMES = {number: name for name, number in _POLICIES.items()}
 
 _FINISH_REASONS: dict[FinishReason | None, coordinator_pb2.FinishReason] = {
     None: coordinator_pb2.FINISH_REASON_UNSPECIFIED,
@@ -95,44 +83,14 @@ def _message_to_proto(message: Any) -> coordinator_pb2.ChatMessage:
 
 
 def speculation_to_proto(speculation: SpeculationParams) -> coordinator_pb2.SpeculationParams:
-    message = coordinator_pb2.SpeculationParams(
-        policy=_POLICIES[speculation.policy],
-        num_draft_tokens=speculation.num_draft_tokens,
-        tree_shape=TREE_SHAPES[speculation.tree_shape],
-        max_nodes=speculation.max_nodes,
-    )
-    if speculation.drafter_weight == "adaptive":
-        message.adaptive_drafter_weight = True
-    else:
-        message.fixed_drafter_weight = speculation.drafter_weight
-    if speculation.num_outcomes == "auto":
-        message.auto_outcomes = True
-    else:
-        message.num_outcomes = speculation.num_outcomes
-    return message
+    return parameters_to_proto(speculation, coordinator_pb2.SpeculationParams)
 
 
 def speculation_from_proto(
     message: coordinator_pb2.SpeculationParams, defaults: SpeculationParams
 ) -> SpeculationParams:
     """Lay what a message sets over the service's own. Raises InvalidRequestError."""
-    given: dict[str, Any] = {}
-    if message.policy:
-        given["policy"] = _known(_POLICY_NAMES, message.policy, "policy")
-    if message.tree_shape:
-        given["tree_shape"] = _known(TREE_SHAPE_NAMES, message.tree_shape, "tree_shape")
-    for name in ("num_draft_tokens", "max_nodes"):
-        if message.HasField(name):
-            given[name] = getattr(message, name)
-    if message.adaptive_drafter_weight:
-        given["drafter_weight"] = "adaptive"
-    elif message.WhichOneof("drafter_weight") == "fixed_drafter_weight":
-        given["drafter_weight"] = message.fixed_drafter_weight
-    if message.auto_outcomes:
-        given["num_outcomes"] = "auto"
-    elif message.WhichOneof("outcomes") == "num_outcomes":
-        given["num_outcomes"] = message.num_outcomes
-    return replace(defaults, **given)
+    return parameters_from_proto(message, defaults)
 
 
 def _known(names: Any, number: int, field: str) -> Any:

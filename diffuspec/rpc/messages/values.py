@@ -19,57 +19,30 @@ from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, TreeShape
 from diffuspec.core.types import Draft, DraftTree, Lattice, TokenLogprobs, Verdict
+from diffuspec.rpc.messages.parameters import (
+    enum_numbers,
+    parameters_from_proto,
+    parameters_to_proto,
+)
 from diffuspec.v1 import types_pb2, verifier_pb2
 
-TREE_SHAPES: dict[TreeShape, types_pb2.TreeShape] = {
-    "path": types_pb2.TREE_SHAPE_PATH,
-    "beams": types_pb2.TREE_SHAPE_BEAMS,
-    "best_first": types_pb2.TREE_SHAPE_BEST_FIRST,
-}
-TREE_SHAPE_NAMES = {number: name for name, number in TREE_SHAPES.items()}
+TREE_SHAPES: dict[Any, Any] = enum_numbers(types_pb2.TreeShape.DESCRIPTOR)  # by TreeShape
+TREE_SHAPE_NAMES: dict[int, TreeShape] = {number: name for name, number in TREE_SHAPES.items()}
 
+_DEFAULT_SAMPLING = SamplingParams()
 _MAX_CANDIDATES = 256
 
 _Alternatives: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
 
 
 def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
-    try:
-        return types_pb2.SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=sampling.seed,
-            repetition_penalty=sampling.repetition_penalty,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            max_tokens=sampling.max_tokens,
-            stop=sampling.stop,
-            stop_token_ids=sampling.stop_token_ids,
-            ignore_eos=sampling.ignore_eos,
-            logprobs=sampling.logprobs,
-        )
-    except (ValueError, UnicodeError) as error:
-        raise InvalidRequestError(f"sampling parameters cannot be sent: {error}") from error
+    """Raises InvalidRequestError for numbers that no field can hold."""
+    return parameters_to_proto(sampling, types_pb2.SamplingParams)
 
 
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
     """Raises InvalidRequestError."""
-    given: dict[str, Any] = {
-        name: getattr(message, name)
-        for name in ("top_p", "seed", "repetition_penalty", "max_tokens", "logprobs")
-        if message.HasField(name)
-    }
-    return SamplingParams(
-        temperature=message.temperature,
-        top_k=message.top_k,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=message.ignore_eos,
-        **given,
-    )
+    return parameters_from_proto(message, _DEFAULT_SAMPLING)
 
 
 def tree_to_proto(tree: DraftTree) -> types_pb2.DraftTree:

@@ -1,0 +1,110 @@
+"""Declared parameters as messages, and back.
+
+A message holds a parameter in the field of the same name. A choice is an enum whose values end in
+the words, UNSPECIFIED being 0. Where a word may stand in place of a number, a oneof holds the
+number (in NAME or fixed_NAME) or a bool whose name begins with the word. What a message does not
+set takes the default; so does 0 in a field that cannot tell 0 from not set.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.parameter import Parameter, declared
+
+P = TypeVar("P", bound=Any)  # a dataclass that declares parameters
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """How a message holds a parameter."""
+
+    name: str  # of the parameter
+    field: str  # of its value
+    flags: Mapping[str, str]  # the bool field of each word that may stand in place of a number
+    numbers: Mapping[str, int]  # the enum's number of each word of a choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a message holds all parameters of a class."""
+
+    slots: tuple[_Slot, ...]
+    # The parameter of each field, and the words that values of the field stand for, if they do.
+    fields: Mapping[str, tuple[str, Mapping[object, str] | None]]
+
+
+def parameters_to_proto(params: object, kind: type[M]) -> M:
+    """Return a message of a kind that sets every parameter. Raises InvalidRequestError."""
+    given: dict[str, Any] = {}
+    for slot in _layout(type(params), kind).slots:
+        value = getattr(params, slot.name)
+        if slot.numbers:
+            given[slot.field] = slot.numbers[value]
+        elif slot.flags and value in slot.flags:
+            given[slot.flags[value]] = True
+        else:
+            given[slot.field] = value
+    try:
+        return kind(**given)
+    except (ValueError, UnicodeError) as error:
+        raise InvalidRequestError(f"parameters cannot be sent: {error}") from error
+
+
+def parameters_from_proto(message: Message, defaults: P) -> P:
+    """Return the defaults overlaid with what a message sets. Raises InvalidRequestError."""
+    given: dict[str, Any] = {}
+    fields = _layout(type(defaults), type(message)).fields
+    for field, value in message.ListFields():
+        name, words = fields[field.name]
+        if words is None:
+            given[name] = value if isinstance(value, int | float | str) else tuple(value)
+        elif value in words:
+            given[name] = words[value]
+        elif field.enum_type is not None:
+            right = ", ".join(words.values())
+            raise InvalidRequestError(f"{name} must be one of {right}, got {value}")
+    return replace(defaults, **given)
+
+
+def enum_numbers(enum: EnumDescriptor) -> dict[str, int]:
+    """Return the number of each word of an enum, without UNSPECIFIED."""
+    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
+    return {one.name.removeprefix(prefix).lower(): one.number for one in enum.values if one.number}
+
+
+def _make_layout(cls: type, kind: Any) -> _Layout:
+    slots = tuple(_find_slot(parameter, kind.DESCRIPTOR) for parameter in declared(cls))
+    fields: dict[str, tuple[str, Mapping[object, str] | None]] = {}
+    for slot in slots:
+        words: dict[object, str] = {number: word for word, number in slot.numbers.items()}
+        fields[slot.field] = slot.name, words or None
+        fields |= {flag: (slot.name, {True: word}) for word, flag in slot.flags.items()}
+    return _Layout(slots, fields)
+
+
+_layout: Callable[[type, type], _Layout] = functools.cache(_make_layout)
+
+
+def _find_slot(parameter: Parameter, message: Descriptor) -> _Slot:
+    fields = message.fields_by_name
+    field = fields.get(parameter.name) or fields[f"fixed_{parameter.name}"]
+    if field.enum_type is not None:
+        return _Slot(parameter.name, field.name, {}, enum_numbers(field.enum_type))
+    flags = {word: _flag(word, field) for word in parameter.words}
+    return _Slot(parameter.name, field.name, flags, {})
+
+
+def _flag(word: str, number: FieldDescriptor) -> str:
+    """Return the name of the bool that stands for a word in place of a number."""
+    assert number.containing_oneof is not None, f"{number.full_name} is not in a oneof"
+    members = [field.name for field in number.containing_oneof.fields if field is not number]
+    return next(name for name in members if name.startswith(f"{word}_"))
