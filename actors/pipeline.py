@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -22,13 +23,12 @@ from ray.exceptions import RayError
 from actors.placement import CONTROL, Handle, Place, Placement, locate
 from actors.roles.coordinator import CoordinatorActor
 from actors.settings import PipelineConfig
-from actors.supervision.coordinator_keeper import CoordinatorKeeper
-from actors.supervision.drafter_keeper import DrafterKeeper
-from actors.supervision.keeping import keep
+from actors.supervision.coordinator_supervisor import CoordinatorSupervisor
+from actors.supervision.drafter_supervisor import DrafterSupervisor
 from actors.supervision.resumption import ResumedAnswer
 from actors.supervision.role_actor import ActorLostError, RoleActor
 from actors.supervision.verifier_group import SupervisedVerifier
-from diffuspec.core.errors import DiffuspecError, DrafterError
+from diffuspec.core.errors import DiffuspecError, DrafterError, OverloadedError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
@@ -61,10 +61,10 @@ class Pipeline:
         self.config = config
         self._token = new_token()
         self._placement: Placement | None = None
-        self._coordinator: CoordinatorKeeper | None = None
-        self._drafters: tuple[DrafterKeeper, ...] = ()
-        self._keeping: list[asyncio.Task[None]] = []
-        self._answers: set[ResumedAnswer] = set()  # under way
+        self._coordinator: CoordinatorSupervisor | None = None
+        self._drafters: tuple[DrafterSupervisor, ...] = ()
+        self._answers: set[ResumedAnswer] = set()  # not finished
+        self._is_draining = False
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -74,7 +74,7 @@ class Pipeline:
         await self.stop()
 
     @property
-    def coordinator(self) -> CoordinatorKeeper:
+    def coordinator(self) -> CoordinatorSupervisor:
         assert self._coordinator is not None, "start() comes first"
         return self._coordinator
 
@@ -86,18 +86,17 @@ class Pipeline:
         """
         self._placement = placement = await Placement.reserve(self.config, self._token)
         try:
-            self._coordinator = coordinator = CoordinatorKeeper(placement)
+            self._coordinator = coordinator = CoordinatorSupervisor(placement)
             self._drafters = tuple(
-                DrafterKeeper(index, placement, coordinator)
+                DrafterSupervisor(index, placement, coordinator)
                 for index in range(self.config.num_drafters)
             )
-            self._keeping = [
-                keep(drafter.run(), f"{drafter.name}'s keeper") for drafter in self._drafters
-            ]
+            for drafter in self._drafters:
+                drafter.supervise()
             await coordinator.start()
-            self._keeping.append(keep(coordinator.run(), "the coordinator's keeper"))
-            await asyncio.gather(*(drafter.settled.wait() for drafter in self._drafters))
-            await self._prove()
+            coordinator.supervise()
+            await asyncio.gather(*(drafter.tried() for drafter in self._drafters))
+            await self._test_drafting()
         except BaseException:
             await self.stop()
             raise
@@ -105,18 +104,16 @@ class Pipeline:
     async def stop(self) -> None:
         """Let running requests finish within the drain time, then end all actors.
 
-        When it is interrupted or fails they end at once.
+        Actors are replaced until then: a coordinator that is lost costs no answer. All end at once
+        when this is interrupted or fails.
         """
-        keeping, self._keeping = self._keeping, []
-        for task in keeping:
-            task.cancel()
+        self._is_draining = True
         try:
-            await asyncio.gather(*keeping, return_exceptions=True)
             if self._coordinator is not None:
-                await self._coordinator.drain()
-            if self._answers:
-                closed = [answer.closed for answer in self._answers]
-                await asyncio.wait(closed, timeout=_READ_SECONDS)
+                await self._drain(self._coordinator)
+                await self._halt()
+                await self._coordinator.stop()
+                await self._answers_closed(_READ_SECONDS)
             await asyncio.gather(*(drafter.stop() for drafter in self._drafters))
         finally:
             await self._release()
@@ -134,6 +131,8 @@ class Pipeline:
         the tokens that were yielded already: a request's tokens do not depend on who decodes it.
         Raises ActorLostError when there is no other in time, and what `Frontend.stream` does.
         """
+        if self._is_draining:
+            raise OverloadedError("the pipeline is shutting down; try again later")
         sampling = sampling.with_seed()  # an answer begun again has to be the same
 
         async def ask() -> AsyncGenerator[RequestOutput]:
@@ -159,7 +158,7 @@ class Pipeline:
 
     async def status(self) -> ServiceStatus:
         """Tell how the roles are. Answers also while there is no coordinator."""
-        actor, reason = self.coordinator.actor, self.coordinator.reason
+        actor, reason = self.coordinator.actor, self.coordinator.problem
         if actor is not None:
             try:
                 status: ServiceStatus = await actor.call("status", seconds=_STATUS_SECONDS)
@@ -170,18 +169,18 @@ class Pipeline:
 
     async def metrics(self) -> str:
         """Return the coordinator's Prometheus series as text. Raises ActorLostError."""
-        actor = await self.coordinator.current()
+        actor = (await self.coordinator.serving()).actor
         text: str = await actor.call("metrics", seconds=_STATUS_SECONDS)
         return text
 
     async def link_bytes(self) -> dict[str, tuple[int, int]]:
         """Return the bytes sent and received on each link between roles. Raises ActorLostError."""
-        actor = await self.coordinator.current()
+        actor = (await self.coordinator.serving()).actor
         links: dict[str, tuple[int, int]] = await actor.call("link_bytes", seconds=_STATUS_SECONDS)
-        for keeper in self._drafters:
-            if keeper.drafter is not None:
-                name = f"{keeper.name} - {keeper.scorer_name}"
-                links[name] = await keeper.drafter.call("link_bytes", seconds=_STATUS_SECONDS)
+        for one in self._drafters:
+            if one.drafter is not None:
+                name = f"{one.name} - {one.scorer_name}"
+                links[name] = await one.drafter.call("link_bytes", seconds=_STATUS_SECONDS)
         return links
 
     async def describe(self) -> tuple[RoleReport, ...]:
@@ -189,30 +188,50 @@ class Pipeline:
         coordinator = self.coordinator
         actor = coordinator.actor
         address = actor.ready.address if actor is not None else ""
-        reports = [_report("coordinator", actor, address, coordinator.reason)]
-        for keeper in self._drafters:
-            for name, one in ((keeper.name, keeper.drafter), (keeper.scorer_name, keeper.scorer)):
-                reports.append(_report(name, one, one.ready if one else "", keeper.reason))
+        reports = [_report("coordinator", actor, address, coordinator.problem)]
+        for one in self._drafters:
+            for name, role in ((one.name, one.drafter), (one.scorer_name, one.scorer)):
+                reports.append(_report(name, role, role.ready if role else "", one.problem))
         if actor is not None:
             reports += await _describe_ranks(actor)
         return tuple(reports)
 
+    async def _drain(self, coordinator: CoordinatorSupervisor) -> None:
+        """Let running requests finish; those of a lost coordinator go on with the next one."""
+        seconds = self.config.deadlines.drain_seconds
+        ends_at = time.monotonic() + seconds
+        if not await coordinator.drain(seconds):
+            await self._answers_closed(ends_at - time.monotonic())
+
+    async def _answers_closed(self, seconds: float) -> None:
+        """Wait until every answer has been read to its end, or the time is over."""
+        if self._answers:
+            closed = [answer.closed for answer in self._answers]
+            await asyncio.wait(closed, timeout=max(seconds, 0.0))
+
+    async def _halt(self) -> None:
+        """End the supervision: what is lost from now on is not replaced."""
+        supervisors = [*self._drafters, *([self._coordinator] if self._coordinator else [])]
+        await asyncio.gather(*(one.halt() for one in supervisors))
+
     async def _release(self) -> None:
         placement, self._placement = self._placement, None
         try:
+            await self._halt()
             if placement is not None:
                 await placement.release()
         finally:
             if self._coordinator is not None:
-                await self._coordinator.close()
+                await self._coordinator.leave()
+            self._is_draining = False
 
-    async def _prove(self) -> None:
-        """Have one prompt answered with drafts, if there is anybody to draft."""
-        if not any(drafter.reason == "" for drafter in self._drafters):
+    async def _test_drafting(self) -> None:
+        """Have one prompt answered with drafts, if there is a drafter."""
+        if not any(drafter.problem == "" for drafter in self._drafters):
             return
-        actor = await self.coordinator.current()
+        actor = (await self.coordinator.serving()).actor
         try:
-            await actor.call("prove", seconds=self.config.deadlines.start_seconds)
+            await actor.call("test_drafting", seconds=self.config.deadlines.start_seconds)
         except DrafterError as error:
             logger.warning("the first answer was decoded plainly: %s", error)
 
@@ -222,10 +241,10 @@ class Pipeline:
         seconds = self.config.deadlines.start_seconds
         try:
             async with asyncio.timeout(seconds):
-                return await self.coordinator.client()
+                return (await self.coordinator.serving()).client
         except TimeoutError as error:
             raise ActorLostError(
-                f"there is no coordinator since {seconds:g} seconds: {self.coordinator.reason}"
+                f"there is no coordinator since {seconds:g} seconds: {self.coordinator.problem}"
             ) from error
 
     async def _cancel_there(self, request_id: str) -> bool:
@@ -233,7 +252,7 @@ class Pipeline:
         if self.coordinator.actor is None:
             return False
         try:
-            return await (await self.coordinator.client()).cancel(request_id)
+            return await (await self.coordinator.serving()).client.cancel(request_id)
         except (ActorLostError, TransportError) as error:
             logger.warning("the coordinator could not be told to cancel %s: %s", request_id, error)
             return False
@@ -241,13 +260,13 @@ class Pipeline:
     async def _wait_for_another(self, error: TransportError) -> None:
         """Wait until the coordinator that was lost is known to be. Raises the error if it is not:
         then it was the way to it that failed, and would fail again."""
-        actor = self.coordinator.actor
-        if actor is None:
+        service = self.coordinator.service
+        if service is None:
             return
         seconds = self.config.deadlines.silence_seconds + _SLACK_SECONDS
         try:
             async with asyncio.timeout(seconds):
-                await self.coordinator.replaced(actor)
+                await self.coordinator.replaced(service)
         except TimeoutError:
             raise error from None
 

@@ -18,7 +18,8 @@ from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
-from actors.supervision.keeping import keep, log_problem
+from actors.supervision.background import in_background, log_problem
+from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import ConfigError, DiffuspecError, WorkerError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.rpc.client.connection import Connection
@@ -40,7 +41,7 @@ Remote = TypeVar("Remote", RemoteVerifier, RemotePathScorer)
 
 _LOOPBACK = "127.0.0.1"
 _CHECK_SECONDS = 5.0
-_MIN_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # between attempts to reach another role
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # between attempts to reach another role
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,28 +187,28 @@ async def _coordinator(
             serve_metrics(addresses.metrics_port, _LOOPBACK, actor.engine.metrics.registry)
         for index, address in enumerate(addresses.drafters):
             connection = _connect_drafter(actor, drafter_name(index), address)
-            connecting.append(keep(connection, f"the connection to {drafter_name(index)}"))
+            connecting.append(in_background(connection, f"the connection to {drafter_name(index)}"))
         yield Hosted(ready.address)
     finally:
         for task in connecting:
             task.cancel()
         await asyncio.gather(*connecting, return_exceptions=True)
+        await actor.drain(config.deadlines.drain_seconds)
         await actor.stop()
 
 
 async def _connect_drafter(actor: CoordinatorActor, name: str, address: str) -> None:
-    """Try until the drafter is there; from then on the connection mends itself."""
-    pause = _MIN_PAUSE_SECONDS
+    """Retry until the drafter answers; a connection that breaks later is renewed by itself."""
+    backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     while True:
         try:
             await actor.connect_drafter(name, address)
             return
-        except Exception as error:  # it is tried for ever
+        except Exception as error:
             if not isinstance(error, DiffuspecError):
                 log_problem(name, error)
             await actor.disconnect_drafter(name, str(error))
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+        await asyncio.sleep(backoff.failed())
 
 
 async def _target_info(config: PipelineConfig, token: str, addresses: Addresses) -> TargetInfo:
@@ -220,7 +221,7 @@ async def _target_info(config: PipelineConfig, token: str, addresses: Addresses)
 
 async def _reach(kind: type[Remote], address: str, config: PipelineConfig, token: str) -> Remote:
     """Connect to a role once it is there; it is left again. Raises what says that it is not."""
-    security, pause = config.security(token), _MIN_PAUSE_SECONDS
+    security, backoff = config.security(token), Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     ends_at = asyncio.get_running_loop().time() + config.deadlines.start_seconds
     while True:
         try:
@@ -229,8 +230,7 @@ async def _reach(kind: type[Remote], address: str, config: PipelineConfig, token
             if asyncio.get_running_loop().time() > ends_at:
                 raise
             logger.info("waiting for %s: %s", address, error)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE_SECONDS)
+            await asyncio.sleep(backoff.failed())
         else:
             await remote.close()
             return remote

@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias
 
 from prometheus_client import generate_latest
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.coordinator.drafter_pool import DrafterPool
@@ -113,7 +113,7 @@ class CoordinatorActor:
         self._engine: Engine | None = None
         self._heartbeat = Heartbeat(config.deadlines.silence_seconds)
         self._server: RoleServer | None = None
-        self._is_stopping = False
+        self._is_draining = False
         self._verifier: HostedVerifier | None = None
         self._health = StepHealth(config.deadlines.verify_seconds)
 
@@ -144,7 +144,7 @@ class CoordinatorActor:
         observed = _ObservedVerifier(verifier, self._health)
         self._engine = engine = Engine(config.engine, observed, drafter, tokenizer, tracer=tracer)
         self._resources.push_async_callback(self._leave_drafters)
-        await engine.complete(probe.prompt(verifier.info), probe.SAMPLING, _PLAIN)
+        await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()
         servicer = CoordinatorServicer(self, engine.default_speculation, self._health)
         server = RoleServer([servicer], self._security, host, port, limits)
@@ -166,8 +166,8 @@ class CoordinatorActor:
             address, self._security, deadline_seconds=seconds, limits=limits
         )
         try:
-            await remote.draft([probe.draft_request(self.verifier.info)])
-            await remote.release(probe.REQUEST_ID)
+            await remote.draft([self_test.draft_request(self.verifier.info)])
+            await remote.release(self_test.REQUEST_ID)
         except BaseException:
             await remote.close()
             raise
@@ -184,10 +184,10 @@ class CoordinatorActor:
             self._pool.remove(remote)
             await remote.close()
 
-    async def prove(self) -> None:
-        """Answer a prompt with drafts. Raises DrafterError when no step had one."""
-        prompt = probe.prompt(self.verifier.info)
-        answer = await self.engine.complete(prompt, probe.SAMPLING, probe.SPECULATION)
+    async def test_drafting(self) -> None:
+        """Answer a short prompt with drafts. Raises DrafterError when no step had one."""
+        prompt = self_test.prompt(self.verifier.info)
+        answer = await self.engine.complete(prompt, self_test.SAMPLING, self_test.SPECULATION)
         if not any(step.num_tree_nodes for step in answer.steps):
             causes = sorted({str(step.fallback) for step in answer.steps})
             raise DrafterError(f"a whole answer was decoded plainly: {', '.join(causes)}")
@@ -200,7 +200,7 @@ class CoordinatorActor:
         request_id: str | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds; see `Frontend.stream`."""
-        if self._is_stopping:
+        if self._is_draining:
             raise OverloadedError("the coordinator is shutting down; try again later")
         stream = self.engine.stream(prompt, sampling, speculation, request_id)
         async with contextlib.aclosing(stream):
@@ -242,22 +242,26 @@ class CoordinatorActor:
         }
 
     async def is_healthy(self) -> bool:
-        """Whether its event loop gets to work; that requests wait is no reason to end it.
+        """Return whether the event loop runs, also while it drains and while requests wait.
 
-        Callable from any thread's event loop.
+        May be called from the event loop of any thread.
         """
-        return self._heartbeat.is_alive and not self._is_stopping
+        return self._heartbeat.is_alive
 
-    async def stop(self) -> None:
-        """Refuse new requests, let running ones finish within the drain time, end everything.
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests; return when the others have finished, or the time is over.
 
-        Until then it answers: requests can be cancelled, and new ones hear why they are refused.
+        Requests that have not finished by then are cancelled. The service answers until stop().
         """
-        self._is_stopping = True
+        self._is_draining = True
         if self._server is not None:
             self._server.announce_end()
         if self._engine is not None:
-            await self._engine.stop(self._config.deadlines.drain_seconds)
+            await self._engine.stop(seconds)
+
+    async def stop(self) -> None:
+        """Cancel running requests and end everything."""
+        await self.drain(0.0)
         await self._resources.aclose()
 
     def _open_trace(self, path: Path) -> Tracer:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError
@@ -66,12 +66,12 @@ class DrafterActor:
         self._scorer = await self._connect(scorer_address)
         self._drafter = DiffuSpecDrafter(model, self._scorer)
         self._info = info
-        await self._probe()
+        await self._draft_once()
         self._servicer = DrafterServicer(self._drafter)
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
-        await self._resources.enter_async_context(self._servicer.health.probed(self._probe))
+        await self._resources.enter_async_context(self._servicer.health.probed(self._draft_once))
         await self._resources.enter_async_context(self._heartbeat)
         return server.address
 
@@ -95,20 +95,20 @@ class DrafterActor:
         servicer = self._servicer
         return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()
 
-    async def prove(self) -> None:
-        """Draft once: whether it can now, whatever its last steps came to. Raises DrafterError."""
+    async def try_draft(self) -> None:
+        """Draft once, as a trial after failed steps. Raises DrafterError."""
         assert self._servicer is not None, "start() comes first"
-        await self._servicer.health.prove(self._probe)
+        await self._servicer.health.prove(self._draft_once)
 
     async def stop(self) -> None:
         """Finish the steps under way and end the server."""
         self._servicer = None
         await self._resources.aclose()
 
-    async def _probe(self) -> None:
+    async def _draft_once(self) -> None:
         assert self._drafter is not None and self._info is not None
-        await self._drafter.draft([probe.draft_request(self._info)])
-        await self._drafter.release(probe.REQUEST_ID)
+        await self._drafter.draft([self_test.draft_request(self._info)])
+        await self._drafter.release(self_test.REQUEST_ID)
 
     async def _connect(self, address: str) -> RemotePathScorer:
         seconds = self._config.deadlines.search_seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.core.interfaces import TargetInfo
@@ -35,7 +35,7 @@ class PathScorerActor:
         scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
 
         async def search() -> None:
-            await scorer.search([probe.draft_request(info)], [probe.lattice(info)])
+            await scorer.search([self_test.draft_request(info)], [self_test.lattice(info)])
 
         await search()
         self._servicer = PathScorerServicer(scorer)

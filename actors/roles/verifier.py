@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import TargetInfo, Verifier
@@ -91,12 +91,12 @@ class VerifierRank:
         self._steps = steps = WatchedVerifier(leader or target)
         watches = [steps.watch()] if leader is None else [steps.watch(), leader.watch()]
         self._work = asyncio.create_task(_first_of(watches))
-        await steps.probe()
+        await steps.test()
         limits = self._config.limits(self._config.deadlines.verify_seconds)
         servicer = VerifierServicer(steps)
         server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
-        await self._resources.enter_async_context(servicer.health.probed(steps.probe))
+        await self._resources.enter_async_context(servicer.health.probed(steps.test))
         return server.address
 
     async def run(self) -> None:
@@ -228,7 +228,7 @@ class WatchedVerifier:
         await self._is_broken.wait()
         raise VerifierUnavailableError(self._failure)
 
-    async def probe(self) -> None:
+    async def test(self) -> None:
         """Take a small step. Raises what verify() does."""
         await _take_small_step(self)
 
@@ -236,8 +236,8 @@ class WatchedVerifier:
         """Raises VerifierUnavailableError when it is not the requests that made a step fail."""
         try:
             await _take_small_step(self._verifier)
-        except VerifierError as probe_error:
-            reason = f"a step failed with: {error}; and a probe of the verifier with: {probe_error}"
+        except VerifierError as test_error:
+            reason = f"a step failed with: {error}; and a self-test with: {test_error}"
             self._give_up(reason)
             raise VerifierUnavailableError(reason) from error
 
@@ -247,8 +247,8 @@ class WatchedVerifier:
 
 
 async def _take_small_step(verifier: Verifier) -> None:
-    await verifier.verify([probe.verify_request(verifier.info)])
-    await verifier.release(probe.REQUEST_ID)
+    await verifier.verify([self_test.verify_request(verifier.info)])
+    await verifier.release(self_test.REQUEST_ID)
 
 
 async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from actors.placement import CONTROL, Handle, Place, locate
 from actors.settings import MAX_MISSES
-from actors.supervision.keeping import log_problem
+from actors.supervision.background import log_problem
 from diffuspec.core.errors import DiffuspecError, WorkerError
 
 Ready = TypeVar("Ready")

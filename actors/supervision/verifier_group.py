@@ -8,17 +8,13 @@ sends whole prefixes again, every answer goes on where it was.
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from actors.placement import Handle, Place
 from actors.settings import DeadlineSettings
-from actors.supervision.keeping import keep, log_problem
 from actors.supervision.rank_set import RankSet
+from actors.supervision.supervisor import Supervisor
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import Verdict, VerifyRequest
@@ -26,25 +22,11 @@ from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 
-logger = logging.getLogger(__name__)
-
-_MAX_PAUSE_SECONDS = 30.0
-_STABLE_SECONDS = 5.0  # a group that served for so long is made anew without a pause
-_MAX_LOST_STEPS = 2  # in a row, for no reason that the ranks know of
-_MAX_RECOVERIES = 100  # remembered
+_MAX_LOST_STEPS = 2  # in a row, while the ranks say that they are well
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """A group that was lost and made anew."""
-
-    reason: str
-    seconds: float  # from when it was noticed until the new one served
-    num_builds: int
-
-
-class VerifierGroup:
-    """Owns the ranks of one pipeline, one set of them after the other. Lives in one event loop.
+class VerifierGroup(Supervisor[RankSet]):
+    """Keeps the ranks of one verifier in service. Lives in one event loop.
 
     create_rank makes the actor of a rank, as `VerifierRank`; host says where rank 0 may listen.
     """
@@ -56,134 +38,71 @@ class VerifierGroup:
         deadlines: DeadlineSettings,
         host: Callable[[Place], str],
     ) -> None:
-        self.recoveries: deque[Recovery] = deque(maxlen=_MAX_RECOVERIES)
+        super().__init__("the verifier")
         self._create_rank = create_rank
         self._num_ranks = num_ranks
         self._deadlines = deadlines
         self._host = host
-        self._ranks: RankSet | None = None
-        self._problem = "it was not started"  # why there is no set of ranks
-        self._is_settled = asyncio.Event()  # there are ranks, or there will be none any more
-        self._complaint: asyncio.Queue[str]
-        self._keeper: asyncio.Task[None] | None = None
+        self._complaint: asyncio.Queue[str]  # about the ranks in service
 
     @property
     def ranks(self) -> RankSet | None:
-        """The ranks that serve now."""
-        return self._ranks
-
-    @property
-    def problem(self) -> str:
-        """Why no step can be verified now; "" when one can."""
-        return "" if self._ranks is not None else self._problem
-
-    async def start(self) -> str:
-        """Start the ranks; return rank 0's address.
-
-        Raises what a rank raised, and VerifierUnavailableError when they are late.
-        """
-        ranks = await self._build()
-        self._serve(ranks)
-        self._keeper = keep(self._keep(ranks), "the verifier's keeper")
-        return ranks.address
+        """The ranks in service; None while there are none."""
+        return self._thing
 
     async def ready(self, seconds: float) -> RankSet:
-        """Return the ranks that serve.
+        """Wait for ranks in service.
 
-        Raises VerifierUnavailableError when there are none after so many seconds, VerifierError
-        when there will be none any more.
+        Raises VerifierUnavailableError when there are none within the time, VerifierError once
+        the group was stopped.
         """
         try:
             async with asyncio.timeout(seconds):
-                await self._is_settled.wait()
+                ranks = await self.current()
         except TimeoutError as error:
-            reason = f"the verifier is being made anew: {self._problem}"
+            reason = f"the verifier is being started again: {self.problem}"
             raise VerifierUnavailableError(reason) from error
-        if self._ranks is None:
-            raise VerifierError(f"there is no verifier any more: {self._problem}")
-        return self._ranks
+        if ranks is None:
+            raise VerifierError(f"there is no verifier any more: {self.problem}")
+        return ranks
 
     async def suspect(self, ranks: RankSet, reason: str, is_certain: bool) -> None:
-        """Hear that a step of these ranks was lost or late; ask them how they are.
+        """Check the ranks after a lost or late step; have them replaced if one is not well.
 
-        They have to go if one of them is not well, or it is certain anyway.
+        is_certain: have them replaced anyway.
         """
-        wrong = await ranks.examine() or (reason if is_certain else "")
-        if wrong and ranks is self._ranks:
-            self._complain(wrong)
+        trouble = await ranks.examine() or (reason if is_certain else "")
+        if trouble and ranks is self.ranks and self._complaint.empty():
+            self._complaint.put_nowait(trouble)
 
     async def stop(self) -> None:
-        """Let the ranks finish what they are doing, then end them."""
-        keeper, self._keeper = self._keeper, None
-        if keeper is not None:
-            keeper.cancel()
-            await asyncio.wait([keeper])
-        if self._ranks is not None:
-            await self._ranks.stop()
-        self._lose("it was stopped")
-        self._is_settled.set()
+        """Let the ranks finish their steps, then end them, and start no others."""
+        await self.halt()
+        if self.ranks is not None:
+            await self.ranks.stop()
+        self.close("it was stopped")
 
-    def _complain(self, reason: str) -> None:
-        """Have the ranks that serve now replaced."""
-        if self._complaint.empty():
-            self._complaint.put_nowait(reason)
+    async def bring_up(self) -> RankSet:
+        """Start the ranks. Raises what one of them raised, VerifierUnavailableError if late."""
+        ranks = await RankSet.start(self._create_rank, self._num_ranks, self._host, self._deadlines)
+        self._complaint = asyncio.Queue(1)
+        return ranks
 
-    def _serve(self, ranks: RankSet) -> None:
-        self._ranks, self._problem = ranks, ""
-        self._complaint = asyncio.Queue(1)  # nothing is said of these yet
-        self._is_settled.set()
-
-    def _lose(self, reason: str) -> None:
-        self._ranks, self._problem = None, reason
-        self._is_settled.clear()
-
-    async def _build(self) -> RankSet:
-        return await RankSet.start(self._create_rank, self._num_ranks, self._host, self._deadlines)
-
-    async def _keep(self, ranks: RankSet) -> None:
-        """Watch a set of ranks and replace it when it is lost, for ever."""
-        num_losses = 0
-        while True:
-            served_since = time.monotonic()
-            reason = await self._loss(ranks)
-            ranks.kill()
-            self._lose(reason)
-            logger.warning("the verifier is lost and will be made anew: %s", reason)
-            lost_at = time.monotonic()
-            num_losses = 0 if lost_at - served_since >= _STABLE_SECONDS else num_losses + 1
-            ranks, num_builds = await self._replace(num_losses)
-            recovery = Recovery(reason, time.monotonic() - lost_at, num_builds)
-            self.recoveries.append(recovery)
-            self._serve(ranks)
-            logger.warning("the verifier serves again after %.1f seconds", recovery.seconds)
-
-    async def _loss(self, ranks: RankSet) -> str:
-        """Wait until the ranks have to go; return why."""
+    async def watch(self, thing: RankSet) -> str:
         causes = [
-            asyncio.create_task(ranks.trouble()),
+            asyncio.create_task(thing.trouble()),
             asyncio.create_task(self._complaint.get()),
         ]
         try:
             done, _ = await asyncio.wait(causes, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
-        except Exception as error:
-            log_problem("the ranks cannot be watched", error)
-            return str(error)
+            return done.pop().result()
         finally:
             for cause in causes:
                 cause.cancel()
 
-    async def _replace(self, num_losses: int) -> tuple[RankSet, int]:
-        """Start new ranks, with pauses that grow between attempts; return how many it took."""
-        num_builds = 1
-        while True:
-            await asyncio.sleep(_pause_seconds(num_losses + num_builds - 1))
-            try:
-                return await self._build(), num_builds
-            except Exception as error:  # of Ray too
-                log_problem("new ranks do not start", error)
-                self._problem = str(error)
-            num_builds += 1
+    async def drop(self, thing: RankSet | None, reason: str) -> None:
+        if thing is not None:
+            thing.kill()
 
 
 class SupervisedVerifier:
@@ -212,6 +131,7 @@ class SupervisedVerifier:
 
     async def __aenter__(self) -> Self:
         await self.group.start()
+        self.group.supervise()
         try:
             await self._connected()
         except BaseException:
@@ -286,7 +206,3 @@ class SupervisedVerifier:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
-
-
-def _pause_seconds(num_failures: int) -> float:
-    return 0.0 if num_failures == 0 else float(min(2 ** (num_failures - 1), _MAX_PAUSE_SECONDS))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from diffuspec.core.errors import DrafterError
@@ -38,7 +38,7 @@ async def test_a_drafter_that_is_late_is_healthy_for_a_while(
 
     monkeypatch.setattr(DiffusionDrafter, "_draft", draft)
     with pytest.raises(DrafterError, match="did not answer before the deadline"):
-        await remote.draft([probe.draft_request(target_info)])
+        await remote.draft([self_test.draft_request(target_info)])
     await asyncio.sleep(1.0)
     assert await drafter.is_healthy()
     may_go_on.set()

@@ -207,8 +207,8 @@ async def hang_coordinator(pipeline: Pipeline) -> None:
         loop = coordinator._heartbeat._beating.get_loop()
         loop.call_soon_threadsafe(time.sleep, 3600)
 
-    actor = await pipeline.coordinator.current()
-    await actor.handle.__ray_call__.remote(hang)
+    service = await pipeline.coordinator.serving()
+    await service.actor.handle.__ray_call__.remote(hang)
 
 
 @pytest.mark.parametrize("lose", [kill_coordinator, hang_coordinator])

@@ -78,7 +78,7 @@ async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_comes(
     assert answer.token_ids == expected
     assert (await coordinator.status()).degraded_reasons == ("drafter 0: it has not come yet",)
     await coordinator.connect_drafter("drafter 0", drafter_address)
-    await coordinator.prove()
+    await coordinator.test_drafting()
     answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
     assert answer.token_ids == expected and len(answer.steps) < len(expected)
 
@@ -105,17 +105,18 @@ async def test_while_it_drains_it_answers_and_is_not_serving(coordinator, token)
     client = await RemoteCoordinator.connect(coordinator.ready.address, Security(token))
     answer = client.stream(MESSAGES, LONG, PLAIN, "long")
     await anext(answer)
-    stopping = asyncio.create_task(coordinator.stop())
+    draining = asyncio.create_task(coordinator.drain(30))
     await asyncio.sleep(0)
-    assert not await client.check_health(5) and not await coordinator.is_healthy()
+    assert not await client.check_health(5), "clients have to go elsewhere"
+    assert await coordinator.is_healthy(), "it must not be replaced"
     with pytest.raises(OverloadedError, match="shutting down"):
         await anext(client.stream(MESSAGES, SHORT))
-    assert (await client.status()).num_running == 1 and not stopping.done()
+    assert (await client.status()).num_running == 1 and not draining.done()
     assert await client.cancel("long")
     with pytest.raises(RequestCancelledError):
         async for _ in answer:
             pass
-    await stopping
+    await draining
     await client.close()
 
 
@@ -130,7 +131,7 @@ async def test_a_drafter_that_is_let_go_is_named_in_the_status(coordinator, draf
     await coordinator.disconnect_drafter("drafter 0", "its node is gone")
     assert (await coordinator.status()).degraded_reasons == ("drafter 0: its node is gone",)
     with pytest.raises(DrafterError, match="decoded plainly"):
-        await coordinator.prove()
+        await coordinator.test_drafting()
 
 
 async def test_a_drafter_that_is_not_there_is_refused(coordinator):

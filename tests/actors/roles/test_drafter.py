@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from diffuspec.core.errors import ConfigError, DrafterError, NgramError, VocabularyError
@@ -68,10 +68,10 @@ async def test_a_drafter_goes_on_with_another_scorer(drafter, scorer, pipeline, 
     with pytest.raises(DrafterError):
         await remote.draft([request()])
     with pytest.raises(DrafterError):
-        await drafter.prove()
+        await drafter.try_draft()
     other = PathScorerActor(pipeline, token)
     await drafter.use_scorer(await other.start(target_info, HOST))
-    await drafter.prove()
+    await drafter.try_draft()
     after = await remote.draft([request()])
     assert after[0].tree == before[0].tree
     await remote.close()
@@ -147,6 +147,6 @@ async def test_a_pipeline_without_a_drafter_has_none_to_serve(token, target_info
         await DrafterActor(config, token).start(target_info, "", "127.0.0.1:1", HOST)
 
 
-async def test_the_probes_suit_the_smallest_vocabulary(target_info):
-    assert probe.prompt(target_info) == [0, 1, 2, 3]
-    assert probe.lattice(target_info).token_ids.max() == target_info.vocab_size - 1
+async def test_the_self_tests_suit_the_smallest_vocabulary(target_info):
+    assert self_test.prompt(target_info) == [0, 1, 2, 3]
+    assert self_test.lattice(target_info).token_ids.max() == target_info.vocab_size - 1

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
 from actors.settings import PipelineConfig, VerifierSettings, parse_pipeline
 from diffuspec.coordinator.coordinator import Coordinator
@@ -32,7 +32,7 @@ from diffuspec.rpc.security import Security
 from tests.support.fakes import FAKE_TARGET, FakeVerifier, decode_plainly
 
 PLAIN = SpeculationParams(policy="off")
-STEP = [probe.verify_request(FAKE_TARGET)]
+STEP = [self_test.verify_request(FAKE_TARGET)]
 SAMPLED = SamplingParams(temperature=0.8, seed=4)
 
 
@@ -135,7 +135,7 @@ async def test_what_prevents_a_start_is_named_before_anything_is_loaded(
     await rank.stop()
 
 
-async def test_steps_that_fail_where_a_probe_does_too_are_the_verifiers_fault() -> None:
+async def test_steps_that_fail_where_the_self_test_does_too_are_the_verifiers_fault() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     watch = asyncio.create_task(watched.watch())

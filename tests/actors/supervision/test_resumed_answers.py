@@ -10,7 +10,7 @@ import pytest
 
 from actors.pipeline import Pipeline
 from actors.placement import Placement
-from actors.supervision.coordinator_keeper import CoordinatorKeeper
+from actors.supervision.coordinator_supervisor import CoordinatorSupervisor
 from diffuspec.core.errors import RequestCancelledError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats
@@ -53,7 +53,7 @@ async def test_an_answer_begun_again_is_drawn_with_the_same_seed(monkeypatch: An
 
 async def test_an_answer_is_cancelled_while_there_is_no_coordinator() -> None:
     pipeline = Pipeline(tiny_pipeline())
-    pipeline._coordinator = CoordinatorKeeper(Placement(pipeline.config, "token", NOWHERE))
+    pipeline._coordinator = CoordinatorSupervisor(Placement(pipeline.config, "token", NOWHERE))
     victim = asyncio.create_task(anext(pipeline.stream("a", request_id="victim")))
     await asyncio.sleep(0)
     assert not await pipeline.cancel("other")

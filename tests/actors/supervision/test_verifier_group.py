@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from actors.roles import probe
+from actors.roles import self_test
 from actors.roles.verifier import LOOPBACK
 from actors.settings import DeadlineSettings
-from actors.supervision import verifier_group
+from actors.supervision import supervisor
 from actors.supervision.rank_set import RankSet
 from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
 from diffuspec.core.errors import ModelLoadError, VerifierError, VerifierUnavailableError
@@ -22,7 +22,7 @@ from diffuspec.rpc.server.servicers import VerifierServicer
 from tests.support.fakes import FAKE_TARGET, FakeVerifier, Gate
 
 DEADLINES = DeadlineSettings(start_seconds=5, verify_seconds=1, health_seconds=0.1)
-STEP = [probe.verify_request(FAKE_TARGET)]
+STEP = [self_test.verify_request(FAKE_TARGET)]
 
 
 @dataclass(eq=False)
@@ -68,7 +68,7 @@ class Builder:
 def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
     builder = Builder()
     monkeypatch.setattr(RankSet, "start", builder.start)
-    monkeypatch.setattr(verifier_group, "_pause_seconds", lambda num_failures: 0.0)
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_SECONDS", 0.0)
     return builder
 
 
@@ -88,14 +88,15 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_lost_ranks_are_killed_and_made_anew(builder: Builder, group: VerifierGroup) -> None:
     first, second = FakeRanks("a:1"), FakeRanks("b:2")
     builder.to_come = [first, VerifierUnavailableError("late"), RuntimeError("of Ray"), second]
-    assert await group.start() == "a:1"
+    assert (await group.start()).address == "a:1"
+    group.supervise()
     assert group.problem == ""
     first.loss.set_result("rank 1 died")
     await until(lambda: bool(group.recoveries))
     assert first.is_dead and not second.is_dead
     assert (await group.ready(1)).address == "b:2"
     [recovery] = group.recoveries
-    assert (recovery.reason, recovery.num_builds) == ("rank 1 died", 3)
+    assert (recovery.reason, recovery.num_attempts) == ("rank 1 died", 3)
 
 
 async def test_ranks_that_cannot_be_watched_are_made_anew(
@@ -104,6 +105,7 @@ async def test_ranks_that_cannot_be_watched_are_made_anew(
     first = FakeRanks("a:1")
     builder.to_come = [first, FakeRanks("b:2")]
     await group.start()
+    group.supervise()
     first.loss.set_exception(OSError("no connection to the cluster"))
     await until(lambda: bool(group.recoveries))
     assert first.is_dead and group.recoveries[0].reason == "no connection to the cluster"
@@ -114,22 +116,12 @@ async def test_callers_hear_why_there_are_no_ranks(builder: Builder, group: Veri
     ranks = FakeRanks("a:1")
     builder.to_come = [ranks]
     await group.start()
+    group.supervise()
     builder.gate.close()
     ranks.loss.set_result("rank 1 died")
     await until(lambda: group.problem != "")
-    with pytest.raises(VerifierUnavailableError, match="being made anew: rank 1 died"):
+    with pytest.raises(VerifierUnavailableError, match="being started again: rank 1 died"):
         await group.ready(0.01)
-
-
-async def test_ranks_are_made_anew_however_often_that_fails(
-    builder: Builder, group: VerifierGroup
-) -> None:
-    ranks = FakeRanks("a:1")
-    builder.to_come = [ranks, *(OSError(f"no disk {i}") for i in range(30)), FakeRanks("b:2")]
-    await group.start()
-    ranks.loss.set_result("rank 1 died")
-    await until(lambda: builder.num_builds == 32)
-    assert (await group.ready(1)).address == "b:2"
 
 
 async def test_callers_hear_why_new_ranks_do_not_start(
@@ -138,12 +130,13 @@ async def test_callers_hear_why_new_ranks_do_not_start(
     ranks = FakeRanks("a:1")
     builder.to_come = [ranks, OSError("no disk")]
     await group.start()
-    monkeypatch.setattr(
-        verifier_group, "_pause_seconds", lambda num_failures: 60.0 * (num_failures > 1)
-    )
+    monkeypatch.setattr(supervisor, "_FIRST_PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor, "_MAX_PAUSE_SECONDS", 60.0)
+    monkeypatch.setattr(supervisor, "_STABLE_SECONDS", 0.0)
+    group.supervise()
     ranks.loss.set_result("rank 1 died")
     await until(lambda: builder.num_builds == 2)
-    with pytest.raises(VerifierUnavailableError, match="being made anew: no disk"):
+    with pytest.raises(VerifierUnavailableError, match="being started again: no disk"):
         await group.ready(0.01)
 
 
@@ -154,11 +147,6 @@ async def test_a_first_start_that_fails_is_not_tried_again(
     with pytest.raises(ModelLoadError, match="no such directory"):
         await group.start()
     assert builder.num_builds == 1
-
-
-def test_pauses_grow_and_are_bounded() -> None:
-    pauses = [verifier_group._pause_seconds(number) for number in range(8)]
-    assert pauses == [0, 1, 2, 4, 8, 16, 30, 30]
 
 
 # ---- steps that are lost or late

@@ -1,4 +1,4 @@
-"""Work that is to go on until it is cancelled, whatever happens."""
+"""Tasks that run until they are cancelled, and problems that do not end them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from diffuspec.core.errors import DiffuspecError
 logger = logging.getLogger(__name__)
 
 
-def keep(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Start work; should an error end it, the log says so."""
+def in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Start a task; if an error ends it, log that at level critical."""
     task = asyncio.create_task(work, name=name)
-    task.add_done_callback(_tell)
+    task.add_done_callback(_log_error)
     return task
 
 
 def log_problem(what: str, error: Exception) -> None:
-    """Say what went wrong; where it came from too, if it is no error of ours."""
+    """Log an error that is survived, with a traceback unless it is a DiffuspecError."""
     trace = None if isinstance(error, DiffuspecError) else error
     logger.warning("%s: %s", what, error, exc_info=trace)
 
 
-def _tell(task: asyncio.Task[None]) -> None:
+def _log_error(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        logger.critical("%s has ended, and nobody does its work", task.get_name(), exc_info=error)
+        logger.critical("%s has ended with an error", task.get_name(), exc_info=error)

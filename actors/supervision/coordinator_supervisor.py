@@ -1,0 +1,133 @@
+"""Supervision of a pipeline's coordinator, and with it of the verifier that it owns."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+
+from actors.placement import Place, Placement
+from actors.roles.coordinator import Ready
+from actors.supervision.background import log_problem
+from actors.supervision.role_actor import ActorLostError, RoleActor, start_actor
+from actors.supervision.supervisor import Supervisor
+from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
+from diffuspec.core.errors import DiffuspecError
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+
+_SLACK_SECONDS = 5.0  # beyond the drain time, for the call that drains
+
+
+def open_verifier(placement: Placement) -> SupervisedVerifier:
+    """Return the verifier of a pipeline, not started; the coordinator's process calls this."""
+    config = placement.config
+    num_ranks = config.placement.verifier.tensor_parallel
+    seconds = config.deadlines.verify_seconds
+    return SupervisedVerifier(
+        VerifierGroup(placement.create_rank, num_ranks, config.deadlines, placement.host),
+        config.security(placement.token),
+        seconds,
+        config.limits(seconds),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Service:
+    """A coordinator that serves."""
+
+    actor: RoleActor[Ready]
+    client: RemoteCoordinator
+
+
+class CoordinatorSupervisor(Supervisor[Service]):
+    """Keeps a coordinator in service, with a client of it."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__("the coordinator")
+        self._placement = placement
+
+    @property
+    def service(self) -> Service | None:
+        """The coordinator in service, and its client; None while there is none."""
+        return self._thing
+
+    @property
+    def actor(self) -> RoleActor[Ready] | None:
+        """The coordinator in service; None while there is none."""
+        return self._thing.actor if self._thing is not None else None
+
+    async def serving(self) -> Service:
+        """Wait for a coordinator in service. Raises ActorLostError once this is closed."""
+        service = await self.current()
+        if service is None:
+            raise ActorLostError("the pipeline was stopped")
+        return service
+
+    async def bring_up(self) -> Service:
+        """Start a coordinator and its verifier, and connect to it."""
+        placement, config = self._placement, self._placement.config
+        handle = placement.create_coordinator(self.num_starts + 1)
+
+        async def start(place: Place) -> Ready:
+            host = placement.host(place)
+            ready: Ready = await handle.start.remote(partial(open_verifier, placement), host)
+            return ready
+
+        seconds = config.deadlines.start_seconds
+        actor = await start_actor("coordinator", handle, start, seconds)
+        try:
+            client = await RemoteCoordinator.connect(
+                actor.ready.address,
+                config.security(placement.token),
+                deadline_seconds=config.deadlines.answer_seconds,
+                limits=config.coordinator_limits(),
+            )
+        except BaseException:
+            actor.kill()
+            raise
+        return Service(actor, client)
+
+    async def watch(self, thing: Service) -> str:
+        return await thing.actor.watch(self._placement.config.deadlines.health_seconds)
+
+    async def drop(self, thing: Service | None, reason: str) -> None:
+        if thing is not None:
+            thing.actor.kill()
+            await thing.client.close()
+
+    async def drain(self, seconds: float) -> bool:
+        """Have the coordinator refuse new requests and finish the others within a time.
+
+        Returns whether they have ended; False when the coordinator is lost meanwhile.
+        """
+        service = self._thing
+        if service is None:
+            return False
+        call = service.actor.call("drain", seconds, seconds=seconds + _SLACK_SECONDS)
+        draining = asyncio.create_task(call)
+        loss = asyncio.create_task(self.replaced(service))
+        try:
+            await asyncio.wait({draining, loss}, return_when=asyncio.FIRST_COMPLETED)
+            if draining.done():
+                draining.result()
+            return draining.done()
+        except DiffuspecError as error:
+            log_problem("the coordinator was not drained", error)
+            return False
+        finally:
+            draining.cancel()
+            loss.cancel()
+
+    async def stop(self) -> None:
+        """End the coordinator and what it still runs. Comes after halt() and before leave()."""
+        if self._thing is not None:
+            await self._thing.actor.stop(0.0)
+        else:
+            self.close("stopped")
+
+    async def leave(self) -> None:
+        """Close the client: what the coordinator said last must have been read by now."""
+        service = self._thing
+        self.close("stopped")
+        if service is not None:
+            await service.client.close()

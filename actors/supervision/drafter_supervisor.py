@@ -1,0 +1,188 @@
+"""Supervision of one drafter and its path scorer.
+
+A scorer that is lost is replaced without loading the drafter again. A drafter that cannot be
+started costs speed, never the service: the coordinator is told the reason and decodes without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from actors.placement import Handle, Place, Placement
+from actors.roles.coordinator import Ready, drafter_name
+from actors.supervision.background import log_problem
+from actors.supervision.coordinator_supervisor import CoordinatorSupervisor, Service
+from actors.supervision.role_actor import FAILING, ActorLostError, RoleActor, kill, start_actor
+from actors.supervision.supervisor import Supervisor
+from diffuspec.core.errors import DiffuspecError
+
+
+class DrafterSupervisor(Supervisor[Service]):
+    """Keeps the two actors of one bundle up. In service: drafting for this coordinator."""
+
+    def __init__(
+        self, index: int, placement: Placement, coordinator: CoordinatorSupervisor
+    ) -> None:
+        super().__init__(drafter_name(index))
+        self.scorer_name = f"path scorer {index}"
+        self.drafter: RoleActor[str] | None = None
+        self.scorer: RoleActor[str] | None = None
+        self._index = index
+        self._placement = placement
+        self._coordinator = coordinator
+        self._deadlines = placement.config.deadlines
+
+    async def stop(self) -> None:
+        """End both actors, the drafter first. Comes after halt()."""
+        for actor in (self.drafter, self.scorer):
+            if actor is not None:
+                await actor.stop(self._deadlines.draft_seconds)
+        self.drafter = self.scorer = None
+        self.close("stopped")
+
+    async def bring_up(self) -> Service:
+        """Start the missing actors and connect the coordinator to the drafter.
+
+        Both processes start at once, while the coordinator starts; the scorer serves first.
+        """
+        drafter = None if self.drafter else self._placement.create_drafter(self._index)
+        scorer = None
+        try:
+            scorer = None if self.scorer else self._placement.create_path_scorer(self._index)
+            coordinator = await self._coordinator.serving()
+            target = coordinator.actor.ready
+            if scorer is not None:
+                self.scorer = await self._start_scorer(scorer, target)
+                if self.drafter is not None:
+                    await self._ask_drafter("use_scorer", self.scorer.ready)
+            assert self.scorer is not None
+            if drafter is not None:
+                self.drafter = await self._start_drafter(drafter, target, self.scorer.ready)
+        except BaseException:
+            for handle, actor in ((drafter, self.drafter), (scorer, self.scorer)):
+                if handle is not None and actor is None:
+                    kill(handle)
+            raise
+        await self._connect(coordinator)
+        return coordinator
+
+    async def watch(self, thing: Service) -> str:
+        """Wait until an actor is lost, and drop it, or the coordinator is replaced."""
+        assert self.drafter is not None and self.scorer is not None
+        scorer = asyncio.create_task(self.scorer.watch(self._deadlines.health_seconds))
+        drafter = asyncio.create_task(self._drafter_trouble(self.drafter, scorer))
+        change = asyncio.create_task(self._coordinator.replaced(thing))
+        tasks = {drafter, scorer, change}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if scorer.done():
+                self._drop_scorer()
+                return f"{self.scorer_name}: {scorer.result()}"
+            if drafter.done():
+                self._drop_drafter()
+                return drafter.result()
+            return "the coordinator was replaced"
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def drop(self, thing: Service | None, reason: str) -> None:
+        """Tell the coordinator to do without the drafter, and end the actors that are not well."""
+        await self._report(reason)
+        if self.scorer is not None and await self._trouble(self.scorer):
+            self._drop_scorer()
+        if self.drafter is not None and (trouble := await self._trouble(self.drafter)):
+            is_excused = trouble == FAILING and (
+                self.scorer is None or await self._can_draft(self.drafter)
+            )
+            if not is_excused:
+                self._drop_drafter()
+
+    async def _connect(self, coordinator: Service) -> None:
+        """Have the coordinator connect to the drafter, which has to draft once."""
+        assert self.drafter is not None
+        address, seconds = self.drafter.ready, 3 * self._deadlines.draft_seconds
+        try:
+            await coordinator.actor.call("connect_drafter", self.name, address, seconds=seconds)
+        except ActorLostError:
+            raise  # the coordinator is lost, not the drafter
+        except DiffuspecError:
+            self._drop_drafter()
+            raise
+
+    async def _start_scorer(self, handle: Handle, target: Ready) -> RoleActor[str]:
+        async def start(place: Place) -> str:
+            address: str = await handle.start.remote(target.info, self._placement.host(place))
+            return address
+
+        return await start_actor(self.scorer_name, handle, start, self._deadlines.start_seconds)
+
+    async def _start_drafter(
+        self, handle: Handle, target: Ready, scorer_address: str
+    ) -> RoleActor[str]:
+        async def start(place: Place) -> str:
+            host = self._placement.host(place)
+            address: str = await handle.start.remote(
+                target.info, target.vocabulary, scorer_address, host
+            )
+            return address
+
+        return await start_actor(self.name, handle, start, self._deadlines.start_seconds)
+
+    async def _ask_drafter(self, method: str, *arguments: object) -> None:
+        assert self.drafter is not None
+        try:
+            await self.drafter.call(method, *arguments, seconds=self._deadlines.search_seconds)
+        except DiffuspecError:
+            self._drop_drafter()
+            raise
+
+    async def _drafter_trouble(self, drafter: RoleActor[str], scorer: asyncio.Task[str]) -> str:
+        """Wait until the drafter has to be replaced; return the reason.
+
+        Its steps also fail for want of a path scorer: then it is asked whether it can draft.
+        """
+        interval = self._deadlines.health_seconds
+        while True:
+            trouble = await drafter.watch(interval)
+            if trouble == FAILING:
+                await asyncio.wait({scorer}, timeout=4 * interval)
+                if not scorer.done() and await self._can_draft(drafter):
+                    continue
+            return trouble
+
+    async def _can_draft(self, drafter: RoleActor[str]) -> bool:
+        """Ask for a draft now: the cause of earlier failures may be gone."""
+        try:
+            await drafter.call("try_draft", seconds=self._deadlines.draft_seconds)
+        except DiffuspecError as error:
+            log_problem(f"{self.name} cannot draft", error)
+            return False
+        return True
+
+    async def _trouble(self, actor: RoleActor[str]) -> str:
+        try:
+            return await actor.trouble(self._deadlines.health_seconds)
+        except Exception as error:
+            return f"it does not answer: {error!r}"
+
+    async def _report(self, reason: str) -> None:
+        """Have the coordinator disconnect the drafter, and name the reason in its status."""
+        coordinator = self._coordinator.actor
+        if coordinator is None:
+            return
+        try:
+            seconds = self._deadlines.draft_seconds
+            await coordinator.call("disconnect_drafter", self.name, reason, seconds=seconds)
+        except Exception as error:
+            log_problem(f"the coordinator was not told that {self.name} is lost", error)
+
+    def _drop_drafter(self) -> None:
+        if self.drafter is not None:
+            self.drafter.kill()
+        self.drafter = None
+
+    def _drop_scorer(self) -> None:
+        if self.scorer is not None:
+            self.scorer.kill()
+        self.scorer = None
