@@ -42,7 +42,7 @@ class Command(TyperCommand):
             _run(super().main, *args, **options)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
 class Server(Command):
@@ -60,15 +60,21 @@ class Commands(TyperGroup):
             _run(super().main, *args, **options)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _without_flag_types(super().get_params(ctx))
+        return _without_types(super().get_params(ctx))
 
 
-def _without_flag_types(params: Sequence[Any]) -> list[Any]:
-    """Let help show `--quiet`, and not `--quiet <bool>`."""
+def _without_types(params: Sequence[Any]) -> list[Any]:
+    """Let help show `--quiet` and `PROMPT`, not `--quiet <bool>` and `PROMPT <str>`."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
+        elif param.param_type_name == "argument":
+            param.display_type_rich = _no_type
     return list(params)
+
+
+def _no_type(ctx: object) -> str:
+    return ""
 
 
 def _run(run: Callable[..., Any], *args: Any, **options: Any) -> NoReturn:

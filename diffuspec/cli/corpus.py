@@ -1,7 +1,7 @@
-"""Token ids out of text files, conversations and token files, for estimating n-gram models.
+"""Reading text, conversations and token ids for the estimate of an n-gram model.
 
-A text file is cut at line ends into pieces of about PIECE_CHARACTERS; a line of a .jsonl file is a
-piece of its own. Every piece becomes a sentence of the estimate.
+A text file is cut at line ends into pieces of about PIECE_CHARACTERS; each line of a .jsonl file is
+one piece. Each piece becomes one sentence of the estimate.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _EXPECTED = (
 
 
 class CorpusReader:
-    """Reads files as sequences of token ids; loads the tokenizer only if there is text."""
+    """Reads files as sequences of token ids, with the tokenizer of a model directory."""
 
     def __init__(self, files: Sequence[Path], tokenizer_dir: Path) -> None:
-        """Raises ConfigError for files that are not there, before any is read."""
+        """Raises ConfigError if one of the files does not exist."""
         for file in files:
             if not file.is_file():
                 raise ConfigError(f"{file} is not a file")
@@ -36,7 +36,10 @@ class CorpusReader:
         self._num_bytes = sum(file.stat().st_size for file in files)
 
     def read(self, on_progress: Callable[[float], None]) -> Iterator[Sequence[int]]:
-        """Yield the pieces; on_progress hears the share of bytes read. Raises ConfigError."""
+        """Yield the pieces, and call on_progress with the share of bytes read.
+
+        Raises ConfigError and ModelLoadError, naming file and line.
+        """
         num_read = 0
         for file in self._files:
             pieces = self._lines if file.suffix == ".jsonl" else self._pieces
@@ -47,7 +50,7 @@ class CorpusReader:
                 on_progress(num_read / max(1, self._num_bytes))
 
     def _pieces(self, file: Path) -> Iterator[tuple[Sequence[int], int]]:
-        """Yield the token ids of a text file in pieces, and how many bytes each took."""
+        """Yield the pieces of a text file with their sizes in bytes."""
         lines: list[str] = []
         num_characters = num_bytes = 0
         for _, line, size in _text_lines(file):
@@ -62,7 +65,7 @@ class CorpusReader:
             yield self._encode("".join(lines)), num_bytes
 
     def _lines(self, file: Path) -> Iterator[tuple[Sequence[int], int]]:
-        """Yield the token ids of each line of a .jsonl file, and how many bytes it took."""
+        """Yield the lines of a .jsonl file with their sizes in bytes."""
         for number, line, size in _text_lines(file):
             if not line.strip():
                 continue
@@ -73,10 +76,10 @@ class CorpusReader:
 
     def _parse(self, data: Any) -> Sequence[int]:
         if isinstance(data, list):
-            return _token_ids(data)
+            return self._known(data)
         if isinstance(data, dict):
             if "token_ids" in data:
-                return _token_ids(data["token_ids"])
+                return self._known(data["token_ids"])
             if isinstance(data.get("text"), str):
                 return self._encode(data["text"])
             if isinstance(data.get("messages"), list):
@@ -86,9 +89,21 @@ class CorpusReader:
     def _render(self, messages: list[Any]) -> str:
         try:
             rendered: str = self._tokenizer.apply_chat_template(messages, tokenize=False)
-        except Exception as error:  # templates raise what their authors chose
+        except Exception as error:  # a template may raise anything
             raise ValueError(f"the chat template refused the messages: {error}") from error
         return rendered
+
+    def _known(self, value: Any) -> list[int]:
+        """Return token ids. Raises ValueError if the tokenizer does not know one of them."""
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise ValueError("token ids must be a list of integers")
+        if value and not 0 <= min(value) <= max(value) < self._num_ids:
+            unknown = next(token_id for token_id in value if not 0 <= token_id < self._num_ids)
+            raise ValueError(
+                f"token id {unknown} is not below {self._num_ids}, the number of ids that"
+                f" {self._tokenizer_dir} knows; --target names the model that they are of"
+            )
+        return value
 
     def _encode(self, text: str) -> Sequence[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
@@ -106,6 +121,10 @@ class CorpusReader:
 
         return backend(self._tokenizer)
 
+    @cached_property
+    def _num_ids(self) -> int:
+        return int(max(self._tokenizer.get_vocab().values())) + 1
+
 
 def _text_lines(file: Path) -> Iterator[tuple[int, str, int]]:
     """Yield line number, text and size in bytes. Raises ConfigError."""
@@ -115,9 +134,3 @@ def _text_lines(file: Path) -> Iterator[tuple[int, str, int]]:
                 yield number, raw.decode("utf-8"), len(raw)
             except UnicodeDecodeError as error:
                 raise ConfigError(f"{file}, line {number}: not UTF-8 text") from error
-
-
-def _token_ids(value: Any) -> list[int]:
-    if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise ValueError("token ids must be a list of integers")
-    return value

@@ -1,4 +1,4 @@
-"""How answers look: coloured on a terminal, plain in a pipe, or one JSON object."""
+"""Answers as output: coloured on a terminal, plain in a pipe, or one JSON object."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LEGEND = Text.assemble(
 
 
 def stdout_console() -> Console:
-    """A pipe has no width; give it room for a table."""
+    """Return a console on stdout, in a pipe at least as wide as a table needs."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)
@@ -62,21 +62,22 @@ def _styled(increment: RequestOutput) -> Text:
     styled = Text()
     for position, piece in enumerate(increment.pieces):
         is_accepted = position < increment.num_accepted_tokens
-        piece = piece.replace("\x1b", "␛")  # no terminal commands from a model
+        piece = piece.replace("\x1b", "␛")  # a model must not send terminal commands
         styled.append(piece, _ACCEPTED_STYLE if is_accepted else _OWN_STYLE)
     return styled
 
 
 def show_statistics(stats: RequestStats, seed: int | None = None) -> None:
-    """Print a line about the answer on stderr; on a terminal also what the colours mean.
+    """Print a line of statistics on stderr, on a terminal also the meaning of the colours.
 
-    A seed is what the answer was drawn with.
+    seed: of a sampled answer, to repeat it.
     """
     total = stats.total_seconds or 1.0
+    steps = "step" if stats.num_steps == 1 else "steps"
     parts = [
         f"{stats.num_prompt_tokens} + {stats.num_output_tokens} tokens",
         f"{stats.total_seconds:.2f} s, {stats.tokens_per_second:.0f} tokens/s",
-        f"{stats.num_steps} steps of {stats.mean_acceptance_length:.2f} tokens",
+        f"{stats.num_steps} {steps} of {stats.mean_acceptance_length:.2f} tokens",
         f"draft {stats.draft_seconds / total:.0%}",
         f"search {stats.search_seconds / total:.0%}",
         f"verify {stats.verify_seconds / total:.0%}",
@@ -89,7 +90,7 @@ def show_statistics(stats: RequestStats, seed: int | None = None) -> None:
 
 
 def as_json(completion: Completion) -> str:
-    """One line holding a JSON object."""
+    """Return a completion as a JSON object on one line."""
     stats = completion.stats
     statistics = dataclasses.asdict(stats)
     statistics["mean_acceptance_length"] = stats.mean_acceptance_length

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,27 +13,36 @@ from diffuspec.cli import display, options
 from diffuspec.cli.prompts import read_prompt
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SamplingParams
+from diffuspec.pairs.tiny import TARGET
 from diffuspec.telemetry.trace import tracing
 
 if TYPE_CHECKING:
     from diffuspec.core.types import Prompt
 
+logger = logging.getLogger(__name__)
+
 EXAMPLES = """[bold]Examples[/bold]
 
-\b
-  diffuspec generate "Translate this into German: The house is big."
+  diffuspec generate "What is the capital of France?"
   diffuspec generate --file question.txt --temperature 0.8 --seed 7
-  echo "def add(a, b):" | diffuspec generate --raw --json
-  diffuspec generate "Hello" --target Qwen2.5-7B-Instruct --drafter Dream-7B
-  diffuspec generate "Hello" --draft-length off      [dim]# the same text, slower[/dim]
+  echo "What sound does an owl make?" | diffuspec generate --json
+  diffuspec generate "Hello" --target DIR --drafter DIR --ngram FILE
+  diffuspec generate --raw "def add(a, b):" --target DIR --drafter DIR
 """
 
-PromptText = Annotated[str | None, typer.Argument(help="Without it, or with -: read from stdin.")]
-PromptFile = Annotated[Path | None, typer.Option(help="Read the prompt from a file.")]
-Chat = Annotated[
-    bool, typer.Option("--chat/--raw", help="The prompt is a chat message, or text to continue.")
+PromptText = Annotated[
+    str | None, typer.Argument(metavar="PROMPT", help="Without it, or for -, stdin is read.")
 ]
-System = Annotated[str | None, typer.Option(help="System message of the chat.", metavar="TEXT")]
+PromptFile = Annotated[
+    Path | None, typer.Option(help="Read the prompt from a file.", metavar="FILE")
+]
+Chat = Annotated[
+    bool,
+    typer.Option("--chat/--raw", help="Send the prompt as a chat message, or as text to continue."),
+]
+System = Annotated[
+    str | None, typer.Option(help="System message that opens the chat.", metavar="TEXT")
+]
 
 
 def run(
@@ -65,7 +75,7 @@ def run(
     quiet: options.Quiet = False,
     trace: options.Trace = None,
 ) -> None:
-    """Answer one prompt: a diffusion LM drafts, the target's own tokens come out."""
+    """Answer one prompt with the target's own tokens, drafted by a diffusion LM."""
     sampling = SamplingParams(
         temperature=temperature,
         top_p=top_p,
@@ -81,9 +91,11 @@ def run(
         logprobs=logprobs,
     ).with_seed()
     if logprobs is not None and not json:
-        raise InvalidRequestError("--logprobs is shown with --json only")
+        raise InvalidRequestError("--logprobs needs --json")
     speculation = options.drafting(draft_length, tree, max_nodes, drafter_weight)
     settings = options.engine_config(config, target, drafter, ngram, speculation)
+    if not chat and settings.target.path == TARGET:
+        logger.warning("the embedded target was trained on chats only; it cannot continue text")
     request = _prompt(read_prompt(prompt, file), chat, system)
     with tracing(trace) as tracer, options.open_engine(settings, threads, tracer) as engine:
         if json:
@@ -98,7 +110,7 @@ def run(
 def _prompt(text: str, chat: bool, system: str | None) -> Prompt:
     if not chat:
         if system is not None:
-            raise InvalidRequestError("--system is a message of a chat and does not go with --raw")
+            raise InvalidRequestError("--system needs a chat, --raw sends none")
         return text
     messages = [] if system is None else [{"role": "system", "content": system}]
     return [*messages, {"role": "user", "content": text}]

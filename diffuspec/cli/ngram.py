@@ -19,21 +19,24 @@ from diffuspec.pairs.tiny import TARGET
 
 EXAMPLES = """[bold]Examples[/bold]
 
-\b
   diffuspec ngram build manual.txt novel.txt --out text.arpa
   diffuspec ngram build chats.jsonl --target Qwen2.5-7B --out chats.bin
 
-A line of a .jsonl file is a list of token ids, or an object with token_ids, text, or messages (a list of role and content). Every other file is text. A .bin file is smaller and loads faster; making one needs KenLM's build_binary.
-"""  # noqa: E501 - a paragraph of the help, wrapped when it is shown
+A line of a .jsonl file is a list of token ids, or an object with token_ids, text, or messages
+(a list of objects with role and content). All other files are text. A .bin file is smaller and
+loads faster than an .arpa file; to write one, KenLM's build_binary must be on PATH.
+"""
 
-Files = Annotated[list[Path], typer.Argument(help="Text files, or .jsonl files.")]
-Out = Annotated[
-    Path, typer.Option(help="The model: an ARPA file or a KenLM binary.", metavar="FILE.arpa|.bin")
+Files = Annotated[
+    list[Path], typer.Argument(metavar="FILE...", help="Text files, or .jsonl files.")
 ]
-Order = Annotated[int, typer.Option(help="Tokens in an n-gram, 2 to 6.")]
+Out = Annotated[Path, typer.Option(help="The model to write.", metavar="FILE.arpa|FILE.bin")]
+Order = Annotated[int, typer.Option(help="Tokens in the longest n-gram, 2 to 6.", metavar="N")]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option("--target", help="Whose tokenizer reads text. Default: tiny.", metavar="DIR"),
+    typer.Option(
+        "--target", help="Model directory of the tokenizer. Default: tiny.", metavar="DIR"
+    ),
 ]
 
 
@@ -53,7 +56,7 @@ def run(files: Files, out: Out, order: Order = 3, target: Tokenizer = None) -> N
 
 
 def _check(out: Path, order: int) -> None:
-    """Find what cannot work before any work is done. Raises ConfigError."""
+    """Raise ConfigError for an order or output that cannot work."""
     from diffuspec.models.ngram.kenlm_file import MAX_ORDER, MIN_ORDER
 
     if not MIN_ORDER <= order <= MAX_ORDER:
@@ -64,13 +67,13 @@ def _check(out: Path, order: int) -> None:
         raise ConfigError(f"--out: there is no directory {out.parent}")
     if out.suffix == ".bin" and shutil.which("build_binary") is None:
         raise MissingDependencyError(
-            "a .bin file needs KenLM's build_binary on PATH (built from github.com/kpu/kenlm);"
-            " an .arpa file works as well and needs nothing"
+            "--out: a .bin file needs KenLM's build_binary on PATH (from github.com/kpu/kenlm);"
+            " an .arpa file does not"
         )
 
 
 class _Stages:
-    """A progress bar per stage, from its first report on."""
+    """Progress bars, one per stage, shown from its first report."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -85,7 +88,7 @@ class _Stages:
 def _build(
     reader: CorpusReader, out: Path, order: int, report: Callable[[str, float], None]
 ) -> list[int]:
-    """Write the model, complete or not at all; return its number of n-grams by order."""
+    """Write the complete model or nothing. Return its numbers of n-grams by order."""
     from diffuspec.models.ngram.arpa import write_arpa
     from diffuspec.models.ngram.estimate import estimate
     from diffuspec.models.ngram.kenlm_file import build_binary

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they make of the configuration."""
+"""Options that several commands share, and the configuration that they make."""
 
 from __future__ import annotations
 
@@ -31,17 +31,25 @@ def model(text: str, metavar: str) -> Any:
     return _option(_MODELS, text, metavar=metavar)
 
 
-_TARGET = "The model whose output is reproduced: any causal LM of transformers. Default: tiny."
-_DRAFTER = "The diffusion LM that drafts. With --target there is none by default."
-_NGRAM = "KenLM model over token ids, such as `diffuspec ngram build` makes."
-_CONFIG = "All other settings; the options here override it."
-_THREADS = "CPU threads. Default: what torch finds; 1 for the embedded pair."
+_TARGET = (
+    "The model whose output is reproduced: any causal LM of transformers."
+    " Default: the embedded one, which answers only questions like those of `diffuspec demo`."
+)
+_DRAFTER = (
+    "The diffusion LM that drafts; none: plain decoding."
+    " Default: the embedded one, none with --target."
+)
+_NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
+_CONFIG = "Configuration of an engine; the options given here override it."
+_THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
 
 Target = Annotated[Path | None, model(_TARGET, "DIR")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
-Threads = Annotated[int | None, typer.Option(min=1, help=_THREADS, rich_help_panel=_MODELS)]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help=_THREADS, metavar="N", rich_help_panel=_MODELS)
+]
 
 MaxTokens = Annotated[int, _option(_SAMPLING, "Longest answer.")]
 Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.")]
@@ -83,25 +91,20 @@ DrafterWeight = Annotated[
     ),
 ]
 
-Json = Annotated[bool, _option(_OUTPUT, "One JSON object: tokens, text, statistics.", "--json")]
-Quiet = Annotated[bool, _option(_OUTPUT, "No statistics on stderr.", "--quiet")]
-Trace = Annotated[
-    Path | None,
-    _option(
-        _OUTPUT,
-        "Who did what when, for ui.perfetto.dev; slows steps a little.",
-        metavar="FILE.json",
-    ),
+Json = Annotated[
+    bool, _option(_OUTPUT, "Print one JSON object with tokens, text and statistics.", "--json")
 ]
+Quiet = Annotated[bool, _option(_OUTPUT, "Print no statistics on stderr.", "--quiet")]
+_TRACE = "Write a timeline of all roles for ui.perfetto.dev. Slows steps a little."
+Trace = Annotated[Path | None, _option(_OUTPUT, _TRACE, metavar="FILE.json")]
 
 
 def open_engine(
     config: EngineConfig, num_threads: int | None, tracer: Tracer | None = None
 ) -> Engine:
-    """Load everything; the caller closes the engine.
+    """Load the models of a configuration. The caller closes the engine.
 
-    num_threads None leaves them to torch, but for the embedded pair: it is so small that a second
-    thread only costs.
+    num_threads None: torch's choice, but 1 for the embedded pair, which is too small for more.
     """
     from diffuspec.engine import Engine
 
@@ -123,7 +126,8 @@ def engine_config(
 ) -> EngineConfig:
     """Compose the configuration: a file, or a target alone, or the embedded pair; then options.
 
-    speculation overrides fields of its section. Raises ConfigError.
+    speculation overrides fields of its section. Raises ConfigError, also for options that have no
+    effect without a drafter.
     """
     data = _base(config, target).model_dump()
     if target is not None:
@@ -132,6 +136,8 @@ def engine_config(
         data["drafter"] = None
     elif drafter is not None:
         data["drafter"] = {**(data["drafter"] or {}), "path": Path(drafter)}
+    if data["drafter"] is None:
+        _check_plain(ngram, speculation or {})
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
     data["speculation"].update(speculation or {})
@@ -140,6 +146,14 @@ def engine_config(
     if (max_nodes := (speculation or {}).get("max_nodes")) is not None:
         data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], max_nodes)
     return parse_config(data)
+
+
+def _check_plain(ngram: str | None, speculation: Mapping[str, Any]) -> None:
+    """Raise ConfigError for options about drafts, given that there is no drafter."""
+    if ngram not in (None, _NONE):
+        raise ConfigError("--ngram has no effect without a drafter (--drafter DIR)")
+    if speculation and speculation.get("policy") != "off":
+        raise ConfigError("the drafting options have no effect without a drafter (--drafter DIR)")
 
 
 def _base(config: Path | None, target: Path | None) -> EngineConfig:

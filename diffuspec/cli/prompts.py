@@ -1,4 +1,4 @@
-"""Where a prompt comes from: the argument, a file, or standard input."""
+"""Reading a prompt: from the argument, a file, or standard input."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _STDIN = "-"
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Return the prompt; of a file or stdin without the newline at its end.
+    """Return the prompt, for a file or stdin without its last newline.
 
-    Raises InvalidRequestError when it is given twice, empty, unreadable or not UTF-8.
+    Raises InvalidRequestError when it is given twice, blank, unreadable or not UTF-8.
     """
     if argument is not None and file is not None:
-        raise InvalidRequestError("give the prompt either as the argument or with --file, not both")
+        raise InvalidRequestError("give the prompt as the argument or with --file, not both")
     if file is not None:
         text = _decode(_read_file(file), str(file))
     elif argument is not None and argument != _STDIN:
@@ -39,10 +39,10 @@ def _read_file(file: Path) -> bytes:
 def _read_stdin() -> bytes:
     try:
         stdin = typer.get_binary_stream("stdin")
-    except RuntimeError as error:  # there is none
+    except RuntimeError as error:  # it is closed
         raise InvalidRequestError("no prompt: standard input is closed") from error
     if stdin.isatty():
-        typer.echo("Type the prompt; Ctrl-D on an empty line ends it.", err=True)
+        typer.echo("Type the prompt, then Ctrl-D on an empty line.", err=True)
     return stdin.read()
 
 

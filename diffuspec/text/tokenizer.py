@@ -26,7 +26,8 @@ def load_tokenizer(path: Path) -> Any:
     one's own as that family's.
     """
     if not path.is_dir():
-        raise ModelLoadError(f"model directory {path} does not exist")
+        problem = "is a file" if path.exists() else "does not exist"
+        raise ModelLoadError(f"model directory {path} {problem}")
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
     try:

@@ -218,9 +218,12 @@ def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeE
         ("--top-p 0", "top_p must be above 0 and at most 1, got 0.0"),
         ("--max-tokens 0", "max_tokens must be 1 or more, got 0"),
         ("--logprobs 21 --json", "logprobs must be from 0 to 20, got 21"),
-        ("--logprobs 2", "--logprobs is shown with --json only"),
-        ("--raw --system x", "--system is a message of a chat and does not go with --raw"),
-        ("--file nowhere.txt", "give the prompt either as the argument or with --file, not both"),
+        ("--logprobs 2", "--logprobs needs --json"),
+        ("--raw --system x", "--system needs a chat, --raw sends none"),
+        ("--file nowhere.txt", "give the prompt as the argument or with --file, not both"),
+        ("--drafter none --ngram f.bin", "--ngram has no effect without a drafter"),
+        ("--target other --ngram f.bin", "--ngram has no effect without a drafter"),
+        ("--drafter none --tree path", "the drafting options have no effect without a drafter"),
         ("--draft-length soon", "--draft-length must be paper, cost_aware, fixed, off or a number"),
         ("--draft-length 500", "speculation.num_draft_tokens: Input should be less than or equal"),
         ("--max-nodes 0", "speculation.max_nodes: Input should be greater than or equal to 1"),
@@ -304,6 +307,16 @@ def test_what_was_done_when_is_traced_into_a_file(
     assert "verify" in [event["name"] for event in json.loads(path.read_text())]
     result = diffuspec("generate", "Hi", "--trace", tmp_path / "nowhere" / "trace.json")
     assert error_line(result).startswith("cannot write a trace to ")
+
+
+def test_raw_prompt_for_the_embedded_target_is_warned_of(
+    diffuspec: Run, engine: type[FakeEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warning = "warning: the embedded target was trained on chats only; it cannot continue text\n"
+    monkeypatch.setattr("diffuspec.cli.generate.TARGET", Path("tiny/target"))
+    assert diffuspec("generate", "Hi", "--raw", "--quiet").stderr == warning
+    for options in (["--chat"], ["--raw", "--target", "other"]):
+        assert diffuspec("generate", "Hi", "--quiet", *options).stderr == ""
 
 
 def test_interrupt_is_one_line_and_exit_code_130(diffuspec: Run, engine: type[FakeEngine]) -> None:

@@ -70,10 +70,10 @@ def test_long_text_is_cut_at_line_ends(
     assert [len(piece) for piece in read([file], pair[0])] == [10, 13, 1]
 
 
-def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
+def test_progress_rises_to_1(pair: tuple[Path, Path], tmp_path: Path) -> None:
     files = [write_lines(tmp_path / f"{i}.jsonl", SENTENCES) for i in range(2)]
     heard: list[float] = []
-    assert len(list(CorpusReader(files, tmp_path).read(heard.append))) == 6
+    assert len(list(CorpusReader(files, pair[0]).read(heard.append))) == 6
     assert heard == sorted(heard)
     assert heard[-1] == 1
 
@@ -86,6 +86,8 @@ def test_progress_goes_from_nothing_to_all(tmp_path: Path) -> None:
         ('{"turns": ["a"]}', "expected a list of token ids"),
         ('[1, "2"]', "token ids must be a list of integers"),
         ("[true]", "token ids must be a list of integers"),
+        ("[257, 258]", "token id 258 is not below 258, the number of ids that "),
+        ('{"token_ids": [3, -1]}', "token id -1 is not below 258"),
         ('{"token_ids": 3}', "token ids must be a list of integers"),
         ('{"messages": [3]}', "the chat template refused the messages"),
     ],
@@ -116,7 +118,7 @@ def test_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
         ("ids.jsonl --out no/x.arpa", "--out: there is no directory no"),
         ("nowhere.txt --out x.arpa", "nowhere.txt is not a file"),
         ("empty.jsonl --out x.arpa", "the corpus is empty"),
-        ("ids.jsonl --out x.bin", "a .bin file needs KenLM's build_binary on PATH"),
+        ("ids.jsonl --out x.bin", "--out: a .bin file needs KenLM's build_binary on PATH"),
         ("words.txt --out x.arpa --target no", "model directory no does not exist"),
     ],
 )

@@ -44,6 +44,11 @@ class Checkpoint:
         return bool(self.config.get("model_type") == _DREAM_MODEL_TYPE)
 
     @property
+    def is_diffusion(self) -> bool:
+        """Whether its weights predict masked tokens and not the next one."""
+        return self.is_dream or "diffusion_attention" in self.config
+
+    @property
     def max_positions(self) -> int:
         """Return the longest sequence it was trained for. Raises ModelLoadError."""
         name = _own_name(self.config["model_type"], "max_position_embeddings")

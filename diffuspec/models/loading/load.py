@@ -64,6 +64,8 @@ def load_model(
     rows would depend on what else is in a forward. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
+    if is_target and checkpoint.is_diffusion:
+        raise ModelLoadError(f"{path} is a diffusion LM: it can draft, a target must be causal")
     config = _transformers_config(checkpoint)
     max_positions = checkpoint.max_positions
     if max_len is not None and max_len > max_positions:

@@ -156,6 +156,8 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "unknown model type": (configure(model_type="frobnicator"), "config.json cannot be used"),
     "not a causal LM": (write("config.json", '{"model_type": "vit"}'), "vit is not a causal LM"),
     "wrong kind of value": (configure(hidden_size="big"), "config.json cannot be used"),
+    "a drafter": (configure(diffusion_attention="block_causal"), "is a diffusion LM"),
+    "Dream": (configure(model_type="Dream"), "is a diffusion LM"),
     "no positions": (configure(max_position_embeddings=None), "max_position_embeddings must be"),
     "no weights": (remove(WEIGHTS), "has no model.safetensors"),
     "pickled weights": (pickle_weights, "pickled weights only, which are never loaded"),
@@ -210,6 +212,8 @@ def test_path_that_is_no_directory(tmp_path: Path) -> None:
         load_model(tmp_path / "file", num_slots=1)
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match="file is a file"):
+        load_tokenizer(tmp_path / "file")
 
 
 def test_good_directory_loads_in_silence(
