@@ -220,23 +220,23 @@ async def test_closing_a_stream_cancels_its_request_at_once(engine):
     stream = engine.stream(PROMPT, FOREVER)
     await anext(stream)
     coordinator = engine._coordinator
-    [ticket] = coordinator._admission
+    [request] = coordinator._admission
     await stream.aclose()
-    assert ticket.is_over
+    assert request.is_finished
     while list(coordinator._admission):
         await asyncio.sleep(0.001)
-    assert ticket.sequence.num_output_tokens < 400
+    assert request.num_output_tokens < 400
 
 
 async def test_cancelling_a_completion_cancels_its_request(engine):
     task = asyncio.create_task(engine.complete(PROMPT, FOREVER))
     while engine._coordinator is None or not list(engine._coordinator._admission):
         await asyncio.sleep(0.001)
-    [ticket] = engine._coordinator._admission
+    [request] = engine._coordinator._admission
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert ticket.is_over
+    assert request.is_finished
 
 
 def test_an_engine_is_used_from_one_loop_after_the_other(engine):

@@ -1,4 +1,4 @@
-"""Admission: which requests are running, which wait for a slot, and which are refused."""
+"""Admission: which requests run, which wait for a slot, and which are refused."""
 
 from __future__ import annotations
 
@@ -8,62 +8,75 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import count
 
-from diffuspec.coordinator.ticket import Ticket
+from diffuspec.coordinator.request import Request
 from diffuspec.core.errors import OverloadedError
 from diffuspec.telemetry.metrics import Metrics
 
 
 class Admission:
-    """The tickets of a coordinator, in the order they came."""
+    """The requests of a coordinator, in the order they came; resumed ones first."""
 
     def __init__(self, max_waiting: int, metrics: Metrics) -> None:
         self._max_waiting = max_waiting
         self._metrics = metrics
-        self._waiting: deque[Ticket] = deque()
-        self._running: set[Ticket] = set()
+        self._waiting: deque[Request] = deque()
+        self._running: set[Request] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._is_draining = False
 
-    def __iter__(self) -> Iterator[Ticket]:
+    def __iter__(self) -> Iterator[Request]:
         return iter((*self._waiting, *self._running))
 
-    def check_load(self, max_running: int) -> None:
-        """Raises OverloadedError when one more cannot be taken."""
-        if self._is_draining:
+    def check_load(self, max_running: int, *, is_resumed: bool = False) -> None:
+        """Raise OverloadedError when no further request can be taken.
+
+        A resumed request was admitted before and should not be refused now: it is taken while
+        draining, and as many as can be here at once are taken beyond `max_waiting`.
+        """
+        if self._is_draining and not is_resumed:
             raise OverloadedError("the coordinator is shutting down; try again later")
-        num_decoding = sum(not ticket.is_over for ticket in self._running)
-        num_free = max(max_running - num_decoding, 0)
-        if len(self._waiting) >= self._max_waiting + num_free:
+        num_decoding = sum(not request.is_finished for request in self._running)
+        limit = self._max_waiting + max(max_running - num_decoding, 0)
+        if is_resumed:
+            limit += self._max_waiting + max_running
+        if len(self._waiting) >= limit:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
 
-    def submit(self, ticket: Ticket) -> None:
-        self._waiting.append(ticket)
+    def submit(self, request: Request) -> None:
+        """Let a request wait: a resumed one behind other resumed ones, any other at the end."""
+        if request.is_resumed:
+            num_resumed = sum(other.is_resumed for other in self._waiting)
+            self._waiting.insert(num_resumed, request)
+        else:
+            self._waiting.append(request)
         self._is_empty.clear()
 
-    def admit(self, max_running: int) -> list[Ticket]:
-        """Return those that may start now, each with a slot of its own."""
+    def admit(self, max_running: int) -> list[Request]:
+        """Return the requests that may start now, each with a slot of its own."""
         admitted = []
         while self._waiting and len(self._running) < max_running:
-            ticket, now = self._waiting.popleft(), time.monotonic()
+            request, now = self._waiting.popleft(), time.monotonic()
             taken = {other.slot for other in self._running}
-            ticket.slot = next(slot for slot in count() if slot not in taken)
-            ticket.times.started_at = now
-            self._running.add(ticket)
-            self._metrics.observe_admission(now - ticket.submitted_at)
-            admitted.append(ticket)
+            request.slot = next(slot for slot in count() if slot not in taken)
+            self._running.add(request)
+            self._metrics.observe_admission(now - request.submitted_at)
+            admitted.append(request)
         self._report()
         return admitted
 
-    def leave(self, ticket: Ticket) -> None:
-        """Forget a ticket, waiting or running; its slot is free."""
-        self._running.discard(ticket)
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+    def is_running(self, request: Request) -> bool:
+        return request in self._running
+
+    def leave(self, request: Request) -> None:
+        """Forget a request, waiting or running; its slot is free."""
+        self._running.discard(request)
+        if request in self._waiting:
+            self._waiting.remove(request)
         self._report()
 
     async def drain(self, max_seconds: float) -> bool:
-        """Take nobody any more and let those here finish; return whether they did in this time."""
+        """Refuse new requests; return whether the others ended within `max_seconds`."""
         self._is_draining = True
         try:
             async with asyncio.timeout(max_seconds):

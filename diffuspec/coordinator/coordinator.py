@@ -1,49 +1,51 @@
 """The coordinator: draft, verify, commit, adapt, for many requests at once.
 
-Two loops work on one set of sequences. The draft loop takes every sequence that needs a draft and
-drafts for all of them in one batch; the verify loop takes every sequence that is ready and verifies
-them in one batch. While some are drafted, others are verified; with overlap, what a verification
-may end in is drafted for meanwhile. The roles are known by their interfaces alone: this code is the
-same in one process and on a cluster. Nothing that a worker does ends a loop.
+`Coordinator._run` is the whole loop. The verify stage verifies all requests that are ready in one
+batch; meanwhile the draft stage drafts for others, and pre-drafts for the likeliest outcomes of the
+batch. Requests move between the stages through queues. The roles are known by their interfaces
+alone: this code is the same in one process and on a cluster, and no failure of a worker ends it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
+import numpy as np
+
+from diffuspec.control.costs import BusyTime
 from diffuspec.control.draft_length import Economics, make_draft_length
 from diffuspec.coordinator.admission import Admission
-from diffuspec.coordinator.draft_stage import DraftLoop
+from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
-from diffuspec.coordinator.pre_drafts import Foresight
 from diffuspec.coordinator.releases import Releases
-from diffuspec.coordinator.sequence import Sequence, check_request
-from diffuspec.coordinator.step import StepEnd
-from diffuspec.coordinator.ticket import StepTimes, Ticket
-from diffuspec.coordinator.verify_calls import VerdictBatch
-from diffuspec.coordinator.verify_stage import VerifyLoop
+from diffuspec.coordinator.request import Request, StepTimes
+from diffuspec.coordinator.step import step_stats, trace_step
+from diffuspec.coordinator.validation import check_request
+from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
 from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import RequestOutput, StepStats, TokenIds, Verdict
+from diffuspec.core.types import RequestOutput, StepStats, TokenIds
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-_GRACE_SECONDS = 1.0  # for workers to let go of what they hold at shutdown
+_GRACE_SECONDS = 1.0  # for workers to release requests at shutdown
+_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Coordinator:
-    """Owns the sequences. Lives in one event loop; use it as an async context manager."""
+    """Owns the requests. Lives in one event loop; use it as an async context manager."""
 
     def __init__(
         self,
@@ -54,7 +56,7 @@ class Coordinator:
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """A tracer is written to; it stays its maker's to close."""
+        """The tracer is written to and not closed."""
         self.metrics = metrics or Metrics()
         self._verifier = verifier
         self._config = config
@@ -64,267 +66,279 @@ class Coordinator:
         self._admission = Admission(config.max_waiting, self.metrics)
         drafters = None if drafter is None else DrafterPool.of(drafter)
         self._releases = Releases(verifier, drafters)
-        self._verify_loop = VerifyLoop(
-            verifier,
-            config,
-            economics.costs,
-            self._look_ahead,
-            self._go_on,
-            self._fail,
-            self._draft_busy_seconds,
-            tracer,
-        )
-        self._draft_loop = DraftLoop(
+        self._draft_busy = BusyTime()
+        beside = self._draft_busy if config.overlap else BusyTime()
+        self._verify = VerifyStage(verifier, config, economics.costs, beside, tracer)
+        self._drafts = DraftStage(
             drafters,
             verifier.info,
             config,
             economics.costs,
-            self._verify_loop.send,
-            self._fail,
+            self._verify.queue,
+            self._draft_busy,
             tracer,
         )
         self._request_numbers = itertools.count(1)
-        self._loops: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    async def __aenter__(self) -> Coordinator:
-        self._releases.open()
-        self._start(self._verify_loop.run)
-        self._draft_loop.open(self._start)
-        return self
+    # ---- the loop
 
-    async def __aexit__(self, *_: object) -> None:
-        self._draft_loop.close()
-        loops, self._loops = self._loops, set()
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
-        self._end(self._admission, RequestCancelledError("the coordinator was shut down"))
-        for ticket in self._admission:
-            self._retire(ticket)
-        await self._releases.finish(_GRACE_SECONDS)
+    async def _run(self) -> None:
+        while True:
+            batch = await self._verify.take()
+            self._drafts.look_ahead(batch)
+            async for request, result in self._verify.run(batch):
+                self._finish_step(request, result)
 
-    async def drain(self, max_seconds: float) -> bool:
-        """Refuse new requests, and let those that came before finish for so long at most.
+    def _begin_step(self, request: Request) -> None:
+        now = time.monotonic()
+        request.times = StepTimes(
+            started_at=now,
+            verify_busy_seconds=self._verify.busy.seconds(now),
+            draft_busy_seconds=self._draft_busy.seconds(now),
+        )
+        self._drafts.submit(request)
 
-        Returns whether all did; the others end with RequestCancelledError. The coordinator takes
-        nothing any more: leave its context.
-        """
-        is_done = await self._admission.drain(max_seconds)
-        message = f"shut down before the request had finished, {max_seconds:g} s after the notice"
-        late = [ticket for ticket in self._admission if not ticket.is_over]
-        self._end(late, RequestCancelledError(message))
-        for ticket in late:
-            self._leave_loops(ticket)
-        return is_done
+    def _finish_step(self, request: Request, result: StepResult) -> None:
+        """Commit a verdict and begin the next step, or end the request."""
+        if request.is_finished:  # aborted while it was verified
+            self._free(request)
+            return
+        try:
+            if isinstance(result, Exception):
+                raise result
+            self._commit(request, result)
+            if request.finish_reason is None:
+                self._begin_step(request)
+            else:
+                self._finish(request)
+        except Exception as error:
+            self._abort(request, error)
+
+    def _commit(self, request: Request, result: Verified) -> None:
+        """Append the verdict's tokens, learn from it, and emit what it adds to the answer."""
+        verdict = result.verdict
+        self._drafts.resolve(request, verdict)
+        request.adapt(verdict)
+        token_ids, pieces = request.commit(verdict)
+        now = time.monotonic()
+        busy = self._verify.busy.seconds(now), self._draft_busy.seconds(now)
+        step = step_stats(request, result, len(token_ids), now, *busy)
+        output = RequestOutput(
+            token_ids=token_ids,
+            num_accepted_tokens=step.num_accepted_tokens,
+            pieces=pieces,
+            text="".join(pieces),
+            logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
+            finish_reason=request.finish_reason,
+            step=step,
+        )
+        request.outputs.put_nowait(output)
+        self._observe(request, result, step, now)
+
+    def _observe(self, request: Request, result: Verified, step: StepStats, now: float) -> None:
+        self.metrics.observe_step(step)
+        if self._tracer is not None:
+            trace_step(self._tracer, request, result, step, now)
+        if request.num_steps == 1:
+            self.metrics.observe_first_token(now - request.submitted_at)
+        else:
+            overhead = step.step_seconds - request.times.drafting_seconds - result.seconds
+            self._economics.costs.observe_overhead(max(overhead, 0.0))
+
+    # ---- the beginning of a request
 
     async def stream(
         self,
         prompt_token_ids: TokenIds,
         sampling: SamplingParams,
         speculation: SpeculationParams,
-        text: Detokenizer | None = None,
+        detokenizer: Detokenizer | None = None,
         request_id: str | None = None,
+        committed_token_ids: TokenIds = _NO_TOKENS,
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield one increment per step until the request is finished.
+        """Yield one output per step until the request is finished.
 
-        Closing the iterator cancels the request and frees its slot within one step. Raises
+        With `committed_token_ids`, output of an earlier run of the same request that was
+        interrupted, the answer goes on after them: they count as output but are not yielded again,
+        and the request waits at the front of the queue.
+
+        Closing the iterator aborts the request and frees its slot within one step. Raises
         InvalidRequestError or OverloadedError before any work, VerifierError when it cannot go on.
         """
-        ticket = self._submit(prompt_token_ids, sampling, speculation, text, request_id)
+        request = self._submit(
+            prompt_token_ids, sampling, speculation, detokenizer, request_id, committed_token_ids
+        )
         try:
             while True:
-                item = await ticket.increments.get()
-                if isinstance(item, DiffuspecError):
-                    raise item
-                yield item
-                if item.finish_reason is not None:
+                output = await request.outputs.get()
+                if isinstance(output, DiffuspecError):
+                    raise output
+                yield output
+                if output.finish_reason is not None:
                     return
         finally:
-            self._abandon(ticket)
-
-    def cancel(self, request_id: str) -> int:
-        """End all requests that were submitted under an id; return how many there were.
-
-        Their streams raise RequestCancelledError.
-        """
-        chosen = [
-            ticket
-            for ticket in self._admission
-            if not ticket.is_over and ticket.request_id == request_id
-        ]
-        for ticket in chosen:
-            self._abandon(ticket)
-            ticket.increments.put_nowait(RequestCancelledError(f"{request_id!r} was cancelled"))
-        return len(chosen)
-
-    # ---- the beginning of a request
+            self._abort(request)
 
     def _submit(
         self,
         prompt_token_ids: TokenIds,
         sampling: SamplingParams,
         speculation: SpeculationParams,
-        text: Detokenizer | None,
+        detokenizer: Detokenizer | None,
         request_id: str | None,
-    ) -> Ticket:
-        if not self._loops:
+        committed: TokenIds,
+    ) -> Request:
+        if not self._tasks:
             raise RequestCancelledError("the coordinator is not running")
+        info = self._verifier.info
         try:
-            check_request(prompt_token_ids, sampling, speculation, self._verifier.info)
-            self._admission.check_load(self._verifier.info.max_sequences)
+            check_request(prompt_token_ids, sampling, speculation, info, committed)
+            self._admission.check_load(info.max_sequences, is_resumed=len(committed) > 0)
+            if not self._config.overlap:
+                speculation = replace(speculation, num_outcomes=0)
+            request = Request(
+                request_id=f"{request_id or 'request'}-{next(self._request_numbers)}",
+                prompt_token_ids=prompt_token_ids,
+                sampling=sampling,
+                speculation=speculation,
+                draft_length=make_draft_length(speculation, self._draft_length, self._economics),
+                eos_token_ids=info.eos_token_ids,
+                detokenizer=detokenizer,
+                client_request_id=request_id,
+                committed_token_ids=committed,
+            )
         except DiffuspecError as error:
             self.metrics.observe_refusal(error)
             raise
-        if not self._config.overlap:
-            speculation = replace(speculation, num_outcomes=0)
-        sequence = Sequence(
-            request_id=f"{request_id or 'request'}-{next(self._request_numbers)}",
-            prompt_token_ids=prompt_token_ids,
-            sampling=sampling,
-            speculation=speculation,
-            draft_length=make_draft_length(speculation, self._draft_length, self._economics),
-            eos_token_ids=self._verifier.info.eos_token_ids,
-            text=text,
-        )
-        ticket = Ticket(sequence, time.monotonic(), request_id)
-        self._admission.submit(ticket)
+        self._admission.submit(request)
         self._admit()
-        return ticket
+        return request
 
     def _admit(self) -> None:
         while admitted := self._admission.admit(self._verifier.info.max_sequences):
-            for ticket in admitted:
+            for request in admitted:
                 try:
-                    self._begin_step(ticket, time.monotonic())
+                    self._begin_step(request)
                 except Exception as error:
-                    self._fail([ticket], error)
-
-    # ---- its steps
-
-    def _begin_step(self, ticket: Ticket, now: float, foresight: Foresight | None = None) -> None:
-        ticket.times = StepTimes(
-            started_at=now,
-            verify_busy_seconds=self._verify_loop.busy_seconds(now),
-            draft_busy_seconds=self._draft_loop.busy_seconds(now),
-        )
-        self._draft_loop.send(ticket, foresight)
-
-    def _look_ahead(self, ticket: Ticket, ends_at: float) -> None:
-        self._draft_loop.look_ahead(ticket, ends_at)
-
-    def _draft_busy_seconds(self, now: float) -> float:
-        return self._draft_loop.busy_seconds(now) if self._config.overlap else 0.0
-
-    def _go_on(self, ticket: Ticket, verdict: Verdict | None, batch: VerdictBatch) -> None:
-        """A ticket comes from the verifier."""
-        if ticket.is_over or verdict is None:
-            self._retire(ticket)  # nobody listens since a moment ago
-        else:
-            self._finish_step(ticket, verdict, batch)
-
-    def _finish_step(self, ticket: Ticket, verdict: Verdict, batch: VerdictBatch) -> None:
-        """Commit a verdict, tell what came of it, and begin the next step."""
-        sequence, now = ticket.sequence, time.monotonic()
-        foresight = self._draft_loop.look_back(ticket, verdict)
-        sequence.adapt(verdict)
-        token_ids, pieces = sequence.commit(verdict)
-        busy = self._verify_loop.busy_seconds(now), self._draft_loop.busy_seconds(now)
-        end = StepEnd(ticket, verdict, batch, foresight, len(token_ids), now, *busy)
-        step = end.stats()
-        increment = RequestOutput(
-            token_ids=token_ids,
-            num_accepted_tokens=step.num_accepted_tokens,
-            pieces=pieces,
-            text="".join(pieces),
-            logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
-            finish_reason=sequence.finish_reason,
-            step=step,
-        )
-        ticket.increments.put_nowait(increment)
-        self._observe(ticket, step, batch, now)
-        if self._tracer is not None:
-            end.trace(self._tracer, step)
-        if sequence.is_finished:
-            self._finish(ticket, now)
-        else:
-            self._begin_step(ticket, now, foresight)
-
-    def _observe(self, ticket: Ticket, step: StepStats, batch: VerdictBatch, now: float) -> None:
-        self.metrics.observe_step(step)
-        if ticket.sequence.num_output_tokens == step.num_committed_tokens:
-            self.metrics.observe_first_token(now - ticket.submitted_at)
-        else:
-            overhead = step.step_seconds - ticket.times.drafting_seconds - batch.seconds
-            self._economics.costs.observe_overhead(max(overhead, 0.0))
+                    self._abort(request, error)
 
     # ---- its end
 
-    def _finish(self, ticket: Ticket, now: float) -> None:
-        reason, seconds = ticket.sequence.finish_reason, now - ticket.submitted_at
+    def cancel(self, request_id: str) -> int:
+        """Abort all requests that were submitted under an id; return how many there were.
+
+        Their streams raise RequestCancelledError.
+        """
+        chosen = [
+            request
+            for request in self._admission
+            if not request.is_finished and request.client_request_id == request_id
+        ]
+        for request in chosen:
+            self._abort(request)
+            request.outputs.put_nowait(RequestCancelledError(f"{request_id!r} was cancelled"))
+        return len(chosen)
+
+    def _finish(self, request: Request) -> None:
+        """End a request that has its last token."""
+        reason, seconds = request.finish_reason, time.monotonic() - request.submitted_at
         assert reason is not None
-        ticket.close(reason)
-        self.metrics.observe_finish(reason, ticket.sequence.num_prompt_tokens, seconds)
-        self._retire(ticket)
+        request.close(reason)
+        self.metrics.observe_finish(reason, request.num_prompt_tokens, seconds)
+        self._free(request)
 
-    def _abandon(self, ticket: Ticket) -> None:
-        """Nobody listens any more: gone at once, or as soon as it comes from the verifier."""
-        if ticket.is_over:
+    def _abort(self, request: Request, error: Exception | None = None) -> None:
+        """End a request early, unless it has ended: by its client, or by an error it is told.
+
+        The verifier may still work on it; then it is freed when that call returns.
+        """
+        if request.is_finished:
             return
-        ticket.close("cancelled")
-        self.metrics.observe_cancel()
-        self._leave_loops(ticket)
+        if error is None:
+            request.close("cancelled")
+            self.metrics.observe_cancel()
+        else:
+            if not isinstance(error, DiffuspecError):
+                logger.error("decoding %s failed", request.request_id, exc_info=error)
+                error = VerifierError(f"decoding failed: {error}")
+            request.close(type(error).__name__)
+            self.metrics.observe_failure(error)
+            request.outputs.put_nowait(error)
+        if not request.is_in_verifier:
+            self._free(request)
 
-    def _leave_loops(self, ticket: Ticket) -> None:
-        """A ticket that is over goes at once, or as soon as it comes from the verifier."""
-        if ticket.stage != "verifying":
-            self._retire(ticket)
+    def _free(self, request: Request) -> None:
+        """Take a request out of the stages, release it at the workers, give its slot to another."""
+        if not self._admission.is_running(request):
+            self._admission.leave(request)
+            return
+        self._drafts.drop(request)
+        self._verify.queue.remove(request)
+        self._releases.start(request.request_id, lambda: self._free_slot(request))
 
-    def _fail(self, tickets: Collection[Ticket], error: Exception) -> None:
-        """What a loop was working on goes wrong: these end, unless they are over already."""
-        if not isinstance(error, DiffuspecError):
-            logger.exception("decoding failed", exc_info=error)
-            error = VerifierError(f"decoding failed: {error}")
-        self._end(tickets, error)
-        for ticket in tickets:
-            self._retire(ticket)
+    def _free_slot(self, request: Request) -> None:
+        self._admission.leave(request)
+        if self._tasks:
+            self._admit()
+
+    # ---- the coordinator's own life
+
+    async def __aenter__(self) -> Coordinator:
+        self._releases.open()
+        self._start(self._run)
+        self._start(self._run_lanes)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._verify.clear()
+        self._abort_all(RequestCancelledError("the coordinator was shut down"))
+        await self._releases.finish(_GRACE_SECONDS)
+
+    async def drain(self, max_seconds: float) -> bool:
+        """Refuse new requests, and let the others finish within `max_seconds`.
+
+        Returns whether all did; the rest end with RequestCancelledError. The coordinator cannot be
+        used afterwards: leave its context.
+        """
+        is_done = await self._admission.drain(max_seconds)
+        message = f"shut down before the request had finished, {max_seconds:g} s after the notice"
+        for request in list(self._admission):
+            self._abort(request, RequestCancelledError(message))
+        return is_done
+
+    async def _run_lanes(self) -> None:
+        """Let every drafter work by itself, those that join later too."""
+        while True:
+            lane = await self._drafts.next_lane()
+            self._start(functools.partial(self._drafts.run_lane, lane))
 
     def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        loop = asyncio.create_task(self._keep_running(run))
-        self._loops.add(loop)
-        loop.add_done_callback(self._loops.discard)
+        task = asyncio.create_task(self._keep_running(run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _keep_running(self, run: Callable[[], Awaitable[None]]) -> None:
-        """A loop breaks off by a bug in how requests end: all are told, and none waits for ever."""
+        """Run a loop again whenever a bug breaks it off, all requests ended with an error."""
         while True:
             try:
                 await run()
                 return
             except Exception as error:
                 logger.critical("a loop of the coordinator broke off", exc_info=error)
-                tickets = list(self._admission)
-                self._end(tickets, VerifierError(f"decoding broke off: {error}"))
-                for ticket in tickets:
-                    with contextlib.suppress(Exception):  # the bug may be there
-                        self._leave_loops(ticket)
+                if run == self._run:
+                    self._verify.clear()
+                self._abort_all(VerifierError(f"decoding broke off: {error}"))
             await asyncio.sleep(0)
 
-    def _end(self, tickets: Iterable[Ticket], error: DiffuspecError) -> None:
-        for ticket in tickets:
-            if not ticket.is_over:
-                ticket.close(type(error).__name__)
-                self.metrics.observe_failure(error)
-                ticket.increments.put_nowait(error)
-
-    def _retire(self, ticket: Ticket) -> None:
-        """Take a ticket out of the loops, free what the workers hold for it, let others in."""
-        if ticket.stage == "waiting":
-            self._admission.leave(ticket)
-            return
-        self._draft_loop.drop(ticket)
-        self._verify_loop.drop(ticket)
-        self._releases.start(ticket.sequence.request_id, lambda: self._free_slot(ticket))
-
-    def _free_slot(self, ticket: Ticket) -> None:
-        self._admission.leave(ticket)
-        if self._loops:
-            self._admit()
+    def _abort_all(self, error: DiffuspecError) -> None:
+        for request in list(self._admission):
+            with contextlib.suppress(Exception):  # the bug may be there
+                if not request.is_finished:
+                    self._abort(request, error)
+                elif not request.is_in_verifier:
+                    self._free(request)

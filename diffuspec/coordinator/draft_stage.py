@@ -1,34 +1,36 @@
-"""The draft loop: drafts for whoever needs one, then ahead of the verdicts that are awaited.
+"""The draft stage: drafts for the requests that wait for a draft, then pre-drafts.
 
-Every drafter has a lane of its own, and waits for no other. One that fails, is late or answers
-nonsense costs speed, never a request: its sequences go on without drafts, or with another's. After
-a pause it is asked for one draft beside them, and when it answers, it drafts again.
+Every drafter works by itself, in a lane of its own. One that fails, is late or answers nonsense
+costs speed, never a request: its requests go on without drafts, or with another drafter's. After a
+pause it is given a trial, and when that succeeds, it drafts again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Iterable
 
-from diffuspec.control.costs import StepCosts
-from diffuspec.coordinator.draft_calls import DraftBatch, DraftCalls
-from diffuspec.coordinator.drafter_pool import DrafterPool, Member
-from diffuspec.coordinator.pre_drafts import DraftAhead, Foresight, Hypothesis, PreDrafts
-from diffuspec.coordinator.ticket import Ticket
+from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.coordinator.draft_lane import DraftLane
+from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
+from diffuspec.coordinator.pre_drafts import PreDraft
+from diffuspec.coordinator.request import Request, RequestQueue
+from diffuspec.coordinator.spans import trace_drafts, trace_failure, trace_trial
+from diffuspec.coordinator.verify_stage import VerifyBatch
 from diffuspec.core.config import CoordinatorConfig
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import EMPTY_DRAFT, Draft, Verdict
+from diffuspec.core.types import Draft, Verdict
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
 
-class DraftLoop:
-    """Takes tickets and passes them on, drafted or not: every one, exactly once."""
+class DraftStage:
+    """Takes requests and puts every one into the `ready` queue once, drafted or not."""
 
     def __init__(
         self,
@@ -36,239 +38,266 @@ class DraftLoop:
         target: TargetInfo,
         config: CoordinatorConfig,
         costs: StepCosts,
-        pass_on: Callable[[Ticket], None],
-        fail: Callable[[Collection[Ticket], Exception], None],
+        ready: RequestQueue,
+        busy: BusyTime,
         tracer: Tracer | None = None,
     ) -> None:
-        """None for drafters: nobody expects a draft."""
+        """`drafters` is None for plain decoding: then a step without a draft is no fallback.
+
+        `busy` runs while a draft call is in flight.
+        """
+        self._busy = busy
         self._is_plain = drafters is None
         self._pool = drafters or DrafterPool()
-        self._calls = DraftCalls(config.max_draft_seconds, tracer)
         self._target = target
         self._max_unread = config.prefill_chunk_tokens
+        self._max_seconds = config.max_draft_seconds
         self._costs = costs
-        self._pass_on = pass_on
-        self._fail = fail
-        self._predrafts = PreDrafts(costs)
+        self._ready = ready
+        self._planner = PreDraftPlanner(costs)
+        self._tracer = tracer
 
-    def busy_seconds(self, now: float) -> float:
-        """Return how long drafters have been at work."""
-        return self._calls.busy.seconds(now)
+    # ---- in
 
-    def open(self, start: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
-        """Have a lane started for every drafter, those that come later too."""
-        self._pool.attend(lambda member: start(functools.partial(self._run, member)))
+    def submit(self, request: Request) -> None:
+        """Get a draft for a request's coming step: the pre-draft that was a hit, or a new one.
 
-    def close(self) -> None:
-        """Start none any more."""
-        self._pool.attend(lambda member: None)
-
-    # ---- what goes in
-
-    def send(self, ticket: Ticket, foresight: Foresight | None = None) -> None:
-        """Get a draft for a ticket's next step, the one made ahead if there is.
-
-        None while the target has a long prompt to read: neither waits for the other to read it.
+        None while the target has a long prompt to read: target and drafter read it side by side.
         """
-        if foresight is not None and foresight.draft is not None:
-            self._take_ahead(ticket, foresight.draft)
-        elif foresight is not None and foresight.is_awaited:
-            ticket.stage = "drafting"
-        elif (
-            self._is_plain
-            or ticket.sequence.num_unread > self._max_unread
-            or ticket.sequence.plan_draft() == 0
-        ):
-            self._go_without([ticket], None)
+        request.enter("drafting", "a draft")
+        hit = request.pre_drafts and request.pre_drafts.hit
+        if hit and hit.draft is not None:
+            self._take_pre_draft(request, hit, hit.draft)
+        elif hit:
+            request.lifecycle.waits_for = "a pre-draft on its way"
+        elif self._is_plain or request.num_unread > self._max_unread or request.plan_draft() == 0:
+            self._skip_draft([request], None)
         else:
-            self._place(ticket)
+            self._place(request)
 
-    def look_ahead(self, ticket: Ticket, ends_at: float) -> None:
-        """A ticket's draft goes to the verifier, which will have a verdict at about that time."""
-        home = self._pool.home(ticket)
-        if self._predrafts.begin(ticket, ends_at) and home is not None:
-            home.is_wanted.set()
+    def look_ahead(self, batch: VerifyBatch) -> None:
+        """Pre-draft for the likeliest outcomes of a verification that begins now."""
+        decoding = [request for request in batch.decoding if request.num_outcomes != 0]
+        if not decoding:
+            return
+        ends_at = time.monotonic() + self._costs.verify.at(batch.num_rows)
+        for request in decoding:
+            lane = self._pool.lane_of(request)
+            if self._planner.begin(request, ends_at) and lane is not None:
+                lane.has_work.set()
 
-    def look_back(self, ticket: Ticket, verdict: Verdict) -> Foresight | None:
-        """The verdict has come and is not yet committed; None: it was not looked ahead to."""
-        return self._predrafts.resolve(ticket, verdict)
+    def resolve(self, request: Request, verdict: Verdict) -> None:
+        """Match a verdict, before it is committed, with the pre-drafts made for it."""
+        self._planner.resolve(request, verdict)
 
-    def drop(self, ticket: Ticket) -> None:
-        """A ticket is over: no draft is wanted any more."""
-        home = self._pool.home(ticket)
-        if home is not None:
-            home.inbox.remove(ticket)
-        self._predrafts.forget(ticket)
-        self._calls.abandon(ticket)
+    def drop(self, request: Request) -> None:
+        """Draft no more for a request that has ended."""
+        self._planner.forget(request)
+        for lane in self._pool.lanes:
+            lane.drop(request)
 
-    # ---- the loop
+    async def next_lane(self) -> DraftLane:
+        """Wait for a drafter that has joined; return its lane, to be run. Each is returned once."""
+        return await self._pool.joined.get()
 
-    async def _run(self, member: Member) -> None:
-        """Draft with one drafter until it leaves."""
-        while not member.is_gone:
-            await self._probe(member)
-            tickets = member.inbox.take_now()
-            ahead = self._take_ahead_of(member, tickets)
-            if not tickets and not ahead:
-                member.is_wanted.clear()
-                await member.is_wanted.wait()
-                continue
-            try:
-                await self._draft(member, tickets, ahead)
-            except Exception as error:
-                self._fail([*tickets, *self._lose(ahead)], error)
-            await asyncio.sleep(0)  # workers may not: whoever listens gets a turn after each step
-        self._move(member)
+    # ---- one lane
 
-    def _take_ahead_of(self, member: Member, urgent: list[Ticket]) -> list[Hypothesis]:
-        """Return what to draft ahead of verdicts, beside the drafts that are waited for."""
-        breaker = member.ahead_breaker
-        if not member.breaker.is_closed or not (breaker.is_closed or breaker.take_probe()):
+    async def run_lane(self, lane: DraftLane) -> None:
+        """Draft with one drafter until it leaves: what is waited for, together with pre-drafts."""
+        while not lane.is_gone:
+            await self._make_trial(lane)
+            requests = lane.queue.take_now()
+            jobs = self._plan_pre_drafts(lane, requests)
+            if requests or jobs:
+                await self._draft(lane, requests, jobs)
+                await asyncio.sleep(0)  # drafters may not suspend: let consumers have a turn
+            else:
+                lane.has_work.clear()
+                await lane.has_work.wait()
+        self._pool.forget(lane)
+        self._place_elsewhere(lane)
+
+    def _plan_pre_drafts(self, lane: DraftLane, urgent: list[Request]) -> list[PreDraftJob]:
+        breaker = lane.pre_draft_breaker
+        if not lane.breaker.is_closed or not (breaker.is_closed or breaker.take_trial()):
             return []
         try:
-            ahead = self._predrafts.take(
-                urgent, time.monotonic(), lambda ticket: self._pool.home(ticket) is member
-            )
+            now = time.monotonic()
+            jobs = self._planner.take(urgent, now, lambda request: request.lane == lane.number)
         except Exception:
-            logger.exception("nothing is drafted ahead for a while")
+            logger.exception("planning pre-drafts failed; none are made for a while")
             breaker.failed()
             return []
-        if not ahead:
-            breaker.give_up_probe()
-        return ahead
+        if not jobs:
+            breaker.give_up_trial()
+        return jobs
 
-    async def _draft(self, member: Member, tickets: list[Ticket], ahead: list[Hypothesis]) -> None:
-        """Draft for all of these in one batch; without a draft they go on all the same."""
-        for ticket in tickets:
-            ticket.stage = "drafting"
-        requests = [ticket.sequence.draft_request() for ticket in tickets]
-        requests += [hypothesis.request for hypothesis in ahead]
-        listening = [*tickets, *(hypothesis.foresight.ticket for hypothesis in ahead)]
-        member.drafting = tickets
-        try:
-            batch = await self._calls.ask(member, requests, listening, len(ahead))
-        except Exception as error:
-            self._failed(member, tickets, ahead, error)
-            return
-        finally:
-            member.drafting = []
-            member.ahead_breaker.give_up_probe()
-        if batch is None:
-            self._lose(ahead)
-            return
-        member.breaker.succeeded()
-        if ahead:
-            member.ahead_breaker.succeeded()
-        self._learn(tickets, ahead, batch)
-        self._hand_out(tickets, ahead, batch)
-
-    async def _probe(self, member: Member) -> None:
-        """Find out whether a drafter is well again; the draft is thrown away."""
-        probe, member.probe = member.probe, None
-        if probe is None:
-            return
-        try:
-            if await self._calls.probe(member, probe):
-                member.breaker.succeeded()
-        except Exception as error:
-            logger.warning("%s is not well yet: %s", member.name, error)
-            member.breaker.failed()
-        finally:
-            member.breaker.give_up_probe()
-
-    def _failed(
-        self, member: Member, tickets: list[Ticket], ahead: list[Hypothesis], error: Exception
+    async def _draft(
+        self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob]
     ) -> None:
-        """Nobody waits for a drafter that failed, or asks it for a while."""
-        logger.warning("%s failed, decoding goes on without its drafts: %s", member.name, error)
-        waiting = [*tickets, *self._lose(ahead)]
-        if ahead:
-            member.ahead_breaker.failed()
-        if waiting or any(member.inbox):
-            member.breaker.failed()
-        self._go_without(waiting, "drafter_error")
-        if not member.breaker.is_closed:
-            self._move(member)
+        """Draft all of these in one batch; every request goes on, with a draft or without."""
+        for request in requests:
+            request.lifecycle.waits_for = lane.name
+        started = time.monotonic()
+        try:
+            drafts = await self._ask(lane, requests, jobs)
+            seconds = time.monotonic() - started
+            if drafts is None:
+                _lose(jobs)
+            else:
+                self._on_drafts(lane, requests, jobs, drafts, seconds)
+        except Exception as error:
+            self._on_failure(lane, requests, jobs, error)
 
-    def _move(self, member: Member) -> None:
-        """What waits for a drafter waits for another, or goes on without."""
-        for ticket in member.inbox.take_now():
-            self._place(ticket)
+    async def _ask(
+        self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob]
+    ) -> list[Draft] | None:
+        """Return the drafts of a batch, the jobs' last; None: no request wants them any more."""
+        draft_requests = [request.draft_request() for request in requests]
+        draft_requests += [job.draft_request for job in jobs]
+        wanted_by = [*requests, *(job.request for job in jobs)]
+        lane.drafting, started = requests, time.monotonic()
+        self._busy.begin(started)
+        try:
+            drafts = await lane.draft(draft_requests, wanted_by, self._max_seconds)
+        except Exception:
+            trace_failure(self._tracer, lane.name, started)
+            raise
+        finally:
+            self._busy.end(time.monotonic())
+            lane.drafting = []
+            lane.pre_draft_breaker.give_up_trial()
+        if drafts is not None:
+            trace_drafts(self._tracer, lane.name, drafts, started, len(jobs))
+        return drafts
 
-    def _place(self, ticket: Ticket) -> None:
-        member = self._pool.place(ticket)
-        if member is None:
-            self._pool.probe(ticket)
-            self._go_without([ticket], "drafter_unavailable")
-        else:
-            ticket.stage = "needs_draft"
-            member.inbox.put(ticket)
-
-    def _learn(self, tickets: list[Ticket], ahead: list[Hypothesis], batch: DraftBatch) -> None:
-        """Learn from decoding steps only: a request's first drafts read its prompt."""
-        if not all(ticket.was_drafted for ticket in tickets):
+    async def _make_trial(self, lane: DraftLane) -> None:
+        """Let a drafter that failed draft once; the draft is thrown away."""
+        trial, lane.trial = lane.trial, None
+        if trial is None:
             return
-        num_positions = sum(ticket.sequence.num_draft_tokens for ticket in tickets)
-        if ahead:
-            num_positions += sum(hypothesis.num_draft_tokens for hypothesis in ahead)
-            self._costs.observe_draft_ahead(num_positions, batch.seconds)
+        started = time.monotonic()
+        try:
+            if not trial.request.is_finished:
+                drafts = await lane.draft([trial.draft_request], [trial.request], self._max_seconds)
+                trace_trial(self._tracer, lane.name, started)
+                if drafts is not None:
+                    lane.breaker.succeeded()
+        except Exception as error:
+            trace_failure(self._tracer, lane.name, started)
+            logger.warning("%s is not well yet: %s", lane.name, error)
+            lane.breaker.failed()
+        finally:
+            lane.breaker.give_up_trial()
+
+    # ---- out
+
+    def _on_drafts(
+        self,
+        lane: DraftLane,
+        requests: list[Request],
+        jobs: list[PreDraftJob],
+        drafts: list[Draft],
+        seconds: float,
+    ) -> None:
+        lane.breaker.succeeded()
+        if jobs:
+            lane.pre_draft_breaker.succeeded()
+        self._learn(requests, jobs, seconds)
+        for request, draft in zip(requests, drafts[: len(requests)], strict=True):
+            if not request.is_finished:
+                request.times.drafting_seconds = seconds
+                self._take_draft(request, draft)
+        for job, draft in zip(jobs, drafts[len(requests) :], strict=True):
+            is_awaited = job.pre_drafts.arrive(job.pre_draft, draft)
+            if is_awaited and not job.request.is_finished:
+                self._take_pre_draft(job.request, job.pre_draft, draft)
+
+    def _on_failure(
+        self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob], error: Exception
+    ) -> None:
+        """Let the requests of a failed call go on without drafts, and the drafter rest."""
+        trace = None if isinstance(error, DiffuspecError) else error
+        message = "%s failed; decoding goes on without its drafts: %s"
+        logger.warning(message, lane.name, error, exc_info=trace)
+        waiting = [*requests, *_lose(jobs)]
+        if jobs:
+            lane.pre_draft_breaker.failed()
+        if waiting or any(lane.queue):
+            lane.breaker.failed()
+        self._skip_draft(waiting, "drafter_error")
+        if not lane.breaker.is_closed:
+            self._place_elsewhere(lane)
+
+    def _learn(self, requests: list[Request], jobs: list[PreDraftJob], seconds: float) -> None:
+        """Learn costs from decoding steps alone: a request's first drafts read its prompt."""
+        if not all(request.is_known_to_drafter for request in requests):
+            return
+        num_positions = sum(request.num_draft_tokens for request in requests)
+        if jobs:
+            num_positions += sum(job.pre_draft.num_draft_tokens for job in jobs)
+            self._costs.observe_draft_ahead(num_positions, seconds)
         else:
-            self._costs.observe_draft(num_positions, len(tickets), batch.seconds)
+            self._costs.observe_draft(num_positions, len(requests), seconds)
 
-    def _hand_out(self, tickets: list[Ticket], ahead: list[Hypothesis], batch: DraftBatch) -> None:
-        for ticket, draft in zip(tickets, batch.drafts[: len(tickets)], strict=True):
-            if not ticket.is_over:
-                self._take(ticket, draft, batch)
-        for hypothesis, draft in zip(ahead, batch.drafts[len(tickets) :], strict=True):
-            made = DraftAhead(draft, hypothesis.num_draft_tokens)
-            ticket = hypothesis.foresight.ticket
-            if self._predrafts.arrive(hypothesis, made) and not ticket.is_over:
-                self._take_ahead(ticket, made)
+    def _place(self, request: Request) -> None:
+        lane = self._pool.place(request)
+        if lane is None:
+            self._pool.try_again(request)
+            self._skip_draft([request], "drafter_unavailable")
+        else:
+            request.lifecycle.waits_for = f"its turn at {lane.name}"
+            lane.queue.put(request)
 
-    def _lose(self, ahead: Iterable[Hypothesis]) -> list[Ticket]:
-        """These drafts ahead will not come; return the tickets that wait for one of them."""
-        return [h.foresight.ticket for h in ahead if self._predrafts.lose(h)]
+    def _place_elsewhere(self, lane: DraftLane) -> None:
+        """Let what waits for a drafter wait for another, or go on without."""
+        for request in lane.queue.take_now():
+            self._place(request)
 
-    # ---- what goes out
-
-    def _take(self, ticket: Ticket, draft: Draft, batch: DraftBatch) -> None:
-        ticket.times.drafting_seconds = batch.seconds
+    def _take_draft(self, request: Request, draft: Draft) -> None:
         if not draft.tree.num_nodes:
-            self._go_without([ticket], "empty_draft")
+            self._skip_draft([request], "empty_draft")
             return
         try:
-            ticket.sequence.take_draft(draft, self._target)
+            request.take_draft(draft, self._target)
         except InvalidRequestError as error:
-            self._drop_draft(ticket, error)
-            return
-        self._drafted(ticket)
+            self._drop_draft(request, error)
+        else:
+            self._drafted(request)
 
-    def _take_ahead(self, ticket: Ticket, made: DraftAhead) -> None:
+    def _take_pre_draft(self, request: Request, hit: PreDraft, draft: Draft) -> None:
         try:
-            ticket.sequence.take_draft_ahead(made.draft, made.num_draft_tokens, self._target)
+            request.take_pre_draft(draft, hit.num_draft_tokens, self._target)
         except InvalidRequestError as error:
-            self._drop_draft(ticket, error)
-            return
-        ticket.times.drafting_seconds = time.monotonic() - ticket.times.started_at
-        self._drafted(ticket)
+            self._drop_draft(request, error)
+        else:
+            request.times.drafting_seconds = time.monotonic() - request.times.started_at
+            self._drafted(request)
 
-    def _drafted(self, ticket: Ticket) -> None:
-        sequence, times = ticket.sequence, ticket.times
-        sequence.fallback = None
-        if sequence.num_outcomes != 0 and ticket.was_drafted:
-            waited = time.monotonic() - times.started_at
-            self._costs.observe_wait(sequence.num_draft_tokens, waited)
-        ticket.was_drafted = True
-        self._pool.probe(ticket)
-        self._pass_on(ticket)
+    def _drafted(self, request: Request) -> None:
+        if request.num_outcomes != 0 and request.is_known_to_drafter:
+            waited = time.monotonic() - request.times.started_at
+            self._costs.observe_wait(request.num_draft_tokens, waited)
+        request.is_known_to_drafter = True
+        self._pool.try_again(request)
+        self._pass_on(request)
 
-    def _drop_draft(self, ticket: Ticket, error: InvalidRequestError) -> None:
-        logger.warning("a draft for %s is dropped: %s", ticket.sequence.request_id, error)
-        self._go_without([ticket], "invalid_draft")
+    def _drop_draft(self, request: Request, error: InvalidRequestError) -> None:
+        logger.warning("a draft for %s is dropped: %s", request.request_id, error)
+        self._skip_draft([request], "invalid_draft")
 
-    def _go_without(self, tickets: Iterable[Ticket], reason: str | None) -> None:
-        for ticket in tickets:
-            if not ticket.is_over:
-                ticket.sequence.draft, ticket.sequence.num_draft_tokens = EMPTY_DRAFT, 0
-                ticket.sequence.fallback = reason
-                self._pass_on(ticket)
+    def _skip_draft(self, requests: Iterable[Request], reason: str | None) -> None:
+        for request in requests:
+            if request.state == "drafting":  # neither ended nor passed on
+                request.skip_draft(reason)
+                self._pass_on(request)
+
+    def _pass_on(self, request: Request) -> None:
+        request.times.ready_at = time.monotonic()
+        request.enter("verifying", "the verifier")
+        self._ready.put(request)
+
+
+def _lose(jobs: Iterable[PreDraftJob]) -> list[Request]:
+    """Give pre-drafts up; return the requests that wait for one of them."""
+    return [job.request for job in jobs if job.lose()]

@@ -3,116 +3,78 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from diffuspec.coordinator.breaker import Breaker
-from diffuspec.coordinator.ticket import Inbox, Ticket
+from diffuspec.coordinator.draft_lane import DraftLane, Trial
+from diffuspec.coordinator.request import Request
 from diffuspec.core.interfaces import Drafter
-from diffuspec.core.types import DraftRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Probe:
-    """A draft that nobody waits for: a copy of what a request would have asked for."""
-
-    ticket: Ticket
-    request: DraftRequest
-
-
-class Member:
-    """A drafter, whether it is well, and what it is to draft."""
-
-    def __init__(self, drafter: Drafter, name: str) -> None:
-        self.drafter = drafter
-        self.name = name
-        self.is_gone = False
-        self.breaker = Breaker()
-        self.ahead_breaker = Breaker()  # large batches may fail where small ones do not
-        self.is_wanted = asyncio.Event()  # a draft, one ahead, a probe, or its end
-        self.inbox = Inbox(self.is_wanted)
-        self.drafting: list[Ticket] = []
-        self.probe: Probe | None = None  # the next one
-        self.request_ids: set[str] = set()  # that it may hold something for
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Positions waiting or under way, then requests: what to compare members by."""
-        tickets = [*self.inbox, *self.drafting]
-        num_positions = sum(ticket.sequence.num_draft_tokens for ticket in tickets)
-        return num_positions, len(self.request_ids)
 
 
 class DrafterPool:
-    """Drafters that come and go while a coordinator uses them. A pool belongs to one.
+    """Drafters that may join and leave while a coordinator uses them. A pool belongs to one.
 
-    A request stays with the member that knows its prefix; a new one goes to the member with the
-    least to do, and so does one whose member fails or leaves.
+    A request stays with the drafter that knows its prefix; a new one goes to the drafter with the
+    least load, as does one whose drafter fails or leaves.
     """
 
     def __init__(self) -> None:
-        self.members: list[Member] = []
-        self._homes: dict[str, Member] = {}
-        self._begin: Callable[[Member], None] = lambda member: None
+        self.lanes: list[DraftLane] = []  # also those that leave, until their last call is over
+        self.joined: asyncio.Queue[DraftLane] = asyncio.Queue()  # lanes to be run
 
     @classmethod
     def of(cls, drafter: Drafter | DrafterPool) -> DrafterPool:
-        """Return a pool as it is, or one of that drafter alone."""
+        """Return a pool as it is, or a pool of this one drafter."""
         if isinstance(drafter, DrafterPool):
             return drafter
         pool = cls()
         pool.add(drafter, "drafter")
         return pool
 
-    def attend(self, begin: Callable[[Member], None]) -> None:
-        """Begin with every member, and from now on with each that comes."""
-        self._begin = begin
-        for member in self.members:
-            begin(member)
-
     def add(self, drafter: Drafter, name: str) -> None:
-        """Let one more draft: "drafter", and perhaps a number."""
-        member = Member(drafter, name)
-        self.members.append(member)
-        self._begin(member)
+        """Let another drafter join; its name is "drafter", perhaps with a number."""
+        lane = DraftLane(drafter, name)
+        self.lanes.append(lane)
+        self.joined.put_nowait(lane)
 
     def remove(self, drafter: Drafter) -> None:
-        """Give one up; what it is drafting just now still counts. One that is not here is fine."""
-        for member in self.members:
-            if member.drafter is drafter:
-                member.is_gone = True
-                member.is_wanted.set()
-        self.members = [member for member in self.members if not member.is_gone]
+        """Let a drafter leave, if it is here; the call it is in still counts."""
+        for lane in self.lanes:
+            if lane.drafter is drafter:
+                lane.is_gone = True
+                lane.has_work.set()
 
-    def place(self, ticket: Ticket) -> Member | None:
-        """Return the member to draft for a ticket; None while none is well."""
-        request_id = ticket.sequence.request_id
-        home = self._homes.get(request_id)
-        if home is None or home.is_gone or not home.breaker.is_closed:
-            available = [member for member in self.members if member.breaker.is_closed]
+    def forget(self, lane: DraftLane) -> None:
+        """Drop the lane of a drafter that has left: its last call is over."""
+        self.lanes.remove(lane)
+
+    def place(self, request: Request) -> DraftLane | None:
+        """Return the lane to draft for a request; None while no drafter is well."""
+        lane = self.lane_of(request)
+        if lane is None or not lane.is_available:
+            available = [lane for lane in self.lanes if lane.is_available]
             if not available:
                 return None
-            home = self._homes[request_id] = min(available, key=lambda member: member.load)
-            home.request_ids.add(request_id)
-            ticket.was_drafted = False
-        return home
+            lane = min(available, key=lambda lane: lane.load)
+            lane.held_request_ids.add(request.request_id)
+            request.lane, request.is_known_to_drafter = lane.number, False
+        return lane
 
-    def home(self, ticket: Ticket) -> Member | None:
-        """Return the member that drafted for a ticket last."""
-        return self._homes.get(ticket.sequence.request_id)
+    def lane_of(self, request: Request) -> DraftLane | None:
+        """Return the lane that a request was placed in last, if it is still here."""
+        return next((lane for lane in self.lanes if lane.number == request.lane), None)
 
-    def probe(self, ticket: Ticket) -> None:
-        """Let whoever failed, and had its pause, draft for a ticket that goes on without it."""
-        for member in self.members:
-            if member.breaker.take_probe():
-                member.request_ids.add(ticket.sequence.request_id)
-                member.probe = Probe(ticket, ticket.sequence.draft_request())
-                member.is_wanted.set()
+    def try_again(self, request: Request) -> None:
+        """Let drafters that failed, and whose pause is over, draft a copy for this request."""
+        for lane in self.lanes:
+            if not lane.is_gone and lane.breaker.take_trial():
+                lane.held_request_ids.add(request.request_id)
+                lane.trial = Trial(request, request.draft_request())
+                lane.has_work.set()
 
     async def release(self, request_id: str) -> None:
-        """Forget a request, at every member that may hold something for it."""
-        self._homes.pop(request_id, None)
-        holding = [member for member in self.members if request_id in member.request_ids]
-        for member in holding:
-            member.request_ids.discard(request_id)
-        await asyncio.gather(*(member.drafter.release(request_id) for member in holding))
+        """Forget a request, at every drafter that may hold something for it."""
+        holding = [
+            lane for lane in self.lanes if not lane.is_gone and request_id in lane.held_request_ids
+        ]
+        for lane in holding:
+            lane.held_request_ids.discard(request_id)
+        await asyncio.gather(*(lane.drafter.release(request_id) for lane in holding))

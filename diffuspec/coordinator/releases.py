@@ -1,4 +1,4 @@
-"""Releases: the workers are told to forget requests that have ended."""
+"""Releases: tells the workers to forget requests that have ended."""
 
 from __future__ import annotations
 
@@ -15,38 +15,41 @@ logger = logging.getLogger(__name__)
 
 
 class Releases:
-    """Tells both roles, beside everything else. A worker that fails at it holds nobody up."""
+    """Tells both roles, in tasks of its own. A worker that fails at it delays nothing else."""
 
     def __init__(self, verifier: Verifier, drafters: DrafterPool | None) -> None:
         self._verifier = verifier
         self._drafters = drafters
         self._tasks: set[asyncio.Task[None]] = set()
-        self._idle: asyncio.Task[Literal[True]] | None = None
+        self._sentinel: asyncio.Task[Literal[True]] | None = None
 
     def open(self) -> None:
-        """From now on requests can be let go of, until `finish` or the event loop's end."""
-        self._idle = asyncio.create_task(asyncio.Event().wait(), name="releases")
+        """Accept releases until `finish`, or until the event loop ends.
+
+        A loop that ends cancels all of its tasks, the sentinel among them, and takes no new ones.
+        """
+        self._sentinel = asyncio.create_task(asyncio.Event().wait(), name="releases")
 
     def start(self, request_id: str, then: Callable[[], None]) -> None:
-        """Let go of a request; `then` is called once the verifier has.
+        """Release a request at the workers; call `then` once the verifier has.
 
-        A drafter is not waited for: it may be busy with a draft for others. An event loop that
-        ends takes no more tasks, and cancels all that it has, the idle one too: nothing happens.
+        Drafters are not waited for: they may be busy with others' drafts. After the event loop's
+        end nothing happens.
         """
-        if self._idle is None or self._idle.done() or self._idle.cancelling():
+        if self._sentinel is None or self._sentinel.done() or self._sentinel.cancelling():
             return
         if self._drafters is not None:
             self._begin(_release(self._drafters, request_id))
         self._begin(self._release_and(request_id, then))
 
     async def finish(self, max_seconds: float) -> None:
-        """Wait for what is under way, for so long at most; the rest is cancelled."""
+        """Wait up to `max_seconds` for the releases under way; cancel the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max_seconds):
                 while self._tasks:
                     await asyncio.gather(*self._tasks)
-        if self._idle is not None:
-            self._idle.cancel()
+        if self._sentinel is not None:
+            self._sentinel.cancel()
 
     async def _release_and(self, request_id: str, then: Callable[[], None]) -> None:
         await _release(self._verifier, request_id)
@@ -62,4 +65,4 @@ async def _release(worker: DrafterPool | Verifier, request_id: str) -> None:
     try:
         await worker.release(request_id)
     except Exception as error:
-        logger.warning("what a worker holds for %s could not be released: %s", request_id, error)
+        logger.warning("a worker could not release request %s: %s", request_id, error)

@@ -1,8 +1,8 @@
-"""The verify loop: verifies whatever is ready, in one batch.
+"""The verify stage: verifies the drafts of all requests that are ready, in one batch.
 
-Where much of a prefix is unread, the target reads it in pieces first, so that no step takes long. A
-verifier that is gone for the moment holds its requests up: they are verified again after a pause,
-with their prefixes read anew. One that fails ends the requests that it fails at alone.
+Where much of a prefix is unread, the target reads it in chunks first, so that no verification takes
+long. While the verifier is unavailable its requests are held, and verified again after a pause,
+with their prefixes read again. A request that the verifier fails at ends alone.
 """
 
 from __future__ import annotations
@@ -10,159 +10,199 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from diffuspec.control.costs import StepCosts
-from diffuspec.coordinator.ticket import Inbox, Ticket
-from diffuspec.coordinator.verify_calls import VerdictBatch, VerifyCalls
+from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.coordinator.request import Request, RequestQueue
+from diffuspec.coordinator.spans import trace_failure, trace_verdicts
+from diffuspec.core.backoff import Backoff
 from diffuspec.core.config import CoordinatorConfig
-from diffuspec.core.errors import VerifierUnavailableError
+from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import Verifier
 from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
+_FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
+_MAX_PAUSE_SECONDS = 1.0
 
-class VerifyLoop:
-    """Takes tickets that are ready and passes them on with a verdict."""
+
+@dataclass(frozen=True, slots=True)
+class VerifyBatch:
+    """Requests to be verified together; one with a chunk reads that piece of its prefix first."""
+
+    requests: Sequence[Request]
+    chunks: Sequence[VerifyRequest | None]
+
+    @property
+    def decoding(self) -> list[Request]:
+        """The requests whose draft is verified now."""
+        return [
+            request
+            for request, chunk in zip(self.requests, self.chunks, strict=True)
+            if chunk is None
+        ]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows fed to the target: each request's draft and the token before it."""
+        return sum(1 + request.draft.tree.num_nodes for request in self.requests)
+
+    def halves(self) -> tuple[VerifyBatch, VerifyBatch]:
+        half = len(self.requests) // 2
+        return (
+            VerifyBatch(self.requests[:half], self.chunks[:half]),
+            VerifyBatch(self.requests[half:], self.chunks[half:]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A verdict, and the call that it came in."""
+
+    verdict: Verdict
+    started_at: float  # of the call, by time.monotonic()
+    seconds: float  # of the call
+
+
+StepResult: TypeAlias = Verified | Exception
+
+
+class VerifyStage:
+    """Takes requests from its queue and yields each with a verdict, or with an error."""
 
     def __init__(
         self,
         verifier: Verifier,
         config: CoordinatorConfig,
         costs: StepCosts,
-        look_ahead: Callable[[Ticket, float], None],
-        pass_on: Callable[[Ticket, Verdict | None, VerdictBatch], None],
-        fail: Callable[[Collection[Ticket], Exception], None],
-        draft_busy_seconds: Callable[[float], float] = lambda now: 0.0,
+        draft_busy: BusyTime,
         tracer: Tracer | None = None,
     ) -> None:
-        """look_ahead is told of each draft that is verified and when its verdict may come.
-
-        pass_on is given no verdict for a ticket that was over before its prefix was read.
-        draft_busy_seconds tells how long the drafter has been at work.
-        """
-        self._draft_busy_seconds = draft_busy_seconds
-        self._calls = VerifyCalls(verifier, tracer)
-        self._config = config
+        """`draft_busy`: of the drafters, where they work beside the verifier."""
+        self.queue = RequestQueue()
+        self.busy = BusyTime()
+        self._draft_busy = draft_busy
+        self._verifier = verifier
+        self._max_chunk_tokens = config.prefill_chunk_tokens
+        self._max_outage_seconds = config.max_verifier_outage_seconds
         self._costs = costs
-        self._look_ahead = look_ahead
-        self._pass_on = pass_on
-        self._fail = fail
-        self._inbox = Inbox()
+        self._tracer = tracer
+        self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._num_outages = 0
+        self._batch: Sequence[Request] = ()  # taken last
 
-    def busy_seconds(self, now: float) -> float:
-        """Return how long the verifier has been at work."""
-        return self._calls.busy.seconds(now)
+    async def take(self) -> VerifyBatch:
+        """Wait for requests; return all that are ready as one batch."""
+        await asyncio.sleep(0)  # verifiers may not suspend: let consumers have a turn
+        self._batch = requests = await self.queue.take()
+        for request in requests:
+            request.is_in_verifier = True
+            if request.num_outages < self._num_outages:
+                # The verifier may be another one, with nothing read. The whole prefix in one
+                # step could miss the deadline again and again: it is read in chunks.
+                request.num_outages, request.num_read = self._num_outages, 0
+        return VerifyBatch(requests, [r.next_chunk(self._max_chunk_tokens) for r in requests])
 
-    def send(self, ticket: Ticket) -> None:
-        """Verify a ticket's draft."""
-        ticket.times.ready_at = time.monotonic()
-        self._put(ticket)
+    def clear(self) -> None:
+        """Note that the loop has broken off: no request is in a verification."""
+        for request in self._batch:
+            request.is_in_verifier = False
 
-    def drop(self, ticket: Ticket) -> None:
-        """A ticket that is ready is over. One that is being verified comes out all the same."""
-        self._inbox.remove(ticket)
+    async def run(self, batch: VerifyBatch) -> AsyncIterator[tuple[Request, StepResult]]:
+        """Verify a batch; yield every request that leaves the stage, with its result.
 
-    async def run(self) -> None:
-        """Verify for ever; an error ends the requests it is about."""
-        while True:
-            tickets = await self._inbox.take()
-            try:
-                await self._verify(tickets)
-            except Exception as error:
-                self._fail(tickets, error)
-            await asyncio.sleep(0)  # workers may not: whoever listens gets a turn after each step
-
-    async def _verify(self, tickets: list[Ticket]) -> None:
-        self._forget_what_was_lost(tickets)
-        chunks = [t.sequence.next_chunk(self._config.prefill_chunk_tokens) for t in tickets]
-        self._announce(tickets, chunks)
-        requests = [
-            chunk or ticket.sequence.verify_request()
-            for chunk, ticket in zip(chunks, tickets, strict=True)
-        ]
-        drafting = self._draft_busy_seconds(time.monotonic())
-        try:
-            batch = await self._calls.ask(requests)
-        except VerifierUnavailableError as error:
-            await self._hold_up(tickets, error)
-            return
-        except Exception as error:
-            await self._find_the_fault(tickets, error)
-            return
-        drafting = self._draft_busy_seconds(time.monotonic()) - drafting
-        self._learn(tickets, batch, drafting)
-        for ticket, chunk, verdict in zip(tickets, chunks, batch.verdicts, strict=True):
-            ticket.stalled_since = None
-            if chunk is None:
-                self._pass_on(ticket, verdict, batch)
-            elif ticket.is_over:
-                self._pass_on(ticket, None, batch)
-            else:
-                ticket.sequence.chunk_done(chunk)
-                ticket.times.reading_seconds += verdict.verify_seconds
-                ticket.times.reading_transport_seconds += verdict.transport_seconds
-                self._put(ticket)
-
-    async def _find_the_fault(self, tickets: list[Ticket], error: Exception) -> None:
-        """End what the verifier fails at, and nothing that was only in the same batch."""
-        if len(tickets) == 1:
-            self._fail(tickets, error)
-            return
-        half = len(tickets) // 2
-        await self._verify(tickets[:half])
-        await self._verify(tickets[half:])
-
-    def _put(self, ticket: Ticket) -> None:
-        ticket.stage = "ready"
-        self._inbox.put(ticket)
-
-    def _forget_what_was_lost(self, tickets: list[Ticket]) -> None:
-        """After an outage the verifier may be another one, that has read nothing.
-
-        Sent as a whole a long prefix could be late again and again.
+        A request with more to read, or held up by an outage, is queued again instead, unless it
+        has ended meanwhile.
         """
-        for ticket in tickets:
-            if ticket.num_outages < self._num_outages:
-                ticket.num_outages, ticket.sequence.num_read = self._num_outages, 0
+        started, drafting = time.monotonic(), self._draft_busy.seconds(time.monotonic())
+        try:
+            verdicts = await self._ask(batch)
+        except VerifierUnavailableError as error:
+            for request in self._requeue_after_outage(batch.requests, error):
+                yield _left(request), error
+            await self._pause(error)
+        except Exception as error:
+            if len(batch.requests) == 1:
+                yield _left(batch.requests[0]), error
+                return
+            for half in batch.halves():
+                async for left in self.run(half):
+                    yield left
+        else:
+            seconds = time.monotonic() - started
+            drafting = self._draft_busy.seconds(time.monotonic()) - drafting
+            self._learn(batch, verdicts, seconds, drafting)
+            for request, chunk, verdict in zip(batch.requests, batch.chunks, verdicts, strict=True):
+                request.stalled_since = None
+                if chunk is None or request.is_finished:
+                    yield _left(request), Verified(verdict, started, seconds)
+                else:
+                    self._requeue_after_chunk(request, chunk, verdict)
 
-    def _announce(self, tickets: list[Ticket], chunks: list[VerifyRequest | None]) -> None:
-        decoding = []
-        for ticket, chunk in zip(tickets, chunks, strict=True):
-            ticket.stage = "verifying"
-            if chunk is None and ticket.sequence.num_outcomes != 0:
-                decoding.append(ticket)
-        if not decoding:
-            return
-        num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
-        ends_at = time.monotonic() + self._costs.verify.at(num_rows)
-        for ticket in decoding:
-            self._look_ahead(ticket, ends_at)
+    async def _ask(self, batch: VerifyBatch) -> list[Verdict]:
+        """Raises what the verifier raises, and VerifierError when it miscounts."""
+        requests = [
+            chunk or request.verify_request()
+            for request, chunk in zip(batch.requests, batch.chunks, strict=True)
+        ]
+        started = time.monotonic()
+        self.busy.begin(started)
+        try:
+            verdicts = await self._verifier.verify(requests)
+        except Exception:
+            trace_failure(self._tracer, "verifier", started)
+            raise
+        finally:
+            self.busy.end(time.monotonic())
+        self._backoff.succeeded()
+        if len(verdicts) != len(requests):
+            raise VerifierError(f"{len(verdicts)} verdicts for {len(requests)} requests")
+        trace_verdicts(self._tracer, requests, verdicts, started)
+        return verdicts
 
-    def _learn(self, tickets: list[Ticket], batch: VerdictBatch, drafting_seconds: float) -> None:
-        """Learn from decoding steps only: how much of a prompt was cached is not known here."""
-        if all(ticket.sequence.num_unread == 1 for ticket in tickets):
-            num_rows = sum(1 + ticket.sequence.draft.tree.num_nodes for ticket in tickets)
-            num_tokens = sum(len(verdict.token_ids) for verdict in batch.verdicts)
-            self._costs.observe_verify(
-                num_rows, len(tickets), num_tokens, batch.seconds, drafting_seconds
-            )
+    def _learn(
+        self, batch: VerifyBatch, verdicts: list[Verdict], seconds: float, drafting: float
+    ) -> None:
+        """Learn from decoding steps alone: how much of a prompt was cached is not known here."""
+        if all(request.num_unread == 1 for request in batch.requests):
+            num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
+            num_requests = len(batch.requests)
+            self._costs.observe_verify(batch.num_rows, num_requests, num_tokens, seconds, drafting)
 
-    async def _hold_up(self, tickets: list[Ticket], error: VerifierUnavailableError) -> None:
-        """Let the tickets wait for the verifier to come back, but not for ever."""
+    def _requeue_after_chunk(
+        self, request: Request, chunk: VerifyRequest, verdict: Verdict
+    ) -> None:
+        request.num_read = len(chunk.prefix)
+        request.times.prefill_seconds += verdict.verify_seconds
+        request.times.prefill_transport_seconds += verdict.transport_seconds
+        request.lifecycle.waits_for = f"prefill, {request.num_unread} tokens to read"
+        self.queue.put(_left(request))
+
+    def _requeue_after_outage(
+        self, requests: Sequence[Request], error: VerifierUnavailableError
+    ) -> list[Request]:
+        """Hold requests until the verifier is back; return those that waited too long, or ended."""
         self._num_outages += 1
-        now, limit = time.monotonic(), self._config.max_verifier_outage_seconds
-        given_up = []
-        for ticket in tickets:
-            ticket.stalled_since = ticket.stalled_since or now
-            if ticket.is_over or now - ticket.stalled_since >= limit:
-                given_up.append(ticket)
+        now, given_up = time.monotonic(), []
+        for request in requests:
+            request.stalled_since = request.stalled_since or now
+            if request.is_finished or now - request.stalled_since >= self._max_outage_seconds:
+                given_up.append(request)
             else:
-                self._put(ticket)
-        self._fail(given_up, error)
-        pause = self._calls.pause_seconds
-        logger.warning("the verifier is gone, asking again in %.2g s: %s", pause, error)
+                request.lifecycle.waits_for = "the verifier, which is unavailable"
+                self.queue.put(_left(request))
+        return given_up
+
+    async def _pause(self, error: VerifierUnavailableError) -> None:
+        pause = self._backoff.failed()
+        logger.warning("the verifier is unavailable; next attempt in %.2g s: %s", pause, error)
         await asyncio.sleep(pause)
+
+
+def _left(request: Request) -> Request:
+    request.is_in_verifier = False
+    return request

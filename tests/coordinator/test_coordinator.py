@@ -8,19 +8,18 @@ import time
 from collections.abc import Sequence as Batch
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from diffuspec.algorithm.draft_tree import chain
 from diffuspec.coordinator import (
-    breaker as breaker_module,
     coordinator as coordinator_module,
-    verify_calls as verify_calls_module,
+    draft_lane as draft_lane_module,
 )
 from diffuspec.coordinator.coordinator import Coordinator
-from diffuspec.coordinator.sequence import Sequence
+from diffuspec.coordinator.request import Request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import (
     ContextLengthError,
@@ -324,8 +323,8 @@ async def test_the_log_has_one_line_for_every_request_and_no_tokens(caplog):
         stage.verifier.error = VerifierError("device lost")
         with pytest.raises(VerifierError):
             await stage.tokens()
-    lines = [r.getMessage() for r in caplog.records if r.name == "diffuspec.coordinator.ticket"]
-    done, gone, failed = [line.rpartition(", ")[0] for line in lines]
+    lines = [r.getMessage() for r in caplog.records if r.name == "diffuspec.coordinator.request"]
+    done, gone, failed = [line.rpartition(" (")[0] for line in lines]
     assert done == "request done-1: 5 prompt tokens, 24 output tokens, length"
     assert gone.startswith("request gone-2: 5 prompt tokens, ") and gone.endswith(", cancelled")
     assert failed == "request request-3: 5 prompt tokens, 0 output tokens, VerifierError"
@@ -399,7 +398,7 @@ async def test_a_drafter_that_hangs_holds_a_request_up_for_one_deadline_in_all(q
         assert time.monotonic() - began == pytest.approx(5 + FOREVER.max_tokens * 0.05)
         assert stage.metric("fallback_total", reason="drafter_error") == 1
         assert not stage.coordinator._economics.costs.draft.is_known
-        busy = stage.coordinator._draft_loop.busy_seconds(time.monotonic())
+        busy = stage.coordinator._draft_busy.seconds(time.monotonic())
         assert busy == pytest.approx(5), "a probe is no work"
 
 
@@ -439,18 +438,18 @@ async def test_a_probe_under_way_is_cancelled_at_shutdown(quiet):
 def clock(monkeypatch):
     """A time that the test advances."""
     moment = [100.0]
-    monkeypatch.setattr("diffuspec.coordinator.breaker.time.monotonic", lambda: moment[0])
+    monkeypatch.setattr("diffuspec.coordinator.draft_lane.time.monotonic", lambda: moment[0])
     return moment
 
 
 def test_the_breaker_pauses_longer_after_every_failure_up_to_a_limit(clock):
-    breaker = breaker_module.Breaker()
+    breaker = draft_lane_module.Breaker()
     assert breaker.is_closed
     pauses = []
     for _ in range(9):
         breaker.failed()
         began = clock[0]
-        while not breaker.take_probe():
+        while not breaker.take_trial():
             clock[0] += 0.25
         pauses.append(clock[0] - began)
     assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
@@ -458,17 +457,17 @@ def test_the_breaker_pauses_longer_after_every_failure_up_to_a_limit(clock):
     assert breaker.is_closed
     breaker.failed()
     clock[0] += 0.5
-    assert breaker.take_probe()
+    assert breaker.take_trial()
 
 
 def test_the_breaker_lets_one_probe_through_at_a_time(clock):
-    breaker = breaker_module.Breaker()
-    assert not breaker.take_probe(), "there is nothing to find out while it is closed"
+    breaker = draft_lane_module.Breaker()
+    assert not breaker.take_trial(), "there is nothing to find out while it is closed"
     breaker.failed()
     clock[0] += 1
-    assert breaker.take_probe() and not breaker.take_probe()
-    breaker.give_up_probe()
-    assert breaker.take_probe()
+    assert breaker.take_trial() and not breaker.take_trial()
+    breaker.give_up_trial()
+    assert breaker.take_trial()
 
 
 @pytest.mark.parametrize("strategy", INVALID)
@@ -681,22 +680,24 @@ async def test_a_request_cancelled_during_an_outage_is_gone_at_once(quiet):
         await until(lambda: not list(stage.coordinator._admission))
 
 
-async def test_pauses_grow_while_the_verifier_is_gone_and_start_over_when_it_is_back():
-    verifier = FakeVerifier()
-    calls, pauses = verify_calls_module.VerifyCalls(verifier, None), []
-    [request] = [VerifyRequest("a", np.array([1], np.int32), 1, chain([]), SHORT)]
-    verifier.error = GONE
-    for _ in range(8):
-        with pytest.raises(VerifierUnavailableError):
-            await calls.ask([request])
-        pauses.append(calls.pause_seconds)
-    assert pauses == [0.05, 0.1, 0.2, 0.4, 0.8, 1, 1, 1]
-    verifier.error = None
-    await calls.ask([request])
-    verifier.error = GONE
-    with pytest.raises(VerifierUnavailableError):
-        await calls.ask([request])
-    assert calls.pause_seconds == 0.05
+async def test_pauses_grow_while_the_verifier_is_unavailable_and_start_over_when_it_is_back(quiet):
+    async with on_stage(None) as stage:
+        calls: list[float] = []
+        verify = stage.verifier.verify
+
+        async def timed(requests: Batch[VerifyRequest]) -> list[Verdict]:
+            calls.append(time.monotonic())
+            if len(calls) != 9:
+                raise GONE
+            return await verify(requests)
+
+        stage.verifier.verify = timed
+        task = stage.start()
+        await until(lambda: len(calls) == 12)
+        task.cancel()
+    pauses = [later - earlier for earlier, later in pairwise(calls)]
+    assert pauses[:8] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1, 1, 1])
+    assert pauses[8:] == pytest.approx([0, 0.05, 0.1]), "the ninth call succeeded"
 
 
 async def test_a_verifier_that_miscounts_has_failed(quiet):
@@ -720,7 +721,7 @@ async def test_a_verifier_that_cannot_release_stops_nobody(quiet):
 async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monkeypatch):
     async with on_stage() as stage:
         with monkeypatch.context() as patch:
-            patch.setattr("diffuspec.coordinator.coordinator.StepEnd.stats", lambda *_: 1 / 0)
+            patch.setattr(coordinator_module, "step_stats", lambda *_: 1 / 0)
             with pytest.raises(VerifierError, match="division by zero"):
                 await stage.tokens()
         assert await stage.tokens() == stage.plain()
@@ -729,13 +730,13 @@ async def test_a_bug_in_the_loop_ends_its_requests_and_not_the_loop(quiet, monke
 async def test_a_bug_in_how_requests_end_leaves_nobody_waiting(quiet, monkeypatch):
     async with on_stage(max_sequences=2) as stage:
         with monkeypatch.context() as patch:
-            patch.setattr("diffuspec.coordinator.coordinator.StepEnd.stats", lambda *_: 1 / 0)
-            patch.setattr(coordinator_module.Coordinator, "_retire", lambda *_: [][0])
+            patch.setattr(coordinator_module, "step_stats", lambda *_: 1 / 0)
+            patch.setattr(coordinator_module.Coordinator, "_free", lambda *_: [][0])
             for task in [stage.start([n]) for n in range(4)]:
                 with pytest.raises(VerifierError, match=r"broke off|failed: division"):
                     await task
-        for ticket in list(stage.coordinator._admission):
-            stage.coordinator._retire(ticket)
+        for request in list(stage.coordinator._admission):
+            stage.coordinator._free(request)
         assert await stage.tokens() == stage.plain()
 
 
@@ -747,9 +748,9 @@ async def test_a_bug_at_the_beginning_of_a_request_ends_that_one_and_frees_its_s
         running = stage.start()
         await stage.drafter.gate.arrival()
         failing, waiting = stage.start([9]), stage.start([8], SHORT, OFF)
-        plan_draft = Sequence.plan_draft
+        plan_draft = Request.plan_draft
         monkeypatch.setattr(
-            Sequence,
+            Request,
             "plan_draft",
             lambda self: 1 // (self.prefix[0] != 9) and plan_draft(self),
         )

@@ -162,8 +162,7 @@ async def test_a_request_is_released_wherever_it_was():
                     break
         await until(lambda: not stage.verifier.held)
         assert [len(drafter.released) for drafter in drafters] == [1, 1, 0]
-        assert not stage.drafter._homes
-        assert not any(member.request_ids for member in stage.drafter.members)
+        assert not any(lane.held_request_ids for lane in stage.drafter.lanes)
 
 
 # ---- one that fails
@@ -274,13 +273,12 @@ async def test_a_bug_ends_the_requests_of_all_drafters_and_every_drafter_is_used
     async with on_a_pool(drafters) as stage:
         slow_down(drafters[1], "draft", 1.0)
         with monkeypatch.context() as patch:
-            patch.setattr("diffuspec.coordinator.draft_stage.DraftLoop._learn", lambda *_: 1 / 0)
-            patch.setattr("diffuspec.coordinator.coordinator.Coordinator._retire", lambda *_: [][0])
+            stage_of_drafts = "diffuspec.coordinator.draft_stage.DraftStage"
+            patch.setattr(f"{stage_of_drafts}._learn", lambda *_: 1 / 0)
+            patch.setattr(f"{stage_of_drafts}._skip_draft", lambda *_: [][0])
             tasks = [stage.start([n]) for n in range(2)]
             done, _ = await asyncio.wait(tasks)
             assert all(task.exception() for task in done)
-        for ticket in list(stage.coordinator._admission):
-            stage.coordinator._retire(ticket)
         calls = [drafter.num_calls for drafter in drafters]
         await answer(stage, 2)
         assert all(d.num_calls > before for d, before in zip(drafters, calls, strict=True))
@@ -318,4 +316,4 @@ async def test_a_probe_is_shown_for_what_it_is(tmp_path: Path):
         drafter.error = None
         await running
     tracer.close()
-    assert [span["name"] for span in read(path)["drafter 0"]][:3] == ["failed", "probe", "draft"]
+    assert [span["name"] for span in read(path)["drafter 0"]][:3] == ["failed", "trial", "draft"]

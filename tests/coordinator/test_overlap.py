@@ -15,7 +15,7 @@ import pytest
 
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.coordinator.coordinator import Coordinator
-from diffuspec.coordinator.sequence import Sequence as RequestState
+from diffuspec.coordinator.request import Request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DrafterError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams, SpeculationParams
@@ -63,16 +63,16 @@ async def steps_of(stage: Stage, *args: Any, **kwargs: Any) -> list[StepStats]:
 
 def watch(stage: Stage, on_ahead: Callable[[], None] = lambda: None) -> list[tuple[int, int]]:
     """Return a list that grows by each drafted batch: (waited for, made ahead)."""
-    calls, sizes = stage.coordinator._draft_loop._calls, []
-    ask = calls.ask
+    drafts, sizes = stage.coordinator._drafts, []
+    ask = drafts._ask
 
-    async def watched(member: Any, requests: Any, tickets: Any, num_ahead: int) -> Any:
-        sizes.append((len(requests) - num_ahead, num_ahead))
-        if num_ahead:
+    async def watched(lane: Any, requests: Any, jobs: Any) -> Any:
+        sizes.append((len(requests), len(jobs)))
+        if jobs:
             on_ahead()
-        return await ask(member, requests, tickets, num_ahead)
+        return await ask(lane, requests, jobs)
 
-    calls.ask = watched  # type: ignore[method-assign]
+    drafts._ask = watched  # type: ignore[method-assign]
     return sizes
 
 
@@ -263,7 +263,7 @@ async def test_drafts_ahead_that_fail_are_given_up_for_a_while_and_others_go_on(
 
 async def test_a_ranking_that_fails_costs_drafts_ahead_only(quiet, monkeypatch):
     async with overlapped() as stage:
-        ranking = "diffuspec.coordinator.pre_drafts.OutcomeRanking.rank"
+        ranking = "diffuspec.coordinator.pre_draft_planner.OutcomeRanking.rank"
         monkeypatch.setattr(ranking, lambda *_: 1 / 0)
         steps = await steps_of(stage, PROMPT, LONG, AHEAD)
         assert {step.pre_draft for step in steps} == {None}
@@ -271,14 +271,14 @@ async def test_a_ranking_that_fails_costs_drafts_ahead_only(quiet, monkeypatch):
 
 
 async def test_nobody_waits_for_a_draft_ahead_that_was_never_asked_for(quiet, monkeypatch):
-    draft_request_after, numbers = RequestState.draft_request_after, itertools.count()
+    draft_request_after, numbers = Request.draft_request_after, itertools.count()
 
-    def every_other(self: RequestState, *args: Any) -> DraftRequest:
+    def every_other(self: Request, *args: Any) -> DraftRequest:
         if next(numbers) % 2:
             raise ValueError("a bug")
         return draft_request_after(self, *args)
 
-    monkeypatch.setattr(RequestState, "draft_request_after", every_other)
+    monkeypatch.setattr(Request, "draft_request_after", every_other)
     async with overlapped(strategy=always_right) as stage:
         assert await stage.tokens(PROMPT, LONG, AHEAD) == stage.plain(PROMPT, LONG)
         assert next(numbers) > 1
@@ -358,8 +358,7 @@ async def test_a_cancelled_request_drops_its_drafts_ahead(moment):
         await until(lambda: not stage.verifier.held and stage.drafter.released)
         assert len(stage.verifier.batches) == 1
         assert await stage.tokens([9], SHORT, AHEAD) == stage.plain([9])
-        loop = stage.coordinator._draft_loop
-        assert not loop._predrafts._rankings and not loop._predrafts._under_way
+        assert not stage.coordinator._drafts._planner._under_way
 
 
 async def test_drafts_ahead_outlive_an_outage_of_the_verifier(quiet):
@@ -408,7 +407,7 @@ def test_roles_that_share_a_processor_are_not_overlapped(shared):
 
     async def rate(num_outcomes: Any) -> tuple[float, int]:
         async with overlapped(strategy=right_and_sure) as stage:
-            busy = stage.coordinator._draft_loop._calls.busy
+            busy = stage.coordinator._draft_busy
             slow_down(stage.drafter, "draft", 0.005)
             verify = stage.verifier.verify
 

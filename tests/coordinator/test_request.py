@@ -3,7 +3,7 @@ import pytest
 
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.control.draft_length import FixedDraftLength
-from diffuspec.coordinator.sequence import Sequence
+from diffuspec.coordinator.request import Request
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
@@ -17,8 +17,8 @@ EOS = 256
 TARGET = TargetInfo(vocab_size=258, max_model_len=64, max_sequences=2, eos_token_ids=(EOS,))
 
 
-def make(sampling: SamplingParams, num_draft_tokens: int = 4, **speculation: object) -> Sequence:
-    return Sequence(
+def make(sampling: SamplingParams, num_draft_tokens: int = 4, **speculation: object) -> Request:
+    return Request(
         "a",
         np.array([1, 2, 3], np.int32),
         sampling,
@@ -33,106 +33,106 @@ def ids(text: str) -> tuple[int, ...]:
     return tuple(BYTES.encode(text, add_special_tokens=False).ids)
 
 
-def commit(sequence: Sequence, *token_ids: int) -> tuple[tuple[int, ...], str]:
-    kept, pieces = sequence.commit(Verdict(token_ids, ()))
+def commit(request: Request, *token_ids: int) -> tuple[tuple[int, ...], str]:
+    kept, pieces = request.commit(Verdict(token_ids, ()))
     assert len(kept) == len(pieces)
     return kept, "".join(pieces)
 
 
 def test_tokens_are_appended_with_the_text_that_each_released():
-    sequence = make(SamplingParams())
-    kept, pieces = sequence.commit(Verdict(ids("aé"), ()))
+    request = make(SamplingParams())
+    kept, pieces = request.commit(Verdict(ids("aé"), ()))
     assert kept == ids("aé") and pieces == ("a", "", "é")
-    assert sequence.prefix.tolist() == [1, 2, 3, *ids("aé")]
-    assert sequence.num_output_tokens == 3 and not sequence.is_finished
+    assert request.prefix.tolist() == [1, 2, 3, *ids("aé")]
+    assert request.num_output_tokens == 3 and request.finish_reason is None
 
 
 def test_eos_ends_the_answer_inside_a_run_and_is_kept_without_text():
-    sequence = make(SamplingParams())
-    assert commit(sequence, *ids("ab"), EOS, *ids("c")) == ((*ids("ab"), EOS), "ab")
-    assert sequence.finish_reason is FinishReason.STOP
-    assert sequence.num_output_tokens == 3
+    request = make(SamplingParams())
+    assert commit(request, *ids("ab"), EOS, *ids("c")) == ((*ids("ab"), EOS), "ab")
+    assert request.finish_reason is FinishReason.STOP
+    assert request.num_output_tokens == 3
 
 
 def test_eos_is_a_token_like_any_other_when_it_is_ignored():
-    sequence = make(SamplingParams(ignore_eos=True, max_tokens=3))
-    assert commit(sequence, *ids("a"), EOS, *ids("bc")) == ((*ids("a"), EOS, *ids("b")), "ab")
-    assert sequence.finish_reason is FinishReason.LENGTH
+    request = make(SamplingParams(ignore_eos=True, max_tokens=3))
+    assert commit(request, *ids("a"), EOS, *ids("bc")) == ((*ids("a"), EOS, *ids("b")), "ab")
+    assert request.finish_reason is FinishReason.LENGTH
 
 
 def test_a_stop_token_id_ends_the_answer_even_when_eos_is_ignored():
-    sequence = make(SamplingParams(ignore_eos=True, stop_token_ids=ids("b")))
-    assert commit(sequence, EOS, *ids("abc")) == ((EOS, *ids("ab")), "a")
-    assert sequence.finish_reason is FinishReason.STOP
+    request = make(SamplingParams(ignore_eos=True, stop_token_ids=ids("b")))
+    assert commit(request, EOS, *ids("abc")) == ((EOS, *ids("ab")), "a")
+    assert request.finish_reason is FinishReason.STOP
 
 
 def test_max_tokens_cuts_inside_a_run():
-    sequence = make(SamplingParams(max_tokens=2))
-    assert commit(sequence, *ids("abcd")) == (ids("ab"), "ab")
-    assert sequence.finish_reason is FinishReason.LENGTH
+    request = make(SamplingParams(max_tokens=2))
+    assert commit(request, *ids("abcd")) == (ids("ab"), "ab")
+    assert request.finish_reason is FinishReason.LENGTH
 
 
 def test_eos_as_the_last_allowed_token_is_a_stop():
-    sequence = make(SamplingParams(max_tokens=1))
-    commit(sequence, EOS)
-    assert sequence.finish_reason is FinishReason.STOP
+    request = make(SamplingParams(max_tokens=1))
+    commit(request, EOS)
+    assert request.finish_reason is FinishReason.STOP
 
 
 def test_a_stop_string_cuts_the_text_and_not_the_tokens_that_made_it():
-    sequence = make(SamplingParams(stop=("bc",)))
-    assert commit(sequence, *ids("ab")) == (ids("ab"), "a")
-    assert commit(sequence, *ids("cde")) == (ids("c"), "")
-    assert sequence.finish_reason is FinishReason.STOP
+    request = make(SamplingParams(stop=("bc",)))
+    assert commit(request, *ids("ab")) == (ids("ab"), "a")
+    assert commit(request, *ids("cde")) == (ids("c"), "")
+    assert request.finish_reason is FinishReason.STOP
 
 
 def test_text_held_back_for_a_stop_string_comes_with_the_last_token():
-    sequence = make(SamplingParams(stop=("bcd",), max_tokens=3))
-    _, pieces = sequence.commit(Verdict(ids("abc"), ()))
+    request = make(SamplingParams(stop=("bcd",), max_tokens=3))
+    _, pieces = request.commit(Verdict(ids("abc"), ()))
     assert pieces == ("a", "", "bc")
 
 
 def test_prefixes_given_away_neither_change_nor_can_be_changed():
-    sequence = make(SamplingParams())
-    prefix = sequence.prefix
-    commit(sequence, 7)
+    request = make(SamplingParams())
+    prefix = request.prefix
+    commit(request, 7)
     assert prefix.tolist() == [1, 2, 3]
     with pytest.raises(ValueError, match="read-only"):
         prefix[0] = 9
 
 
 def test_the_draft_is_never_longer_than_what_may_still_be_committed():
-    sequence = make(SamplingParams(max_tokens=4), num_draft_tokens=20)
+    request = make(SamplingParams(max_tokens=4), num_draft_tokens=20)
     lengths = []
     for _ in range(4):
-        lengths.append(sequence.plan_draft())
-        commit(sequence, 7)
+        lengths.append(request.plan_draft())
+        commit(request, 7)
     assert lengths == [3, 2, 1, 0]
 
 
 def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
-    sequence = make(SamplingParams())
+    request = make(SamplingParams())
     chunks = []
-    while (chunk := sequence.next_chunk(1)) is not None:
+    while (chunk := request.next_chunk(1)) is not None:
         chunks.append(chunk.prefix.tolist())
-        assert sequence.next_chunk(1).prefix.tolist() == chunks[-1], "until it is done"
-        sequence.chunk_done(chunk)
+        assert request.next_chunk(1).prefix.tolist() == chunks[-1], "until it is done"
+        request.num_read = len(chunk.prefix)
         assert chunk.tree == EMPTY_TREE
         assert chunk.num_prompt_tokens == len(chunk.prefix)
     assert chunks == [[1], [1, 2]]
-    assert sequence.verify_request().prefix.tolist() == [1, 2, 3]
+    assert request.verify_request().prefix.tolist() == [1, 2, 3]
 
 
 def test_what_was_committed_is_read_and_after_a_loss_all_of_it_is_read_again():
-    sequence = make(SamplingParams())
-    assert sequence.num_unread == 3
-    commit(sequence, 7, 8)
-    assert sequence.num_unread == 1
-    sequence.num_read = 0
+    request = make(SamplingParams())
+    assert request.num_unread == 3
+    commit(request, 7, 8)
+    assert request.num_unread == 1
+    request.num_read = 0
     lengths = []
-    while (chunk := sequence.next_chunk(2)) is not None:
+    while (chunk := request.next_chunk(2)) is not None:
         lengths.append(len(chunk.prefix))
-        sequence.chunk_done(chunk)
-    assert lengths == [2, 4] and sequence.num_unread == 1
+        request.num_read = len(chunk.prefix)
+    assert lengths == [2, 4] and request.num_unread == 1
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4])
@@ -141,13 +141,13 @@ def test_a_short_prompt_is_not_chunked(max_tokens):
 
 
 def test_a_draft_deeper_than_asked_is_cut():
-    sequence = make(SamplingParams(), num_draft_tokens=2)
-    sequence.plan_draft()
+    request = make(SamplingParams(), num_draft_tokens=2)
+    request.plan_draft()
     draft = Draft(chain([5, 6, 7, 8]), (-0.1, -0.2, -0.3, -0.4), 4, (5, 6, 7, 8), (5, 6, 7, 8))
-    sequence.take_draft(draft, TARGET)
-    assert sequence.draft.tree == chain([5, 6])
-    assert sequence.draft.confidences == (-0.1, -0.2)
-    assert sequence.draft.drafter_choices == (5, 6)
+    request.take_draft(draft, TARGET)
+    assert request.draft.tree == chain([5, 6])
+    assert request.draft.confidences == (-0.1, -0.2)
+    assert request.draft.drafter_choices == (5, 6)
 
 
 @pytest.mark.parametrize(
@@ -160,24 +160,24 @@ def test_a_draft_deeper_than_asked_is_cut():
     ],
 )
 def test_a_wrong_draft_is_refused(draft, message):
-    sequence = make(SamplingParams(), max_nodes=4)
-    sequence.plan_draft()
+    request = make(SamplingParams(), max_nodes=4)
+    request.plan_draft()
     with pytest.raises(InvalidRequestError, match=message):
-        sequence.take_draft(draft, TARGET)
+        request.take_draft(draft, TARGET)
 
 
 def test_the_drafter_weight_of_a_request_is_constant_or_follows_who_was_right():
     draft = Draft(chain([5]), (0.0,), 1, (5,), (6,))
     for weight, expected in (("adaptive", True), (0.3, False)):
-        sequence = make(SamplingParams(), drafter_weight=weight)
-        before = sequence.draft_request().drafter_weight
-        sequence.plan_draft()
-        sequence.take_draft(draft, TARGET)
-        sequence.adapt(Verdict((5, 7), (0,)))
-        assert (sequence.draft_request().drafter_weight > before) is expected
+        request = make(SamplingParams(), drafter_weight=weight)
+        before = request.draft_request().drafter_weight
+        request.plan_draft()
+        request.take_draft(draft, TARGET)
+        request.adapt(Verdict((5, 7), (0,)))
+        assert (request.draft_request().drafter_weight > before) is expected
 
 
 def test_no_draft_teaches_nothing():
-    sequence = make(SamplingParams(), drafter_weight="adaptive")
-    sequence.adapt(Verdict((5,), ()))
-    assert sequence.draft_request().drafter_weight == 0.65
+    request = make(SamplingParams(), drafter_weight="adaptive")
+    request.adapt(Verdict((5,), ()))
+    assert request.draft_request().drafter_weight == 0.65

@@ -167,9 +167,9 @@ def test_no_failure_changes_what_a_target_says(
     ]
     Unreliable(verifier, drafters, rate, seed)
     with (
-        patch("diffuspec.coordinator.verify_calls._FIRST_PAUSE_SECONDS", 0.0),
-        patch("diffuspec.coordinator.breaker._FIRST_PAUSE_SECONDS", 1e-4),
-        patch("diffuspec.coordinator.breaker._MAX_PAUSE_SECONDS", 1e-3),
+        patch("diffuspec.coordinator.verify_stage._FIRST_PAUSE_SECONDS", 0.0),
+        patch("diffuspec.coordinator.draft_lane._FIRST_PAUSE_SECONDS", 1e-4),
+        patch("diffuspec.coordinator.draft_lane._MAX_PAUSE_SECONDS", 1e-3),
     ):
         answers = asyncio.run(
             answers_of(verifier, pool_of(drafters), jobs, "together", overlap=overlap)

@@ -1,0 +1,133 @@
+"""DraftLane: one drafter of the pool, the requests that wait for it, and whether it is well."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from diffuspec.coordinator.request import Request, RequestQueue
+from diffuspec.core.backoff import Backoff
+from diffuspec.core.errors import DrafterError
+from diffuspec.core.interfaces import Drafter
+from diffuspec.core.types import Draft, DraftRequest
+
+_FIRST_PAUSE_SECONDS = 0.5  # after a failure, before a trial
+_MAX_PAUSE_SECONDS = 30.0
+
+_numbers = itertools.count()
+
+
+class Breaker:
+    """Keeps a failing drafter from being asked at every step.
+
+    closed: every request may use it. open: none, until the pause is over; then a single trial is
+    made, and a success closes the breaker again.
+    """
+
+    def __init__(self) -> None:
+        self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        self._open_until = 0.0
+        self._is_on_trial = False
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._backoff.num_failures
+
+    def take_trial(self) -> bool:
+        """Return whether a trial is due; it must end in succeeded, failed or give_up_trial."""
+        if self.is_closed or self._is_on_trial or time.monotonic() < self._open_until:
+            return False
+        self._is_on_trial = True
+        return True
+
+    def give_up_trial(self) -> None:
+        """Let another trial be made."""
+        self._is_on_trial = False
+
+    def succeeded(self) -> None:
+        self._backoff.succeeded()
+        self._is_on_trial = False
+
+    def failed(self) -> None:
+        self._open_until = time.monotonic() + self._backoff.failed()
+        self._is_on_trial = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A copy of a request's draft request, to see whether a drafter is well again."""
+
+    request: Request
+    draft_request: DraftRequest
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    deadline: asyncio.Timeout
+    wanted_by: set[Request]
+
+
+class DraftLane:
+    """A drafter with a queue of its own: a lane never waits for another."""
+
+    def __init__(self, drafter: Drafter, name: str) -> None:
+        self.number = next(_numbers)
+        self.drafter = drafter
+        self.name = name
+        self.is_gone = False
+        self.breaker = Breaker()
+        self.pre_draft_breaker = Breaker()  # large batches may fail where small ones do not
+        self.has_work = asyncio.Event()  # a draft, a pre-draft, a trial, or the lane's end
+        self.queue = RequestQueue(self.has_work)
+        self.drafting: list[Request] = []
+        self.trial: Trial | None = None  # the next one
+        self.held_request_ids: set[str] = set()  # requests whose prefix the drafter may hold
+        self._call: _Call | None = None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether requests may be placed here."""
+        return self.breaker.is_closed and not self.is_gone
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """What lanes are compared by: draft tokens queued or in a call, then requests held."""
+        requests = [*self.queue, *self.drafting]
+        num_tokens = sum(request.num_draft_tokens for request in requests)
+        return num_tokens, len(self.held_request_ids)
+
+    async def draft(
+        self,
+        requests: Sequence[DraftRequest],
+        wanted_by: Collection[Request],
+        max_seconds: float,
+    ) -> list[Draft] | None:
+        """Ask the drafter for one draft per request; None once no request wants them any more.
+
+        Raises whatever the drafter raises, and DrafterError when it is late or miscounts.
+        """
+        self._call = call = _Call(asyncio.timeout(max_seconds), set(wanted_by))
+        try:
+            async with call.deadline:
+                drafts = await self.drafter.draft(requests)
+        except TimeoutError as error:
+            if not call.wanted_by:
+                return None
+            raise DrafterError(f"no draft within {max_seconds} seconds") from error
+        finally:
+            self._call = None
+        if len(drafts) != len(requests):
+            raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
+        return drafts
+
+    def drop(self, request: Request) -> None:
+        """Draft no more for a request; a call that no other request wants ends at once."""
+        self.queue.remove(request)
+        call = self._call
+        if call is not None:
+            call.wanted_by.discard(request)
+            if not call.wanted_by and not call.deadline.expired():
+                call.deadline.reschedule(asyncio.get_running_loop().time())

@@ -1,0 +1,345 @@
+"""Request: a prompt and all that happens to it. Only the coordinator and its stages touch one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from diffuspec.algorithm.draft_tree import depths, prune_draft
+from diffuspec.control.draft_length import DraftLength
+from diffuspec.control.drafter_weight import AdaptiveWeight
+from diffuspec.control.outcomes import OutcomeRanking
+from diffuspec.coordinator.pre_drafts import PreDrafts
+from diffuspec.coordinator.validation import check_draft
+from diffuspec.core.errors import DiffuspecError, InvalidRequestError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, SpeculationParams
+from diffuspec.core.types import (
+    EMPTY_DRAFT,
+    MAX_ALTERNATIVES,
+    Draft,
+    DraftRequest,
+    FinishReason,
+    RequestOutput,
+    TokenIds,
+    Verdict,
+    VerifyRequest,
+)
+from diffuspec.text.detokenizer import Detokenizer
+
+logger = logging.getLogger(__name__)
+
+State: TypeAlias = Literal["waiting", "drafting", "verifying", "finished"]
+
+_NO_TOKENS = np.zeros(0, np.int32)
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """The coming step so far. Points in time are time.monotonic()."""
+
+    started_at: float = 0.0  # the previous verdict, or the admission
+    ready_at: float = 0.0  # the draft was there, or it was decided to go without one
+    drafting_seconds: float = 0.0  # spent waiting for the drafter, transport included
+    verify_busy_seconds: float = 0.0  # of the verifier, in total, when the step began
+    draft_busy_seconds: float = 0.0  # of the drafters, in total, when the step began
+    prefill_seconds: float = 0.0  # of the verifier, on prompt chunks ahead of the step
+    prefill_transport_seconds: float = 0.0  # of those chunks, there and back
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """A request's state, since when, and what it waits for."""
+
+    state: State = "waiting"
+    waits_for: str = "a slot"
+    since: float = field(default_factory=time.monotonic)
+    seconds: dict[str, float] = field(default_factory=dict)  # spent in earlier states
+
+    def enter(self, state: State, waits_for: str) -> None:
+        now = time.monotonic()
+        self.seconds[self.state] = self.seconds.get(self.state, 0.0) + now - self.since
+        self.state, self.waits_for, self.since = state, waits_for, now
+
+
+class Request:
+    """One request: its tokens, its coming step, its place in the stages, and its outputs."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        draft_length: DraftLength,
+        eos_token_ids: tuple[int, ...],
+        detokenizer: Detokenizer | None = None,
+        client_request_id: str | None = None,
+        committed_token_ids: TokenIds = _NO_TOKENS,
+    ) -> None:
+        """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
+
+        Raises InvalidRequestError when those end the request already.
+        """
+        self.request_id = request_id  # unique within the coordinator
+        self.client_request_id = client_request_id  # the caller's own, perhaps shared; None: none
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.sampling = sampling
+        self.draft_length = draft_length
+        self.finish_reason: FinishReason | None = None
+        self.outputs: asyncio.Queue[RequestOutput | DiffuspecError] = asyncio.Queue()
+        self.lifecycle = Lifecycle()
+        self.submitted_at = self.lifecycle.since
+        self.slot = 0  # the lowest number that was free among the running requests
+        self.is_resumed = bool(len(committed_token_ids))
+
+        self.draft: Draft = EMPTY_DRAFT  # of the coming step
+        self.num_draft_tokens = 0  # asked of the drafter for the coming step
+        self.fallback: str | None = None  # why the coming step has no draft although it should
+        self.times = StepTimes()
+
+        self.lane: int | None = None  # of the drafter that drafts for it
+        self.is_known_to_drafter = False  # that drafter has read its prompt
+        self.pre_drafts: PreDrafts | None = None  # of the latest verification
+        self.ranking: OutcomeRanking | None = None  # of its outcomes
+
+        self.num_steps = 0  # verdicts committed by this coordinator
+        self.num_read = 0  # tokens of the prefix that are in the target's cache
+        self.is_in_verifier = False  # part of a verification that has not returned
+        self.stalled_since: float | None = None  # the verifier has been unavailable since then
+        self.num_outages = 0  # of the verifier, when num_read was last known to be true
+
+        self._speculation = speculation
+        self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
+        self._detokenizer = detokenizer
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._stop_ids |= frozenset(eos_token_ids)
+        self._tokens = np.zeros(self.num_prompt_tokens + sampling.max_tokens, np.int32)
+        self._tokens[: self.num_prompt_tokens] = prompt_token_ids
+        self._num_tokens = self.num_prompt_tokens
+        self._append(committed_token_ids)
+        if self.finish_reason is not None:
+            raise InvalidRequestError("the committed tokens end the request already")
+        self.num_read = 0
+
+    # ---- tokens
+
+    @property
+    def prefix(self) -> TokenIds:
+        """Prompt and committed tokens, read-only."""
+        return self._tokens[: self._num_tokens]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._num_tokens - self.num_prompt_tokens
+
+    def commit(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Append the verdict's tokens up to the first that ends the request.
+
+        Returns the tokens kept and the text that each released; sets finish_reason.
+        """
+        pieces = self._append(verdict.token_ids)
+        self.num_steps += 1
+        return verdict.token_ids[: len(pieces)], tuple(pieces)
+
+    def _append(self, token_ids: Collection[int]) -> list[str]:
+        pieces: list[str] = []
+        start = self._num_tokens
+        for token_id in token_ids:
+            self._num_tokens += 1
+            pieces.append(self._detokenize(int(token_id)))
+            if self.finish_reason is not None:
+                pieces[-1] += self._detokenizer.finish() if self._detokenizer is not None else ""
+                break
+        self._tokens.flags.writeable = True
+        self._tokens[start : self._num_tokens] = [*token_ids][: len(pieces)]
+        self._tokens.flags.writeable = False  # workers hold views of it
+        self.num_read = self._num_tokens - 1  # all but the target's own last token
+        return pieces
+
+    def _detokenize(self, token_id: int) -> str:
+        """Return the text that a token releases; set finish_reason if it ends the request."""
+        if token_id in self._stop_ids:
+            self.finish_reason = FinishReason.STOP
+            return ""
+        piece = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
+        if self._detokenizer is not None and self._detokenizer.is_stopped:
+            self.finish_reason = FinishReason.STOP
+        elif self.num_output_tokens >= self.sampling.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        return piece
+
+    # ---- state
+
+    @property
+    def state(self) -> State:
+        return self.lifecycle.state
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended: finished, failed or aborted."""
+        return self.lifecycle.state == "finished"
+
+    def enter(self, state: State, waits_for: str) -> None:
+        self.lifecycle.enter(state, waits_for)
+
+    def close(self, reason: str) -> None:
+        """Enter the finished state; log the id, the counts, the reason and the times, no text."""
+        self.enter("finished", "nothing")
+        spent = ", ".join(f"{state} {s:.3f} s" for state, s in self.lifecycle.seconds.items())
+        logger.info(
+            "request %s: %d prompt tokens, %d output tokens, %s (%s)",
+            self.request_id,
+            self.num_prompt_tokens,
+            self.num_output_tokens,
+            reason,
+            spent,
+        )
+
+    # ---- drafting
+
+    @property
+    def num_outcomes(self) -> int | Literal["auto"]:
+        """Outcomes of a verification that may be pre-drafted."""
+        return self._speculation.num_outcomes
+
+    def plan_draft(self) -> int:
+        """Decide the next draft's length: no longer than what may still be committed."""
+        room = self._room()
+        self.num_draft_tokens = self.draft_length.num_draft_tokens(room) if room > 0 else 0
+        return self.num_draft_tokens
+
+    def plan_pre_drafts(self) -> int:
+        """Return the length of pre-drafts for the coming verdict; 0: none are wanted."""
+        room = self._room(num_more=1)
+        return self.draft_length.length_ahead(room) if room > 0 else 0
+
+    def length_after(self, token_ids: Collection[int], planned: int) -> int:
+        """Return `planned`, cut to what may be committed after these tokens.
+
+        0: they end the request, or leave no room for a draft.
+        """
+        if not self._stop_ids.isdisjoint(token_ids):
+            return 0
+        return max(min(planned, self._room(num_more=len(token_ids))), 0)
+
+    def _room(self, num_more: int = 0) -> int:
+        """Draft tokens that may be committed, the target's own excluded, after `num_more`."""
+        return self.sampling.max_tokens - self.num_output_tokens - num_more - 1
+
+    def draft_request(self) -> DraftRequest:
+        """Return what to ask the drafter for the planned draft."""
+        return self._draft_request(self.prefix, self.num_draft_tokens)
+
+    def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
+        """Return what to ask for the case that these tokens are committed."""
+        prefix = np.concatenate([self.prefix, np.array([*token_ids], np.int32)])
+        return self._draft_request(prefix, length)
+
+    def _draft_request(self, prefix: TokenIds, length: int) -> DraftRequest:
+        """One position more is drafted than verified, for the token after a full acceptance."""
+        speculation = self._speculation
+        is_pre_drafting = speculation.num_outcomes != 0
+        weight = self._weight.value if self._weight is not None else speculation.drafter_weight
+        assert not isinstance(weight, str)
+        return DraftRequest(
+            request_id=self.request_id,
+            prefix=prefix,
+            num_draft_tokens=min(length + is_pre_drafting, MAX_DRAFT_TOKENS),
+            tree_shape=speculation.tree_shape,
+            max_nodes=speculation.max_nodes,
+            drafter_weight=weight,
+            sampling=self.sampling,
+            num_alternatives=MAX_ALTERNATIVES if is_pre_drafting else 0,
+        )
+
+    def take_draft(self, draft: Draft, target: TargetInfo) -> None:
+        """Keep the part of a draft worth verifying. Raises InvalidRequestError for a wrong one."""
+        check_draft(draft, min(self._speculation.max_nodes, target.max_tree_nodes), target)
+        tree, num_draft_tokens = draft.tree, self.num_draft_tokens
+        if tree.num_nodes > num_draft_tokens:
+            kept = [node for node, depth in enumerate(depths(tree)) if depth <= num_draft_tokens]
+            if len(kept) < tree.num_nodes:  # deeper nodes could not be committed
+                draft = prune_draft(draft, kept)
+        if draft.num_tokens_before_eos > num_draft_tokens:
+            draft = replace(draft, num_tokens_before_eos=num_draft_tokens)
+        self.draft = self.draft_length.trim(draft)
+        self.fallback = None
+
+    def take_pre_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
+        """Keep a pre-draft of this length; see take_draft."""
+        self.num_draft_tokens = length
+        self.draft_length.take_ahead(length)
+        self.take_draft(draft, target)
+
+    def skip_draft(self, reason: str | None) -> None:
+        """Take the coming step without a draft; None: none was due."""
+        self.draft, self.num_draft_tokens, self.fallback = EMPTY_DRAFT, 0, reason
+
+    # ---- verifying
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prefix that the target reads in the coming step; 1 while decoding."""
+        return self._num_tokens - self.num_read
+
+    def next_chunk(self, max_tokens: int) -> VerifyRequest | None:
+        """Return the next chunk of the prefix to prefill ahead of the step, if much is unread."""
+        if self.num_unread <= max_tokens:
+            return None
+        chunk = self._tokens[: self.num_read + max_tokens]
+        return VerifyRequest(self.request_id, chunk, len(chunk), EMPTY_DRAFT.tree, SamplingParams())
+
+    def verify_request(self) -> VerifyRequest:
+        return VerifyRequest(
+            self.request_id, self.prefix, self.num_prompt_tokens, self.draft.tree, self.sampling
+        )
+
+    def adapt(self, verdict: Verdict) -> None:
+        """Let the controllers learn from the outcome of a drafted step."""
+        if self.draft is EMPTY_DRAFT:
+            return
+        self.draft_length.observe(self.draft, verdict)
+        if self._weight is not None:
+            self._weight.observe(self.draft, verdict)
+
+
+class RequestQueue:
+    """Requests waiting for a stage. Several queues may share the event that they set."""
+
+    def __init__(self, filled: asyncio.Event | None = None) -> None:
+        self._requests: deque[Request] = deque()
+        self._filled = filled or asyncio.Event()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def put(self, request: Request) -> None:
+        self._requests.append(request)
+        self._filled.set()
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, if it is here."""
+        if request in self._requests:
+            self._requests.remove(request)
+
+    def take_now(self) -> list[Request]:
+        """Return all of them, perhaps none."""
+        taken = list(self._requests)
+        self._requests.clear()
+        return taken
+
+    async def take(self) -> list[Request]:
+        """Return all of them, at least one."""
+        while not self._requests:
+            self._filled.clear()
+            await self._filled.wait()
+        return self.take_now()

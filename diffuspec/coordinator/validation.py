@@ -1,0 +1,87 @@
+"""What is refused: requests that a target cannot serve, and drafts that cannot be verified."""
+
+from __future__ import annotations
+
+from diffuspec.algorithm.draft_tree import validate
+from diffuspec.core.errors import ContextLengthError, InvalidRequestError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Draft, TokenIds
+
+
+def check_request(
+    prompt: TokenIds,
+    sampling: SamplingParams,
+    speculation: SpeculationParams,
+    info: TargetInfo,
+    committed: TokenIds | None = None,
+) -> None:
+    """Raise InvalidRequestError, naming the value, for what this target cannot do.
+
+    `committed` holds output tokens that an interrupted request has committed already.
+    """
+    if not len(prompt):
+        raise InvalidRequestError("the prompt is empty; it needs at least one token")
+    _check_token_ids("prompt token ids", prompt, info.vocab_size)
+    if sampling.lacks_seed:
+        raise InvalidRequestError("seed must be given to sample: see SamplingParams.with_seed")
+    if len(prompt) + sampling.max_tokens > info.max_model_len:
+        raise ContextLengthError(
+            f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} do not fit the "
+            f"target's context of {info.max_model_len} tokens"
+        )
+    if speculation.max_nodes > info.max_tree_nodes:
+        raise InvalidRequestError(
+            f"max_nodes must be at most {info.max_tree_nodes}, got {speculation.max_nodes}"
+        )
+    too_high = [i for i in sampling.stop_token_ids if not 0 <= i < info.vocab_size]
+    if too_high:
+        raise InvalidRequestError(
+            f"stop_token_ids must be from 0 to {info.vocab_size - 1}, got {too_high[0]}"
+        )
+    if committed is not None:
+        _check_token_ids("committed token ids", committed, info.vocab_size)
+        if len(committed) >= sampling.max_tokens:
+            raise InvalidRequestError(
+                f"max_tokens must be above the number of committed tokens, {len(committed)}, "
+                f"got {sampling.max_tokens}"
+            )
+
+
+def check_draft(draft: Draft, max_nodes: int, info: TargetInfo) -> None:
+    """Raise InvalidRequestError for a draft that is malformed, too large, or not the target's."""
+    tree = draft.tree
+    validate(tree)
+    if tree.num_nodes > max_nodes or len(draft.confidences) != tree.num_nodes:
+        raise InvalidRequestError(
+            f"a draft must have at most {max_nodes} nodes and as many confidences, got "
+            f"{tree.num_nodes} and {len(draft.confidences)}"
+        )
+    highest = max(tree.token_ids, default=0)
+    if highest >= info.vocab_size:
+        raise InvalidRequestError(f"draft token ids must be below {info.vocab_size}, got {highest}")
+    _check_alternatives(draft, info.vocab_size)
+
+
+def _check_token_ids(name: str, token_ids: TokenIds, vocab_size: int) -> None:
+    wrong = token_ids[(token_ids < 0) | (token_ids >= vocab_size)]
+    if len(wrong):
+        raise InvalidRequestError(f"{name} must be from 0 to {vocab_size - 1}, got {wrong[0]}")
+
+
+def _check_alternatives(draft: Draft, vocab_size: int) -> None:
+    count, expected = len(draft.alternatives), 1 + draft.tree.num_nodes
+    if count and count != expected:
+        raise InvalidRequestError(
+            f"a draft must have alternatives for none or for {expected} places, got {count}"
+        )
+    wrong = [
+        token_id
+        for alternatives in draft.alternatives
+        for token_id, _ in alternatives
+        if not 0 <= token_id < vocab_size
+    ]
+    if wrong:
+        raise InvalidRequestError(
+            f"alternative token ids must be from 0 to {vocab_size - 1}, got {wrong[0]}"
+        )
