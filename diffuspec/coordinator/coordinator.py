@@ -31,7 +31,7 @@ from diffuspec.coordinator.validation import check_request
 from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
-from diffuspec.core.interfaces import Drafter, Verifier
+from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, StepStats, TokenIds
 from diffuspec.telemetry.metrics import Metrics
@@ -222,6 +222,12 @@ class Coordinator:
                     self._begin_step(request)
                 except Exception as error:
                     self._abort(request, error)
+
+    def requests(self) -> tuple[RequestStatus, ...]:
+        """Return the state of every request that has not ended: the waiting ones first."""
+        now = time.monotonic()
+        alive = [request for request in self._admission if not request.is_finished]
+        return tuple(request.status(now) for request in alive)
 
     # ---- its end
 

@@ -19,7 +19,7 @@ from diffuspec.control.outcomes import OutcomeRanking
 from diffuspec.coordinator.pre_drafts import PreDrafts
 from diffuspec.coordinator.validation import check_draft
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import RequestStatus, TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.types import (
     EMPTY_DRAFT,
@@ -60,7 +60,7 @@ class Lifecycle:
 
     state: State = "waiting"
     waits_for: str = "a slot"
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=lambda: time.monotonic())
     seconds: dict[str, float] = field(default_factory=dict)  # spent in earlier states
 
     def enter(self, state: State, waits_for: str) -> None:
@@ -190,6 +190,16 @@ class Request:
 
     def enter(self, state: State, waits_for: str) -> None:
         self.lifecycle.enter(state, waits_for)
+
+    def status(self, now: float) -> RequestStatus:
+        return RequestStatus(
+            request_id=self.request_id,
+            state=self.lifecycle.state,
+            seconds_in_state=now - self.lifecycle.since,
+            waits_for=self.lifecycle.waits_for,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+        )
 
     def close(self, reason: str) -> None:
         """Enter the finished state; log the id, the counts, the reason and the times, no text."""

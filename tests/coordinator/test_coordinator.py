@@ -691,7 +691,7 @@ async def test_pauses_grow_while_the_verifier_is_unavailable_and_start_over_when
                 raise GONE
             return await verify(requests)
 
-        stage.verifier.verify = timed
+        stage.verifier.verify = timed  # type: ignore[method-assign]
         task = stage.start()
         await until(lambda: len(calls) == 12)
         task.cancel()

@@ -45,9 +45,16 @@ class Stage:
         sampling: SamplingParams = SHORT,
         speculation: SpeculationParams = FIXED,
         request_id: str | None = None,
+        committed: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
         ids: Any = np.array(prompt, np.int64)  # ids beyond int32 are refused, too
-        return self.coordinator.stream(ids, sampling, speculation, request_id=request_id)
+        return self.coordinator.stream(
+            ids,
+            sampling,
+            speculation,
+            request_id=request_id,
+            committed_token_ids=np.array(committed, np.int32),
+        )
 
     async def tokens(self, *args: Any, **kwargs: Any) -> list[int]:
         return [i async for step in self.stream(*args, **kwargs) for i in step.token_ids]
