@@ -3,11 +3,14 @@
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray forks to start a process; gRPC's fork handlers abort one in fifty of those children.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -15,6 +18,9 @@ from hypothesis import settings
 
 from tests.support.checkpoints import save_drafter, save_target
 from tests.support.virtual_time import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 torch.set_num_threads(1)
 settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)
@@ -49,3 +55,12 @@ def target_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 def drafter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where a random block-causal drafter is, over the ids of the random targets."""
     return save_drafter(tmp_path_factory.mktemp("drafter"))
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator["Cluster"]:
+    """Start a Ray cluster; tests may add nodes, and remove the nodes that they added."""
+    from tests.support.ray_cluster import local_cluster  # takes a second to import
+
+    with local_cluster() as cluster:
+        yield cluster

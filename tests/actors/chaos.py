@@ -29,7 +29,7 @@ from actors.roles.coordinator import CoordinatorActor
 from actors.roles.verifier import VerifierRank
 from actors.supervision.verifier_group import SupervisedVerifier
 from diffuspec.core.errors import VerifierError
-from tests.actors.conftest import NODE
+from tests.support.ray_cluster import NODE
 
 Action = Literal["kill", "stop", "pause", "delay", "failing steps of"]
 

@@ -28,7 +28,8 @@ from diffuspec.core.errors import RequestCancelledError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.telemetry.trace import numbered
-from tests.actors.conftest import NODE, tiny_pipeline
+from tests.actors.conftest import tiny_pipeline
+from tests.support.ray_cluster import NODE
 
 CERTIFICATES = Path(__file__).parents[2] / "deploy" / "cluster" / "certificates.sh"
 

@@ -12,7 +12,8 @@ from actors.placement import Placement, PlacementError, locate
 from actors.settings import NodeSettings
 from actors.supervision.role_actor import kill
 from diffuspec.core.errors import ConfigError, ModelLoadError
-from tests.actors.conftest import NODE, tiny_pipeline
+from tests.actors.conftest import tiny_pipeline
+from tests.support.ray_cluster import NODE
 
 pytestmark = pytest.mark.ray
 

@@ -1,7 +1,7 @@
 """The library's losslessness suite against pipelines on a cluster: one rank and two.
 
-What is to hold is said in tests/test_lossless_pairs.py and tests/test_lossless_targets.py; here are
-the roles that it is to hold for. The answers to compare with are those of one process.
+The tests are those of test_pairs.py and test_targets.py; the fixtures here give them the roles of a
+pipeline. They compare its answers with those of one process.
 """
 
 from __future__ import annotations

@@ -1,0 +1,42 @@
+"""A Ray cluster of several nodes on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+NODE = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
+
+
+@contextlib.contextmanager
+def local_cluster() -> Iterator[Cluster]:
+    """Start a cluster of one node that claims eight CPUs, whatever the machine has; connect to it.
+
+    It reads and writes nothing outside its own directory, so that no cluster of an earlier run or
+    beside it matters.
+    """
+    with contextlib.ExitStack() as stack:
+        short = tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True)
+        variables = {
+            "RAY_TMPDIR": stack.enter_context(short),  # short: sockets are named below it
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
+            "RAY_health_check_period_ms": "1000",  # a node that is stopped is missed within seconds
+            "RAY_health_check_timeout_ms": "2000",
+        }
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        head = {**NODE, "num_cpus": 8, "include_dashboard": False}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        stack.callback(cluster.shutdown)
+        ray.init(address=cluster.address, log_to_driver=False)
+        stack.callback(ray.shutdown)
+        yield cluster
