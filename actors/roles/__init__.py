@@ -1,0 +1,1 @@
+"""The roles as actor classes: plain Python, `ray.remote` is applied in `placement`."""

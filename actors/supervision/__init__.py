@@ -1,0 +1,1 @@
+"""Starts the roles' actors, watches them, and replaces those that are lost."""

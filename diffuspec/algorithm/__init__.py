@@ -1,0 +1,1 @@
+"""The paper as pure functions: lattice, path search, draft trees, acceptance, sampling."""

@@ -1,0 +1,1 @@
+"""The loop: requests between a stage that drafts and a stage that verifies."""

@@ -17,15 +17,13 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 
-import numpy as np
-
 from diffuspec.control.costs import BusyTime
 from diffuspec.control.draft_length import Economics, make_draft_length
 from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.releases import Releases
-from diffuspec.coordinator.request import Request, StepTimes
+from diffuspec.coordinator.request import NO_TOKENS, Request, StepTimes
 from diffuspec.coordinator.step import step_stats, trace_step
 from diffuspec.coordinator.validation import check_request
 from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
@@ -41,7 +39,6 @@ from diffuspec.text.detokenizer import Detokenizer
 logger = logging.getLogger(__name__)
 
 _GRACE_SECONDS = 1.0  # for workers to release requests at shutdown
-_NO_TOKENS = np.zeros(0, np.int32)
 
 
 class Coordinator:
@@ -155,7 +152,7 @@ class Coordinator:
         speculation: SpeculationParams,
         detokenizer: Detokenizer | None = None,
         request_id: str | None = None,
-        committed_token_ids: TokenIds = _NO_TOKENS,
+        committed_token_ids: TokenIds = NO_TOKENS,
     ) -> AsyncGenerator[RequestOutput]:
         """Yield one output per step until the request is finished.
 

@@ -8,7 +8,8 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from diffuspec.coordinator.request import Request, RequestQueue
+from diffuspec.coordinator.request import Request
+from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import Drafter
@@ -77,6 +78,7 @@ class DraftLane:
         self.number = next(_numbers)
         self.drafter = drafter
         self.name = name
+        self.turn = f"its turn at {name}"  # what a queued request waits for
         self.is_gone = False
         self.breaker = Breaker()
         self.pre_draft_breaker = Breaker()  # large batches may fail where small ones do not

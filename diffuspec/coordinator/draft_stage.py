@@ -17,7 +17,8 @@ from diffuspec.coordinator.draft_lane import DraftLane
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
 from diffuspec.coordinator.pre_drafts import PreDraft
-from diffuspec.coordinator.request import Request, RequestQueue
+from diffuspec.coordinator.request import Request
+from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.coordinator.spans import trace_drafts, trace_failure, trace_trial
 from diffuspec.coordinator.verify_stage import VerifyBatch
 from diffuspec.core.config import CoordinatorConfig
@@ -246,7 +247,7 @@ class DraftStage:
             self._pool.try_again(request)
             self._skip_draft([request], "drafter_unavailable")
         else:
-            request.lifecycle.waits_for = f"its turn at {lane.name}"
+            request.lifecycle.waits_for = lane.turn
             lane.queue.put(request)
 
     def _place_elsewhere(self, lane: DraftLane) -> None:

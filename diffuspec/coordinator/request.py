@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections import deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -16,6 +14,7 @@ from diffuspec.algorithm.draft_tree import depths, prune_draft
 from diffuspec.control.draft_length import DraftLength
 from diffuspec.control.drafter_weight import AdaptiveWeight
 from diffuspec.control.outcomes import OutcomeRanking
+from diffuspec.coordinator.lifecycle import Lifecycle, State
 from diffuspec.coordinator.pre_drafts import PreDrafts
 from diffuspec.coordinator.validation import check_draft
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
@@ -36,9 +35,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-State: TypeAlias = Literal["waiting", "drafting", "verifying", "finished"]
-
-_NO_TOKENS = np.zeros(0, np.int32)
+NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True)
@@ -54,21 +51,6 @@ class StepTimes:
     prefill_transport_seconds: float = 0.0  # of those chunks, there and back
 
 
-@dataclass(slots=True)
-class Lifecycle:
-    """A request's state, since when, and what it waits for."""
-
-    state: State = "waiting"
-    waits_for: str = "a slot"
-    since: float = field(default_factory=lambda: time.monotonic())
-    seconds: dict[str, float] = field(default_factory=dict)  # spent in earlier states
-
-    def enter(self, state: State, waits_for: str) -> None:
-        now = time.monotonic()
-        self.seconds[self.state] = self.seconds.get(self.state, 0.0) + now - self.since
-        self.state, self.waits_for, self.since = state, waits_for, now
-
-
 class Request:
     """One request: its tokens, its coming step, its place in the stages, and its outputs."""
 
@@ -82,7 +64,7 @@ class Request:
         eos_token_ids: tuple[int, ...],
         detokenizer: Detokenizer | None = None,
         client_request_id: str | None = None,
-        committed_token_ids: TokenIds = _NO_TOKENS,
+        committed_token_ids: TokenIds = NO_TOKENS,
     ) -> None:
         """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
 
@@ -320,36 +302,3 @@ class Request:
         self.draft_length.observe(self.draft, verdict)
         if self._weight is not None:
             self._weight.observe(self.draft, verdict)
-
-
-class RequestQueue:
-    """Requests waiting for a stage. Several queues may share the event that they set."""
-
-    def __init__(self, filled: asyncio.Event | None = None) -> None:
-        self._requests: deque[Request] = deque()
-        self._filled = filled or asyncio.Event()
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def put(self, request: Request) -> None:
-        self._requests.append(request)
-        self._filled.set()
-
-    def remove(self, request: Request) -> None:
-        """Take a request out, if it is here."""
-        if request in self._requests:
-            self._requests.remove(request)
-
-    def take_now(self) -> list[Request]:
-        """Return all of them, perhaps none."""
-        taken = list(self._requests)
-        self._requests.clear()
-        return taken
-
-    async def take(self) -> list[Request]:
-        """Return all of them, at least one."""
-        while not self._requests:
-            self._filled.clear()
-            await self._filled.wait()
-        return self.take_now()

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from diffuspec.control.costs import BusyTime, StepCosts
-from diffuspec.coordinator.request import Request, RequestQueue
+from diffuspec.coordinator.request import Request
+from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.coordinator.spans import trace_failure, trace_verdicts
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.config import CoordinatorConfig

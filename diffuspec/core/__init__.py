@@ -1,0 +1,1 @@
+"""The vocabulary that everything shares: values, parameters, interfaces, errors, configuration."""

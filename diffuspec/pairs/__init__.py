@@ -1,0 +1,1 @@
+"""Pairs of a target and a drafter that are trained here."""

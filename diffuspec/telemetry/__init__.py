@@ -1,0 +1,1 @@
+"""What is measured: statistics and Prometheus series, and traces for Perfetto."""

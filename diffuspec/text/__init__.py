@@ -1,0 +1,1 @@
+"""Between text and token ids: prompts, tokenizers, incremental detokenisation."""

@@ -1,0 +1,1 @@
+"""The paper's ablations and sweeps, and what pre-drafting gains."""

@@ -1,0 +1,1 @@
+"""Attention of packed rows over a key-value cache of our own."""

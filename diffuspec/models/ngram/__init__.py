@@ -1,0 +1,1 @@
+"""N-gram models over token ids: estimation, ARPA files, scoring by KenLM."""

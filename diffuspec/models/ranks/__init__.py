@@ -1,0 +1,1 @@
+"""Several processes that hold one model and take the same steps."""

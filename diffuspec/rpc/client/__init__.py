@@ -1,0 +1,1 @@
+"""The calling side: remote roles behind the interfaces of local ones."""

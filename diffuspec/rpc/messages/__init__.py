@@ -1,0 +1,1 @@
+"""Between values and messages: conversion, batches as prefix deltas, status codes."""

@@ -1,0 +1,1 @@
+"""Seeded conversations without end, as text and as token ids."""

@@ -1,0 +1,1 @@
+"""Trains the target and the drafter of the embedded pair."""
