@@ -26,8 +26,7 @@ from deploy.rested import rested
 from deploy.runs import Run, Streaming, answer, one_at_a_time, progress_bar
 from deploy.step_cost import StepCost, cost_table, median_ms, step_cost
 from diffuspec.bench.plots import Line, plot_sweep
-from diffuspec.bench.questions import Question, first_per_family, load_questions
-from diffuspec.bench.turns import rotated
+from diffuspec.bench.questions import Question, first_per_family, load_questions, rotated
 from diffuspec.cli.command import Command
 from diffuspec.cli.display import stdout_console
 from diffuspec.core.config import EngineConfig

@@ -22,8 +22,7 @@ from actors.pipeline import Pipeline, RoleReport
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.local_ray import ray_cluster
 from deploy.runs import Run, answer, one_at_a_time, progress_bar
-from diffuspec.bench.questions import Question, first_per_family, load_questions
-from diffuspec.bench.turns import rotated
+from diffuspec.bench.questions import Question, first_per_family, load_questions, rotated
 from diffuspec.cli.command import Command
 from diffuspec.cli.display import stdout_console
 from diffuspec.core.params import SpeculationParams

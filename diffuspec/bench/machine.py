@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""The machine, versions and command of a measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Machine:
 
     cpu: str
     num_threads: int
-    device: str  # where the models ran
+    device: str  # of the models
     dtype: str
     platform: str
     python: str
@@ -32,7 +32,7 @@ class Machine:
 
 
 def describe_machine(device: torch.device, dtype: torch.dtype) -> Machine:
-    """Look at this process and the machine it runs on."""
+    """Describe this process and its machine."""
     return Machine(
         cpu=_cpu_model(Path("/proc/cpuinfo")),
         num_threads=torch.get_num_threads(),

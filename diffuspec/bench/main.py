@@ -1,4 +1,4 @@
-"""The benchmark from options to an exit code."""
+"""The benchmark, from its options to an exit code."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ from diffuspec.bench.run import (
 )
 from diffuspec.bench.stats import acceptance_by_position, compute_rows
 from diffuspec.bench.studies.ablations import sweeps
-from diffuspec.bench.studies.ahead import measure_ahead
 from diffuspec.bench.studies.overlap import plot_overlap
+from diffuspec.bench.studies.pre_drafts import study_pre_drafts
 from diffuspec.bench.studies.sweeps import ablation_config, num_answers, run_sweep
 from diffuspec.bench.systems import TREE_SHAPES, open_systems
 from diffuspec.core.config import EngineConfig
@@ -69,10 +69,10 @@ OnAnswer = Callable[[Record], None]
 
 
 def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
-    """Run, print tables, write results and plots into options.out.
+    """Run, print tables, and write results and plots into options.out.
 
-    Returns 0, or 1 when tokens differ that must not. Raises DiffuspecError; what can be found
-    wrong beforehand is found before anything is loaded.
+    Returns 0, or 1 if tokens differ that must not. Raises DiffuspecError, for wrong options and
+    files before any model is loaded.
     """
     console = console or Console()
     plots.require_matplotlib()
@@ -81,12 +81,12 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
     questions = first_per_family(questions, options.limit)
     config = engine_config(options)
     _make_folder(options.out)
-    threads = options.threads or (1 if options.target is None else None)  # tiny is that small
+    threads = options.threads or (1 if options.target is None else None)  # for so small a model
     with _threads(threads):
         if options.ablations:
             return _run_ablations(options, config, questions, console)
-        if options.ahead:
-            return _run_ahead(options, config, questions, console)
+        if options.pre_drafts:
+            return _run_pre_drafts(options, config, questions, console)
         return _run_comparison(options, config, questions, names, console)
 
 
@@ -140,7 +140,7 @@ def _compare(
 
 
 def _draft_costs(engine: Engine) -> list[DraftCost]:
-    """Measure drafting by prefix length, on drafters of their own."""
+    """Measure drafting by prefix length, on fresh drafters with and without a prefix cache."""
     info, config = engine.verifier.info, engine.config.drafter
     assert config is not None
     lengths = [n for n in PREFIX_LENGTHS if n + NUM_DRAFT_TOKENS <= info.max_model_len]
@@ -162,7 +162,7 @@ def _draft_costs(engine: Engine) -> list[DraftCost]:
 def _step_overheads(
     engine: Engine, questions: Sequence[Question], options: BenchOptions
 ) -> list[StepOverhead]:
-    """Measure our own overhead per step, over a question of each family, for each tree shape."""
+    """Measure the overhead per step for each tree shape, over one question of each family."""
     codec, settings = ChatCodec(engine.tokenizer), _settings(engine, options)
     sample = first_per_family(questions, 1)
     prompts = [codec.encode([{"role": "user", "content": q.turns[0]}]) for q in sample]
@@ -198,7 +198,7 @@ def _run_ablations(
     mismatches = [mismatch for result in results for mismatch in result.mismatches]
     lines = describe_mismatches(mismatches)
     if config.search.ngram is None:
-        lines.append("There is no n-gram model: CPS goes by the drafter alone.")
+        lines.append("There is no n-gram model: CPS used the drafter's scores alone.")
     if skipped := results[0].skipped:
         lines.append(describe_skipped(skipped))
     data = {"machine": asdict(machine), "sweeps": [result.to_json() for result in results]}
@@ -208,7 +208,7 @@ def _run_ablations(
     return int(any(mismatch.is_failure for mismatch in mismatches))
 
 
-def _run_ahead(
+def _run_pre_drafts(
     options: BenchOptions,
     config: EngineConfig,
     questions: Sequence[Question],
@@ -216,9 +216,9 @@ def _run_ahead(
 ) -> int:
     with tracing(options.trace) as tracer, Engine.from_config(config) as engine:
         machine = _machine(engine)
-        tables, rows, data = measure_ahead(engine, questions, options.max_tokens, tracer)
-    plot_overlap(rows, options.out / "ahead.png")
-    write_report(options.out, "ahead", {"machine": asdict(machine), **data}, tables, [])
+        tables, rows, data = study_pre_drafts(engine, questions, options.max_tokens, tracer)
+    plot_overlap(rows, options.out / "pre_drafts.png")
+    write_report(options.out, "pre_drafts", {"machine": asdict(machine), **data}, tables, [])
     print_tables(tables, [], console)
     console.print(f"Written to {options.out}", highlight=False)
     return 0
@@ -245,7 +245,7 @@ def _make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Set how many threads a forward uses; engines must be made inside."""
+    """Set torch's number of threads; engines must be created inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -256,7 +256,7 @@ def _threads(count: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[OnAnswer]:
-    """Show a bar on stderr. It moves between answers only: nothing runs beside a measurement."""
+    """Show a bar on stderr. It is drawn between answers, never during a measurement."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

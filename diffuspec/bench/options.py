@@ -1,4 +1,4 @@
-"""What a benchmark can be asked for, and what follows from it."""
+"""The options of a benchmark, and the systems and configuration that they select."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diffuspec.pairs import tiny
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What `diffuspec bench` can be asked for. Raises ConfigError on construction."""
+    """The options of `diffuspec bench`. Raises ConfigError on construction."""
 
     target: Path | None = None  # None: the embedded pair
     drafter: Path | None = None  # with a target, None: no drafter, hence plain decoding only
@@ -23,33 +23,56 @@ class BenchOptions:
     limit: int | None = None  # questions per family; None: all
     max_tokens: int = 256
     repeats: int = 1
-    threads: int | None = None  # None: as many as torch would use
+    threads: int | None = None  # None: torch's choice, 1 for the embedded pair
     out: Path = Path("runs/bench")
     ablations: bool = False
-    ahead: bool = False
-    trace: Path | None = None  # a file for Perfetto; of what is drafted ahead, the last system's
+    pre_drafts: bool = False
+    trace: Path | None = None  # a file for Perfetto; of the pre-draft study, its last system
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
 
     def __post_init__(self) -> None:
         for name in ("limit", "max_tokens", "repeats", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be 1 or more, got {value}")
+                raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, got {value}")
         if self.drafter is not None and self.target is None:
-            raise ConfigError("a drafter needs a target: the embedded target has its own")
+            raise ConfigError("--drafter needs --target: the embedded target has its own drafter")
+        self._check_study()
+        if not self.has_drafter:
+            self._check_plain()
+
+    @property
+    def has_drafter(self) -> bool:
+        return self.target is None or self.drafter is not None
+
+    def _check_study(self) -> None:
+        """Refuse a second study, and the options that a study ignores."""
+        if self.ablations and self.pre_drafts:
+            raise ConfigError("--ablations and --pre-drafts are two studies: run one at a time")
+        for study in ("ablations", "pre_drafts"):
+            if getattr(self, study) and self.systems:
+                option = study.replace("_", "-")
+                raise ConfigError(f"--systems has no effect on --{option}, which has its own")
+        if self.pre_drafts and self.repeats > 1:
+            raise ConfigError("--repeats has no effect on --pre-drafts")
+
+    def _check_plain(self) -> None:
+        """Refuse what needs a drafter."""
+        for option in ("ngram", "ablations", "pre_drafts"):
+            if getattr(self, option):
+                raise ConfigError(f"--{option.replace('_', '-')} needs --drafter")
 
 
 def system_names(options: BenchOptions) -> tuple[str, ...]:
     """Return the systems to run, plain first. Raises ConfigError."""
-    has_drafter = options.target is None or options.drafter is not None
     if not options.systems:
-        return ALL_SYSTEMS if has_drafter else (BASELINE, *TRANSFORMERS_SYSTEMS)
+        return ALL_SYSTEMS if options.has_drafter else (BASELINE, *TRANSFORMERS_SYSTEMS)
     for name in options.systems:
         if name in (BASELINE, *TRANSFORMERS_SYSTEMS):
             continue
         speculation_for(name, SpeculationParams())
-        if not has_drafter:
-            raise ConfigError(f"system {name} needs a drafter")
+        if not options.has_drafter:
+            raise ConfigError(f"--systems: {name} needs --drafter")
     return tuple(dict.fromkeys((BASELINE, *options.systems)))
 
 

@@ -1,6 +1,6 @@
-"""What a step costs besides waiting for the target: drafting by prefix length, own overhead.
+"""The cost of a step besides the target: drafting by prefix length, and our own overhead.
 
-What is compared takes turns, several times over, so that a machine that slows down slows all.
+The cases compared take turns over several rounds, so that a machine that slows down slows all.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REQUEST_ID = "bench-draft-cost"
 
 @dataclass(frozen=True, slots=True)
 class DraftCost:
-    """One lattice, after NUM_NEW_TOKENS more of a prefix that was drafted for before."""
+    """Time for one lattice when a prefix has grown by NUM_NEW_TOKENS since the last one."""
 
     prefix_cache: bool
     num_prefix_tokens: int
@@ -38,7 +38,7 @@ class DraftCost:
 
 @dataclass(frozen=True, slots=True)
 class StepOverhead:
-    """Time of a step outside the two forwards, over several answers' means."""
+    """Mean time per step outside both models' forwards: its minimum and median over answers."""
 
     tree_shape: TreeShape
     num_draft_tokens: int
@@ -57,9 +57,9 @@ def sweep_draft_cost(
     num_rounds: int,
     runs_per_round: int,
 ) -> list[DraftCost]:
-    """Time drafting for prefixes of each length; prefix_cache says how the model was set up.
+    """Time drafting for prefixes of each length. prefix_cache: whether the model has one.
 
-    Only with the cache is the beginning of a prefix drafted for beforehand.
+    With a cache, each prefix is drafted for once before its growth is timed.
     """
     rng = np.random.default_rng(0)
     text = rng.integers(vocab_size, size=max(prefix_lengths), dtype=np.int32)
@@ -70,7 +70,7 @@ def sweep_draft_cost(
             shape = runs_per_round + 1, NUM_NEW_TOKENS
             tails = rng.integers(vocab_size, size=shape, dtype=np.int32)
             seconds = asyncio.run(_time_drafts(model, prefix, tails, prefix_cache))
-            times[length] += seconds[1:]  # 1 to warm up
+            times[length] += seconds[1:]  # the first is a warm-up
     return [
         DraftCost(
             prefix_cache,
@@ -87,7 +87,7 @@ def sweep_draft_cost(
 async def _time_drafts(
     model: LatticeModel, prefix: TokenIds, tails: TokenIds, is_known: bool
 ) -> list[float]:
-    """Return the seconds of a draft for the prefix with each of the tails."""
+    """Return the seconds of one draft for the prefix with each tail."""
     times = []
     for tail in tails:
         if is_known:
@@ -113,7 +113,7 @@ def measure_step_overheads(
     max_tokens: int,
     num_rounds: int,
 ) -> list[StepOverhead]:
-    """Let our systems, by what shape they draft in, answer all prompts; see what a step costs."""
+    """Answer all prompts with systems of ours, given by tree shape, and time their steps."""
     for system in systems.values():
         system.answer(prompts[0], max_tokens)  # warm-up
     answers: dict[TreeShape, list[Answer]] = {shape: [] for shape in systems}
@@ -143,7 +143,7 @@ def _step_overhead(
 
 
 def overhead_ms_per_step(answer: Answer) -> float:
-    """Return the mean time of a step that is in neither model's forward."""
+    """Return the mean milliseconds per step outside both models' forwards."""
     assert answer.forward_seconds is not None
     seconds = sum(step.step_seconds for step in answer.steps) - answer.forward_seconds
     return 1000 * seconds / len(answer.steps)

@@ -1,7 +1,7 @@
 """Plots of results, as PNG files. Needs matplotlib, which is imported on first use.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart; hatches and markers repeat
-what the colours say.
+The colours are Okabe and Ito's, which colour-blind readers can tell apart; hatches and markers
+distinguish the same things.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SHARES = (
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A curve; x may be figures or names."""
+    """A curve over numbers or over names."""
 
     label: str
     xs: tuple[float | str, ...]
@@ -48,7 +48,7 @@ def require_matplotlib() -> Any:
 
 
 def plot_speedup(rows: Sequence[Row], path: Path) -> None:
-    """Grouped bars: speed-up over plain decoding, by family and system."""
+    """Draw bars: speed-up over plain decoding, by family and system."""
     families = list(dict.fromkeys(row.family for row in rows))
     systems = [name for name in dict.fromkeys(row.system for row in rows) if name != BASELINE]
     values = {(row.system, row.family): row.speedup for row in rows}
@@ -66,7 +66,7 @@ def plot_speedup(rows: Sequence[Row], path: Path) -> None:
 
 
 def plot_acceptance(curves: Mapping[str, Sequence[float]], path: Path) -> None:
-    """Lines: the share of drafts accepted up to each position, by system."""
+    """Draw lines: the share of drafts accepted up to each position, by system."""
     lines = [
         Line(system, tuple(range(1, len(curve) + 1)), tuple(curve))
         for system, curve in curves.items()
@@ -81,7 +81,7 @@ def plot_acceptance(curves: Mapping[str, Sequence[float]], path: Path) -> None:
 
 
 def plot_time_share(rows: Sequence[Row], path: Path) -> None:
-    """Stacked bars: where the time of each of our systems goes."""
+    """Draw stacked bars: the shares of an answer's time, for each of our systems."""
     family = headline_family(rows)
     own = [row for row in rows if row.family == family and row.costs is not None]
     figure, axes = _figure(width=7.0, height=1.6 + 0.5 * len(own))
@@ -106,13 +106,14 @@ def plot_time_share(rows: Sequence[Row], path: Path) -> None:
 def plot_sweep(
     title: str, parameter: str, panels: Mapping[str, Sequence[Line]], path: Path
 ) -> None:
-    """Panels side by side, one for each figure that is looked at, over one parameter."""
+    """Draw panels side by side, one per measure, over one parameter."""
     figure = require_matplotlib().Figure(figsize=(4.6 * len(panels), 4.2), dpi=_DPI)
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (name, lines) in zip(grid, panels.items(), strict=True):
         _dress(axes)
         _draw_lines(axes, lines)
-        axes.set_ylim(bottom=0, top=1.1 * max((y for line in lines for y in line.ys), default=1))
+        highest = max((y for line in lines for y in line.ys), default=0)
+        axes.set_ylim(bottom=0, top=1.1 * highest or 1)
         axes.set_xlabel(parameter)
         axes.set_ylabel(name)
     figure.suptitle(title, y=0.98)

@@ -1,4 +1,4 @@
-"""Question files in Spec-Bench's format: one JSON object a line.
+"""Question files in Spec-Bench's format, one JSON object per line, and the order of asking.
 
     {"question_id": 481, "category": "rag", "turns": ["..."], "reference": [["yes", "Yes."]]}
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from diffuspec.core.errors import ConfigError
 
@@ -28,13 +28,15 @@ MAX_TURNS = 16
 MAX_TURN_CHARACTERS = 200_000
 MAX_CATEGORY_CHARACTERS = 64
 
+T = TypeVar("T")
+
 _REQUIRED = ("question_id", "category", "turns")
 _OPTIONAL = ("reference",)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a user says, turn by turn."""
+    """The user's side of a conversation."""
 
     question_id: int
     category: str
@@ -43,12 +45,12 @@ class Question:
 
     @property
     def family(self) -> str:
-        """The task it counts for: Spec-Bench's eight MT-Bench categories are one."""
+        """The task that it belongs to; Spec-Bench's eight MT-Bench categories are one task."""
         return "mt_bench" if self.category in MT_BENCH_CATEGORIES else self.category
 
 
 def load_questions(path: Path) -> list[Question]:
-    """Read a question file, in its order. Raises ConfigError."""
+    """Read a question file. Raises ConfigError."""
     questions: list[Question] = []
     first_lines: dict[int, int] = {}
     for number, line in _lines(path):
@@ -78,6 +80,13 @@ def first_per_family(questions: Sequence[Question], limit: int | None) -> list[Q
         if limit is None or seen[question.family] <= limit:
             kept.append(question)
     return kept
+
+
+def rotated(systems: Iterable[T], number: int) -> list[T]:
+    """Return the order for question `number`: the next system goes first at each question."""
+    order = list(systems)
+    first = number % len(order)
+    return order[first:] + order[:first]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -134,7 +143,7 @@ def _reference(value: Any, num_turns: int) -> tuple[tuple[str, ...], ...]:
 
 
 def _answers(value: Any, name: str) -> tuple[str, ...]:
-    """Read one answer or a list of them; Spec-Bench has blank ones where there is no right one."""
+    """Read one answer or a list of them; Spec-Bench's are blank where none is right."""
     answers = value if isinstance(value, list) else [value]
     if not answers or not all(isinstance(answer, str) for answer in answers):
         raise ValueError(f"{name} must be a text or a list of texts, got {_show(value)}")

@@ -23,14 +23,14 @@ _FAMILY_TITLES = {SPEC_BENCH: "the six Spec-Bench families", ALL_FAMILIES: "all 
 
 @dataclass(frozen=True, slots=True)
 class TextTable:
-    """A table as it is shown anywhere: the first column is text, the others are figures."""
+    """A table whose first column is text and whose others are figures."""
 
     title: str
     columns: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
 
     def to_rich(self) -> Table:
-        """Return a table that stays within 80 columns: headings are broken into lines."""
+        """Return a table for 80 columns, with headings broken into lines."""
         table = Table(title=self.title, title_justify="left", box=box.SIMPLE, pad_edge=False)
         for i, column in enumerate(self.columns):
             heading = column.replace(" " if " " in column else "_", "\n")
@@ -48,12 +48,12 @@ class TextTable:
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """Everything one benchmark found."""
+    """All figures of one benchmark."""
 
     machine: Machine
     rows: tuple[Row, ...]
     mismatches: tuple[Mismatch, ...]
-    skipped: tuple[tuple[int, int], ...]  # (question id, turn) that did not fit
+    skipped: tuple[tuple[int, int], ...]  # (question id, turn)
     draft_costs: tuple[DraftCost, ...] = ()
     step_overheads: tuple[StepOverhead, ...] = ()
 
@@ -78,7 +78,7 @@ class Results:
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
-    """Flatten a row; the costs of a system that is not ours are null."""
+    """Flatten a row; the costs of transformers' systems are null."""
     data = asdict(row)
     costs = data.pop("costs") or dict.fromkeys(_COST_FIELDS)
     return {**data, **costs}
@@ -97,7 +97,7 @@ _COST_FIELDS = (
 
 
 def speed_table(rows: Sequence[Row], mismatches: Sequence[Mismatch]) -> TextTable:
-    """Compare the systems over the headline families."""
+    """Return the comparison of the systems over the headline families."""
     own = _headline_rows(rows)
     family = _FAMILY_TITLES[own[0].family]
     num_questions, num_tokens = own[0].num_questions, own[0].num_output_tokens
@@ -128,7 +128,7 @@ def _speed_cells(row: Row, mismatches: Sequence[Mismatch]) -> tuple[str, ...]:
 
 
 def time_table(rows: Sequence[Row]) -> TextTable:
-    """Where the time of our systems goes, over the headline families."""
+    """Return the shares of our systems' time, over the headline families."""
     columns = ("system", "draft", "search", "verify", "other", "overhead ms/step", "search ms/step")
     cells = [
         (
@@ -143,7 +143,7 @@ def time_table(rows: Sequence[Row]) -> TextTable:
         for row in _headline_rows(rows)
         if (costs := row.costs) is not None
     ]
-    title = "Share of the time, and what is in neither forward (search included) per step"
+    title = "Share of the time, and time per step outside both forwards (with the search)"
     return TextTable(title, columns, tuple(cells))
 
 
@@ -153,7 +153,7 @@ def _headline_rows(rows: Sequence[Row]) -> list[Row]:
 
 
 def families_tables(rows: Sequence[Row]) -> list[TextTable]:
-    """Speed-up and acceptance length of every system on every family."""
+    """Return speed-up and acceptance length of every system on every family."""
     systems = tuple(name for name in dict.fromkeys(row.system for row in rows) if name != BASELINE)
     families: dict[str, dict[str, Row]] = {}
     for row in rows:
@@ -171,7 +171,7 @@ def families_tables(rows: Sequence[Row]) -> list[TextTable]:
 
 
 def draft_cost_table(costs: Sequence[DraftCost]) -> TextTable:
-    """Drafting cost by prefix length, the prefix cache on and off."""
+    """Return the cost of a draft by prefix length, with the prefix cache on and off."""
     lengths = sorted({cost.num_prefix_tokens for cost in costs})
     by_key = {(cost.prefix_cache, cost.num_prefix_tokens): cost for cost in costs}
     cells = []
@@ -185,7 +185,7 @@ def draft_cost_table(costs: Sequence[DraftCost]) -> TextTable:
 
 
 def step_overhead_table(overheads: Sequence[StepOverhead]) -> TextTable:
-    """What a step costs besides the two forwards."""
+    """Return the time of a step outside both forwards, by tree shape."""
     cells = [
         (
             f"{overhead.tree_shape}",
@@ -200,7 +200,7 @@ def step_overhead_table(overheads: Sequence[StepOverhead]) -> TextTable:
 
 
 def _draft_cost_growth(costs: Sequence[DraftCost]) -> str | None:
-    """Compare the longest cached prefix with the shortest."""
+    """Compare drafting behind the longest cached prefix with the shortest."""
     cached = sorted(
         (cost for cost in costs if cost.prefix_cache), key=lambda cost: cost.num_prefix_tokens
     )
@@ -215,7 +215,7 @@ def _draft_cost_growth(costs: Sequence[DraftCost]) -> str | None:
 
 
 def notes(results: Results) -> list[str]:
-    """Say what a reader of the tables has to know besides."""
+    """Return the remarks below the tables: the machine, omissions, mismatches."""
     machine = results.machine
     lines = [
         f"{machine.cpu}, {machine.device} ({machine.dtype}), {machine.num_threads} threads,"
@@ -231,7 +231,7 @@ def notes(results: Results) -> list[str]:
 
 
 def num_fallbacks(rows: Sequence[Row]) -> dict[str, int]:
-    """Return how many steps lost their draft, for the systems where any did."""
+    """Return the number of steps without their draft, for systems that have any."""
     return {
         row.system: row.costs.num_fallbacks
         for row in rows
@@ -240,12 +240,12 @@ def num_fallbacks(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def describe_skipped(skipped: Sequence[tuple[int, int]]) -> str:
-    """Say how much was left out."""
-    return f"{len(skipped)} turns did not fit into the target's context and were left out."
+    """Return a sentence about the turns that were not asked."""
+    return f"Turns skipped because they exceed the target's context: {len(skipped)}."
 
 
 def describe_mismatches(mismatches: Sequence[Mismatch]) -> list[str]:
-    """Return a line per system whose tokens differ, with the first place where they do."""
+    """Return a line per system whose tokens differ, with the first difference."""
     lines = []
     for system in dict.fromkeys(mismatch.system for mismatch in mismatches):
         own = [mismatch for mismatch in mismatches if mismatch.system == system]

@@ -1,9 +1,9 @@
 """Interleaved runs: every system answers every question, one request at a time.
 
 The order of the systems rotates from question to question, so that neither a machine that slows
-down nor what a predecessor left in the processor's caches favours one of them. The second turn of
-a conversation contains the baseline's answer to the first: all systems see the same prompts, and
-as the others are lossless it is their own answer too.
+down nor the processor's caches favour one of them. The second turn of a conversation contains the
+baseline's answer to the first: all systems see the same prompt, and since the others are lossless
+it is their own answer too.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from diffuspec.bench.questions import Question
+from diffuspec.bench.questions import Question, rotated
 from diffuspec.bench.systems import BASELINE, TRANSFORMERS_PROMPT_LOOKUP, Answer, System
-from diffuspec.bench.turns import rotated
 from diffuspec.core.errors import ConfigError, InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """How long and how often."""
+    """Limits of an answer, and the number of repeats."""
 
     max_tokens: int
     max_model_len: int  # prompt and answer together
@@ -43,7 +42,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """An answer that differs from the baseline's, though it should not."""
+    """An answer whose tokens differ from the baseline's."""
 
     system: str
     question_id: int
@@ -53,25 +52,25 @@ class Mismatch:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it counts against us: all of ours must equal plain, and plain generate's greedy.
+        """Whether the benchmark fails: our systems and greedy `generate` must equal plain decoding.
 
-        Prompt lookup is transformers' own; where it differs, it is reported and no more.
+        Prompt lookup is transformers' own; its differences are only reported.
         """
         return self.system != TRANSFORMERS_PROMPT_LOOKUP
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All answers, and the (question id, turn) pairs that did not fit into the context."""
+    """All answers, and the (question id, turn) pairs that exceed the context."""
 
     records: tuple[Record, ...]
     skipped: tuple[tuple[int, int], ...] = ()
 
 
 class ChatCodec:
-    """Conversations to token ids and answers to text, by a transformers tokenizer.
+    """Encodes conversations and decodes answers with a transformers tokenizer.
 
-    Without a chat template the texts are put below each other, as for a base model.
+    Without a chat template messages become lines of text, as for a base model.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -90,7 +89,7 @@ class ChatCodec:
                     list(messages), tokenize=False, add_generation_prompt=True
                 )
             )
-        except Exception as error:  # templates raise what their authors chose
+        except Exception as error:  # a template may raise anything
             raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -103,7 +102,7 @@ def warm_up(
     codec: ChatCodec,
     settings: RunSettings,
 ) -> None:
-    """Let every system answer the first question that fits, unmeasured. Raises ConfigError."""
+    """Answer the first question that fits with every system, unmeasured. Raises ConfigError."""
     for question in questions:
         prompt = codec.encode([_user(question.turns[0])])
         if room := _room(prompt, settings):
@@ -121,7 +120,7 @@ def run_questions(
     settings: RunSettings,
     on_answer: Callable[[Record], None] = lambda record: None,
 ) -> Run:
-    """Answer all questions num_repeats times with every system; the first one is the baseline."""
+    """Answer all questions num_repeats times with every system. The baseline must come first."""
     assert systems[0].name == BASELINE
     records: list[Record] = []
     skipped: dict[tuple[int, int], None] = {}
@@ -182,9 +181,9 @@ def find_mismatches(records: Sequence[Record]) -> list[Mismatch]:
 
 
 def median_answers(records: Sequence[Record]) -> list[Record]:
-    """Return, of the repeats of each answer, the one of median duration (the lower of two).
+    """Return for each answer the repeat of median duration (of an even number, the faster one).
 
-    A whole record is kept, so that its times belong together.
+    Whole records are kept, so that all times of a record come from one run.
     """
     repeats: dict[tuple[str, int, int], list[Record]] = defaultdict(list)
     for record in records:

@@ -1,9 +1,9 @@
-"""From answers to the figures that are reported.
+"""Figures of a report, computed from answers.
 
-Speed-up is given in two conventions: `speedup` pools, all tokens over all seconds, and is the
-headline; `spec_bench_speedup` is Spec-Bench's, the mean over questions of tokens per second (the
-turns of a question pooled) over the baseline's same mean. Acceptance length is Spec-Bench's MAT:
-committed tokens per step, pooled over all steps, the target's own token included.
+There are two speed-ups, both over the baseline. `speedup`, the headline, compares all tokens over
+all seconds. `spec_bench_speedup`, Spec-Bench's, compares the means over questions of tokens per
+second, the turns of a question taken together. Acceptance length is Spec-Bench's MAT: committed
+tokens per step over all steps, the target's own token included.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from diffuspec.bench.systems import BASELINE, Answer
 from diffuspec.core.types import StepStats
 
 ALL_FAMILIES = "all"
-SPEC_BENCH = "spec_bench"  # the six families together, where there are others besides
+SPEC_BENCH = "spec_bench"  # the six families together, if there are others too
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Where the time of an engine's answers went."""
+    """Time and drafts of an engine's answers."""
 
     draft_share: float
     search_share: float
     verify_share: float
     other_share: float
-    overhead_ms_per_step: float  # of a step's time, what is in neither model's forward
+    overhead_ms_per_step: float  # outside both models' forwards
     search_ms_per_step: float
-    mean_draft_tokens: float  # asked for, over the steps that had a draft
-    num_fallbacks: int  # steps that should have had a draft and had none
+    mean_draft_tokens: float  # requested per step that had a draft
+    num_fallbacks: int  # steps without a draft because drafting failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class Row:
     num_questions: int
     num_output_tokens: int
     num_steps: int
-    num_accepted_tokens: int  # the target's own token of each step not included
+    num_accepted_tokens: int  # without the target's own token of each step
     seconds: float
     tokens_per_second: float
     speedup: float
     spec_bench_speedup: float
     mean_acceptance_length: float
-    costs: Costs | None  # None: the system is not ours
+    costs: Costs | None  # None: transformers' systems
 
 
 def compute_rows(records: Sequence[Record], systems: Sequence[str]) -> list[Row]:
@@ -68,14 +68,14 @@ def compute_rows(records: Sequence[Record], systems: Sequence[str]) -> list[Row]
 
 
 def headline_family(rows: Sequence[Row]) -> str:
-    """Return what the headline figures are about: the six families, or all there are."""
+    """Return the family of the headline figures: Spec-Bench's six, or all there are."""
     return SPEC_BENCH if any(row.family == SPEC_BENCH for row in rows) else ALL_FAMILIES
 
 
 def acceptance_by_position(records: Sequence[Record]) -> dict[str, list[float]]:
-    """Return per system that drafts the share of drafts accepted up to position 1, 2, ...
+    """Return by drafting system the share of drafts accepted up to position 1, 2, ...
 
-    A draft shorter than a position counts as not accepted there, as in vLLM's figures.
+    Beyond its end a draft counts as not accepted, as in vLLM's figures.
     """
     steps: dict[str, list[StepStats]] = defaultdict(list)
     for record in records:

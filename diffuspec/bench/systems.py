@@ -1,7 +1,7 @@
-"""The systems that are compared: values with a name and one method.
+"""The systems compared by the benchmark.
 
-Ours differ in how they draft and share one engine, hence one target; the ones of transformers run
-`generate` on a second copy of the same weights, with the same threads and the same EOS ids.
+Ours share one engine, hence one target, and differ in how they draft. Those of transformers run
+`generate` on a second copy of the same weights, with the same threads and EOS ids.
 """
 
 from __future__ import annotations
@@ -41,30 +41,31 @@ PROMPT_LOOKUP_TOKENS = 10
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer and what it cost."""
+    """One answer and its cost."""
 
-    token_ids: tuple[int, ...]  # up to and including EOS, if that ended it
-    seconds: float  # wall clock of the whole call, reading the prompt included
-    num_steps: int  # passes of the target that gave tokens
-    steps: tuple[StepStats, ...] = ()  # empty where the system is not ours
-    forward_seconds: float | None = None  # in the forwards of both models; None: not known
+    token_ids: tuple[int, ...]  # up to and including EOS
+    seconds: float  # wall clock of the whole call, prefill included
+    num_steps: int  # forwards of the target that gave tokens
+    steps: tuple[StepStats, ...] = ()  # empty for transformers' systems
+    forward_seconds: float | None = None  # in the forwards of both models; None: unknown
 
 
 class System(Protocol):
-    """Something that continues a prompt greedily."""
+    """A way of continuing prompts greedily."""
 
     @property
     def name(self) -> str: ...
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
-        """Answer one prompt from scratch: nothing is kept from earlier prompts."""
+        """Answer one prompt, with nothing cached from earlier prompts."""
         ...
 
 
 def speculation_for(name: str, defaults: SpeculationParams) -> SpeculationParams:
-    """Return how one of our systems drafts; what its name leaves open is taken from defaults.
+    """Return how a system of ours drafts; its name overrides the defaults.
 
-    plain, paper, cost_aware_SHAPE, and fixed_K_SHAPE for any draft length K. Raises ConfigError.
+    The names are plain, paper, cost_aware_SHAPE, and fixed_K_SHAPE for a draft length K. Raises
+    ConfigError.
     """
     if name == BASELINE:
         return SpeculationParams(policy="off")
@@ -73,7 +74,7 @@ def speculation_for(name: str, defaults: SpeculationParams) -> SpeculationParams
     match = re.fullmatch(rf"(cost_aware|fixed_(\d+))_({'|'.join(TREE_SHAPES)})", name)
     if match is None:
         raise ConfigError(
-            f"systems must be among {', '.join(ALL_SYSTEMS)}, fixed_K_SHAPE, got {name!r}"
+            f"--systems must be among {', '.join(ALL_SYSTEMS)}, fixed_K_SHAPE, got {name!r}"
         )
     shape: TreeShape = next(shape for shape in TREE_SHAPES if shape == match[3])
     policy: DraftLengthPolicy = "cost_aware" if match[2] is None else "fixed"
@@ -82,7 +83,7 @@ def speculation_for(name: str, defaults: SpeculationParams) -> SpeculationParams
 
 
 class EngineSystem:
-    """An engine that drafts in one way."""
+    """An engine with one way of drafting."""
 
     def __init__(self, name: str, engine: Engine, speculation: SpeculationParams) -> None:
         self._name = name
@@ -108,7 +109,7 @@ class EngineSystem:
 
 
 def _runners(engine: Engine) -> list[Any]:
-    """Return what runs the target and, if there is one, the drafter."""
+    """Return the runner of the target and, if there is one, of the drafter."""
     roles: list[Any] = [engine.verifier]
     if engine.lattice_model is not None:
         roles.append(engine.lattice_model)
@@ -116,13 +117,13 @@ def _runners(engine: Engine) -> list[Any]:
 
 
 def _forget(runner: Any) -> None:
-    """Empty a cache, so that no system finds the prompt that another one has just read."""
+    """Empty a cache, so that no system finds the prompt of the one before."""
     for slot in range(runner.cache.num_slots):
         runner.cache.truncate(slot, 0)
 
 
 class TransformersSystem:
-    """`generate` of a transformers model, greedy."""
+    """Greedy `generate` of a transformers model."""
 
     def __init__(
         self,
@@ -179,7 +180,7 @@ class TransformersSystem:
 def load_transformers_model(path: Path, device: torch.device, dtype: torch.dtype) -> Any:
     """Load a checkpoint as a user of transformers would. Raises ModelLoadError.
 
-    The checkpoint's generation settings (penalties, temperature) are dropped: greedy means greedy.
+    Its generation settings (penalties, temperature) are dropped, so that it decodes greedily.
     """
     try:
         with _no_progress_bar():
@@ -190,14 +191,14 @@ def load_transformers_model(path: Path, device: torch.device, dtype: torch.dtype
                 trust_remote_code=False,
                 local_files_only=True,
             )
-    except Exception as error:  # transformers, safetensors and torch raise what they like
+    except Exception as error:  # transformers, safetensors and torch may raise anything
         raise ModelLoadError(f"{path}: transformers cannot load it: {error}") from error
     model.generation_config = _generation_config()
     return model.eval().to(device)
 
 
 def _generation_config(**fields: Any) -> GenerationConfig:
-    make: Any = GenerationConfig  # untyped
+    make: Any = GenerationConfig  # which has no types
     config: GenerationConfig = make(**fields)
     return config
 
@@ -218,8 +219,8 @@ def _no_progress_bar() -> Iterator[None]:
 def open_systems(engine: Engine, names: Sequence[str]) -> Iterator[list[System]]:
     """Yield the named systems around an engine, in the order of the names.
 
-    Each of ours has a loop of its own over the engine's models, so that what one learns about
-    costs and acceptance does not help another. Raises ConfigError, ModelLoadError.
+    Each of ours has its own loop over the engine's models, so that none profits from the costs and
+    acceptance that another has learnt. Raises ConfigError, ModelLoadError.
     """
     defaults = engine.default_speculation
     speculations = {
@@ -245,10 +246,10 @@ def open_systems(engine: Engine, names: Sequence[str]) -> Iterator[list[System]]
 
 
 def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
-    """Return another engine over the same target, and the same drafter unless config differs there.
+    """Return another engine over the same target, and over the same drafter if config has it.
 
-    Only one of the two may work at a time, and both are traced alike. Closing it leaves what they
-    share open.
+    Only one of the two may work at a time; both write to the same trace. Closing it leaves the
+    shared roles open.
     """
     config = config or engine.config
     verifier: Any = _Shared(engine.verifier)
@@ -263,7 +264,7 @@ def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
 
 
 class _Shared:
-    """A role that somebody else will close."""
+    """A role that its owner closes."""
 
     def __init__(self, role: object) -> None:
         self._role = role

@@ -1,4 +1,4 @@
-"""`diffuspec bench`: the benchmark, from options to its exit code."""
+"""`diffuspec bench`: the benchmark."""
 
 from __future__ import annotations
 
@@ -11,38 +11,45 @@ from diffuspec.cli import options
 
 EXAMPLES = """[bold]Examples[/bold]
 
-\b
   diffuspec bench                     [dim]# the embedded pair on all its questions[/dim]
   diffuspec bench --limit 2 --systems plain,cost_aware_best_first
   diffuspec bench --ablations --out runs/ablations
-  diffuspec bench --ahead --limit 3
+  diffuspec bench --pre-drafts --limit 3
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
 
+Target = Annotated[
+    Path | None, options.model("The verified model. Default: the embedded pair.", "DIR")
+]
 Drafter = Annotated[Path | None, options.model("The diffusion LM that drafts.", "DIR")]
 Ngram = Annotated[Path | None, options.model("KenLM model over token ids.", "FILE")]
 Questions = Annotated[
     Path | None,
-    typer.Option(help="Question file in Spec-Bench's format.", metavar="FILE.jsonl"),
+    typer.Option(
+        help="Questions in Spec-Bench's format. Default: the embedded pair's held-out ones.",
+        metavar="FILE.jsonl",
+    ),
 ]
-Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.")]
-MaxTokens = Annotated[int, typer.Option(help="Longest answer.")]
-Repeats = Annotated[int, typer.Option(help="Times every question is answered.")]
-Out = Annotated[Path, typer.Option(help="Folder for results.json, tables and plots.")]
+Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
+MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.", metavar="N")]
+Repeats = Annotated[
+    int, typer.Option(help="Times each question is asked; the median counts.", metavar="N")
+]
+Out = Annotated[Path, typer.Option(help="Folder for JSON, tables and plots.", metavar="DIR")]
 Ablations = Annotated[
-    bool, typer.Option("--ablations", help="The paper's Tables 2, 4, 5 and Fig. 7 instead.")
+    bool, typer.Option("--ablations", help="Run the paper's ablations: Tables 2, 4, 5 and Fig. 7.")
 ]
-Ahead = Annotated[
-    bool, typer.Option("--ahead", help="What drafting ahead of the verdict buys, instead.")
+PreDrafts = Annotated[
+    bool, typer.Option("--pre-drafts", help="Measure hit rate and speed-up of pre-drafting.")
 ]
 Systems = Annotated[
     str | None,
-    typer.Option(help="What to compare, separated by commas. Default: all.", metavar="NAME,NAME"),
+    typer.Option(help="Systems to compare, separated by commas. Default: all.", metavar="NAMES"),
 ]
 
 
 def run(
-    target: options.Target = None,
+    target: Target = None,
     drafter: Drafter = None,
     ngram: Ngram = None,
     questions: Questions = None,
@@ -51,12 +58,15 @@ def run(
     repeats: Repeats = 1,
     systems: Systems = None,
     ablations: Ablations = False,
-    ahead: Ahead = False,
+    pre_drafts: PreDrafts = False,
     threads: options.Threads = None,
     out: Out = Path("runs/bench"),
     trace: options.Trace = None,
 ) -> None:
-    """Measure plain decoding, DiffuSpec and transformers on the same questions, interleaved."""
+    """Compare plain decoding, DiffuSpec and transformers on the same questions.
+
+    The systems take turns. Exits with 1 if tokens differ.
+    """
     from diffuspec.bench.main import BenchOptions, run_benchmark
 
     code = run_benchmark(
@@ -71,7 +81,7 @@ def run(
             threads=threads,
             out=out,
             ablations=ablations,
-            ahead=ahead,
+            pre_drafts=pre_drafts,
             trace=trace,
             systems=tuple(name.strip() for name in systems.split(",")) if systems else (),
         )

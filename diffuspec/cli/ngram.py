@@ -21,15 +21,14 @@ EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec ngram build manual.txt novel.txt --out text.arpa
   diffuspec ngram build chats.jsonl --target Qwen2.5-7B --out chats.bin
+""" + (
+    "\n\nA line of a .jsonl file is a list of token ids, or an object with token_ids, text, or"
+    " messages (a list of objects with role and content). All other files are text. A .bin file is"
+    " smaller and loads faster than an .arpa file; to write one, KenLM's build_binary must be on"
+    " PATH."
+)
 
-A line of a .jsonl file is a list of token ids, or an object with token_ids, text, or messages
-(a list of objects with role and content). All other files are text. A .bin file is smaller and
-loads faster than an .arpa file; to write one, KenLM's build_binary must be on PATH.
-"""
-
-Files = Annotated[
-    list[Path], typer.Argument(metavar="FILE...", help="Text files, or .jsonl files.")
-]
+Files = Annotated[list[Path], typer.Argument(metavar="FILE", help="Text files, or .jsonl files.")]
 Out = Annotated[Path, typer.Option(help="The model to write.", metavar="FILE.arpa|FILE.bin")]
 Order = Annotated[int, typer.Option(help="Tokens in the longest n-gram, 2 to 6.", metavar="N")]
 Tokenizer = Annotated[

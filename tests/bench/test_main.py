@@ -114,7 +114,7 @@ def test_ablations_write_a_table_and_a_plot_per_sweep(
     )
     code, text = bench(options)
     assert code == 0
-    assert "Draft length (Table 5)" in text and "CPS goes by the drafter alone" in text
+    assert "Draft length (Table 5)" in text and "CPS used the drafter's scores alone" in text
     assert sorted(path.name for path in options.out.iterdir()) == [
         "ablation_beam_width.png",
         "ablation_draft_length.png",
@@ -123,6 +123,22 @@ def test_ablations_write_a_table_and_a_plot_per_sweep(
     ]
     data = json.loads((options.out / "ablations.json").read_text())
     assert [len(sweep["variants"]) for sweep in data["sweeps"]] == [7, 5]
+
+
+def test_the_pre_draft_study_writes_tables_and_a_plot(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path
+) -> None:
+    options = BenchOptions(
+        *pair, questions=questions, limit=1, max_tokens=4, pre_drafts=True, out=tmp_path / "out"
+    )
+    code, text = bench(options)
+    assert code == 0
+    assert "Hit rate of pre-drafts" in text and "8 pre-drafts" in text
+    names = ["pre_drafts.json", "pre_drafts.md", "pre_drafts.png"]
+    assert sorted(path.name for path in options.out.iterdir()) == names
+    data = json.loads((options.out / "pre_drafts.json").read_text())
+    assert list(data) == ["machine", "hit_rates", "overlap"]
+    assert len(data["overlap"]) == 7
 
 
 def test_plain_is_always_there_and_first() -> None:
@@ -139,13 +155,20 @@ def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limit": 0}, "limit must be 1 or more, got 0"),
-        ({"max_tokens": 0}, "max_tokens must be 1 or more"),
-        ({"repeats": -1}, "repeats must be 1 or more"),
-        ({"threads": 0}, "threads must be 1 or more"),
-        ({"drafter": Path("d")}, "a drafter needs a target"),
-        ({"systems": ("eagle",)}, "systems must be among"),
-        ({"target": Path("t"), "systems": ("paper",)}, "system paper needs a drafter"),
+        ({"limit": 0}, "--limit must be 1 or more, got 0"),
+        ({"max_tokens": 0}, "--max-tokens must be 1 or more"),
+        ({"repeats": -1}, "--repeats must be 1 or more"),
+        ({"threads": 0}, "--threads must be 1 or more"),
+        ({"drafter": Path("d")}, "--drafter needs --target"),
+        ({"systems": ("eagle",)}, "--systems must be among"),
+        ({"target": Path("t"), "systems": ("paper",)}, "paper needs --drafter"),
+        ({"target": Path("t"), "ngram": Path("n")}, "--ngram needs --drafter"),
+        ({"target": Path("t"), "ablations": True}, "--ablations needs --drafter"),
+        ({"target": Path("t"), "pre_drafts": True}, "--pre-drafts needs --drafter"),
+        ({"ablations": True, "pre_drafts": True}, "run one at a time"),
+        ({"ablations": True, "systems": ("paper",)}, "--systems has no effect on --ablations"),
+        ({"pre_drafts": True, "systems": ("paper",)}, "--systems has no effect on --pre-drafts"),
+        ({"pre_drafts": True, "repeats": 2}, "--repeats has no effect on --pre-drafts"),
         ({"questions": Path("none.jsonl")}, "cannot read questions from none.jsonl"),
     ],
 )

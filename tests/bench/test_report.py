@@ -88,9 +88,9 @@ def test_tokens_that_differ_are_counted_and_located() -> None:
     assert expected in notes(results)
 
 
-def test_what_was_left_out_or_failed_is_told() -> None:
+def test_notes_report_skipped_turns_and_fallbacks() -> None:
     lines = notes(make_results(fallback="drafter_error"))
-    assert "1 turns did not fit into the target's context and were left out." in lines
+    assert "Turns skipped because they exceed the target's context: 1." in lines
     assert "paper: 2 steps had no draft because drafting failed." in lines
 
 

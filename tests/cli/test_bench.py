@@ -25,17 +25,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[BenchOptions]:
     return seen
 
 
-def test_nothing_asked_for_is_the_whole_benchmark(
+def test_without_options_the_whole_benchmark_runs(
     diffuspec: Run, asked: list[BenchOptions]
 ) -> None:
     diffuspec("bench")
     assert asked == [BenchOptions()]
 
 
-def test_every_option_arrives(diffuspec: Run, asked: list[BenchOptions]) -> None:
+def test_every_option_is_passed_on(diffuspec: Run, asked: list[BenchOptions]) -> None:
     options = (
         "--target t --drafter d --ngram n.bin --questions q.jsonl --limit 2 --max-tokens 9"
-        " --repeats 3 --threads 1 --out o --trace t.json --ablations --systems plain,paper"
+        " --repeats 3 --threads 1 --out o --trace t.json --systems plain,paper"
     )
     diffuspec("bench", *options.split())
     assert asked == [
@@ -50,17 +50,24 @@ def test_every_option_arrives(diffuspec: Run, asked: list[BenchOptions]) -> None
             threads=1,
             out=Path("o"),
             trace=Path("t.json"),
-            ablations=True,
             systems=("plain", "paper"),
         )
     ]
 
 
-def test_exit_code_is_the_benchmarks(diffuspec: Run, asked: list[BenchOptions]) -> None:
+@pytest.mark.parametrize("study", ["ablations", "pre_drafts"])
+def test_studies_are_asked_for_by_a_flag(
+    diffuspec: Run, asked: list[BenchOptions], study: str
+) -> None:
+    diffuspec("bench", f"--{study.replace('_', '-')}")
+    assert asked == [BenchOptions(**{study: True})]  # type: ignore[arg-type]
+
+
+def test_exit_code_is_that_of_the_benchmark(diffuspec: Run, asked: list[BenchOptions]) -> None:
     assert diffuspec("bench").exit_code == 1
 
 
 def test_wrong_options_are_named(diffuspec: Run, asked: list[BenchOptions]) -> None:
     result = diffuspec("bench", "--limit", "0")
-    assert error_line(result) == "limit must be 1 or more, got 0"
+    assert error_line(result) == "--limit must be 1 or more, got 0"
     assert result.exit_code == 2

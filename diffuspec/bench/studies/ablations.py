@@ -13,12 +13,12 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS, SpeculationParams
 PAPER = SpeculationParams(
     policy="paper", tree_shape="path", drafter_weight=0.5, max_nodes=MAX_DRAFT_TOKENS
 )
-FIXED_LENGTH = 20  # "ADL off" where the paper does not say which length
+FIXED_LENGTH = 20  # without ADL, where the paper gives no length
 
 
 @dataclass(frozen=True, slots=True)
 class PaperFigures:
-    """What the paper reports for a variant (means over Spec-Bench)."""
+    """The paper's means over Spec-Bench for a variant."""
 
     mean_acceptance_length: float
     speedup: float
@@ -29,7 +29,7 @@ class Variant:
     """One setting of a sweep."""
 
     label: str
-    x: float | str  # where it stands on the plot's axis
+    x: float | str  # on the plot's axis
     speculation: SpeculationParams
     change: tuple[str, str, object] | None = None  # section, key and value of the configuration
     paper: PaperFigures | None = None
@@ -45,7 +45,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Variants that are compared with each other."""
+    """Variants compared with each other."""
 
     name: str
     title: str
@@ -93,7 +93,7 @@ def sweeps() -> list[Sweep]:
 
 
 def _cps_and_adl() -> Sweep:
-    """Without CPS the path is each position's argmax: lambda 1 (Eq. 8 separates)."""
+    """Without CPS the path is each position's argmax, which is lambda 1 in Eq. 8."""
     no_adl = replace(PAPER, policy="fixed", num_draft_tokens=FIXED_LENGTH)
     settings = {
         "CPS and ADL": (PAPER, PaperFigures(6.99, 3.08)),

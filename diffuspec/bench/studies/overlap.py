@@ -1,7 +1,7 @@
-"""What drafting ahead of the verdict buys, by how many outcomes are drafted.
+"""The speed-up of pre-drafting, by the number of outcomes pre-drafted.
 
-The roles take as long as told, as if each had hardware of its own, whatever the machine at hand.
-The models' answers are kept, so that what is timed is the loop and its waits.
+Both roles take a fixed time per batch, as on hardware of their own, whatever machine this runs on.
+The models' answers are computed beforehand, so that the loop and its waits alone are timed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Literal, TypeAlias
 
 from diffuspec.bench.plots import Line, plot_sweep
-from diffuspec.bench.turns import rotated
+from diffuspec.bench.questions import rotated
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.interfaces import Drafter, Verifier
@@ -27,15 +27,14 @@ from diffuspec.telemetry.trace import Tracer
 
 SEQUENTIAL = "sequential"
 OVERLAPPED = "overlapped"
-_FIXED_TREE = SpeculationParams(policy="fixed", num_draft_tokens=16, tree_shape="path")
-
+_FIXED_PATH = SpeculationParams(policy="fixed", num_draft_tokens=16, tree_shape="path")
 
 FanOut: TypeAlias = int | Literal["auto"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long the roles take for a batch, whatever is in it."""
+    """Seconds per batch of each role, whatever its size."""
 
     verify_seconds: float = 0.030
     draft_seconds: float = 0.010
@@ -51,9 +50,9 @@ class OverlapRow:
     mean_acceptance_length: float
     tokens_per_second: float
     speedup: float  # over sequential
-    ideal_tokens_per_second: float  # were all time but the roles' calls gone, and hits' drafts too
+    ideal_tokens_per_second: float  # if only verification and the drafts after a miss took time
     verify_idle_share: float
-    num_wasted_draft_tokens: float  # by committed token
+    num_wasted_draft_tokens: float  # per committed token
 
     @property
     def share_of_ideal(self) -> float:
@@ -65,16 +64,16 @@ def measure_overlap(
     drafter: Drafter,
     prompts: Sequence[TokenIds],
     fan_outs: Sequence[FanOut] = (0, 1, 2, 4, 8, "auto"),
-    speculation: SpeculationParams = _FIXED_TREE,
+    speculation: SpeculationParams = _FIXED_PATH,
     pace: Pace = Pace(),
     max_tokens: int = 96,
     tracer: Tracer | None = None,
 ) -> list[OverlapRow]:
     """Answer all prompts sequentially and with each fan-out, one request at a time.
 
-    Systems take turns at every prompt, so that none has the machine at a better time. Each answers
-    first without waits, so that the models' answers are known when it is timed. The last fan-out is
-    traced.
+    Systems take turns at every prompt, so that none gets the machine at a better time. Each first
+    rehearses the prompt without waits, so that the models' answers are known when it is timed. The
+    tracer records the last fan-out.
     """
     ways: list[tuple[str, FanOut]] = [(SEQUENTIAL, 0)]
     ways += [(OVERLAPPED, fan_out) for fan_out in fan_outs]
@@ -100,7 +99,7 @@ async def _take_turns(systems: Sequence[_System], prompts: Sequence[TokenIds]) -
 
 
 class _Known:
-    """The models, and what they have answered."""
+    """The models, and their answers so far."""
 
     def __init__(self, verifier: Verifier, drafter: Drafter) -> None:
         self.verifier = verifier
@@ -110,7 +109,7 @@ class _Known:
 
 
 class _System:
-    """One way of decoding, twice: to know the models' answers, and to be timed."""
+    """One way of decoding: a coordinator that rehearses, and one that is timed."""
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class _System:
                 prompt, self._sampling, self._speculation
             )
         ]
-        # The first step reads the prompt. A hit saves the draft of the step after it.
+        # The first step is the prefill. A hit saves the draft of the step after it.
         self._stats.append(summarize(steps[1:], len(prompt)))
         self._num_saved += sum(step.pre_draft == "hit" for step in steps[:-1])
 
@@ -174,7 +173,7 @@ class _System:
 
 
 class _Paced:
-    """Answers after a while."""
+    """A role whose calls take a fixed time."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -182,7 +181,7 @@ class _Paced:
 
     @property
     def mean_seconds(self) -> float:
-        """What calls took: a busy machine sleeps longer than told."""
+        """Mean seconds of a call so far; a busy machine sleeps longer than asked."""
         return fmean(self._taken) if self._taken else self.seconds
 
     async def _pace(self, started: float) -> None:
@@ -191,7 +190,7 @@ class _Paced:
 
 
 class _PacedVerifier(_Paced):
-    """A Verifier that takes its time."""
+    """A Verifier that takes a fixed time per batch."""
 
     def __init__(self, known: _Known, seconds: float) -> None:
         super().__init__(seconds)
@@ -213,7 +212,7 @@ class _PacedVerifier(_Paced):
 
 
 class _PacedDrafter(_Paced):
-    """A Drafter that takes its time."""
+    """A Drafter that takes a fixed time per batch."""
 
     def __init__(self, known: _Known, seconds: float) -> None:
         super().__init__(seconds)
@@ -260,7 +259,7 @@ def plot_overlap(rows: Sequence[OverlapRow], path: Path) -> None:
             line("measured", lambda row: row.speedup),
             Line("ideal at this hit rate", xs, tuple(ideals)),
         ],
-        "verdicts that found their draft": [line("measured", lambda row: row.hit_rate)],
-        "share of time the verifier waits": [line("measured", lambda row: row.verify_idle_share)],
+        "hit rate": [line("measured", lambda row: row.hit_rate)],
+        "idle share of the verifier": [line("measured", lambda row: row.verify_idle_share)],
     }
-    plot_sweep("Drafting ahead of the verdict", "outcomes drafted ahead", panels, path)
+    plot_sweep("Pre-drafting", "outcomes pre-drafted", panels, path)

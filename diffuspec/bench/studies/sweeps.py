@@ -1,7 +1,7 @@
-"""Sweeps over one parameter: run, tabulated and drawn beside the paper's figures.
+"""Sweeps over one parameter, tabulated and drawn beside the paper's figures.
 
-One sweep after the other; within a sweep all variants and plain decoding are interleaved. The
-target is shared; S, M_max and tau get a drafter for each value, all in memory during their sweep.
+Sweeps run one after the other; within a sweep all variants and plain decoding are interleaved. The
+target is shared; S, M_max and tau get a drafter per value, all in memory during their sweep.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from diffuspec.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """What a sweep found."""
+    """The figures of a sweep."""
 
     sweep: Sweep
     rows: tuple[Row, ...]  # systems are plain and the variants' labels
     mismatches: tuple[Mismatch, ...]
-    skipped: tuple[tuple[int, int], ...] = ()  # (question id, turn) that did not fit
+    skipped: tuple[tuple[int, int], ...] = ()  # (question id, turn)
 
     def row(self, label: str) -> Row:
         """Return a variant's figures over all families."""
@@ -48,7 +48,7 @@ class SweepResult:
         return found
 
     def tables(self) -> list[TextTable]:
-        """The variants beside the paper's figures, and by family where the paper has that."""
+        """Return the variants beside the paper's figures, also by family if the paper does."""
         cells = tuple(self._cells(variant) for variant in self.sweep.variants)
         columns = (
             self.sweep.parameter,
@@ -95,7 +95,7 @@ class SweepResult:
         }
 
     def plot(self, path: Path) -> None:
-        """Draw acceptance length and speed-up over the parameter, the paper's beside ours."""
+        """Draw acceptance length and speed-up over the parameter, ours and the paper's."""
         panels = {
             "acceptance length": self._lines("mean_acceptance_length"),
             "speed-up over plain": self._lines("speedup"),
@@ -114,13 +114,13 @@ class SweepResult:
 
 
 def ablation_config(config: EngineConfig) -> EngineConfig:
-    """Make room for drafts of any length."""
+    """Return the configuration with room for drafts of any length."""
     target = config.target.model_copy(update={"max_tree_nodes": MAX_DRAFT_TOKENS})
     return config.model_copy(update={"target": target})
 
 
 def num_answers(chosen: Sequence[Sweep], questions: Sequence[Question], num_repeats: int) -> int:
-    """Return how many answers the sweeps will take."""
+    """Return the number of answers that the sweeps take."""
     num_turns = sum(len(question.turns) for question in questions)
     return num_turns * num_repeats * sum(1 + len(sweep.variants) for sweep in chosen)
 
@@ -132,7 +132,7 @@ def run_sweep(
     settings: RunSettings,
     on_answer: Callable[[Record], None],
 ) -> SweepResult:
-    """Measure a sweep around an engine that has its parameter's default."""
+    """Measure a sweep around an engine with the default of its parameter."""
     codec = ChatCodec(engine.tokenizer)
     with ExitStack() as stack:
         systems = list(_systems(sweep, engine, stack))

@@ -7,7 +7,6 @@ import asyncio
 import numpy as np
 import pytest
 
-from diffuspec.bench.studies.foresight import FAN_OUTS, measure_foresight
 from diffuspec.bench.studies.overlap import (
     OVERLAPPED,
     SEQUENTIAL,
@@ -93,18 +92,3 @@ def test_the_plot_is_a_picture(virtual_time, tmp_path):
     path = tmp_path / "overlap.png"
     plot_overlap(list(measure().values()), path)
     assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-
-
-def test_foresight_is_measured_by_family():
-    verifier = FakeVerifier()
-    for foresight, low, high in ((1.0, 0.9, 1.0), (0.0, 0.0, 0.5)):
-        drafter = FakeDrafter(oracle_of(verifier), sometimes_right, foresight=foresight)
-        families = {"a": PROMPTS[:2], "b": PROMPTS[2:]}
-        results = measure_foresight(verifier, drafter, families, FIXED)
-        assert [one.family for one in results] == ["a", "b"]
-        for one in results:
-            rates = [one.hit_rates[fan_out] for fan_out in FAN_OUTS]
-            assert rates == sorted(rates) and low <= rates[-1] <= high
-            assert one.num_steps > 10 and one.mean_acceptance_length > 1
-            assert one.expected[1] <= one.expected[16] <= 1
-    assert not verifier.held
