@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.settings import NodeSettings, PipelineConfig, PlacementSettings, Strategy, round_share
+from actors.placement_settings import NodeSettings, PlacementSettings, Strategy, round_share
+from actors.settings import PipelineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,12 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.bundles import Node, explain_shortage, find_shortages, make_bundles
+from actors.placement_settings import RoleSettings
 from actors.roles.coordinator import CoordinatorActor
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
-from actors.settings import PipelineConfig, RoleSettings
+from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError, DiffuspecError
 from diffuspec.telemetry.trace import numbered
 

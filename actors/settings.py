@@ -6,193 +6,100 @@ Everything has a default but the models, so that `engine: {preset: tiny}` is a w
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from diffuspec.core.config import EngineConfig, Section, explain, read_yaml
+from actors.placement_settings import PlacementSettings
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import FilePath, Section, read_yaml, validate
 from diffuspec.pairs.tiny import tiny_config
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
 
 MAX_MISSES = 3  # checks in a row without an answer before a role is taken for dead
-SHARE_DIGITS = 4  # Ray's own resolution of a resource
 
-_MIN_SHARE = 10**-SHARE_DIGITS
-_MAX_GPUS = 16
 _MAX_OTHER_CALLS = 32  # to the coordinator: status, health, cancel
 
-
-def round_share(amount: float) -> float:
-    """Return what Ray makes of an amount of a resource."""
-    return round(amount, SHARE_DIGITS)
-
-
-Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Share = Annotated[float, Field(ge=_MIN_SHARE, le=1_000_000), AfterValidator(round_share)]
-
-# Kubernetes' syntax, which is Ray's; a value may be a selector, as in !in(a,b).
-_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
-_LABEL_KEY = re.compile(rf"([A-Za-z0-9.-]{{0,252}}[A-Za-z0-9]/)?{_LABEL}")
-_LABEL_VALUE = re.compile(rf"(!?{_LABEL}|!?(in)?\({_LABEL}(,{_LABEL})*\))?")
-
-
-def _check_gpus(name: str, num_gpus: float) -> None:
-    if num_gpus != round_share(num_gpus):
-        raise ValueError(f"{name} must be a multiple of {_MIN_SHARE}, got {num_gpus:g}")
-    if num_gpus > 1 and not float(num_gpus).is_integer():
-        raise ValueError(f"{name} must be a share of one GPU or whole GPUs, got {num_gpus:g}")
-
-
-class RoleSettings(Section):
-    """What one actor of a role gets of its node."""
-
-    num_cpus: Share = 1.0
-    num_gpus: float = Field(0.0, ge=0, le=_MAX_GPUS)  # below 1: a share of one
-    num_threads: int = Field(1, ge=1, le=256)  # for mathematics on the CPU
-
-    @model_validator(mode="after")
-    def _whole_gpus_or_a_share(self) -> Self:
-        _check_gpus("num_gpus", self.num_gpus)
-        return self
-
-
-class NodeSettings(Section):
-    """Which nodes will do: those with these labels and so much of these custom resources free."""
-
-    labels: dict[str, str] = Field(default_factory=dict)
-    resources: dict[str, Share] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _custom_resources_only(self) -> Self:
-        if "" in self.resources:
-            raise ValueError("resources has one without a name")
-        own = {"CPU", "GPU", "memory", "object_store_memory"} & set(self.resources)
-        if own:
-            raise ValueError(
-                f"resources names {sorted(own)}; custom resources go here, the others are "
-                "num_cpus and num_gpus"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _labels_that_ray_can_read(self) -> Self:
-        spaced = {key: value for key, value in self.labels.items() if " " in value}
-        if spaced:
-            raise ValueError(
-                f"labels {spaced} have spaces, which Ray takes for a part of the label: "
-                "write !in(a,b)"
-            )
-        for key, value in self.labels.items():
-            if not (_LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
-                raise ValueError(
-                    f"labels has {key!r}: {value!r}; key and value are up to 63 letters, digits, "
-                    "'-', '_' and '.', with a letter or a digit at both ends"
-                )
-        return self
-
-
-class CoordinatorSettings(RoleSettings):
-    """The one coordinator of a pipeline."""
-
-    node: NodeSettings = NodeSettings()
-
-
-class DrafterSettings(RoleSettings):
-    """Each drafter; its path scorer runs beside it, on the same GPU if it has a share of one."""
-
-    count: int = Field(1, ge=1, le=64)
-    node: NodeSettings = NodeSettings()
-
-
-class VerifierSettings(RoleSettings):
-    """Each rank of the verifier. All ranks run on one node."""
-
-    tensor_parallel: int = Field(1, ge=1, le=_MAX_GPUS)
-    node: NodeSettings = NodeSettings()
-
-    @model_validator(mode="after")
-    def _a_gpu_per_rank(self) -> Self:
-        if self.tensor_parallel > 1 and self.num_gpus not in (0, 1):
-            raise ValueError(
-                f"num_gpus is per rank: with tensor_parallel {self.tensor_parallel} it must be 1, "
-                f"or 0 on CPUs, got {self.num_gpus}"
-            )
-        return self
-
-
-class PlacementSettings(Section):
-    """Bundles of one placement group: the coordinator, each drafter with its scorer, the verifier.
-
-    STRICT_SPREAD puts every bundle on a node of its own, STRICT_PACK all on one; PACK and SPREAD
-    do so as far as there is room.
-    """
-
-    strategy: Strategy = "PACK"
-    coordinator: CoordinatorSettings = CoordinatorSettings()
-    drafter: DrafterSettings = DrafterSettings()
-    path_scorer: RoleSettings = RoleSettings()
-    verifier: VerifierSettings = VerifierSettings()
-
-    @model_validator(mode="after")
-    def _drafter_and_scorer_share(self) -> Self:
-        _check_gpus("drafter.num_gpus and path_scorer.num_gpus together", self.shared_gpus)
-        return self
-
-    @property
-    def shared_gpus(self) -> float:
-        """GPUs of a drafter's bundle."""
-        return round_share(self.drafter.num_gpus + self.path_scorer.num_gpus)
 
 
 class TlsSettings(Section):
-    """PEM files, at the same place on every node. server_name: the name in the certificates."""
+    """PEM files, at the same place on every node."""
 
-    ca: Path
-    certificate: Path
-    key: Path
-    server_name: str | None = None
+    ca: FilePath = Field(description="Certificate of the authority that signed the others.")
+    certificate: FilePath = Field(description="Certificate of this node.")
+    key: FilePath = Field(description="Private key of this node's certificate.")
+    server_name: str | None = Field(
+        None, description="Name in the certificates, if they do not name the nodes' addresses."
+    )
 
 
 class DeadlineSettings(Section):
-    """How long each thing may take."""
+    """Limits on the time that work may take, in seconds."""
 
-    placement_seconds: Seconds = 120  # until the cluster has room
-    start_seconds: Seconds = 900  # of one role: process, weights, first step
-    draft_seconds: Seconds = 10  # then decoding goes on without drafts
-    search_seconds: Seconds = 5
-    verify_seconds: Seconds = 60  # then the verifier is taken for dead and made anew
-    health_seconds: Seconds = 2  # between checks, and for the answer to one
-    answer_seconds: Seconds = 3600  # a whole answer, the time in the queue included
-    drain_seconds: Seconds = 30  # for running requests when the pipeline stops
+    placement_seconds: Seconds = Field(120, description="Seconds until the cluster has room.")
+    start_seconds: Seconds = Field(
+        900, description="Seconds for one role to start: its process, weights and first step."
+    )
+    draft_seconds: Seconds = Field(
+        10, description="Seconds for a draft; decoding then goes on without it."
+    )
+    search_seconds: Seconds = Field(5, description="Seconds for a path search over lattices.")
+    verify_seconds: Seconds = Field(
+        60, description="Seconds for a verification; the verifier is then started again."
+    )
+    health_seconds: Seconds = Field(
+        2, description="Seconds between two health checks of a role, and for its answer to one."
+    )
+    answer_seconds: Seconds = Field(
+        3600, description="Seconds for a whole answer, its time in the queue included."
+    )
+    drain_seconds: Seconds = Field(
+        30, description="Seconds that running requests get to finish when the pipeline stops."
+    )
 
     @property
     def silence_seconds(self) -> float:
-        """How long it may take until a role that does not answer is taken for dead."""
+        """Most seconds until a role that stopped answering is taken for dead."""
         return 2 * MAX_MISSES * self.health_seconds
 
 
 class RpcSettings(Section):
-    """How the roles speak to each other. Without TLS they must all be on one machine."""
+    """How the roles speak to each other."""
 
-    tls: TlsSettings | None = None
-    max_message_bytes: int = Field(DEFAULT_LIMITS.max_message_bytes, ge=65_536, le=2**30)
+    tls: TlsSettings | None = Field(
+        None, description="Certificates; null: all roles must be on one machine."
+    )
+    max_message_bytes: int = Field(
+        DEFAULT_LIMITS.max_message_bytes,
+        ge=65_536,
+        le=2**30,
+        description="Size of the largest message between roles, in bytes.",
+    )
 
 
 class PipelineConfig(Section):
     """Everything a deployment needs."""
 
-    engine: EngineConfig
-    placement: PlacementSettings = PlacementSettings()
-    rpc: RpcSettings = RpcSettings()
-    deadlines: DeadlineSettings = DeadlineSettings()
-    # A file for Perfetto, written where the coordinator runs. One that replaces a lost one writes
-    # beside it: t.json, then t.2.json and so on.
-    trace: Path | None = None
+    engine: EngineConfig = Field(
+        description="The models and how they work together; `preset: tiny` fills in the embedded "
+        "pair."
+    )
+    placement: PlacementSettings = Field(
+        PlacementSettings(), description="Where each role runs, and what it reserves there."
+    )
+    rpc: RpcSettings = Field(RpcSettings(), description="The connections between the roles.")
+    deadlines: DeadlineSettings = Field(
+        DeadlineSettings(), description="Limits on the time that work may take."
+    )
+    trace: FilePath | None = Field(
+        None,
+        description="File for a trace of all steps (ui.perfetto.dev), on the coordinator's node. "
+        "A coordinator that replaces a lost one writes t.2.json beside t.json, and so on.",
+    )
 
     @model_validator(mode="after")
     def _gpus_where_models_want_them(self) -> Self:
@@ -213,7 +120,7 @@ class PipelineConfig(Section):
         return 0 if self.engine.drafter is None else self.placement.drafter.count
 
     def limits(self, max_step_seconds: float) -> RpcLimits:
-        """Return the bounds of the wire, for a role whose steps may take so long."""
+        """Return the bounds of the wire for a role with steps of up to `max_step_seconds`."""
         return RpcLimits(
             max_message_bytes=self.rpc.max_message_bytes, max_step_seconds=max_step_seconds
         )
@@ -242,10 +149,7 @@ def parse_pipeline(data: dict[str, Any]) -> PipelineConfig:
     engine = data.get("engine")
     if isinstance(engine, dict) and "preset" in engine:
         data = {**data, "engine": _fill_in(engine)}
-    try:
-        return PipelineConfig.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(explain(error)) from error
+    return validate(PipelineConfig, data)
 
 
 def _fill_in(engine: dict[str, Any]) -> dict[str, Any]:

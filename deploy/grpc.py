@@ -11,7 +11,8 @@ from typing import Annotated
 
 import typer
 
-from actors.settings import PipelineConfig, RoleSettings, load_pipeline
+from actors.placement_settings import RoleSettings
+from actors.settings import PipelineConfig, load_pipeline
 from deploy import role_process
 from deploy.role_process import Addresses, Role, serve
 from diffuspec.cli.command import EXIT_FAILURE, Server

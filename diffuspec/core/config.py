@@ -1,61 +1,97 @@
-"""Configuration: one small frozen model per role, composed, read from one YAML file.
+"""Configuration of an engine: one small frozen section per role, composed, read from one YAML file.
 
-Unknown keys are errors. Nothing here reads the environment or loads anything. The defaults of the
-algorithm are the paper's constants (arXiv 2510.02358).
+Nothing here reads the environment or loads anything. The defaults of the algorithm are the paper's
+constants (arXiv 2510.02358).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SpeculationParams
+from diffuspec.core.validation import FilePath, FromMapping, Section, read_yaml, validate
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
-
-class Section(BaseModel):
-    """Frozen; unknown keys are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+_DEVICE = "Where the model runs; auto takes a GPU if there is one."
+_DTYPE = "Type of weights and activations; auto takes the checkpoint's own on a GPU, else float32."
 
 
 class TargetConfig(Section):
-    """The verified model and its cache."""
+    """The model whose output is reproduced, and its cache."""
 
-    path: Path
-    device: Device = "auto"
-    dtype: DType = "auto"
-    max_model_len: int | None = Field(None, ge=2)  # None: what the checkpoint was trained for
-    max_sequences: int = Field(8, ge=1, le=1024)
-    exact: bool = False  # run every step in one fixed shape, so that kernels never differ
-    max_tree_nodes: int = Field(64, ge=1, le=MAX_TREE_NODES)  # sizes the exact shape
+    path: FilePath = Field(description="Directory of a causal LM in transformers' layout.")
+    device: Device = Field("auto", description=_DEVICE)
+    dtype: DType = Field("auto", description=_DTYPE)
+    max_model_len: int | None = Field(
+        None,
+        ge=2,
+        description="Most tokens of prompt and answer together; null: what the checkpoint was "
+        "trained for.",
+    )
+    max_sequences: int = Field(
+        8, ge=1, le=1024, description="Requests verified at the same time; sizes the KV cache."
+    )
+    exact: bool = Field(
+        False,
+        description="Run every step in one fixed shape, so that all steps use the same kernels "
+        "and 16-bit results do not depend on the draft.",
+    )
+    max_tree_nodes: int = Field(
+        64,
+        ge=1,
+        le=MAX_TREE_NODES,
+        description="Most drafted tokens verified in one step of one request.",
+    )
 
 
 class DrafterConfig(Section):
     """The diffusion LM and how its logits become a lattice."""
 
-    path: Path
-    device: Device = "auto"
-    dtype: DType = "auto"
-    prefix_cache: bool = True  # exact for block-causal drafters, approximate for Dream
-    refresh_every: int = Field(32, ge=1)  # committed tokens between refreshes of Dream's cache
-    num_refinement_steps: int = Field(1, ge=1, le=64)  # S
-    candidate_mass: float = Field(0.8, gt=0, le=1)  # tau of Eq. 7
-    max_candidates: int = Field(15, ge=1, le=256)  # M_max of Eq. 7
+    path: FilePath = Field(description="Directory of a diffusion LM with the target's tokenizer.")
+    device: Device = Field("auto", description=_DEVICE)
+    dtype: DType = Field("auto", description=_DTYPE)
+    prefix_cache: bool = Field(
+        True,
+        description="Keep the states of the prefix between drafts: exact for block-causal "
+        "drafters, approximate for Dream.",
+    )
+    refresh_every: int = Field(
+        32,
+        ge=1,
+        description="Committed tokens after which Dream's cached prefix is computed again.",
+    )
+    num_refinement_steps: int = Field(
+        1, ge=1, le=64, description="Denoising steps of a draft, S of the paper."
+    )
+    candidate_mass: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Probability that the candidates of a position have together, tau of Eq. 7.",
+    )
+    max_candidates: int = Field(
+        15, ge=1, le=256, description="Most candidates kept at a position, M_max of Eq. 7."
+    )
 
 
 class SearchConfig(Section):
-    """The causal proxy and the beam over the lattice."""
+    """The path search over a lattice, and the causal proxy that helps it."""
 
-    ngram: Path | None = None  # KenLM file over the target's token ids
-    causal_lm: Path | None = None  # in its place, a model directory with the target's tokenizer
-    beam_width: int = Field(3, ge=1, le=64)  # B
+    ngram: FilePath | None = Field(
+        None, description="KenLM file over the target's token ids, the causal proxy."
+    )
+    causal_lm: FilePath | None = Field(
+        None,
+        description="In its place, the directory of a small causal LM with the target's tokenizer.",
+    )
+    beam_width: int = Field(
+        3, ge=1, le=64, description="Paths kept at each position, B of the paper."
+    )
 
     @model_validator(mode="after")
     def _one_proxy(self) -> Self:
@@ -65,12 +101,20 @@ class SearchConfig(Section):
 
 
 class DraftLengthConfig(Section):
-    """ADL, Eqs. 9-11."""
+    """Adaptive draft length (ADL, Eqs. 9-11): the policy `paper`, and the limit of `cost_aware`."""
 
-    min_draft_tokens: int = Field(20, ge=1, le=MAX_DRAFT_TOKENS)  # k_min
-    max_draft_tokens: int = Field(30, ge=1, le=MAX_DRAFT_TOKENS)  # k_max
-    growth: int = Field(10, ge=0)  # delta
-    smoothing: float = Field(0.5, gt=0, le=1)  # rho
+    min_draft_tokens: int = Field(
+        20, ge=1, le=MAX_DRAFT_TOKENS, description="Shortest draft in tokens, k_min."
+    )
+    max_draft_tokens: int = Field(
+        30, ge=1, le=MAX_DRAFT_TOKENS, description="Longest draft in tokens, k_max."
+    )
+    growth: int = Field(
+        10, ge=0, description="Tokens added after drafts that were accepted whole, delta of Eq. 11."
+    )
+    smoothing: float = Field(
+        0.5, gt=0, le=1, description="Weight of the last step in the averages, rho of Eqs. 9-10."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -83,22 +127,47 @@ class DraftLengthConfig(Section):
 class CoordinatorConfig(Section):
     """Bounds of the loop."""
 
-    max_waiting: int = Field(64, ge=0, le=100_000)
-    prefill_chunk_tokens: int = Field(256, ge=1)  # prompt tokens of one request in one step
-    max_draft_seconds: float = Field(60.0, gt=0)  # then decoding goes on without drafts
-    max_verifier_outage_seconds: float = Field(300.0, ge=0)  # then the requests it holds up fail
-    overlap: bool = False  # draft likely outcomes ahead: for roles on hardware of their own
+    max_waiting: int = Field(
+        64,
+        ge=0,
+        le=100_000,
+        description="Requests that may wait for a place; one more is refused as overload.",
+    )
+    prefill_chunk_tokens: int = Field(
+        256, ge=1, description="Most prompt tokens of one request that one step reads."
+    )
+    max_draft_seconds: float = Field(
+        60.0, gt=0, description="Seconds to wait for a draft before decoding goes on without it."
+    )
+    max_verifier_outage_seconds: float = Field(
+        300.0,
+        ge=0,
+        description="Seconds without a verifier after which the requests that wait for it fail.",
+    )
+    overlap: bool = Field(
+        False,
+        description="Draft for likely outcomes while the target verifies: for roles on hardware "
+        "of their own.",
+    )
 
 
 class EngineConfig(Section):
-    """Everything one process needs."""
+    """The models of one deployment and how they work together."""
 
-    target: TargetConfig
-    drafter: DrafterConfig | None = None
-    search: SearchConfig = SearchConfig()
-    draft_length: DraftLengthConfig = DraftLengthConfig()
-    speculation: SpeculationParams = SpeculationParams()  # of requests that do not say
-    coordinator: CoordinatorConfig = CoordinatorConfig()
+    target: TargetConfig = Field(description="The model whose output is reproduced.")
+    drafter: DrafterConfig | None = Field(None, description="What drafts; null: plain decoding.")
+    search: SearchConfig = Field(
+        SearchConfig(), description="How a path through the drafter's lattice is found."
+    )
+    draft_length: DraftLengthConfig = Field(
+        DraftLengthConfig(), description="Bounds and constants of the adaptive draft length."
+    )
+    speculation: Annotated[SpeculationParams, FromMapping()] = Field(
+        SpeculationParams(), description="How requests are drafted that do not say."
+    )
+    coordinator: CoordinatorConfig = Field(
+        CoordinatorConfig(), description="Bounds of the coordinator."
+    )
 
     @model_validator(mode="after")
     def _fits_the_target(self) -> Self:
@@ -115,30 +184,6 @@ def load_config(path: Path) -> EngineConfig:
     return parse_config(read_yaml(path))
 
 
-def read_yaml(path: Path) -> dict[str, object]:
-    """Read a YAML file that holds one mapping. Raises ConfigError."""
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read configuration {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise ConfigError(f"configuration {path} must be a mapping with named sections")
-    return data
-
-
 def parse_config(data: dict[str, object]) -> EngineConfig:
     """Validate plain data. Raises ConfigError."""
-    try:
-        return EngineConfig.model_validate(data)
-    except ValidationError as error:
-        raise ConfigError(explain(error)) from error
-
-
-def explain(error: ValidationError) -> str:
-    """Say in one line which keys are wrong, what was found and what would be right."""
-    lines = []
-    for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"]) or "configuration"
-        got = "" if problem["type"] == "missing" else f", got {problem['input']!r:.80}"
-        lines.append(f"{where}: {problem['msg']}{got}")
-    return "; ".join(lines)
+    return validate(EngineConfig, data)

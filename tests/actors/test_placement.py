@@ -9,7 +9,7 @@ from ray.util import placement_group_table
 
 from actors.pipeline import Pipeline
 from actors.placement import Placement, PlacementError, locate
-from actors.settings import NodeSettings
+from actors.placement_settings import NodeSettings
 from actors.supervision.role_actor import kill
 from diffuspec.core.errors import ConfigError, ModelLoadError
 from tests.actors.conftest import tiny_pipeline

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.placement_settings import VerifierSettings
 from actors.roles import self_test
 from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
-from actors.settings import PipelineConfig, VerifierSettings, parse_pipeline
+from actors.settings import PipelineConfig, parse_pipeline
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import (

@@ -1,0 +1,159 @@
+"""Configuration of where roles run: what each takes of its node, and which nodes it may run on."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from diffuspec.core.validation import Section
+
+SHARE_DIGITS = 4  # Ray's own resolution of a resource
+
+_MIN_SHARE = 10**-SHARE_DIGITS
+_MAX_GPUS = 16
+
+
+def round_share(amount: float) -> float:
+    """Return what Ray makes of an amount of a resource."""
+    return round(amount, SHARE_DIGITS)
+
+
+_NODE = "Nodes that it may run on."
+
+Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+Share = Annotated[float, Field(ge=_MIN_SHARE, le=1_000_000), AfterValidator(round_share)]
+
+# Kubernetes' syntax, which is Ray's; a value may be a selector, as in !in(a,b).
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+_LABEL_KEY = re.compile(rf"([A-Za-z0-9.-]{{0,252}}[A-Za-z0-9]/)?{_LABEL}")
+_LABEL_VALUE = re.compile(rf"(!?{_LABEL}|!?(in)?\({_LABEL}(,{_LABEL})*\))?")
+
+
+def _check_gpus(name: str, num_gpus: float) -> None:
+    if num_gpus != round_share(num_gpus):
+        raise ValueError(f"{name} must be a multiple of {_MIN_SHARE}, got {num_gpus:g}")
+    if num_gpus > 1 and not float(num_gpus).is_integer():
+        raise ValueError(f"{name} must be a share of one GPU or whole GPUs, got {num_gpus:g}")
+
+
+class RoleSettings(Section):
+    """What one actor of a role takes of its node."""
+
+    num_cpus: Share = Field(1.0, description="CPUs reserved; a fraction is a share of one.")
+    num_gpus: float = Field(
+        0.0, ge=0, le=_MAX_GPUS, description="GPUs reserved: whole ones, or a share of one."
+    )
+    num_threads: int = Field(
+        1, ge=1, le=256, description="Threads for mathematics on the CPU, in each process."
+    )
+
+    @model_validator(mode="after")
+    def _whole_gpus_or_a_share(self) -> Self:
+        _check_gpus("num_gpus", self.num_gpus)
+        return self
+
+
+class NodeSettings(Section):
+    """Which nodes of the cluster a role may run on; none of it given: any."""
+
+    labels: dict[str, str] = Field(
+        default_factory=dict,
+        description="Labels that the node must carry. A value may be a selector of Ray's: !a, "
+        "in(a,b), !in(a,b).",
+    )
+    resources: dict[str, Share] = Field(
+        default_factory=dict, description="Amounts of Ray's custom resources to reserve there."
+    )
+
+    @model_validator(mode="after")
+    def _custom_resources_only(self) -> Self:
+        if "" in self.resources:
+            raise ValueError("resources has one without a name")
+        own = {"CPU", "GPU", "memory", "object_store_memory"} & set(self.resources)
+        if own:
+            raise ValueError(
+                f"resources names {sorted(own)}; custom resources go here, the others are "
+                "num_cpus and num_gpus"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _labels_that_ray_can_read(self) -> Self:
+        spaced = {key: value for key, value in self.labels.items() if " " in value}
+        if spaced:
+            raise ValueError(
+                f"labels {spaced} have spaces, which Ray takes for a part of the label: "
+                "write !in(a,b)"
+            )
+        for key, value in self.labels.items():
+            if not (_LABEL_KEY.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+                raise ValueError(
+                    f"labels has {key!r}: {value!r}; key and value are up to 63 letters, digits, "
+                    "'-', '_' and '.', with a letter or a digit at both ends"
+                )
+        return self
+
+
+class CoordinatorSettings(RoleSettings):
+    """The one coordinator of a pipeline."""
+
+    node: NodeSettings = Field(NodeSettings(), description=_NODE)
+
+
+class DrafterSettings(RoleSettings):
+    """Each drafter; its path scorer runs beside it, on the same GPU if it has a share of one."""
+
+    count: int = Field(1, ge=1, le=64, description="Number of drafters.")
+    node: NodeSettings = Field(NodeSettings(), description=_NODE)
+
+
+class VerifierSettings(RoleSettings):
+    """Each rank of the verifier. All ranks run on one node."""
+
+    tensor_parallel: int = Field(
+        1, ge=1, le=_MAX_GPUS, description="Number of ranks that the target is divided among."
+    )
+    node: NodeSettings = Field(NodeSettings(), description=_NODE)
+
+    @model_validator(mode="after")
+    def _a_gpu_per_rank(self) -> Self:
+        if self.tensor_parallel > 1 and self.num_gpus not in (0, 1):
+            raise ValueError(
+                f"num_gpus is per rank: with tensor_parallel {self.tensor_parallel} it must be 1, "
+                f"or 0 on CPUs, got {self.num_gpus}"
+            )
+        return self
+
+
+class PlacementSettings(Section):
+    """Bundles of one placement group: coordinator, each drafter with its scorer, verifier."""
+
+    strategy: Strategy = Field(
+        "PACK",
+        description="STRICT_SPREAD puts every bundle on a node of its own, STRICT_PACK all on "
+        "one; SPREAD and PACK do so as far as there is room.",
+    )
+    coordinator: CoordinatorSettings = Field(
+        CoordinatorSettings(), description="Resources of the coordinator."
+    )
+    drafter: DrafterSettings = Field(
+        DrafterSettings(), description="Number of drafters, and resources of each."
+    )
+    path_scorer: RoleSettings = Field(
+        RoleSettings(), description="Resources of each drafter's path scorer, on the same node."
+    )
+    verifier: VerifierSettings = Field(
+        VerifierSettings(), description="Resources of each rank of the verifier."
+    )
+
+    @model_validator(mode="after")
+    def _drafter_and_scorer_share(self) -> Self:
+        _check_gpus("drafter.num_gpus and path_scorer.num_gpus together", self.shared_gpus)
+        return self
+
+    @property
+    def shared_gpus(self) -> float:
+        """GPUs of a drafter's bundle."""
+        return round_share(self.drafter.num_gpus + self.path_scorer.num_gpus)

@@ -1,0 +1,183 @@
+"""Plain data as sections of a configuration, and what is wrong with it in plain English."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    TypeAlias,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, ValidationError
+from pydantic_core import ErrorDetails
+
+from diffuspec.core.errors import ConfigError
+
+FilePath: TypeAlias = Annotated[Path, Field(strict=False)]  # may be given as a string
+
+_TEXTS = {  # by the type of pydantic's error
+    "missing": "is missing",
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a string",
+    "path_type": "must be a path",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a section with keys of its own",
+    "dataclass_type": "must be a section with keys of its own",
+    "literal_error": "must be {expected}",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than_equal": "must be at most {le}",
+}
+_UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
+_SIMILAR = 0.65  # of 1; see difflib
+
+
+class Section(BaseModel):
+    """A part of a configuration: frozen, of exact types (true is no 1), without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class FromMapping:
+    """Annotates a dataclass that a section takes as a mapping; its fields stay strict."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        schema = handler(source)
+        cast(dict[str, Any], handler.resolve_ref_schema(schema))["strict"] = False
+        return schema
+
+
+S = TypeVar("S", bound=Section)
+
+
+def validate(kind: type[S], data: object) -> S:
+    """Return a section made of plain data. Raises ConfigError naming everything that is wrong."""
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(explain(error, kind)) from error
+
+
+def explain(error: ValidationError, kind: type[Section]) -> str:
+    """Return one line: which keys of a section are wrong, what would be right, what was found."""
+    said: dict[str, str] = {}  # by key, which may have several errors: one for each alternative
+    found: dict[str, str] = {}
+    for problem in error.errors(include_url=False):
+        where, known = _locate(kind, problem["loc"])
+        if problem["type"] in _UNKNOWN_KEY:
+            said[where] = _unknown_key(where, known)
+        elif problem["type"] == "value_error":
+            said[where] = f"{where}: {problem['ctx']['error']}".removeprefix(": ")
+        else:
+            text, begun = _text(problem), said.get(where)
+            said[where] = f"{begun}, or {text[8:]}" if begun else f"{where or 'it'} {text}"
+            if problem["type"] != "missing":
+                found[where] = f", got {problem['input']!r:.80}"
+    return "; ".join(text + found.get(where, "") for where, text in said.items())
+
+
+def _text(problem: ErrorDetails) -> str:
+    text = _TEXTS.get(problem["type"])
+    if text is None:
+        return problem["msg"].replace("Input should be", "must be")
+    return text.format(**{name: _plain(limit) for name, limit in problem.get("ctx", {}).items()})
+
+
+def _plain(limit: object) -> object:
+    return int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+
+
+def _unknown_key(where: str, known: Sequence[str]) -> str:
+    section, _, key = where.rpartition(".")
+    nearest = difflib.get_close_matches(key, known, cutoff=_SIMILAR) or known
+    right = ", ".join(f"`{one}`" for one in nearest)
+    hint = f"did you mean {right}?" if nearest is not known else f"known are {right}"
+    return f"{section}: unknown key `{key}`; {hint}".removeprefix(": ")
+
+
+def _locate(kind: type, loc: Sequence[str | int]) -> tuple[str, list[str]]:
+    """Return where pydantic found an error, as a.b.c, and the keys that are known there.
+
+    Its locations also have the tags of unions and the types of their members: they are left out.
+    """
+    names: list[str] = []
+    known: dict[str, Any] = {}
+    here: list[Any] = [kind]  # what may stand here: sections and other types
+    for part in map(str, loc):
+        known = {name: hint for one in here for name, hint in _fields(one).items()}
+        tagged = [one for one in here if getattr(one, "kind", None) == part]
+        if part in known:
+            here = _alternatives(known[part])
+        elif len(here) > 1 and tagged:
+            here = tagged
+            continue
+        elif get_origin(here[0]) is dict:
+            here = _alternatives(get_args(here[0])[1])
+        elif not known:
+            continue
+        names.append(part)
+    return ".".join(names), list(known)
+
+
+def _fields(kind: Any) -> dict[str, Any]:
+    """Return the fields of a section, or of a dataclass that is one, with their types."""
+    names = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
+    return (
+        {name: hint for name, hint in get_type_hints(kind).items() if name in names}
+        if names
+        else {}
+    )
+
+
+def _alternatives(hint: Any) -> list[Any]:
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return [part for part in parts if part is not type(None)]
+
+
+def read_yaml(path: Path) -> dict[str, object]:
+    """Read a YAML file that holds one mapping. Raises ConfigError."""
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read configuration {path}: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"configuration {path} must be a mapping with named sections")
+    return data
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice; reads 1e-3 as a number, as YAML 1.2 does."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line, name = key.start_mark.line + 1, str(key.value)
+            if name in lines:
+                raise yaml.YAMLError(
+                    f"key `{name}` in line {line} is already in line {lines[name]}"
+                )
+            lines[name] = line
+        return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"),
+    list("-+0123456789"),
+)
