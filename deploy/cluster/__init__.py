@@ -1,0 +1,1 @@
+"""What a cluster of machines needs besides the pipeline: certificates, environment, AWS."""
