@@ -40,13 +40,13 @@ class RpcLimits:
         ]
 
     def server_options(self) -> Options:
-        """Pings come no more often than the client sends them, so half of that is never abuse."""
+        """Answer pings that come up to twice as often as a client of the same limits sends them."""
         interval = _milliseconds(self.keepalive_seconds / 2)
         return [
             *self._message_options(),
             ("grpc.keepalive_time_ms", _milliseconds(self.keepalive_seconds)),
             ("grpc.keepalive_timeout_ms", _milliseconds(self.keepalive_timeout_seconds)),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", interval),
+            ("grpc.http2.min_ping_interval_without_data_ms", interval),
             ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
         ]
 
@@ -55,6 +55,10 @@ class RpcLimits:
             ("grpc.max_send_message_length", self.max_message_bytes),
             ("grpc.max_receive_message_length", self.max_message_bytes),
             ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),  # no limit; gRPC's own is two in a row
+            # A stream's window stays at 64 KiB, and no pings measure how large it might be: a
+            # server has to stop soon where a client does not read.
+            ("grpc.http2.bdp_probe", 0),
         ]
 
 

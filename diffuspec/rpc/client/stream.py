@@ -171,9 +171,12 @@ class _Stream:
         self._received = received
         self._outgoing: deque[bytes] = deque()
         self._has_outgoing: asyncio.Future[None] | None = None  # the writer waits for it
-        self._call: BytesStream = connection.open_stream(method.service, method.name)
-        # Tasks of their own: cancelling a read or a write would end the call for everybody.
-        self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        # The tasks alone own the call, and are let go when it ends: what failed with this stream's
+        # error may keep the stream, and a call that is kept holds its connection open.
+        call = connection.open_stream(method.service, method.name)
+        # Tasks of their own: cancelling a read or a write would end the call for every step.
+        writer = asyncio.create_task(self._write(call))
+        self._tasks = [writer, asyncio.create_task(self._read(call, writer))]
 
     def send(self, data: bytes) -> None:
         """Send in order, some time soon. Raises OverloadedError when the network takes nothing."""
@@ -185,15 +188,15 @@ class _Stream:
 
     async def close(self) -> None:
         self._fail(TransportError(f"the connection to {self._address} was closed"))
-        for task in self._tasks:
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
             task.cancel()
-        self._call.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self) -> None:
+    async def _read(self, call: BytesStream, writer: asyncio.Task[None]) -> None:
         error: DiffuspecError = TransportError(f"{self._address} ended the stream")
         try:
-            while (data := await self._call.read()) is not grpc.aio.EOF:
+            while (data := await call.read()) is not grpc.aio.EOF:
                 assert isinstance(data, bytes)
                 self._take(data)
         except grpc.aio.AioRpcError as status:
@@ -202,8 +205,9 @@ class _Stream:
             error = TransportError(f"{self._address} sent bytes that are no response")
         finally:  # also when close() or the server cancels
             self._fail(error)
-            self._tasks[1].cancel()
-            self._call.cancel()
+            self._tasks = []
+            writer.cancel()
+            call.cancel()
 
     def _take(self, data: bytes) -> None:
         self._received(len(data))
@@ -212,11 +216,11 @@ class _Stream:
         if answer is not None and not answer.done():
             answer.set_result(response)
 
-    async def _write(self) -> None:
+    async def _write(self, call: BytesStream) -> None:
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             while True:
                 while self._outgoing:
-                    await self._call.write(self._outgoing.popleft())
+                    await call.write(self._outgoing.popleft())
                 self._has_outgoing = asyncio.get_running_loop().create_future()
                 await self._has_outgoing
 
