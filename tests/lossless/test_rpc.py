@@ -20,10 +20,10 @@ from diffuspec.models.target import CausalTarget
 from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
 from diffuspec.rpc.client.roles import RemoteDrafter, RemotePathScorer, RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.security import Security
+from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.servicers import DrafterServicer, PathScorerServicer, VerifierServicer
 from diffuspec.text.tokenizer import load_tokenizer
-from tests.rpc.conftest import serving
+from tests.support.serving import serving
 
 PLAIN = SpeculationParams(policy="off")
 SAMPLINGS = {
@@ -41,6 +41,11 @@ class Roles:
     config: EngineConfig
     target: CausalTarget
     model: DiffusionDrafter
+
+
+@pytest.fixture
+def security() -> Security:
+    return Security(new_token())
 
 
 @pytest.fixture(scope="module")

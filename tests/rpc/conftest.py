@@ -1,49 +1,12 @@
-"""Real servers and clients on loopback."""
+"""The token of a test's servers and clients."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import pytest
 
-from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, new_token
-from diffuspec.rpc.server.server import RoleServer
-from diffuspec.rpc.server.servicers import RoleServicer
 
 
 @pytest.fixture
 def security() -> Security:
     return Security(new_token())
-
-
-class Wire:
-    """A server, and clients of it that are closed with it."""
-
-    def __init__(self, server: RoleServer, security: Security, limits: RpcLimits) -> None:
-        self.server = server
-        self.address = server.address
-        self.security = security
-        self.limits = limits
-        self.clients: list[Any] = []
-
-    async def connect(self, kind: type[Any], **options: Any) -> Any:
-        options = {"limits": self.limits} | options
-        client = await kind.connect(self.address, self.security, **options)
-        self.clients.append(client)
-        return client
-
-
-@asynccontextmanager
-async def serving(
-    *servicers: RoleServicer, security: Security, limits: RpcLimits = DEFAULT_LIMITS, port: int = 0
-) -> AsyncIterator[Wire]:
-    async with RoleServer(servicers, security, port=port, limits=limits) as server:
-        wire = Wire(server, security, limits)
-        try:
-            yield wire
-        finally:
-            for client in wire.clients:
-                await client.close()

@@ -20,8 +20,8 @@ from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.servicers import VerifierServicer
-from tests.rpc.conftest import Wire, serving
 from tests.support.fakes import FakeVerifier
+from tests.support.serving import Wire, serving
 
 REQUEST = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
 RESET = struct.pack("ii", 1, 0)  # closing answers with RST

@@ -42,8 +42,8 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE
 from diffuspec.v1 import drafter_pb2
-from tests.rpc.conftest import serving
 from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, oracle_of
+from tests.support.serving import serving
 
 GREEDY = SamplingParams()
 

@@ -34,7 +34,7 @@ from diffuspec.rpc.server.servicers import (
 )
 from diffuspec.v1 import coordinator_pb2, drafter_pb2, path_scorer_pb2, verifier_pb2
 from tests.rpc.client.test_coordinator import FakeFrontend
-from tests.rpc.conftest import serving
+from tests.support.serving import serving
 
 NUM_MUTATIONS = 60
 NAMED = ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL DrafterError", "INTERNAL NgramError")

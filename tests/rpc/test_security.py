@@ -21,8 +21,8 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
 from diffuspec.rpc.services import HEALTH_SERVICE, VERIFIER_SERVICE
 from tests.rpc.certificates import Authority
-from tests.rpc.conftest import serving
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
+from tests.support.serving import serving
 
 WRONG = (
     (),

@@ -26,7 +26,7 @@ from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.servicers import CoordinatorServicer
 from diffuspec.rpc.services import COORDINATOR_SERVICE
 from diffuspec.v1 import coordinator_pb2, types_pb2
-from tests.rpc.conftest import serving
+from tests.support.serving import serving
 
 STATUS = ServiceStatus(
     (RoleStatus("verifier", "10.0.0.1:5"), RoleStatus("drafter", is_healthy=False, reason="gone")),

@@ -16,7 +16,6 @@ from diffuspec.rpc.client.roles import (
     RemoteVerifier,
 )
 from diffuspec.rpc.server.servicers import DrafterServicer, PathScorerServicer, VerifierServicer
-from tests.rpc.conftest import serving
 from tests.support.fakes import (
     FakeDrafter,
     FakeLatticeModel,
@@ -25,6 +24,7 @@ from tests.support.fakes import (
     oracle_of,
     right_branch_is_late,
 )
+from tests.support.serving import serving
 
 SAMPLING = SamplingParams(temperature=0.7, seed=-3, logprobs=0)
 

@@ -19,8 +19,8 @@ from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE, HEALTH_SERVICE, VERIFIER_SERVICE
-from tests.rpc.conftest import serving
 from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, oracle_of
+from tests.support.serving import serving
 
 REQUEST = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
 
