@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from diffuspec.cli import display, options
+from diffuspec.cli.parameters import NOTHING_GIVEN, Given
 from diffuspec.cli.prompts import read_prompt
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SamplingParams
@@ -45,66 +46,42 @@ System = Annotated[
 ]
 
 
+@options.takes_sampling
+@options.takes_speculation
 def run(
     prompt: PromptText = None,
     file: PromptFile = None,
     chat: Chat = True,
     system: System = None,
-    max_tokens: options.MaxTokens = 256,
-    temperature: options.Temperature = 0.0,
-    top_p: options.TopP = 1.0,
-    top_k: options.TopK = 0,
-    seed: options.Seed = None,
-    repetition_penalty: options.RepetitionPenalty = 1.0,
-    presence_penalty: options.PresencePenalty = 0.0,
-    frequency_penalty: options.FrequencyPenalty = 0.0,
-    stop: options.Stop = None,
-    stop_token_id: options.StopTokenId = None,
-    ignore_eos: options.IgnoreEos = False,
-    logprobs: options.Logprobs = None,
+    sampling: Given = NOTHING_GIVEN,
     target: options.Target = None,
     drafter: options.Drafter = None,
     ngram: options.Ngram = None,
     config: options.Config = None,
     threads: options.Threads = None,
     draft_length: options.DraftLength = None,
-    tree: options.Tree = None,
-    max_nodes: options.MaxNodes = None,
-    drafter_weight: options.DrafterWeight = None,
+    speculation: Given = NOTHING_GIVEN,
     json: options.Json = False,
     quiet: options.Quiet = False,
     trace: options.Trace = None,
 ) -> None:
     """Answer one prompt with the target's own tokens, drafted by a diffusion LM."""
-    sampling = SamplingParams(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        seed=seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        max_tokens=max_tokens,
-        stop=tuple(stop or ()),
-        stop_token_ids=tuple(stop_token_id or ()),
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-    ).with_seed()
-    if logprobs is not None and not json:
+    how = SamplingParams(**sampling).with_seed()
+    if how.logprobs is not None and not json:
         raise InvalidRequestError("--logprobs needs --json")
-    speculation = options.drafting(draft_length, tree, max_nodes, drafter_weight)
-    settings = options.engine_config(config, target, drafter, ngram, speculation)
+    drafting = {**options.policy(draft_length), **speculation}
+    settings = options.engine_config(config, target, drafter, ngram, drafting)
     if not chat and settings.target.path == TARGET:
         logger.warning("the embedded target was trained on chats only; it cannot continue text")
     request = _prompt(read_prompt(prompt, file), chat, system)
     with tracing(trace) as tracer, options.open_engine(settings, threads, tracer) as engine:
         if json:
-            completion = asyncio.run(engine.complete(request, sampling))
+            completion = asyncio.run(engine.complete(request, how))
             typer.echo(display.as_json(completion))
         else:
-            stats = asyncio.run(display.stream_answer(engine, request, sampling))
+            stats = asyncio.run(display.stream_answer(engine, request, how))
             if not quiet:
-                display.show_statistics(stats, None if sampling.is_greedy else sampling.seed)
+                display.show_statistics(stats, None if how.is_greedy else how.seed)
 
 
 def _prompt(text: str, chat: bool, system: str | None) -> Prompt:

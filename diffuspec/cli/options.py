@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_parameters
 from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse_config
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import TreeShape
+from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.pairs.tiny import TARGET, tiny_config
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from diffuspec.telemetry.trace import Tracer
 
 _MODELS, _OUTPUT = "Models", "Output"
-_SAMPLING, _DRAFTING = "Sampling", "Drafting (changes the speed, never the answer)"
+_DRAFTING = "Drafting (changes the speed, never the answer)"
 _NONE = "none"  # spelled out to switch a part off
 
 
@@ -51,45 +52,17 @@ Threads = Annotated[
     int | None, typer.Option(min=1, help=_THREADS, metavar="N", rich_help_panel=_MODELS)
 ]
 
-MaxTokens = Annotated[int, _option(_SAMPLING, "Longest answer.")]
-Temperature = Annotated[float, _option(_SAMPLING, "0 is greedy.")]
-TopP = Annotated[float, _option(_SAMPLING, "Keep the likeliest tokens of this mass.")]
-TopK = Annotated[int, _option(_SAMPLING, "Keep so many of the likeliest tokens; 0: all.")]
-Seed = Annotated[
-    int | None, _option(_SAMPLING, "The same seed gives the same answer. Default: a fresh one.")
-]
-RepetitionPenalty = Annotated[float, _option(_SAMPLING, "Of tokens in prompt and answer.")]
-PresencePenalty = Annotated[float, _option(_SAMPLING, "Of tokens in the answer.")]
-FrequencyPenalty = Annotated[float, _option(_SAMPLING, "Of tokens in the answer, each time.")]
-Stop = Annotated[
-    list[str] | None, _option(_SAMPLING, "End before this text; repeatable.", metavar="TEXT")
-]
-StopTokenId = Annotated[
-    list[int] | None, _option(_SAMPLING, "End after this token; repeatable.", metavar="ID")
-]
-IgnoreEos = Annotated[bool, _option(_SAMPLING, "Go on to --max-tokens.", "--ignore-eos")]
-Logprobs = Annotated[
-    int | None, _option(_SAMPLING, "With --json: log-probabilities, and of N others.", metavar="N")
-]
-
 DraftLength = Annotated[
     str | None,
     _option(
         _DRAFTING,
-        "cost_aware (the default), paper, fixed, off, or a number: so many tokens in every draft.",
+        "How the draft length is chosen: cost_aware by expected tokens per second, paper by the"
+        " paper's controller, fixed, off, or a number of tokens. Default: cost_aware.",
         metavar="POLICY|N",
     ),
 ]
-Tree = Annotated[TreeShape | None, _option(_DRAFTING, "The shape of drafts. Default: best_first.")]
-MaxNodes = Annotated[
-    int | None, _option(_DRAFTING, "Most tokens in a draft. Default: 32.", metavar="N")
-]
-DrafterWeight = Annotated[
-    str | None,
-    _option(
-        _DRAFTING, "Drafter (1) against n-gram model (0). Default: 0.5.", metavar="0..1|adaptive"
-    ),
-]
+takes_sampling = takes_parameters("sampling", SamplingParams, "Sampling")
+takes_speculation = takes_parameters("speculation", SpeculationParams, _DRAFTING)
 
 Json = Annotated[
     bool, _option(_OUTPUT, "Print one JSON object with tokens, text and statistics.", "--json")
@@ -122,14 +95,15 @@ def engine_config(
     target: Path | None = None,
     drafter: str | None = None,
     ngram: str | None = None,
-    speculation: Mapping[str, Any] | None = None,
+    speculation: Given = NOTHING_GIVEN,
 ) -> EngineConfig:
     """Compose the configuration: a file, or a target alone, or the embedded pair; then options.
 
-    speculation overrides fields of its section. Raises ConfigError, also for options that have no
-    effect without a drafter.
+    speculation: overrides parameters of its section. Raises InvalidRequestError for a wrong one,
+    ConfigError, also for options that have no effect without a drafter.
     """
-    data = _base(config, target).model_dump()
+    base = _base(config, target)
+    data = base.model_dump()
     if target is not None:
         data["target"]["path"] = target
     if drafter == _NONE:
@@ -137,18 +111,19 @@ def engine_config(
     elif drafter is not None:
         data["drafter"] = {**(data["drafter"] or {}), "path": Path(drafter)}
     if data["drafter"] is None:
-        _check_plain(ngram, speculation or {})
+        _check_plain(ngram, speculation)
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
-    data["speculation"].update(speculation or {})
+    data["speculation"] = asdict(replace(base.speculation, **speculation))
     if config is None:
         data["target"]["max_sequences"] = 1  # one prompt is answered
-    if (max_nodes := (speculation or {}).get("max_nodes")) is not None:
-        data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], max_nodes)
+    if "max_nodes" in speculation:
+        least = speculation["max_nodes"]
+        data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], least)
     return parse_config(data)
 
 
-def _check_plain(ngram: str | None, speculation: Mapping[str, Any]) -> None:
+def _check_plain(ngram: str | None, speculation: Given) -> None:
     """Raise ConfigError for options about drafts, given that there is no drafter."""
     if ngram not in (None, _NONE):
         raise ConfigError("--ngram has no effect without a drafter (--drafter DIR)")
@@ -164,40 +139,16 @@ def _base(config: Path | None, target: Path | None) -> EngineConfig:
     return tiny_config()
 
 
-def drafting(
-    draft_length: str | None, tree: str | None, max_nodes: int | None, drafter_weight: str | None
-) -> dict[str, Any]:
-    """Return the fields of the speculation section that the options set. Raises ConfigError."""
-    fields: dict[str, Any] = {}
-    if draft_length is not None:
-        fields.update(_policy(draft_length))
-    if tree is not None:
-        fields["tree_shape"] = tree
-    if max_nodes is not None:
-        fields["max_nodes"] = max_nodes
-    if drafter_weight is not None:
-        fields["drafter_weight"] = _weight(drafter_weight)
-    return fields
-
-
-def _policy(value: str) -> dict[str, Any]:
-    if value in ("paper", "cost_aware", "fixed", "off"):
-        return {"policy": value}
+def policy(draft_length: str | None) -> Given:
+    """Return the parameters that --draft-length sets. Raises ConfigError."""
+    if draft_length is None:
+        return {}
+    if draft_length in get_args(DraftLengthPolicy):
+        return {"policy": draft_length}
     try:
-        return {"policy": "fixed", "num_draft_tokens": int(value)}
+        return {"policy": "fixed", "num_draft_tokens": int(draft_length)}
     except ValueError:
+        policies = ", ".join(get_args(DraftLengthPolicy))
         raise ConfigError(
-            f"--draft-length must be paper, cost_aware, fixed, off or a number, got {value!r}"
+            f"--draft-length must be {policies} or a number, got {draft_length!r}"
         ) from None
-
-
-def _weight(value: str) -> float | str:
-    if value == "adaptive":
-        return value
-    try:
-        weight = float(value)
-    except ValueError:
-        weight = -1
-    if not 0 <= weight <= 1:
-        raise ConfigError(f"--drafter-weight must be from 0 to 1, or adaptive, got {value!r}")
-    return weight

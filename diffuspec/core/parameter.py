@@ -44,7 +44,7 @@ class Parameter:
     kind: type  # int, float, bool or str; of each item, if it is a list
     default: Any
     help: str
-    option: str  # name on the command line, without dashes
+    option: str | None  # name on the command line, without dashes; None: it has no option
     words: tuple[str, ...] = ()  # taken beside numbers, or all choices of a str
     bounds: Interval = Interval()  # of a number, or of each in a list
     length: Len = Len()  # of each string in a list
@@ -52,10 +52,11 @@ class Parameter:
     is_optional: bool = False  # None is a value too
 
 
-def declare(default: Any, help: str, *, option: str = "") -> Any:
+def declare(default: Any, help: str, *, option: str | None = "") -> Any:
     """Return the dataclass field of a parameter.
 
-    help: whole sentences for users. option: the name on the command line, if not the field's own.
+    help: whole sentences for users. option: the name on the command line, if not the field's own;
+    None: it has no option of its own.
     """
     return field(default=default, metadata={"description": help, "option": option})
 
@@ -63,16 +64,13 @@ def declare(default: Any, help: str, *, option: str = "") -> Any:
 def declared(cls: Any) -> tuple[Parameter, ...]:
     """Return what a class declares, in the order of its fields."""
     hints = get_type_hints(cls, include_extras=True)
-    return tuple(
-        _read(
-            hints[one.name],
-            name=one.name,
-            default=one.default,
-            help=one.metadata["description"],
-            option=one.metadata["option"] or one.name.replace("_", "-"),
-        )
-        for one in fields(cls)
-    )
+    found = []
+    for one in fields(cls):
+        text, option = one.metadata["description"], one.metadata["option"]
+        option = one.name.replace("_", "-") if option == "" else option
+        known = {"name": one.name, "default": one.default, "help": text, "option": option}
+        found.append(_read(hints[one.name], **known))
+    return tuple(found)
 
 
 def _read(annotation: Any, **found: Any) -> Parameter:

@@ -113,9 +113,10 @@ class SpeculationParams:
         "cost_aware",
         "How the draft length is chosen: cost_aware by expected tokens per second, paper by the "
         "paper's controller (section draft_length), fixed always num_draft_tokens, off not at all.",
+        option=None,  # together with num_draft_tokens: --draft-length
     )
     num_draft_tokens: Annotated[int, Interval(ge=1, le=MAX_DRAFT_TOKENS)] = declare(
-        20, "Tokens to draft in each step under the fixed policy."
+        20, "Tokens to draft in each step under the fixed policy.", option=None
     )
     tree_shape: TreeShape = declare(
         "best_first",
@@ -135,6 +136,7 @@ class SpeculationParams:
         "auto",
         "Most outcomes of a verification to draft for while it runs; 0: none; auto: as many as "
         "their cost allows.",
+        option=None,  # of use to processes on hardware of their own
     )
 
     def __post_init__(self) -> None:

@@ -1,0 +1,106 @@
+"""Options of a command made of declared parameters."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from diffuspec.core.parameter import Parameter, declared, spell
+
+Given: TypeAlias = Mapping[str, Any]  # parameters that were set on the command line, by name
+
+NOTHING_GIVEN: Given = MappingProxyType({})
+
+_PLACES = {int: "N", float: "X", str: "TEXT"}  # where a value goes, in the help
+_MAX_SHOWN = 2**31  # a longer range says no more than the type
+
+
+def takes_parameters(
+    argument: str, cls: type, panel: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorate a command: one option for each parameter of a class, in place of an argument.
+
+    The argument itself gets a mapping of those that were set (`Given`), unchecked.
+    """
+    parameters = [one for one in declared(cls) if one.option is not None]
+    options = [_option(parameter, panel) for parameter in parameters]
+
+    def decorate(run: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(run)
+        def command(**values: Any) -> None:
+            values[argument] = _given(parameters, values)
+            run(**values)
+
+        signature = inspect.signature(run, eval_str=True)
+        arguments = list(signature.parameters.values())
+        place = list(signature.parameters).index(argument)
+        arguments[place : place + 1] = options
+        command.__dict__["__signature__"] = signature.replace(parameters=arguments)
+        return command
+
+    return decorate
+
+
+def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
+    is_flag, is_list = parameter.kind is bool, parameter.num_items is not None
+    info: Any = typer.Option(
+        f"--{parameter.option}",
+        help=_help(parameter),
+        metavar=_metavar(parameter),
+        rich_help_panel=panel,
+    )
+    kind: Any = parameter.kind
+    if parameter.words:
+        kind = Literal[parameter.words] if kind is str else str
+    return inspect.Parameter(
+        parameter.name,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=False if is_flag else None,
+        annotation=Annotated[bool if is_flag else (list[kind] if is_list else kind) | None, info],
+    )
+
+
+def _given(parameters: list[Parameter], values: dict[str, Any]) -> Given:
+    """Take the values of parameters that were set out of all values of a command."""
+    taken = {parameter: values.pop(parameter.name) for parameter in parameters}
+    return {
+        parameter.name: _number_or_word(parameter, value)
+        for parameter, value in taken.items()
+        if value is not None and value is not False
+    }
+
+
+def _number_or_word(parameter: Parameter, value: Any) -> Any:
+    """Return the number that a text is; any other text as it is, right or wrong."""
+    if not parameter.words or value in parameter.words:
+        return value
+    try:
+        return parameter.kind(value)
+    except ValueError:
+        return value
+
+
+def _help(parameter: Parameter) -> str:
+    texts = [parameter.help]
+    highest: Any = parameter.bounds.le
+    if highest is not None and highest < _MAX_SHOWN:
+        texts.append(f"{spell(parameter.bounds).capitalize()}.")
+    if parameter.num_items is not None:
+        texts.append("Repeatable.")
+    default = parameter.default
+    if isinstance(default, int | float | str) and parameter.kind is not bool:
+        texts.append(f"Default: {f'{default:g}' if isinstance(default, float) else default}.")
+    return " ".join(texts)
+
+
+def _metavar(parameter: Parameter) -> str | None:
+    if parameter.kind is bool:
+        return None
+    if parameter.kind is str and parameter.words:
+        return "|".join(parameter.words)
+    return "|".join((_PLACES[parameter.kind], *parameter.words))
