@@ -13,7 +13,7 @@ STAMP := .venv/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos lint format proto bench clean
+.PHONY: help setup demo test chaos lint format proto docs bench clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,9 @@ format: $(STAMP) ## Rewrite the code in its style
 
 proto: $(STAMP) ## Compile protos/ into diffuspec/v1
 	$(BIN)/python protos/generate.py
+
+docs: $(STAMP) ## Write docs/configuration.md from the schema
+	$(BIN)/python docs/make_configuration.py
 
 bench: $(STAMP) ## The benchmark against transformers, with tables and plots in runs/bench
 	$(BIN)/diffuspec bench $(ARGS)
