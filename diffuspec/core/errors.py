@@ -2,8 +2,8 @@
 
 DiffuspecError
 ├── ConfigError                  a configuration value, or an unknown key
-├── InvalidRequestError          a prompt or a sampling option of one request
-│   └── ContextLengthError       prompt and answer do not fit the target's context
+├── InvalidRequestError          a prompt or a parameter of one request
+│   └── ContextLengthError       prompt and max_tokens exceed the target's context
 ├── ModelLoadError               a model directory that cannot be used
 │   ├── VocabularyError          drafter, target and proxy do not share token ids
 │   └── OutOfMemoryError         weights and cache do not fit the device
@@ -12,10 +12,10 @@ DiffuspecError
 ├── OverloadedError              the queue is full; try again later
 ├── RequestCancelledError        the request was cancelled by its owner
 └── WorkerError                  a role failed while working
-    ├── StalePrefixError         the worker lacks the prefix that a call builds on; send it whole
+    ├── StalePrefixError         the worker lacks the prefix that a call extends; send it whole
     ├── DrafterError             drafting failed; decoding goes on without drafts
     └── VerifierError            verification failed; the request cannot go on
-        └── VerifierUnavailableError  the verifier is gone for the moment; try again
+        └── VerifierUnavailableError  the verifier cannot be reached now; try again
 
 Messages name the offending value and say what would be right.
 """
@@ -32,11 +32,11 @@ class ConfigError(DiffuspecError):
 
 
 class InvalidRequestError(DiffuspecError):
-    """A request asks for something that cannot be done; found before any work is done."""
+    """A request asks for something impossible; raised before any work is done."""
 
 
 class ContextLengthError(InvalidRequestError):
-    """Prompt and requested answer do not fit into the target's context."""
+    """Prompt and max_tokens together exceed the target's context."""
 
 
 class ModelLoadError(DiffuspecError):
@@ -48,7 +48,7 @@ class VocabularyError(ModelLoadError):
 
 
 class OutOfMemoryError(ModelLoadError):
-    """Weights and cache do not fit the device; found before weights are read."""
+    """Weights and cache do not fit the device; raised before weights are read."""
 
 
 class NgramError(DiffuspecError):
@@ -72,7 +72,7 @@ class WorkerError(DiffuspecError):
 
 
 class StalePrefixError(WorkerError):
-    """The worker does not hold the prefix that the call builds on; send it whole."""
+    """The worker does not hold the prefix that the call extends; send it whole."""
 
 
 class DrafterError(WorkerError):
@@ -84,4 +84,4 @@ class VerifierError(WorkerError):
 
 
 class VerifierUnavailableError(VerifierError):
-    """The verifier is gone for the moment; the same call may succeed later."""
+    """The verifier cannot be reached now; the same call may succeed later."""

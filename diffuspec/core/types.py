@@ -1,13 +1,16 @@
 """The vocabulary of diffuspec, as frozen values.
 
 target, p        the autoregressive model whose output is reproduced exactly
-drafter, q       the diffusion language model that proposes tokens
+drafter, q       what proposes tokens: a diffusion language model, or another method
+request          a prompt and all that happens to it
 prefix           prompt and committed tokens of a request
+prefill          reading a part of the prefix that is not in the target's cache
 lattice          candidates for each draft position with natural-log probabilities, pruned
-draft tree       what is verified: tokens with parent indices; a chain is the tree with one branch
-outcome          what a verification can end in: the last accepted node, the target's token there
+draft tree       the tokens to verify, with parent indices; a chain is the tree with one branch
+outcome          a possible end of a verification: the last accepted node, the target's token there
 verdict          the outcome that happened: accepted tokens and exactly one token of the target's
                  own (correction or bonus)
+pre-draft        a draft made for an outcome before the verdict is known: hit or miss
 step             one verification of one request
 draft length     num_draft_tokens, the paper's k
 acceptance length   committed tokens per step, the target's own token included (Spec-Bench's MAT);
@@ -46,10 +49,10 @@ class FinishReason(StrEnum):
 class Lattice:
     """Candidates for each draft position, most probable first, after pruning.
 
-    Positions end with the first one whose most probable raw token is EOS (that position
-    included), or with the draft length asked for. Cells past num_candidates hold runners-up when
-    alternatives are asked for (what pruning dropped, most probable first: no candidates for the
-    draft itself), and then -1 and -inf.
+    The last position is the first one whose most probable raw token is EOS, or the one at the draft
+    length asked for. Cells from num_candidates on hold the runners-up that pruning dropped, most
+    probable first, if the request asked for alternatives (they are never drafted), and after them
+    -1 and -inf.
     """
 
     token_ids: NDArray[np.int32]  # [num_positions, max_candidates]
@@ -83,11 +86,11 @@ EMPTY_TREE = DraftTree((), ())
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
-    """What a drafter needs to draft for one prefix, real or hypothetical.
+    """One prefix to draft for: committed, or a hypothetical continuation of one (pre-draft).
 
     The prefix is read-only and complete; a drafter may recognise it from its own cache. A batch may
-    hold several requests with one id: hypothetical continuations of the same committed prefix.
-    The sampling parameters let it add the target's own sampling noise to its guesses.
+    hold several requests with one id: the hypothetical continuations of one committed prefix. The
+    sampling parameters let the drafter add the target's own sampling noise to its guesses.
     """
 
     request_id: str
@@ -102,13 +105,13 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft tree and what the draft-length controller needs to judge it.
+    """A draft tree, and how sure the drafter is of it.
 
-    confidences[i] is the drafter's natural-log probability of node i's token given that its
-    parent is right. drafter_choices and proxy_choices are, for the nodes' positions on the best
-    path, the candidates that the drafter alone and the proxy alone would have taken there.
-    alternatives are empty or have an entry for the root and one for each node: the likeliest tokens
-    after it with natural-log probabilities, most probable first, the node's children among them.
+    confidences[i] is the drafter's natural-log probability of node i's token given that its parent
+    is accepted. drafter_choices and proxy_choices hold, for each position of the best path, the
+    candidate that the drafter alone and the proxy alone would have taken. alternatives are empty,
+    or hold for the root and then for each node the likeliest tokens after it with natural-log
+    probabilities, most probable first, the node's children among them.
     """
 
     tree: DraftTree
@@ -116,7 +119,7 @@ class Draft:
     num_tokens_before_eos: int
     drafter_choices: tuple[int, ...] = ()  # [length of the best path]
     proxy_choices: tuple[int, ...] = ()  # [length of the best path]
-    draft_seconds: float = 0.0  # of the whole batch this draft was made in
+    draft_seconds: float = 0.0  # of the whole batch that this draft comes from
     search_seconds: float = 0.0
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # [1 + num_nodes] or empty
     transport_seconds: float = 0.0  # between processes, beyond the workers' own time
@@ -151,7 +154,7 @@ class Verdict:
     token_ids: tuple[int, ...]  # at least one
     accepted_nodes: tuple[int, ...]  # node indices of the accepted tokens, root to leaf
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, when asked for
-    verify_seconds: float = 0.0  # of the whole batch this verdict was made in
+    verify_seconds: float = 0.0  # of the whole batch that this verdict comes from
     transport_seconds: float = 0.0  # between processes, beyond the worker's own time
 
     @property
@@ -161,7 +164,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one step cost and gave. Everything measured is read off these."""
+    """The cost and the yield of one step. All statistics and metrics are computed from these."""
 
     num_draft_tokens: int  # asked of the drafter; 0: verified without a draft
     num_tree_nodes: int
@@ -172,21 +175,21 @@ class StepStats:
     search_seconds: float = 0.0
     verify_seconds: float = 0.0
     step_seconds: float = 0.0
-    fallback: str | None = None  # why a step that should have had a draft had none
+    fallback: str | None = None  # why the step had no draft although one was due
     transport_seconds: float = 0.0  # of drafting and verifying, beyond the workers' own time
-    pre_draft: PreDraftResult | None = None  # how the verdict met the outcomes drafted ahead
-    num_wasted_draft_tokens: int = 0  # asked for outcomes that did not happen
-    verify_idle_seconds: float = 0.0  # the verifier had nothing to do, waiting for drafts
-    draft_idle_seconds: float = 0.0  # the drafter had nothing to do
+    pre_draft: PreDraftResult | None = None  # None: nothing was pre-drafted
+    num_wasted_draft_tokens: int = 0  # pre-drafted for outcomes that did not happen
+    verify_idle_seconds: float = 0.0  # of the step, with no verification in flight
+    draft_idle_seconds: float = 0.0  # of the step, with no draft call in flight
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """What one step added to an answer.
+    """The tokens and the text that one step added to an answer.
 
-    The first num_accepted_tokens of the tokens were drafted, the rest is the target's own.
-    pieces holds the text that each token released; text is all of it, and at the end also what
-    was held back. The last one names the seed of the answer, a fresh one if none was given.
+    The first num_accepted_tokens tokens were drafted, the others are the target's own. pieces
+    holds the text that each token released, the last one also what was held back until the answer
+    ended; text joins them. The last output of an answer carries the seed that it was drawn with.
     """
 
     token_ids: tuple[int, ...]
