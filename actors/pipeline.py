@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -127,16 +127,17 @@ class Pipeline:
     ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds; closing the iterator cancels the request.
 
-        When the coordinator is lost the answer is made again by the next one, and goes on after
-        the tokens that were yielded already: a request's tokens do not depend on who decodes it.
-        Raises ActorLostError when there is no other in time, and what `Frontend.stream` does.
+        When the coordinator is lost the next one goes on after the tokens that were yielded: a
+        request's tokens do not depend on the process that decodes it. Raises ActorLostError when
+        there is no other coordinator in time, and what `Frontend.stream` does.
         """
         if self._is_draining:
             raise OverloadedError("the pipeline is shutting down; try again later")
-        sampling = sampling.with_seed()  # an answer begun again has to be the same
+        sampling = sampling.with_seed()  # the next coordinator has to draw the same tokens
 
-        async def ask() -> AsyncGenerator[RequestOutput]:
-            return (await self._client()).stream(prompt, sampling, speculation, request_id)
+        async def ask(committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+            client = await self._client()
+            return client.stream(prompt, sampling, speculation, request_id, committed)
 
         answer = ResumedAnswer(ask, self._wait_for_another, request_id)
         self._answers.add(answer)

@@ -23,6 +23,7 @@ from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter, LatticeModel, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import (
+    NO_TOKENS,
     FinishReason,
     Prompt,
     RequestOutput,
@@ -35,7 +36,7 @@ from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.telemetry.metrics import Metrics, RequestStats, summarize
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.detokenizer import Detokenizer, backend
-from diffuspec.text.prompt import encode_prompt, is_list_of_prompts
+from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
 from diffuspec.text.tokenizer import check_shared_vocabulary, load_tokenizer, vocabulary_digest
 
 _GREEDY = SamplingParams()
@@ -192,9 +193,13 @@ class Engine:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
+        committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield what every step adds. Closing the iterator cancels the request."""
-        stream = self._stream(self.encode(prompt), sampling, speculation, request_id)
+        """Yield what every step adds, after `committed_token_ids`; see `Frontend.stream`."""
+        committed = as_token_ids(committed_token_ids)
+        if len(committed) and sampling.lacks_seed:
+            raise InvalidRequestError("to go on with a sampled answer needs the seed of its start")
+        stream = self._stream(self.encode(prompt), sampling, speculation, request_id, committed)
         async with contextlib.aclosing(stream):
             async for increment in stream:
                 yield increment
@@ -239,12 +244,13 @@ class Engine:
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
         request_id: str | None,
+        committed: TokenIds = NO_TOKENS,
     ) -> AsyncGenerator[RequestOutput]:
         coordinator = await self._started()
         sampling = sampling.with_seed()
         text = Detokenizer(backend(self.tokenizer), sampling.stop)
         chosen = speculation or self.default_speculation
-        stream = coordinator.stream(token_ids, sampling, chosen, text, request_id)
+        stream = coordinator.stream(token_ids, sampling, chosen, text, request_id, committed)
         async with contextlib.aclosing(stream):
             async for increment in stream:
                 is_last = increment.finish_reason is not None

@@ -216,6 +216,25 @@ async def test_a_stream_gives_what_generate_gives(engine):
     assert "".join(step.text for step in increments) == answer.text
 
 
+@pytest.mark.parametrize("seed", [None, 7], ids=["greedy", "sampled"])
+async def test_a_stream_goes_on_after_committed_tokens(engine, seed):
+    sampling = replace(SHORT, temperature=float(seed is not None), seed=seed, logprobs=1)
+    whole = await engine.complete(PROMPT, sampling)
+    committed = list(whole.token_ids[:5])
+    stream = engine.stream(PROMPT, sampling, committed_token_ids=committed)
+    rest = [step async for step in stream]
+    assert [*committed, *(i for step in rest for i in step.token_ids)] == list(whole.token_ids)
+    assert whole.text.endswith("".join(step.text for step in rest))
+    logprobs = [one.logprob for step in rest for one in step.logprobs]
+    assert logprobs == pytest.approx([one.logprob for one in whole.logprobs[5:]], abs=1e-4)
+
+
+async def test_a_sampled_answer_does_not_go_on_without_its_seed(engine):
+    stream = engine.stream(PROMPT, SamplingParams(temperature=1.0), committed_token_ids=[5])
+    with pytest.raises(InvalidRequestError, match="needs the seed of its start"):
+        await anext(stream)
+
+
 async def test_closing_a_stream_cancels_its_request_at_once(engine):
     stream = engine.stream(PROMPT, FOREVER)
     await anext(stream)

@@ -198,11 +198,12 @@ class CoordinatorActor:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
+        committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds; see `Frontend.stream`."""
-        if self._is_draining:
+        if self._is_draining and not committed_token_ids:
             raise OverloadedError("the coordinator is shutting down; try again later")
-        stream = self.engine.stream(prompt, sampling, speculation, request_id)
+        stream = self.engine.stream(prompt, sampling, speculation, request_id, committed_token_ids)
         async with contextlib.aclosing(stream):
             async for increment in stream:
                 yield increment

@@ -23,7 +23,7 @@ from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.releases import Releases
-from diffuspec.coordinator.request import NO_TOKENS, Request, StepTimes
+from diffuspec.coordinator.request import Request, StepTimes
 from diffuspec.coordinator.step import step_stats, trace_step
 from diffuspec.coordinator.validation import check_request
 from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
@@ -31,7 +31,7 @@ from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
 from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import RequestOutput, StepStats, TokenIds
+from diffuspec.core.types import NO_TOKENS, RequestOutput, StepStats, TokenIds
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.detokenizer import Detokenizer

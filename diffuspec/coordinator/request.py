@@ -23,6 +23,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, SpeculationP
 from diffuspec.core.types import (
     EMPTY_DRAFT,
     MAX_ALTERNATIVES,
+    NO_TOKENS,
     Draft,
     DraftRequest,
     FinishReason,
@@ -34,8 +35,6 @@ from diffuspec.core.types import (
 from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
-
-NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 
 
 @dataclass(slots=True)

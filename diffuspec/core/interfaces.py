@@ -165,8 +165,13 @@ class Frontend(Protocol):
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
         request_id: str | None,
+        committed_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[RequestOutput]:
         """Yield what every step adds; closing the iterator cancels the request.
+
+        With `committed_token_ids`, output of an earlier run of the same request that was
+        interrupted, the answer goes on after them. They are not yielded again, and the request
+        waits at the front of the queue. Sampling needs the same seed as before.
 
         Raises InvalidRequestError, OverloadedError, RequestCancelledError and VerifierError.
         """

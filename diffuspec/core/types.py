@@ -36,6 +36,8 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
 MAX_ALTERNATIVES = 8
+NO_TOKENS: TokenIds = np.zeros(0, np.int32)
+NO_TOKENS.flags.writeable = False
 
 
 class FinishReason(StrEnum):

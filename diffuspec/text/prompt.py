@@ -24,7 +24,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, max_model_len: int) -> TokenId
     if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
         text = _render(prompt, tokenizer)  # type: ignore[arg-type]
         return _tokenize(text, tokenizer, max_model_len, adds_special_tokens=False)
-    return _token_ids(prompt)
+    return as_token_ids(prompt)
 
 
 def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
@@ -69,7 +69,8 @@ def _tokenize(
     return np.array(encoding.ids, np.int32)
 
 
-def _token_ids(prompt: object) -> TokenIds:
+def as_token_ids(prompt: object) -> TokenIds:
+    """Return a flat list of token ids as an array. Raises InvalidRequestError."""
     try:
         ids = np.asarray(prompt)
     except ValueError as error:  # rows of different lengths

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Self
 
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
@@ -65,10 +66,15 @@ class RemoteCoordinator:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
         request_id: str | None = None,
+        committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds; see `Frontend.stream`. Closing it cancels the request."""
         request = coordinator_pb2.GenerateRequest(request_id=request_id or "")
         put_prompt(request, prompt)
+        try:
+            request.committed_token_ids.extend(committed_token_ids)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequestError(f"committed_token_ids must be token ids: {error}") from error
         request.sampling.CopyFrom(sampling_to_proto(sampling))
         if speculation is not None:
             request.speculation.CopyFrom(speculation_to_proto(speculation))

@@ -248,6 +248,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
             convert.sampling_from_proto(request.sampling),
             speculation,
             request.request_id or None,
+            list(request.committed_token_ids),
         )
         try:
             async for increment in stream:

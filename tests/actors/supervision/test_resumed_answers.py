@@ -1,9 +1,9 @@
-"""Answers that are begun again, without a cluster."""
+"""Interrupted answers of a pipeline, without a cluster."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import pytest
@@ -31,16 +31,22 @@ class LosesItsWay:
         self.samplings: list[SamplingParams] = []
 
     async def stream(
-        self, prompt: object, sampling: SamplingParams, *_: object
+        self,
+        prompt: object,
+        sampling: SamplingParams,
+        speculation: object,
+        request_id: object,
+        committed_token_ids: Sequence[int],
     ) -> AsyncGenerator[RequestOutput]:
         self.samplings.append(sampling)
-        yield increment(1)
-        if len(self.samplings) == 1:
+        if not committed_token_ids:
+            yield increment(1)
             raise TransportError("gone")
+        assert [*committed_token_ids] == [1]
         yield increment(2, FinishReason.LENGTH)
 
 
-async def test_an_answer_begun_again_is_drawn_with_the_same_seed(monkeypatch: Any) -> None:
+async def test_an_interrupted_answer_goes_on_with_the_same_seed(monkeypatch: Any) -> None:
     client, pipeline = LosesItsWay(), Pipeline(tiny_pipeline())
     monkeypatch.setattr(pipeline, "_client", lambda: asyncio.sleep(0, client))
     monkeypatch.setattr(pipeline, "_wait_for_another", lambda error: asyncio.sleep(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
 import pytest
@@ -28,14 +28,22 @@ class CountingFrontend:
 
     def __init__(self) -> None:
         self.num_refusals = 0
+        self.starts: list[int] = []  # the first token of each request
 
     async def stream(
-        self, prompt: object, sampling: SamplingParams, *_: object
+        self,
+        prompt: object,
+        sampling: SamplingParams,
+        speculation: object,
+        request_id: object,
+        committed_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[RequestOutput]:
         if self.num_refusals:
             self.num_refusals -= 1
             raise OverloadedError("the queue is full")
-        for number in range(sampling.max_tokens):
+        self.starts.append(len(committed_token_ids))
+        assert [*committed_token_ids] == [*range(len(committed_token_ids))]
+        for number in range(len(committed_token_ids), sampling.max_tokens):
             is_last = number == sampling.max_tokens - 1
             reason = FinishReason.LENGTH if is_last else None
             yield RequestOutput((number,), 0, ("x",), "x", None, reason, StepStats(0, 0, 0, 1))
@@ -59,13 +67,13 @@ class Service:
     async def connect(self, *_: object) -> None:
         self.client = await RemoteCoordinator.connect(self._address, self._security)
 
-    async def ask(self) -> AsyncGenerator[RequestOutput]:
-        return self.client.stream([1], SAMPLING)
+    async def ask(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+        return self.client.stream([1], SAMPLING, committed_token_ids=committed)
 
 
 @pytest.fixture
 async def service(token: str, monkeypatch: Any) -> AsyncIterator[Service]:
-    monkeypatch.setattr(resumption, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(resumption, "_FIRST_PAUSE_SECONDS", 0.01)
     frontend, security = CountingFrontend(), Security(token)
     async with RoleServer([CoordinatorServicer(frontend)], security) as server:
         service = Service(frontend, server.address, security)
@@ -79,7 +87,21 @@ async def test_an_answer_ends_with_its_last_increment(service: Service) -> None:
     assert [i async for step in answer for i in step.token_ids] == [*range(30)]
 
 
-async def test_an_answer_that_was_begun_waits_where_the_queue_is_full(service: Service) -> None:
+async def test_an_answer_goes_on_after_the_tokens_that_were_yielded(service: Service) -> None:
+    answer = ResumedAnswer(service.ask, service.connect).stream()
+    tokens: list[int] = []
+    for _ in range(2):
+        while len(tokens) % 10 < 9:
+            tokens += (await anext(answer)).token_ids
+        await service.client.close()
+        tokens += (await anext(answer)).token_ids
+    tokens += [i async for step in answer for i in step.token_ids]
+    assert tokens == [*range(30)]
+    first, second, third = service.frontend.starts
+    assert first == 0 and 9 <= second < third < 30
+
+
+async def test_an_interrupted_answer_waits_where_the_queue_is_full(service: Service) -> None:
     answer = ResumedAnswer(service.ask, service.connect).stream()
     tokens = [*(await anext(answer)).token_ids]
     service.frontend.num_refusals = 3
@@ -132,8 +154,11 @@ async def test_an_answer_that_waits_for_a_coordinator_can_be_cancelled(service: 
 async def test_an_answer_that_is_asked_for_again_can_be_cancelled(service: Service) -> None:
     clients = iter([service.client])
 
-    async def ask() -> AsyncGenerator[RequestOutput]:
-        client = next(clients, None) or await asyncio.Event().wait()
+    async def ask(committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+        client = next(clients, None)
+        if client is None:
+            await asyncio.Event().wait()
+        assert client is not None
         return client.stream([1], SAMPLING)
 
     await cancelled(ResumedAnswer(ask, lambda _: asyncio.sleep(0), "victim"), service)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -57,6 +57,7 @@ class FakeFrontend:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Prompt, SamplingParams, SpeculationParams | None, str | None]] = []
+        self.committed: list[int] = []  # of the last call
         self.error: Exception | None = None
         self.text = "ä b"
         self.is_closed = asyncio.Event()
@@ -69,8 +70,10 @@ class FakeFrontend:
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
         request_id: str | None,
+        committed_token_ids: Sequence[int] = (),
     ) -> AsyncIterator[RequestOutput]:
         self.calls.append((prompt, sampling, speculation, request_id))
+        self.committed = [*committed_token_ids]
         try:
             for token_id in range(sampling.max_tokens - 1):
                 yield increment(token_id, text=self.text)
@@ -119,7 +122,17 @@ async def test_what_is_not_given_is_left_to_the_service(security):
         async with contextlib.aclosing(remote.stream("a")) as stream:
             await anext(stream)
         await frontend.is_closed.wait()
-    assert frontend.calls == [("a", SamplingParams(), None, None)]
+    assert frontend.calls == [("a", SamplingParams(), None, None)] and frontend.committed == []
+
+
+async def test_committed_tokens_arrive_as_they_were_sent(security):
+    frontend, committed = FakeFrontend(), [5, 0, 151_000]
+    sampling = SamplingParams(max_tokens=2)
+    async with coordinator(frontend, security) as remote:
+        found = [one async for one in remote.stream("a", sampling, None, None, committed)]
+        with pytest.raises(InvalidRequestError, match="committed_token_ids must be token ids"):
+            await anext(remote.stream("a", sampling, None, None, [-1]))
+    assert len(found) == 2 and frontend.committed == committed
 
 
 async def test_a_request_that_sets_one_field_gets_the_others_as_the_service_has_them(security):
