@@ -131,7 +131,7 @@ class PipelineConfig(Section):
         return RpcLimits(
             max_message_bytes=self.rpc.max_message_bytes,
             max_step_seconds=self.deadlines.answer_seconds,
-            max_concurrent_rpcs=num_requests + _MAX_OTHER_CALLS,
+            max_calls_per_method=num_requests + _MAX_OTHER_CALLS,
         )
 
     def security(self, token: str) -> Security:

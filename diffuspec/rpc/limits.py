@@ -13,14 +13,15 @@ class RpcLimits:
     """What a client and a server allow each other. Both sides of a connection take the same."""
 
     max_message_bytes: int = 16 * 1024 * 1024
-    max_concurrent_rpcs: int = 256  # of one server, streams included
+    max_calls_per_method: int = 256  # open on one server, streams too; health checks beside them
     max_calls_in_flight: int = 16  # on one stream
     max_rows: int = 1024  # of one batch
     max_prefixes: int = 1024  # that one stream remembers, and that one message lets go
     max_id_length: int = 1024  # of a request
     max_prefix_tokens: int = 4 * 1024 * 1024  # of them together, and of one batch
     max_step_seconds: float = 60.0  # a role that works on one step for longer is not healthy
-    max_write_seconds: float = 30.0  # a peer that takes nothing for longer is dropped
+    max_stall_seconds: float = 30.0  # for a client to send its request, or to take a message
+    max_idle_seconds: float = 300.0  # of a stream without a message and without a step under way
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 10.0
     max_reconnect_seconds: float = 1.0  # between attempts to reach a server that is gone

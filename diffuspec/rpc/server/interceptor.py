@@ -1,32 +1,48 @@
-"""What every call meets first: the token, bytes that may be no message, errors as statuses."""
+"""The guard of every call: token, number of open calls, time for messages, errors as statuses."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import InvalidRequestError, OverloadedError
+from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages import status
+from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import TOKEN_KEY, Security
+from diffuspec.rpc.services import HEALTH_SERVICE
 
-Handler = Any  # grpc.RpcMethodHandler; what is in it depends on the method
+logger = logging.getLogger(__name__)
+
+Handler = Any  # grpc.RpcMethodHandler; its fields depend on the method
+Behaviour = Callable[[Any], Awaitable[None]]  # serves the call of a context to its end
+
+_HEALTH_CHECK = f"/{HEALTH_SERVICE}/Check"  # under any load a role must be able to say how it is
 
 
 class Malformed:
-    """Stands for bytes that are no message of the method's."""
+    """Stands for bytes that are not a message of the method."""
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Refuses calls without the token; makes statuses of what handlers raise.
+    """Refuses calls without the token and calls beyond the limit of their method.
 
-    Handlers are coroutines: those that stream write to their context.
+    Every call is served as a stream, so that the time for which it may wait for messages of its
+    client is bounded from its first byte. Errors of handlers become statuses. Handlers are
+    coroutines; those that stream write to their context.
     """
 
-    def __init__(self, security: Security) -> None:
+    def __init__(self, security: Security, limits: RpcLimits) -> None:
         self._security = security
+        self._limits = limits
+        self._num_open: Counter[str] = Counter()  # calls under way, by method
 
     async def intercept_service(
         self,
@@ -37,7 +53,76 @@ class Guard(grpc.aio.ServerInterceptor):
         if not self._security.accepts(metadata.get(TOKEN_KEY)):
             return grpc.stream_stream_rpc_method_handler(_refuse)
         handler = await continuation(handler_call_details)
-        return None if handler is None else _guarded(handler)
+        if handler is None:
+            return None
+        return self._guarded(handler, handler_call_details.method)
+
+    def _guarded(self, handler: Handler, method: str) -> Handler:
+        serve = self._behaviour(handler)
+
+        async def guarded(requests: object, context: Any) -> None:
+            try:
+                with self._counted(method):
+                    await serve(context)
+            except grpc.aio.AbortError:
+                raise
+            except Exception as error:
+                await _end(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(
+            guarded, _tolerant(handler.request_deserializer), handler.response_serializer
+        )
+
+    def _behaviour(self, handler: Handler) -> Behaviour:
+        async def answer(context: Any) -> None:
+            response = await handler.unary_unary(await self._request(context), context)
+            await self._write(context, response)
+
+        async def stream(context: Any) -> None:
+            await handler.unary_stream(await self._request(context), context)
+
+        async def exchange(context: Any) -> None:
+            await handler.stream_stream(None, context)
+
+        if handler.unary_unary:
+            return answer
+        if handler.unary_stream:
+            return stream
+        assert handler.stream_stream, "there are no methods of another kind"
+        return exchange
+
+    @contextlib.contextmanager
+    def _counted(self, method: str) -> Iterator[None]:
+        """Raises OverloadedError when as many calls of the method are open as there may be."""
+        limit = self._limits.max_calls_per_method
+        if self._num_open[method] >= limit and method != _HEALTH_CHECK:
+            raise OverloadedError(f"{limit} calls of {method} are open, which is the limit")
+        self._num_open[method] += 1
+        try:
+            yield
+        finally:
+            self._num_open[method] -= 1
+
+    async def _request(self, context: Any) -> Any:
+        """Return the message of a unary request. Raises InvalidRequestError, TransportError."""
+        seconds = self._limits.max_stall_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                request = await context.read()
+        except TimeoutError as error:
+            raise TransportError(f"no request within {seconds:g} s of the call") from error
+        if request is grpc.aio.EOF:
+            raise InvalidRequestError("the call ended without a request")
+        refuse_malformed(request)
+        return request
+
+    async def _write(self, context: Any, response: Any) -> None:
+        seconds = self._limits.max_stall_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await context.write(response)
+        except TimeoutError as error:
+            raise TransportError(f"the response was not taken within {seconds:g} s") from error
 
 
 async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
@@ -46,22 +131,21 @@ async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
     )
 
 
-def _guarded(handler: Handler) -> Handler:
-    deserializer = _tolerant(handler.request_deserializer)
-    serializer = handler.response_serializer
-    if handler.unary_unary:
-        behaviour = _translate_errors(handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(behaviour, deserializer, serializer)
-    if handler.unary_stream:
-        behaviour = _translate_errors(handler.unary_stream)
-        return grpc.unary_stream_rpc_method_handler(behaviour, deserializer, serializer)
-    assert handler.stream_stream, "there are no methods of another kind"
-    behaviour = _translate_errors(handler.stream_stream)
-    return grpc.stream_stream_rpc_method_handler(behaviour, deserializer, serializer)
+async def _end(context: Any, error: Exception) -> None:
+    """End a call with the status of an error, unless its client is gone."""
+    try:
+        if not isinstance(error, grpc.aio.InternalError):
+            await status.abort(context, error)
+    except grpc.aio.InternalError as failure:
+        error = failure
+    # An operation of gRPC failed: there is no call any more, and gRPC logs a traceback for every
+    # error but this one.
+    logger.debug("the client of a call has gone: %s", error)
+    raise asyncio.CancelledError
 
 
 def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """gRPC itself would answer a failure to deserialise with INTERNAL."""
+    """Return Malformed in place of an error, which gRPC would answer with INTERNAL."""
 
     def read(data: bytes) -> Any:
         try:
@@ -73,21 +157,6 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def refuse_malformed(request: object) -> None:
-    """Raises InvalidRequestError for bytes that were no message."""
+    """Raises InvalidRequestError for Malformed."""
     if isinstance(request, Malformed):
         raise InvalidRequestError("the bytes received are no message of this method")
-
-
-def _translate_errors(
-    behaviour: Callable[[Any, Any], Awaitable[Any]],
-) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def translated(request: Any, context: Any) -> Any:
-        try:
-            refuse_malformed(request)
-            return await behaviour(request, context)
-        except grpc.aio.AbortError:
-            raise
-        except Exception as error:
-            return await status.abort(context, error)
-
-    return translated

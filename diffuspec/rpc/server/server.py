@@ -42,9 +42,8 @@ class RoleServer:
 
     async def __aenter__(self) -> Self:
         server = grpc.aio.server(
-            interceptors=[Guard(self._security)],
+            interceptors=[Guard(self._security, self._limits)],
             options=self._limits.server_options(),
-            maximum_concurrent_rpcs=self._limits.max_concurrent_rpcs,
         )
         for servicer in self._servicers:
             servicer.begin(self._limits)

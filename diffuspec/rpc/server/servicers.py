@@ -211,7 +211,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
                 await self._write(context, request_output_to_proto(increment))
 
     async def _write(self, context: Context, response: coordinator_pb2.GenerateResponse) -> None:
-        seconds = self._limits.max_write_seconds
+        seconds = self._limits.max_stall_seconds
         try:
             async with asyncio.timeout(seconds):
                 await context.write(response)

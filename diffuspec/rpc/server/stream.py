@@ -198,7 +198,7 @@ class _Stream:
             response = self._service.response(step_id=response.step_id, error=step_error(error))
         async with self._write_lock:
             # Cheaper than a timeout that cancels the task: there is one for every step.
-            loop, seconds = asyncio.get_running_loop(), self._service.limits.max_write_seconds
+            loop, seconds = asyncio.get_running_loop(), self._service.limits.max_stall_seconds
             timer = loop.call_later(seconds, self._give_up)
             try:
                 await self._context.write(response)

@@ -224,7 +224,7 @@ async def test_a_call_whose_connection_is_closed_fails_and_cancels_nobody(securi
 async def test_a_client_that_reads_no_more_loses_its_request(security):
     frontend = FakeFrontend()
     frontend.text = "long" * 100_000
-    limits = RpcLimits(max_write_seconds=0.2)
+    limits = RpcLimits(max_stall_seconds=0.2)
     async with coordinator(frontend, security, limits) as remote:
         stream = remote.stream("a", SamplingParams(max_tokens=10_000_000))
         await anext(stream)
