@@ -20,7 +20,7 @@ from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.interfaces import Drafter, LatticeModel, Verifier
+from diffuspec.core.interfaces import Drafter, LatticeModel, RequestStatus, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import (
     NO_TOKENS,
@@ -210,6 +210,10 @@ class Engine:
         To be called in the event loop that the engine is used in.
         """
         return self._coordinator is not None and self._coordinator.cancel(request_id) > 0
+
+    def requests(self) -> tuple[RequestStatus, ...]:
+        """Return the state of every request that has not ended. Belongs to the engine's loop."""
+        return self._coordinator.requests() if self._coordinator is not None else ()
 
     def encode(self, prompt: Prompt) -> TokenIds:
         """Return token ids of a text, of chat messages by the target's template, or of ids.

@@ -227,6 +227,7 @@ class CoordinatorActor:
             degraded_reasons=tuple(f"{one.name}: {one.reason}" for one in roles if one.reason),
             num_running=self._gauge("running"),
             num_waiting=self._gauge("waiting"),
+            requests=self.engine.requests(),
         )
 
     async def metrics(self) -> str:

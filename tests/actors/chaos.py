@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self
 
@@ -55,9 +56,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Recovery:
+    """The time from a fault until every role served again."""
+
     fault: Fault
-    wait_seconds: float  # the longest without a token, over all requests
-    whole_seconds: float  # until every role served
+    began: float
+    ended: float
 
 
 def faults(num_ranks: int) -> list[Fault]:
@@ -90,26 +93,49 @@ def break_verifier(coordinator: CoordinatorActor) -> None:
 
 
 class Tokens:
-    """When tokens came."""
+    """The times at which answers were asked for and their tokens came."""
 
     def __init__(self) -> None:
-        self.is_over = False
-        self._times: list[float] = []
+        self.is_over = False  # every answer has ended
+        self._answers: list[list[float]] = []
+        self._num_tokens = 0
 
-    def came(self, num_tokens: int) -> None:
-        self._times += [time.monotonic()] * num_tokens
+    def asked(self) -> list[float]:
+        """Return the times of a new answer, to be passed to came()."""
+        self._answers.append([time.monotonic()])
+        return self._answers[-1]
+
+    def came(self, answer: list[float], num_tokens: int) -> None:
+        answer.append(time.monotonic())
+        self._num_tokens += num_tokens
 
     async def more(self, num_tokens: int) -> bool:
-        """Wait until so many more have come; return whether they have before all was over."""
-        enough = len(self._times) + num_tokens
-        while len(self._times) < enough and not self.is_over:
+        """Wait for `num_tokens` more tokens; return False if all answers end before."""
+        enough = self._num_tokens + num_tokens
+        while self._num_tokens < enough and not self.is_over:
             await asyncio.sleep(0.02)
         return not self.is_over
 
-    def longest_wait(self, since: float, until: float) -> float:
-        times = [since, *(at for at in self._times if since <= at <= until)]
-        times += [] if self.is_over else [until]
-        return max((late - early for early, late in itertools.pairwise(times)), default=0.0)
+    def longest_wait(self, recovery: Recovery) -> float:
+        """Return the longest wait of one answer for its next token, from the fault on.
+
+        A wait counts whole if it began during the recovery, also when it ended after it.
+        """
+        return max(map(partial(_longest_gap, recovery=recovery), self._answers), default=0.0)
+
+    def longest_silence(self, recovery: Recovery) -> float:
+        """Return the longest time without a token of any answer, from the fault on."""
+        tokens = sorted(at for answer in self._answers for at in answer[1:])
+        return _longest_gap(tokens, recovery)
+
+
+def _longest_gap(times: Sequence[float], recovery: Recovery) -> float:
+    gaps = [
+        late - max(early, recovery.began)
+        for early, late in itertools.pairwise(times)
+        if late > recovery.began and early < recovery.ended
+    ]
+    return max(gaps, default=0.0)
 
 
 class Nodes:
@@ -243,9 +269,7 @@ class Chaos:
         async with asyncio.timeout(MAX_RECOVERY_SECONDS):
             while not await self._is_whole(doomed):
                 await asyncio.sleep(0.1)
-        now = time.monotonic()
-        wait_seconds = self._tokens.longest_wait(began, now)
-        self.recoveries.append(Recovery(fault, wait_seconds, now - began))
+        self.recoveries.append(Recovery(fault, began, time.monotonic()))
 
     async def _is_whole(self, doomed: Collection[int]) -> bool:
         """Whether every role serves and none of these processes is one of them."""
@@ -280,24 +304,25 @@ async def gone(pids: Collection[int]) -> None:
             await asyncio.sleep(0.1)
 
 
-def table(recoveries: Sequence[Recovery]) -> str:
-    """Return what each fault came to, in seconds."""
-    lines = [f"{'':30}{'':>6}  {'wait for a token':>18}  {'all roles serve':>18}"]
-    lines += [f"{'fault':30}{'count':>6}" + 2 * f"  {'median':>8}  {'longest':>8}"]
-    by_fault = itertools.groupby(sorted(recoveries, key=lambda one: str(one.fault)), _name)
-    for name, group in by_fault:
-        lines.append(_row(name, list(group)))
-    return "\n".join([*lines, _row("all", list(recoveries))])
+def table(recoveries: Sequence[Recovery], tokens: Tokens) -> str:
+    """Return what each kind of fault cost, in seconds, as text."""
+    columns = ("an answer waits", "no token at all", "all roles serve")
+    lines = [f"{'':36}" + "".join(f"  {name:>18}" for name in columns)]
+    lines += [f"{'fault':30}{'count':>6}" + len(columns) * f"  {'median':>8}  {'longest':>8}"]
+    by_fault = itertools.groupby(sorted(recoveries, key=_name), _name)
+    lines += [_row(name, list(group), tokens) for name, group in by_fault]
+    return "\n".join([*lines, _row("all", recoveries, tokens)])
 
 
 def _name(recovery: Recovery) -> str:
     return str(recovery.fault)
 
 
-def _row(name: str, recoveries: Sequence[Recovery]) -> str:
+def _row(name: str, recoveries: Sequence[Recovery], tokens: Tokens) -> str:
     columns = [
-        [one.wait_seconds for one in recoveries],
-        [one.whole_seconds for one in recoveries],
+        [tokens.longest_wait(one) for one in recoveries],
+        [tokens.longest_silence(one) for one in recoveries],
+        [one.ended - one.began for one in recoveries],
     ]
     figures = [f"  {statistics.median(one):8.1f}  {max(one):8.1f}" for one in columns]
     return f"{name:30}{len(recoveries):6}" + "".join(figures)

@@ -23,7 +23,17 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
-from tests.actors.chaos import LABEL, MAX_RECOVERY_SECONDS, Chaos, Nodes, Tokens, gone, table
+from tests.actors.chaos import (
+    LABEL,
+    MAX_RECOVERY_SECONDS,
+    Chaos,
+    Fault,
+    Nodes,
+    Recovery,
+    Tokens,
+    gone,
+    table,
+)
 from tests.actors.conftest import tiny_pipeline
 
 NUM_USERS = 4
@@ -99,9 +109,17 @@ async def test_no_answer_changes_while_processes_and_nodes_die_stop_and_dawdle(
     assert not wrong
     assert status.num_running == status.num_waiting == 0
     assert chaos.recoveries, "the questions were over before anything went wrong"
-    assert max(one.wait_seconds for one in chaos.recoveries) < MAX_RECOVERY_SECONDS
+    assert max(map(tokens.longest_wait, chaos.recoveries)) < MAX_RECOVERY_SECONDS
     title = f"{len(asked)} answers, all as plain decoding has them; {num_ranks} verifier ranks"
-    report(f"{title}\n{table(chaos.recoveries)}")
+    report(f"{title}\n{table(chaos.recoveries, tokens)}")
+
+
+def test_a_wait_of_one_answer_is_not_hidden_by_tokens_of_another() -> None:
+    tokens, recovery = Tokens(), Recovery(Fault("kill", "coordinator"), began=10.0, ended=12.0)
+    tokens.asked()[:] = [8.0, 9.0, 11.5, 16.0]
+    tokens.asked()[:] = [9.5, *(10 + 0.5 * number for number in range(20))]
+    assert tokens.longest_wait(recovery) == 4.5, "it began before the recovery had ended"
+    assert tokens.longest_silence(recovery) == 0.5
 
 
 def _config(num_ranks: int) -> PipelineConfig:
@@ -122,11 +140,12 @@ async def _ask_all(pipeline: Pipeline, questions: Sequence[Question], tokens: To
     async def user() -> None:
         for number, question in numbered:
             token_ids: list[int] = []
+            times = tokens.asked()
             async for increment in pipeline.stream(
                 question.prompt, question.sampling, question.speculation, f"chaos-{number}"
             ):
                 token_ids += increment.token_ids
-                tokens.came(len(increment.token_ids))
+                tokens.came(times, len(increment.token_ids))
             if tuple(token_ids) != question.answer:
                 wrong.append(f"{number}: {token_ids} instead of {question.answer}")
 

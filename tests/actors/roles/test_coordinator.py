@@ -111,7 +111,10 @@ async def test_while_it_drains_it_answers_and_is_not_serving(coordinator, token)
     assert await coordinator.is_healthy(), "it must not be replaced"
     with pytest.raises(OverloadedError, match="shutting down"):
         await anext(client.stream(MESSAGES, SHORT))
-    assert (await client.status()).num_running == 1 and not draining.done()
+    status = await client.status()
+    assert status.num_running == 1 and not draining.done()
+    [request] = status.requests
+    assert "long" in request.request_id and request.num_output_tokens > 0
     assert await client.cancel("long")
     with pytest.raises(RequestCancelledError):
         async for _ in answer:
