@@ -1,7 +1,7 @@
-"""What starts things: reads the environment and YAML, once.
+"""Starting things: commands that read the environment and YAML, once.
 
-Its commands are modules (`python -m deploy.demo`) that import much before they can handle Ctrl-C.
-Until then one line is printed in place of a traceback.
+`python -m deploy.demo` imports many modules before its command can handle Ctrl-C. Until then this
+package reports it in one line in place of a traceback.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from diffuspec.cli import report_interrupt
+from diffuspec.cli import EXIT_INTERRUPTED, report_interrupt
 
 _print_exception = sys.excepthook
 
@@ -17,10 +17,11 @@ _print_exception = sys.excepthook
 def _report(
     kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        report_interrupt()
-    else:
+    if not issubclass(kind, KeyboardInterrupt):
         _print_exception(kind, error, traceback)
+        return
+    report_interrupt()
+    sys.exit(EXIT_INTERRUPTED)
 
 
 sys.excepthook = _report

@@ -14,15 +14,16 @@ import typer
 from actors.placement_settings import RoleSettings
 from actors.settings import PipelineConfig, load_pipeline
 from deploy import role_process
-from deploy.role_process import Addresses, Role, serve
+from deploy.addresses import LOOPBACK, Addresses, Role
+from deploy.role_process import serve
 from diffuspec.cli.command import EXIT_FAILURE, Server
 from diffuspec.core.errors import ConfigError
 
 TOKEN_VARIABLE = "DIFFUSPEC_TOKEN"
 
 EXAMPLE = f"""
-The embedded pair on one machine, each command in a terminal of its own. Every role waits for those
-that it needs, and prints the address that it serves at, alone on stdout.
+The embedded pair on one machine, each command in a terminal of its own. Every role waits for the
+roles that it needs, then prints its address as the only line on stdout.
 
 \b
   export {TOKEN_VARIABLE}=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')
@@ -32,44 +33,61 @@ that it needs, and prints the address that it serves at, alone on stdout.
   role drafter --port 7003 --verifier 127.0.0.1:7001 --path-scorer 127.0.0.1:7002
   role coordinator --port 7000 --verifier 127.0.0.1:7001 --drafter 127.0.0.1:7003
 
-With placement.verifier.tensor_parallel above 1 the first rank prints a meeting point; start the
-others on the same machine with --rank N --meeting-point HOST:PORT.
+Prompts go to the coordinator: see diffuspec.rpc.client.coordinator.RemoteCoordinator.
 
-A health probe is the role's own command with --check HOST:PORT: it ends with 0 if the role there is
-serving. RemoteCoordinator of diffuspec.rpc.coordinator_client sends the coordinator prompts.
+If placement.verifier.tensor_parallel is above 1, rank 0 prints a meeting point first. Start the
+other ranks on the same machine with --rank N --meeting-point HOST:PORT.
 
-Off loopback, rpc.tls must be configured. SIGTERM lets running requests finish, then the process
-ends with 0. It ends with 1 when it fails while it runs, with 2 when it is asked for what cannot be.
+To listen beyond loopback, configure rpc.tls. SIGTERM and Ctrl-C let running requests finish.
+
+Exit codes: 0 after SIGTERM or Ctrl-C, 1 for a failure while serving, 2 for a wrong option or
+configuration.
 """
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_Role = Annotated[Role, typer.Option(help="Which role this process is.")]
+_Role = Annotated[Role, typer.Option(help="The role to serve.")]
 _Config = Annotated[Path, typer.Option(metavar="FILE.yaml", help="The pipeline, as deploy/*.yaml.")]
-_Host = Annotated[str, typer.Option(help="Address to listen at.")]
-_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0: a free one.")]
-_Verifier = Annotated[str, typer.Option(metavar="HOST:PORT", help="All roles but it need it.")]
-_PathScorer = Annotated[str, typer.Option(metavar="HOST:PORT", help="A drafter's scorer.")]
+_Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen at.")]
+_Port = Annotated[
+    int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen at; 0: a free one.")
+]
+_Verifier = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The verifier (rank 0), for all other roles.")
+]
+_PathScorer = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="The path scorer, for a drafter.")
+]
 _Drafter = Annotated[
     list[str] | None,
-    typer.Option(metavar="HOST:PORT", help="A drafter of the coordinator; repeatable."),
+    typer.Option(metavar="HOST:PORT", help="A drafter, for the coordinator; repeatable."),
 ]
-_Rank = Annotated[int, typer.Option(min=0, help="A verifier's tensor-parallel rank.")]
-_Meeting = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where its ranks meet.")]
+_Rank = Annotated[
+    int, typer.Option(metavar="N", min=0, help="Tensor-parallel rank, for a verifier.")
+]
+_Meeting = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Meeting point, for ranks above 0.")
+]
 _Metrics = Annotated[
     int | None,
-    typer.Option(min=1, max=65535, help="Serve a coordinator's Prometheus series, on loopback."),
+    typer.Option(
+        metavar="PORT",
+        min=1,
+        max=65535,
+        help="Serve Prometheus metrics on loopback, for the coordinator.",
+    ),
 ]
 _Check = Annotated[
     str,
     typer.Option(
-        metavar="HOST:PORT", help="Serve nothing; end with 0 if the role there is serving, else 1."
+        metavar="HOST:PORT",
+        help="Check the health of the role at this address: exit with 0 if it serves, else with 1.",
     ),
 ]
 _TokenFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help=f"The deployment's token; by default it is in ${TOKEN_VARIABLE}."
+        metavar="FILE", help=f"The deployment's token. Default: the variable {TOKEN_VARIABLE}."
     ),
 ]
 
@@ -78,7 +96,7 @@ _TokenFile = Annotated[
 def run(
     role: _Role,
     config: _Config,
-    host: _Host = "127.0.0.1",
+    host: _Host = LOOPBACK,
     port: _Port = 0,
     verifier: _Verifier = "",
     path_scorer: _PathScorer = "",
@@ -110,7 +128,7 @@ def run(
 
 
 def read_token(path: Path | None) -> str:
-    """Return the deployment's token, of a file or of the environment. Raises ConfigError."""
+    """Return the deployment's token, from a file or the environment. Raises ConfigError."""
     if path is None:
         token = os.environ.get(TOKEN_VARIABLE, "")
     else:
@@ -120,8 +138,8 @@ def read_token(path: Path | None) -> str:
             raise ConfigError(f"cannot read the token in {path}: {error}") from error
     if not token:
         raise ConfigError(
-            f"a token is needed: set {TOKEN_VARIABLE}, or give --token-file; every role of a "
-            "deployment has the same"
+            f"no token: set {TOKEN_VARIABLE} or give --token-file, the same for all roles of a "
+            "deployment"
         )
     return token
 
@@ -138,7 +156,7 @@ def _role_settings(role: Role, config: PipelineConfig) -> RoleSettings:
 
 
 def _prepare_process(role: RoleSettings) -> None:
-    """Set what libraries read when they are loaded: so this comes before torch is."""
+    """Set the environment of this process, before torch reads it on import."""
     os.environ["OMP_NUM_THREADS"] = str(role.num_threads)
     if not role.num_gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

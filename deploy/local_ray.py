@@ -1,52 +1,76 @@
-"""The Ray cluster that a command runs on: one that is there, or one of its own on this machine."""
+"""The Ray cluster of a command: one that runs already, or one of its own on this machine."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
+from types import FrameType
 
 import ray
 
 from actors.placement import PlacementError, check_room
 from actors.settings import PipelineConfig
+from deploy.addresses import check_reachable
+from diffuspec.core.errors import ConfigError
 
-_OWN = "local"  # in Ray's words
+_OWN = "local"  # Ray's word for it
 _OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @contextlib.contextmanager
 def ray_cluster(address: str, pipeline: PipelineConfig) -> Iterator[None]:
-    """Connect to a cluster, or start one that ends with this; nothing of it stays.
+    """Connect to a cluster, or start one that ends with this context and leaves no files.
 
-    address "": what RAY_ADDRESS says, as it does in a job that Ray runs; else one of its own.
-    That one does not grow: raises PlacementError at once if it can never hold the pipeline.
+    Without an address RAY_ADDRESS is used, which Ray sets in its jobs; without both, a cluster of
+    its own. Raises ConfigError if there is no cluster at the address, and PlacementError at once
+    if a cluster of its own, which does not grow, can never hold the pipeline.
     """
     address = address or os.environ.get("RAY_ADDRESS", _OWN)
     if address != _OWN:
-        ray.init(address=address, log_to_driver=False)
+        _connect(address)
         try:
             yield
         finally:
             ray.shutdown()
         return
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # actors are as quick as other processes
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
-        ray.init(
-            address=_OWN,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            configure_logging=False,
-            _temp_dir=directory,
-        )
         try:
+            with _interrupts_held():  # Ray crashes when it is interrupted in its start
+                _start(directory)
             _check_room_here(pipeline)
             yield
         finally:
-            ray.shutdown()
+            with _interrupts_held():
+                ray.shutdown(wait_for_processes=True)  # they write into the directory
+
+
+def _connect(address: str) -> None:
+    if ":" in address and "://" not in address:
+        check_reachable("--address", address)  # Ray would try for minutes
+    try:
+        ray.init(address=address, log_to_driver=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"--address: no Ray cluster at {address}: {reason}") from error
+
+
+def _start(directory: str) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # else actors are slower than this process
+    # Its warning tells that the cluster asks for a token, and how to switch that off.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    ray.init(
+        address=_OWN,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        configure_logging=False,
+        _temp_dir=directory,
+    )
 
 
 def _check_room_here(pipeline: PipelineConfig) -> None:
@@ -54,6 +78,25 @@ def _check_room_here(pipeline: PipelineConfig) -> None:
         check_room(pipeline)
     except PlacementError as error:
         raise PlacementError(
-            f"this machine cannot hold the pipeline, and no other cluster is named (--address, "
+            "this machine cannot hold the pipeline, and no other cluster is given (--address, "
             f"RAY_ADDRESS): {error}"
         ) from error
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end of the block; at a second Ctrl-C within it, at once."""
+    held: list[int] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        if held:
+            raise KeyboardInterrupt
+        held.append(number)
+
+    before = signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        raise KeyboardInterrupt

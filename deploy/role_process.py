@@ -1,4 +1,4 @@
-"""One role in this process, without Ray: started, announced, drained when it is told to end."""
+"""One role in this process, without Ray: start it, announce its address, drain it at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from prometheus_client import start_http_server as serve_metrics
 
@@ -19,8 +19,9 @@ from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background, log_problem
+from deploy.addresses import LOOPBACK, Addresses, Role, parse_address
 from diffuspec.core.backoff import Backoff
-from diffuspec.core.errors import ConfigError, DiffuspecError, WorkerError
+from diffuspec.core.errors import DiffuspecError, WorkerError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.client.roles import RemotePathScorer, RemoteVerifier
@@ -35,35 +36,19 @@ from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 logger = logging.getLogger(__name__)
 
-Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
 Announce: TypeAlias = Callable[[str], None]
 Remote = TypeVar("Remote", RemoteVerifier, RemotePathScorer)
 
-_LOOPBACK = "127.0.0.1"
 _CHECK_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # between attempts to reach another role
-
-
-@dataclass(frozen=True, slots=True)
-class Addresses:
-    """Where this role listens, and where the roles are that it needs; "" for one it does not."""
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    verifier: str = ""
-    path_scorer: str = ""
-    drafters: tuple[str, ...] = ()
-    rank: int = 0  # of a verifier
-    meeting_point: str = ""  # of its ranks
-    metrics_port: int | None = None  # on loopback, of a coordinator
 
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
     """A role that serves."""
 
-    address: str  # "": it serves nobody outside its group
-    work: asyncio.Future[None] | None = None  # ends when the role is of no use any more
+    address: str  # "": of a rank that only its group talks to
+    work: asyncio.Future[None] | None = None  # ends, or raises, when the role has failed
 
 
 async def serve(
@@ -71,8 +56,8 @@ async def serve(
 ) -> None:
     """Serve a role until SIGTERM or SIGINT, then drain it.
 
-    announce gets what others need to reach it. Waits for the roles that it needs. Raises what
-    prevents its start, and VerifierUnavailableError when a verifier rank is of no use any more.
+    Waits for the roles that it needs, then calls announce with its address. Raises the error that
+    prevents its start, and VerifierUnavailableError when a verifier rank has failed.
     """
     hosts = {
         "drafter": _drafter,
@@ -80,8 +65,7 @@ async def serve(
         "verifier": _verifier,
         "coordinator": _coordinator,
     }
-    if addresses.metrics_port is not None and role != "coordinator":
-        raise ConfigError("--metrics-port is the coordinator's; other roles have no series")
+    addresses.check(role, config)
     host = hosts[role](config, token, addresses, announce)
     end, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,7 +80,8 @@ async def serve(
 
 
 async def check(role: Role, config: PipelineConfig, token: str, address: str) -> bool:
-    """Return whether the role that serves at an address is SERVING."""
+    """Return whether the role at an address is SERVING. Raises ConfigError."""
+    parse_address("--check", address)
     services = {
         "drafter": DRAFTER_SERVICE,
         "path_scorer": PATH_SCORER_SERVICE,
@@ -133,8 +118,6 @@ async def _path_scorer(
 async def _drafter(
     config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
 ) -> AsyncGenerator[Hosted]:
-    if not addresses.path_scorer:
-        raise ConfigError("a drafter needs --path-scorer, the address of the one beside it")
     actor = DrafterActor(config, token)
     try:
         info = await _target_info(config, token, addresses)
@@ -150,13 +133,6 @@ async def _verifier(
     config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
 ) -> AsyncGenerator[Hosted]:
     num_ranks, meeting_point = config.placement.verifier.tensor_parallel, addresses.meeting_point
-    if addresses.rank >= num_ranks:
-        raise ConfigError(
-            f"rank must be below placement.verifier.tensor_parallel {num_ranks}, "
-            f"got {addresses.rank}"
-        )
-    if addresses.rank and not meeting_point:
-        raise ConfigError("ranks but the first need --meeting-point, which the first prints")
     actor = VerifierRank(config, token, addresses.rank)
     try:
         if num_ranks > 1 and not addresses.rank:
@@ -172,11 +148,6 @@ async def _verifier(
 async def _coordinator(
     config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
 ) -> AsyncGenerator[Hosted]:
-    if len(addresses.drafters) != config.num_drafters:
-        raise ConfigError(
-            f"the configuration has {config.num_drafters} drafters, --drafter was given "
-            f"{len(addresses.drafters)} times"
-        )
     await _target_info(config, token, addresses)  # waits until there is a verifier
     actor = CoordinatorActor(config, token)
     connecting: list[asyncio.Task[None]] = []
@@ -184,7 +155,7 @@ async def _coordinator(
         verifier = verifier_at(addresses.verifier, config, token)
         ready = await actor.start(lambda: verifier, addresses.host, addresses.port)
         if addresses.metrics_port is not None:
-            serve_metrics(addresses.metrics_port, _LOOPBACK, actor.engine.metrics.registry)
+            serve_metrics(addresses.metrics_port, LOOPBACK, actor.engine.metrics.registry)
         for index, address in enumerate(addresses.drafters):
             connection = _connect_drafter(actor, drafter_name(index), address)
             connecting.append(in_background(connection, f"the connection to {drafter_name(index)}"))
@@ -212,15 +183,16 @@ async def _connect_drafter(actor: CoordinatorActor, name: str, address: str) -> 
 
 
 async def _target_info(config: PipelineConfig, token: str, addresses: Addresses) -> TargetInfo:
-    """Ask the verifier what it serves, once it does. Raises VerifierUnavailableError."""
-    if not addresses.verifier:
-        raise ConfigError("this role needs --verifier, the address of the verifier's rank 0")
+    """Wait for the verifier and return what it serves. Raises VerifierUnavailableError."""
     verifier = await _reach(RemoteVerifier, addresses.verifier, config, token)
     return verifier.info
 
 
 async def _reach(kind: type[Remote], address: str, config: PipelineConfig, token: str) -> Remote:
-    """Connect to a role once it is there; it is left again. Raises what says that it is not."""
+    """Retry until a role answers, and return the closed connection.
+
+    Raises the last error after the configuration's start_seconds.
+    """
     security, backoff = config.security(token), Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
     ends_at = asyncio.get_running_loop().time() + config.deadlines.start_seconds
     while True:
@@ -237,9 +209,9 @@ async def _reach(kind: type[Remote], address: str, config: PipelineConfig, token
 
 
 def _vocabulary(config: PipelineConfig, info: TargetInfo) -> str | None:
-    """Return what the target's token ids stand for, if its tokenizer is on this machine."""
+    """Return the digest of the target's vocabulary, None without its tokenizer.json here."""
     path = config.engine.target.path
     if not (path / "tokenizer.json").is_file():
-        logger.warning("%s has no tokenizer.json here: token ids are not compared", path)
+        logger.warning("%s has no tokenizer.json here: vocabularies are not compared", path)
         return None
     return vocabulary_digest(load_tokenizer(path), info.vocab_size)

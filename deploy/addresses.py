@@ -1,0 +1,120 @@
+"""Addresses given on the command line, checked before anything is started."""
+
+from __future__ import annotations
+
+import re
+import socket
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from actors.settings import PipelineConfig
+from diffuspec.core.errors import ConfigError
+
+Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
+
+LOOPBACK = "127.0.0.1"
+_NEEDED = {
+    "verifier": (),
+    "path_scorer": ("--verifier",),
+    "drafter": ("--verifier", "--path-scorer"),
+    "coordinator": ("--verifier",),
+}
+_OPTIONAL = {
+    "verifier": ("--rank", "--meeting-point"),
+    "path_scorer": (),
+    "drafter": (),
+    "coordinator": ("--drafter", "--metrics-port"),
+}
+_HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9a-fA-F:.%]+\]):(?P<port>[0-9]{1,5})")
+_MAX_PORT = 65_535
+_REACH_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a role listens, and the addresses of the roles that it needs ("": none given)."""
+
+    host: str = LOOPBACK
+    port: int = 0
+    verifier: str = ""
+    path_scorer: str = ""
+    drafters: tuple[str, ...] = ()
+    rank: int = 0  # of a verifier
+    meeting_point: str = ""  # of a verifier's ranks
+    metrics_port: int | None = None  # of a coordinator, on loopback
+
+    def check(self, role: Role, config: PipelineConfig) -> None:
+        """Raise ConfigError for what is missing, malformed, without use for the role, or taken."""
+        given = {
+            "--verifier": self.verifier,
+            "--path-scorer": self.path_scorer,
+            "--drafter": self.drafters,
+            "--rank": self.rank,
+            "--meeting-point": self.meeting_point,
+            "--metrics-port": self.metrics_port,
+        }
+        for option, value in given.items():
+            if not value and option in _NEEDED[role]:
+                raise ConfigError(f"--role {role} needs {option} HOST:PORT")
+            if value and option not in _NEEDED[role] + _OPTIONAL[role]:
+                raise ConfigError(f"{option} has no effect on --role {role}")
+        for option in ("--verifier", "--path-scorer", "--meeting-point"):
+            if given[option]:
+                parse_address(option, str(given[option]))
+        for address in self.drafters:
+            parse_address("--drafter", address)
+        if role == "coordinator" and len(self.drafters) != config.num_drafters:
+            raise ConfigError(
+                f"--drafter must be given once for each of the {config.num_drafters} drafters of "
+                f"the configuration, got {len(self.drafters)}"
+            )
+        if role == "verifier":
+            self._check_rank(config.placement.verifier.tensor_parallel)
+        self._check_ports()
+
+    def _check_rank(self, num_ranks: int) -> None:
+        if self.rank >= num_ranks:
+            raise ConfigError(
+                f"--rank must be below placement.verifier.tensor_parallel, {num_ranks}, "
+                f"got {self.rank}"
+            )
+        if self.rank and not self.meeting_point:
+            raise ConfigError("--rank above 0 needs --meeting-point, which rank 0 prints")
+        if not self.rank and self.meeting_point:
+            raise ConfigError("--meeting-point needs --rank above 0: rank 0 prints its own")
+
+    def _check_ports(self) -> None:
+        check_listenable("--host and --port", self.host, self.port)
+        if self.metrics_port is not None:
+            check_listenable("--metrics-port", LOOPBACK, self.metrics_port)
+
+
+def parse_address(option: str, address: str) -> tuple[str, int]:
+    """Return host and port. Raises ConfigError for an address that can never be reached."""
+    found = _HOST_PORT.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) <= _MAX_PORT:
+        raise ConfigError(f"{option} must be HOST:PORT, got {address!r:.80}")
+    return found["host"].strip("[]"), int(found["port"])
+
+
+def check_reachable(option: str, address: str) -> None:
+    """Raise ConfigError unless a server accepts connections at an address."""
+    host, port = parse_address(option, address)
+    try:
+        socket.create_connection((host, port), _REACH_SECONDS).close()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot reach {address}: {_reason(error)}") from error
+
+
+def check_listenable(option: str, host: str, port: int) -> None:
+    """Raise ConfigError unless a server can listen at a port of this machine (0: at any port)."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot listen at {host}:{port}: {_reason(error)}") from error
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's words, without the address that the socket module adds to them."""
+    return (error.strerror or str(error)).partition(" (while")[0].lower()

@@ -1,0 +1,73 @@
+"""A cluster of its own: Ctrl-C and its end leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from actors.settings import parse_pipeline
+from deploy.local_ray import _interrupts_held, ray_cluster
+from diffuspec.core.errors import ConfigError
+
+INTERRUPTED_START = """
+import signal
+import ray
+from actors.settings import parse_pipeline
+from deploy.local_ray import ray_cluster
+
+start = ray.init
+
+def interrupted(**options):
+    signal.raise_signal(signal.SIGINT)
+    start(**options)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+ray.init = interrupted
+with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}})):
+    print("entered")
+"""
+
+
+def test_an_interrupt_takes_effect_at_the_end_of_what_holds_it() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt), _interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        done.append("block")
+    assert done == ["block"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_second_interrupt_takes_effect_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), _interrupts_held():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("went on")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "foo"])
+def test_an_address_without_a_cluster_is_named(address: str) -> None:
+    pipeline = parse_pipeline({"engine": {"preset": "tiny"}})
+    with pytest.raises(ConfigError, match=f"--address.*{address}"), ray_cluster(address, pipeline):
+        pass
+
+
+@pytest.mark.ray
+def test_a_start_that_is_interrupted_leaves_no_folder() -> None:
+    with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
+        environment = {**os.environ, "TMPDIR": folder, "RAY_ADDRESS": "local"}
+        ended = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED_START],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.stdout, ended.stderr) == ("", "interrupted\n")
+        assert list(Path(folder).iterdir()) == []
