@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,24 +13,28 @@ from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch, Segment
-from diffuspec.models.probe import call_packed, probe
+from diffuspec.models.self_test import run_self_test
 
-EXACT_BLOCK = 256  # columns of attention taken at a time in fixed shapes
+EXACT_BLOCK = 256  # columns that attention takes at a time in fixed shapes
 
 
 class ModelRunner:
     """Runs a causal LM that was loaded with our attention.
 
-    Rows are packed segment by segment. All calls come from one thread, best in inference mode; the
-    weights take no gradients any more. forward_seconds and num_forwards add up what the model calls
-    took, prefill included.
+    All calls must come from one thread, preferably in inference mode. forward_seconds and
+    num_forwards count the model's forwards, prefill included.
 
-    With fixed_rows, every model call has that many rows of one segment, padded, and begins at a
-    multiple of them: rows cached before are computed anew. A row then goes through the same kernels
-    at the same place whatever is in a step, and its logits are the same to the last bit, wherever
-    the same call gives the same twice (with as many threads) and rows are computed apart (in a
-    mixture of experts they are not). Segments must be causal then, and what is before committed.
+    On a CPU, rows are padded to one of few sizes: oneDNN compiles kernels for every number of rows
+    that it sees and keeps them.
+
+    With fixed_rows, every forward has that many rows of one segment, padded, and starts at a
+    multiple of them; cached rows after that start are recomputed. A row then goes through the same
+    kernels at the same place in every step, and its logits are the same to the last bit, provided
+    that kernels are deterministic, the number of threads stays the same, and rows are computed
+    independently (in a mixture of experts they are not). Segments must be causal, and the rows
+    before them committed.
     """
 
     def __init__(
@@ -43,12 +47,14 @@ class ModelRunner:
         self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
         self.device = parameter.device
-        shape, self.vocab_size = probe(model, self.device)  # columns of the logits
+        shape = run_self_test(model, self.device)
+        self.vocab_size = shape.vocab_size  # columns of the logits
         self._fixed_rows = fixed_rows
+        self._pads_rows = fixed_rows is None and self.device.type == "cpu"
         num_rows = max_len
         if fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
-        self.cache = KVCache(shape, num_slots, num_rows, parameter.dtype, self.device)
+        self.cache = KVCache(shape.cache, num_slots, num_rows, parameter.dtype, self.device)
         self.forward_seconds = 0.0
         self.num_forwards = 0
 
@@ -68,31 +74,31 @@ class ModelRunner:
         return torch.cat(pieces)
 
     def _forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+        rows = _join(segments, self._pads_rows)
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
-        packed = PackedBatch(segments, self.cache, block_size)
-        joined = torch.from_numpy(_join(segments))
+        packed = PackedBatch(segments, self.cache, block_size, rows.num_padding)
+        values = torch.from_numpy(rows.values)
         started = time.monotonic()
-        joined = joined.to(self.device)
-        num_rows = sum(segment.num_rows for segment in segments)
-        token_ids, positions = joined[:num_rows], joined[num_rows : 2 * num_rows]
-        keep_rows = joined[2 * num_rows :]
-        logits = call_packed(self.model, token_ids, positions, keep_rows, packed).float()
+        values = values.to(self.device)  # one copy for all three
+        token_ids, positions = values[: rows.size], values[rows.size : 2 * rows.size]
+        keep_rows = values[2 * rows.size :]
+        logits = run_packed(self.model, token_ids, positions, keep_rows, packed).float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.forward_seconds += time.monotonic() - started
         self.num_forwards += 1
-        return logits
+        return logits[: rows.num_logits]
 
     def _fixed_pieces(self, segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
-        """Cut a causal segment, and what is before it, at multiples of num_rows.
+        """Cut a causal segment, and the rows before it, at multiples of num_rows.
 
-        Yields each piece, padded, which keeps the logits of all of its rows, and which of these are
-        wanted.
+        Yields each piece, padded and with logits of all of its rows, and the indices of those rows
+        whose logits the segment wants.
         """
         assert isinstance(segment.visible, str) and segment.visible == "causal"
         num_before, end = segment.start % num_rows, segment.start + segment.num_rows
         before = self.cache.tokens(segment.slot)[segment.start - num_before : segment.start]
-        assert len(before) == num_before, "what is before a segment is to be committed"
+        assert len(before) == num_before, "the rows before a segment must be committed"
         token_ids = np.concatenate([before, segment.token_ids])
         every_row = np.arange(num_rows)
         for start in range(segment.start - num_before, end, num_rows):
@@ -100,22 +106,22 @@ class ModelRunner:
             padded = np.zeros(num_rows, np.int64)
             mine = token_ids[first : first + num_rows]
             padded[: len(mine)] = mine
-            positions = np.minimum(start + every_row, end - 1)  # padding may have no place after it
+            positions = np.minimum(start + every_row, end - 1)  # the last one may be the model's
             rows = [row + num_before - first for row in segment.logit_rows]
             wanted = [row for row in rows if 0 <= row < num_rows]
             yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted
 
     def extend(self, slot: int, prefix: TokenIds, start: int, max_rows: int) -> int:
-        """Feed a prefix causally until at most max_rows tokens of it are left.
+        """Feed a prefix causally, max_rows tokens at a time, until at most max_rows are left.
 
-        Returns how many are cached then. The slot's length must be start.
+        `start` must be the slot's length. Returns the number of tokens cached then.
         """
         while len(prefix) - start > max_rows:
             start = self.feed(slot, prefix[start : start + max_rows], start)
         return start
 
     def feed(self, slot: int, token_ids: TokenIds, start: int) -> int:
-        """Feed the tokens that follow the cached ones; return how many are cached then."""
+        """Feed and commit the tokens after the `start` cached ones; return how many are cached."""
         end = start + len(token_ids)
         last_row = [len(token_ids) - 1]
         positions = np.arange(start, end)
@@ -124,13 +130,36 @@ class ModelRunner:
         return end
 
 
-def _join(segments: Sequence[Segment]) -> NDArray[np.int64]:
-    """Return all token ids, all positions and all rows that give logits: one copy to a device."""
+class _Rows(NamedTuple):
+    """What a model is fed: token ids, positions and rows that give logits, in one array."""
+
+    values: NDArray[np.int64]  # [2 * size + number of logits, padding included]
+    size: int  # number of rows, padding included
+    num_padding: int
+    num_logits: int  # without padding
+
+
+def _join(segments: Sequence[Segment], is_padded: bool) -> _Rows:
+    """Join the segments' rows. Padding is token 0 at position 0; padded logits are row 0's."""
+    num_rows = sum(segment.num_rows for segment in segments)
+    num_logits = sum(len(segment.logit_rows) for segment in segments)
+    size = padded_size(num_rows) if is_padded else num_rows
+    padding = np.zeros(size - num_rows, np.int64)
     parts: list[Any] = [segment.token_ids for segment in segments]
+    parts.append(padding)
     parts += [segment.positions for segment in segments]
+    parts.append(padding)
     parts.append(segments[0].logit_rows)
     first = 0
     for previous, segment in pairwise(segments):
         first += previous.num_rows
         parts.append(np.asarray(segment.logit_rows) + first)
-    return np.concatenate(parts, dtype=np.int64)
+    if is_padded:
+        parts.append(np.zeros(padded_size(num_logits) - num_logits, np.int64))
+    return _Rows(np.concatenate(parts, dtype=np.int64), size, len(padding), num_logits)
+
+
+def padded_size(count: int) -> int:
+    """Return the next size at or above a count (1 or more): 1 to 16, then 8 sizes an octave."""
+    step = 1 << max((count - 1).bit_length() - 4, 0)
+    return -(-count // step) * step

@@ -1,122 +1,23 @@
-"""Tiny random checkpoints, saved as a user would find them."""
+"""Random checkpoints, saved as a user would find them, and runners over them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    PreTrainedModel,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
+
+from diffuspec.models.loading.load import load_model
+from diffuspec.models.runner import ModelRunner
+from tests.support.models import (
+    FAMILIES,
+    MASK_TOKEN_ID,
+    edit_json,
+    make_drafter_model,
+    make_dream,
+    make_model,
+    save_tokenizer,
 )
-
-VOCAB_SIZE = 120
-MASK_TOKEN_ID = 119  # the target's tokenizer does not know it
-NUM_KNOWN_IDS = 118
-MAX_POSITIONS = 256
-
-SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 48,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_POSITIONS,
-    "initializer_range": 0.2,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-}
-
-LEARNED_POSITIONS: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "n_embd": 48,
-    "n_layer": 3,
-    "n_head": 4,
-    "n_positions": MAX_POSITIONS,
-    "initializer_range": 0.2,
-    "eos_token_id": 2,
-    "bos_token_id": None,
-}
-
-MIXED_LAYERS: dict[str, Any] = {
-    "use_sliding_window": True,
-    "sliding_window": 7,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-}
-
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE)),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16)),
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
-    "qwen2 with windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, **MIXED_LAYERS)),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**LEARNED_POSITIONS)),
-}
-
-
-def make_model(family: str) -> Any:
-    torch.manual_seed(0)
-    return FAMILIES[family]().eval()
-
-
-def make_dynamic_model() -> Any:
-    """Llama with other angles beyond the positions it was trained for."""
-    torch.manual_seed(0)
-    rope: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
-    return LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope)).eval()
-
-
-def make_longrope_model() -> Any:
-    """Phi3 as its long-context versions are: other angles beyond 128 positions."""
-    torch.manual_seed(0)
-    rope: dict[str, Any] = {
-        "rope_type": "longrope",
-        "rope_theta": 10000.0,
-        "short_factor": [1.0] * 6,
-        "long_factor": [8.0] * 6,
-    }
-    config = Phi3Config(**SHAPE, original_max_position_embeddings=128, rope_parameters=rope)
-    return Phi3ForCausalLM(config).eval()
-
-
-def make_drafter_model() -> Any:
-    """Dream's architecture: Qwen2 with a rope_theta of its own and untied embeddings."""
-    torch.manual_seed(1)
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 500.0}
-    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, rope_parameters=rope)).eval()
-
-
-def save_tokenizer(path: Path, num_ids: int = NUM_KNOWN_IDS) -> None:
-    vocabulary = {f"w{i}": i for i in range(num_ids)}
-    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
-
-
-def edit_json(file: Path, **changes: Any) -> None:
-    """Set keys of a JSON file; None removes one."""
-    data = json.loads(file.read_text())
-    data.update(changes)
-    file.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
 
 
 @pytest.fixture
@@ -142,7 +43,7 @@ def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
         config = path / "config.json"
         edit_json(config, mask_token_id=MASK_TOKEN_ID)
         if kind == "dream":
-            _make_dream(config)
+            make_dream(config)
         else:
             edit_json(config, diffusion_attention=kind)
         return path
@@ -150,27 +51,11 @@ def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
     return save
 
 
-def _make_dream(config: Path) -> None:
-    """Turn a Qwen2 config.json into one as Dream-7B ships it."""
-    edit_json(
-        config,
-        model_type="Dream",
-        architectures=["DreamModel"],
-        auto_map={
-            "AutoConfig": "configuration_dream.DreamConfig",
-            "AutoModel": "modeling_dream.DreamModel",
-        },
-        rope_theta=500.0,
-        rope_parameters=None,
-        rope_scaling=None,
-        layer_types=None,
-        use_sliding_window=False,
-        sliding_window=None,
-        max_window_layers=28,
-        use_mrope=False,
-        torch_dtype="bfloat16",
-        dtype=None,
-        transformers_version="4.46.2",
-        attention_dropout=0.0,
-        use_cache=True,
-    )
+@pytest.fixture(params=sorted(FAMILIES))
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def runner(family: str, save_target: Callable[[str], Path]) -> ModelRunner:
+    return load_model(save_target(family), num_slots=4, num_scratch_rows=32).runner

@@ -20,7 +20,7 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.attention.packed import Segment
 from diffuspec.models.diffusion import DiffusionDrafter
-from tests.models.conftest import (
+from tests.support.models import (
     MASK_TOKEN_ID,
     MAX_POSITIONS,
     NUM_KNOWN_IDS,

@@ -19,7 +19,7 @@ from diffuspec.core.interfaces import Verifier
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftTree, TokenIds, Verdict, VerifyRequest
 from diffuspec.models.target import CausalTarget
-from tests.models.conftest import (
+from tests.support.models import (
     FAMILIES,
     MAX_POSITIONS,
     NUM_KNOWN_IDS,

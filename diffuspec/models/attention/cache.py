@@ -1,8 +1,8 @@
-"""A preallocated key/value store with one slot per sequence.
+"""A preallocated key/value cache with one slot per sequence.
 
-A slot remembers which tokens its rows belong to, so that any prefix it shares with a new request
-need not be computed again. Rolling back is a length; committing a branch of a draft tree moves
-its rows to the front.
+A slot remembers the tokens of its rows, so that a prefix shared with a new request need not be
+computed again. Rolling back sets a length; committing a branch of a draft tree moves its rows to
+the front.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from diffuspec.core.types import TokenIds
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What one token costs: the same for every layer of a model."""
+    """Sizes of a model's keys and values, the same in every layer."""
 
     num_layers: int
-    num_kv_heads: int  # of this process: a tensor-parallel rank holds its share
+    num_kv_heads: int  # in this process: a tensor-parallel rank holds a share
     head_dim: int
 
     def num_bytes(self, num_slots: int, max_len: int, dtype: torch.dtype) -> int:
@@ -41,10 +41,10 @@ class Slot:
     last_step: int = -1
 
     def common_prefix(self, prefix: TokenIds) -> int:
-        """Return how many leading tokens of the prefix are cached here."""
+        """Return the number of leading prefix tokens that are cached here."""
         limit = min(self.length, len(prefix))
         mine, other = self.token_ids[:limit], prefix[:limit]
-        if mine.tobytes() == other.tobytes():  # mostly they are the same
+        if mine.tobytes() == other.tobytes():  # the usual case, and a fast test
             return limit
         return int((mine != other).argmax())
 
@@ -66,7 +66,7 @@ class KVCache:
         self.shape = shape
         self.max_len = max_len
         size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, max_len, shape.head_dim)
-        # Zeros, because a masked row still meets its values: 0 * NaN would be NaN.
+        # Zeros: the values of masked rows are multiplied by 0, and 0 * NaN would be NaN.
         self._store = torch.zeros(size, dtype=dtype, device=device)
         self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
         self._layers = [table.unbind(0) for table in self._tables]
@@ -87,19 +87,19 @@ class KVCache:
         return self._store.device
 
     def begin_step(self) -> None:
-        """Start a step: slots acquired from now on keep their rows until the next one."""
+        """Start a step: slots acquired from now on are not reassigned before the next step."""
         self._step += 1
 
     def acquire(
         self, request_id: str, prefix: TokenIds, max_cached: int | None = None
     ) -> tuple[int, int]:
-        """Return the request's slot and how many leading prefix tokens it has cached.
+        """Return the request's slot and the number of leading prefix tokens cached in it.
 
-        At most max_cached are used: by default all but the last prefix token, so that its row is
-        computed and gives logits. A request without a slot takes a free one, else the one idle
-        for longest that was not acquired in this step; the longest prefix cached in any slot is
-        taken over or copied. Raises WorkerError when every slot was acquired in this step, or the
-        prefix is too long.
+        At most max_cached tokens count as cached: by default all but the last, whose row is needed
+        for its logits. A request without a slot takes a free one, else the least recently used of
+        those not acquired in this step; the longest matching prefix of any slot is reused or
+        copied. Raises WorkerError if every slot was acquired in this step, or the prefix is longer
+        than a slot.
         """
         if len(prefix) > self.max_len:
             raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")
@@ -118,15 +118,15 @@ class KVCache:
         num_in_place: int,
         moved_rows: Sequence[int] = (),
     ) -> None:
-        """Append rows just computed, all of them counted from the slot's length.
+        """Keep rows that the last forward has written after the slot's length.
 
-        The first num_in_place are kept where they are; moved_rows, ascending, follow them.
-        token_ids are the tokens of both. Rows that are in place after all (a chain) stay.
+        Rows are counted from that length. The first num_in_place stay where they are; moved_rows
+        (ascending) are moved behind them. token_ids are the tokens of both, in that order.
         """
         slot = self._slots[slot_index]
         start, end = slot.length, slot.length + num_in_place + len(moved_rows)
         moved = list(moved_rows)
-        while moved and moved[0] == num_in_place:
+        while moved and moved[0] == num_in_place:  # a chain: these rows are in place already
             num_in_place += 1
             del moved[0]
         if moved:
@@ -137,18 +137,18 @@ class KVCache:
         slot.length = end
 
     def truncate(self, slot_index: int, length: int) -> None:
-        """Forget the rows past a length."""
+        """Shorten a slot to at most `length` rows."""
         slot = self._slots[slot_index]
         slot.length = min(slot.length, length)
 
     def release(self, request_id: str) -> None:
-        """Free a request's slot; its rows stay until another request takes it."""
+        """Free a request's slot; its rows can be reused until another request takes it."""
         slot = self._by_request.pop(request_id, None)
         if slot is not None:
             slot.request_id = None
 
     def clear(self, request_id: str) -> None:
-        """Free a request's slot and wipe its rows (they may hold values that are not numbers)."""
+        """Free a request's slot and zero its rows, which may hold NaNs."""
         slot = self._by_request.get(request_id)
         if slot is not None:
             slot.length = 0
@@ -156,14 +156,14 @@ class KVCache:
             self.release(request_id)
 
     def tokens(self, slot_index: int) -> TokenIds:
-        """Return the tokens that a slot's rows belong to."""
+        """Return the tokens of a slot's rows."""
         slot = self._slots[slot_index]
         return slot.token_ids[: slot.length]
 
     def layers(self, slot_index: int) -> tuple[torch.Tensor, ...]:
         """Return views of a slot: keys of layer 0, values of layer 0, keys of layer 1, ...
 
-        Each is [kv_heads, max_len, head_dim] and may be written.
+        Each is [kv_heads, max_len, head_dim] and writable.
         """
         return self._layers[slot_index]
 

@@ -1,7 +1,7 @@
-"""Attention of one segment's rows over columns of the cache, in three ways.
+"""Three kernels for the attention of one segment's rows over columns of the cache.
 
 query [heads, rows, dim], keys and values [kv_heads, columns, dim] -> [rows, heads, dim]. Heads that
-share a key are taken together, as so many more rows. Masks are additive.
+share a key head are treated as additional rows of it. Masks are additive.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ def attend_fused(
     mask: torch.Tensor | None,
     scaling: float,
 ) -> torch.Tensor:
-    """One operation, faster than three on a CPU; the mask is [heads / kv_heads * rows, columns]."""
+    """Attend in one operation, which is faster than three on a CPU.
+
+    The mask is [heads / kv_heads * rows, columns].
+    """
     num_heads, num_rows, dim = query.shape
     packed = query.reshape(1, keys.shape[0], -1, dim)
     output = functional.scaled_dot_product_attention(
@@ -33,7 +36,7 @@ def attend(
     mask: torch.Tensor | None,
     scaling: float,
 ) -> torch.Tensor:
-    """Return [rows, heads, dim]; the additive mask is for the last columns."""
+    """Attend in three operations. The mask covers the last columns; the others are seen by all."""
     num_heads, num_rows, dim = query.shape
     num_kv_heads, num_columns, _ = keys.shape
     packed = query.reshape(num_kv_heads, -1, dim)
@@ -56,15 +59,16 @@ def attend_in_blocks(
     scaling: float,
     block_size: int,
 ) -> torch.Tensor:
-    """As attend, over one block of columns after the other.
+    """Attend over one block of columns after another, with a running softmax.
 
-    A block that a row does not see changes nothing of the row's running sums, and every product
-    has the same shape whatever the number of columns.
+    A masked block leaves a row's running sums as they are, and every product has the same shape
+    whatever the number of columns: the result is the same to the last bit for any number of
+    columns. The mask covers all columns, a multiple of block_size.
     """
     num_heads, num_rows, dim = query.shape
     num_kv_heads, num_columns, _ = keys.shape
     packed = query.reshape(num_kv_heads, -1, dim)
-    lowest = torch.finfo(torch.float32).min  # finite: a row may see nothing of the first blocks
+    lowest = torch.finfo(torch.float32).min  # finite: the first blocks may be masked
     highest = torch.full((num_kv_heads, packed.shape[1], 1), lowest, device=query.device)
     total = torch.zeros_like(highest)
     output = torch.zeros(packed.shape, device=query.device)

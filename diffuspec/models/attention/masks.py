@@ -1,7 +1,7 @@
-"""Additive masks: 0 where a new row sees a column, -inf where it does not.
+"""Additive attention masks: 0 where a new row sees a column, -inf where it does not.
 
-Columns are some of the rows that were there before, then the new rows themselves. A window lets a
-row see only what stands less than so many positions before it.
+Columns are some of the cached rows before the new ones, then the new rows themselves. With a
+window, a row at position p sees positions above p - window only.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_MAX_KEPT = 1 << 14  # elements of a mask that is kept for the next rows of the same shape
+_MAX_CACHED_ELEMENTS = 1 << 14  # larger masks are built for every forward
+_MAX_CACHED_MASKS = 256
 
 
 def ordered_mask(
@@ -23,12 +24,13 @@ def ordered_mask(
     dtype: torch.dtype,
     device: torch.device,
 ) -> torch.Tensor:
-    """Return the mask of rows whose positions follow each other, [num_rows, num_before + num_rows].
+    """Return the mask of rows at consecutive positions, [num_rows, num_before + num_rows].
 
-    The first num_causal of them see no later row, the others see all of them. Not to be written.
+    The first num_causal rows see no later row, the others see all rows. Small masks are cached:
+    the caller must not write to the result.
     """
-    is_small = num_rows * (num_before + num_rows) <= _MAX_KEPT
-    make = _kept_mask if is_small else _ordered_mask
+    is_small = num_rows * (num_before + num_rows) <= _MAX_CACHED_ELEMENTS
+    make = _cached_mask if is_small else _ordered_mask
     return make(num_rows, num_causal, num_before, window, dtype, device)
 
 
@@ -47,7 +49,7 @@ def _ordered_mask(
     return mask if window is None else mask.add_(nothing.tril_(num_before - window))
 
 
-_kept_mask = lru_cache(maxsize=256)(_ordered_mask)
+_cached_mask = lru_cache(maxsize=_MAX_CACHED_MASKS)(_ordered_mask)
 
 
 def listed_mask(
@@ -57,9 +59,10 @@ def listed_mask(
     num_before: int,
     window: int | None,
 ) -> torch.Tensor:
-    """Return the mask of rows that see of each other what is listed, [num_rows, num_rows].
+    """Return the mask of rows that see each other as `visible` lists, [n, num_before + n] float32.
 
-    The rows before them end with position start - 1; all of the last num_before are seen.
+    The num_before columns in front hold positions up to start - 1 and are seen by every row within
+    the window.
     """
     old = np.ones((len(visible), num_before), np.bool_)
     seen = np.concatenate([old, visible], axis=1) if num_before else visible

@@ -1,28 +1,24 @@
-"""Packed ragged attention over the cache, through transformers' attention interface.
+"""Packed ragged attention over the cache.
 
-The new tokens of all sequences stand in one row [1, T], so that every linear layer costs the
-tokens actually there. The attention function finds what belongs to whom in the PackedBatch that
-the runner passes along as a keyword argument.
+The new rows of all sequences stand in one row [1, T], so that every linear layer costs the tokens
+that are there. A PackedBatch knows which rows belong to which cache slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.functional import pad
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.kernels import attend, attend_fused, attend_in_blocks
 from diffuspec.models.attention.masks import listed_mask, ordered_mask
 
-ATTENTION_NAME = "diffuspec"
-PROBE_NAME = "diffuspec-probe"  # the same, with a word on each layer's mask
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
 Visible: TypeAlias = Literal["causal", "full"] | int | NDArray[np.bool_]
@@ -30,13 +26,15 @@ Visible: TypeAlias = Literal["causal", "full"] | int | NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """New rows of one sequence, n of them.
+    """New rows of one sequence, n of them, written to the slot's rows from `start` on.
 
-    They are written to the slot's rows from start on. Each sees all of the rows before start;
-    among themselves `visible` says which columns a row sees: those up to itself, all, or [n, n];
-    a number stands for so many causal rows before a block that sees all. Unless it is [n, n],
-    positions follow each other. Segments run in order: one may see what an earlier one of the same
-    slot has written.
+    Each row sees all rows before `start`. `visible` says what rows see of each other:
+    - "causal": themselves and the rows before them;
+    - "full": all n rows;
+    - a number m: the first m rows are causal, the rest see all n rows;
+    - a matrix [n, n]: row i sees column j where visible[i, j].
+    Positions must be consecutive unless `visible` is a matrix. Segments run in order: a segment may
+    see rows that an earlier one of the same forward has written to its slot.
     """
 
     slot: int
@@ -52,40 +50,30 @@ class Segment:
 
     @property
     def num_causal(self) -> int:
-        """How many rows, before others that see all, see none after them. Not for [n, n]."""
+        """Number of leading rows that do not see later rows; undefined for a matrix."""
         if self.visible == "causal":
             return self.num_rows
-        assert isinstance(self.visible, (str, int)), "rows that see what is listed have no order"
+        assert isinstance(self.visible, (str, int)), "a matrix has no number of causal rows"
         return self.visible if isinstance(self.visible, int) else 0
 
 
-class Attention(Protocol):
-    """What the attention function hands every layer's work to."""
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scaling: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        """query [heads, T, dim], key and value [kv_heads, T, dim] -> [T, heads, dim]."""
-        ...
-
-
 class PackedBatch:
-    """One forward's segments, their cache rows and masks, prepared once for all layers.
+    """The `Attention` of one forward: its segments' cache rows and masks, shared by all layers.
 
-    With a block size, columns are taken in blocks of that fixed size, so that what a row gets does
-    not depend, to the last bit, on how many rows come after it.
+    The forward has num_padding rows after those of the segments; their output is zero. With a block
+    size, columns are taken in blocks of that size, so that a row's output does not depend, to the
+    last bit, on the number of rows after it.
     """
 
     def __init__(
-        self, segments: Sequence[Segment], cache: KVCache, block_size: int | None = None
+        self,
+        segments: Sequence[Segment],
+        cache: KVCache,
+        block_size: int | None = None,
+        num_padding: int = 0,
     ) -> None:
         self._parts = [_Part(segment, cache, block_size) for segment in segments]
+        self._num_padding = num_padding
 
     def attend(
         self,
@@ -96,7 +84,7 @@ class PackedBatch:
         scaling: float,
         window: int | None,
     ) -> torch.Tensor:
-        if len(self._parts) == 1:
+        if len(self._parts) == 1 and not self._num_padding:
             return self._parts[0].attend(layer, query, key, value, scaling, window)
         outputs, first = [], 0
         for part in self._parts:
@@ -104,11 +92,13 @@ class PackedBatch:
             first = rows.stop
             mine = query[:, rows], key[:, rows], value[:, rows]
             outputs.append(part.attend(layer, *mine, scaling, window))
+        if self._num_padding:
+            outputs.append(outputs[0].new_zeros(self._num_padding, *outputs[0].shape[1:]))
         return torch.cat(outputs)
 
 
 class _Part:
-    """One segment's share of the work."""
+    """The attention of one segment."""
 
     def __init__(self, segment: Segment, cache: KVCache, block_size: int | None) -> None:
         self.num_rows = segment.num_rows
@@ -152,9 +142,9 @@ class _Part:
         return torch.cat(outputs)
 
     def _view(self, window: int | None) -> View:
-        """Return what layers with that window see: a row at position p sees those after p - window.
+        """Return the view of layers with that window: position p sees positions > p - window.
 
-        No row is before the segment's start, so that columns further back need not be read.
+        All rows are at or after the segment's start, so columns further back are left out.
         """
         if window is not None and window >= self._end:
             window = None
@@ -192,7 +182,7 @@ class _Part:
 
 @dataclass(slots=True, eq=False)
 class View:
-    """Columns of the cache, and which of them the rows of a segment see."""
+    """A range of cache columns, and which of them the rows of a segment see."""
 
     first: int
     num_columns: int
@@ -200,49 +190,8 @@ class View:
     _whole_mask: torch.Tensor | None = None
 
     def whole_mask(self, num_copies: int) -> torch.Tensor | None:
-        """Return the mask for all columns, the rows so many times; the same for every layer."""
+        """Return the mask over all columns, its rows repeated num_copies times; made once."""
         if self._whole_mask is None and self.mask is not None:
             padded = pad(self.mask, (self.num_columns - self.mask.shape[1], 0))
             self._whole_mask = padded.repeat(num_copies, 1) if num_copies > 1 else padded
         return self._whole_mask
-
-
-def packed_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: int | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    packed: Attention | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim].
-
-    The mask is None, or when probing what it was made of: see _mask_window.
-    """
-    assert packed is not None, "a model with our attention is called through ModelRunner"
-    for option in ("softcap", "s_aux"):
-        if kwargs.get(option) is not None:
-            raise NotImplementedError(f"attention with {option} is not supported")
-    if not getattr(module, "is_causal", True):
-        raise NotImplementedError("it is no causal LM: its tokens see those after them")
-    if attention_mask is not None and attention_mask != sliding_window:
-        raise NotImplementedError(f"a window of {attention_mask} by a mask alone is not supported")
-    if scaling is None:
-        scaling = query.shape[-1] ** -0.5
-    layer: Any = module.layer_idx
-    output = packed.attend(layer, query[0], key[0], value[0], scaling, sliding_window)
-    return output.unsqueeze(0), None
-
-
-def _mask_window(local_size: int | None = None, **_: Any) -> int | None:
-    """transformers' mask function: return the window or chunk that the mask is to keep to."""
-    return local_size
-
-
-# No mask function is registered under the first name: transformers then builds no mask at all.
-AttentionInterface.register(ATTENTION_NAME, packed_attention)
-AttentionInterface.register(PROBE_NAME, packed_attention)
-AttentionMaskInterface.register(PROBE_NAME, _mask_window)

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 from diffuspec.core.config import Device, DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
-from diffuspec.models.attention.packed import ATTENTION_NAME
+from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.loading.checkpoint import (
     Checkpoint,
     check_fits,

@@ -2,59 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.models.attention.kernels import attend, attend_fused
-from diffuspec.models.attention.packed import Segment, View, Visible
+from diffuspec.models.attention.packed import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
-from tests.models.conftest import FAMILIES, MAX_POSITIONS, SHAPE, VOCAB_SIZE, make_model
-
-NUM_SLOTS = 4
-RNG = np.random.default_rng(7)
-
-
-def random_tokens(length: int) -> NDArray[np.int64]:
-    return RNG.integers(0, VOCAB_SIZE, length)
-
-
-def segment(slot: int, start: int, token_ids: NDArray[Any], visible: Visible = "causal") -> Segment:
-    length = len(token_ids)
-    positions = np.arange(start, start + length)
-    return Segment(slot, start, token_ids, positions, visible, range(length))
-
-
-@torch.inference_mode()
-def reference(
-    model: Any, token_ids: Sequence[int] | NDArray[Any], visible: torch.Tensor | None = None
-) -> torch.Tensor:
-    mask = None if visible is None else visible[None, None]
-    logits: torch.Tensor = model(torch.tensor(token_ids)[None], attention_mask=mask).logits[0]
-    return logits
-
-
-def assert_same(logits: torch.Tensor, expected: torch.Tensor) -> None:
-    assert logits.dtype == torch.float32
-    assert (logits - expected).abs().max() < 1e-4
-    assert torch.equal(logits.argmax(-1), expected.argmax(-1))
-
-
-@pytest.fixture(params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def runner(family: str, save_target: Callable[[str], Path]) -> ModelRunner:
-    return load_model(save_target(family), num_slots=NUM_SLOTS, num_scratch_rows=32).runner
+from tests.support.models import assert_same_logits, make_model, random_tokens, reference, segment
 
 
 def test_ragged_batch_equals_separate_forwards(family: str, runner: ModelRunner) -> None:
@@ -73,20 +31,20 @@ def test_ragged_batch_equals_separate_forwards(family: str, runner: ModelRunner)
         reference(model, token_ids)[start:]
         for token_ids, start in zip(sequences, starts, strict=True)
     ]
-    assert_same(logits, torch.cat(expected))
+    assert_same_logits(logits, torch.cat(expected))
 
 
 def test_one_token_at_a_time_equals_one_forward(family: str, runner: ModelRunner) -> None:
     token_ids = random_tokens(20)
     logits = [runner.forward([segment(1, i, token_ids[i : i + 1])]) for i in range(20)]
-    assert_same(torch.cat(logits), reference(make_model(family), token_ids))
+    assert_same_logits(torch.cat(logits), reference(make_model(family), token_ids))
 
 
 def test_rows_written_before_a_rollback_leave_no_trace(family: str, runner: ModelRunner) -> None:
     token_ids, other = random_tokens(12), random_tokens(20)
     runner.forward([segment(0, 0, np.concatenate([token_ids[:8], other]))])
     logits = runner.forward([segment(0, 8, token_ids[8:])])
-    assert_same(logits, reference(make_model(family), token_ids)[8:])
+    assert_same_logits(logits, reference(make_model(family), token_ids)[8:])
 
 
 def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunner) -> None:
@@ -109,7 +67,7 @@ def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunne
         while current >= 0:
             path.insert(0, int(nodes[current]))
             current = parents[current]
-        assert_same(logits[1 + node][None], reference(model, [*prefix, *path])[-1:])
+        assert_same_logits(logits[1 + node][None], reference(model, [*prefix, *path])[-1:])
 
 
 def test_full_attention(save_target: Callable[[str], Path]) -> None:
@@ -117,7 +75,7 @@ def test_full_attention(save_target: Callable[[str], Path]) -> None:
     token_ids = random_tokens(30)
     logits = runner.forward([segment(0, 0, token_ids, "full")])
     visible = torch.ones(30, 30, dtype=torch.bool)
-    assert_same(logits, reference(make_model("qwen2"), token_ids, visible))
+    assert_same_logits(logits, reference(make_model("qwen2"), token_ids, visible))
 
 
 @pytest.mark.parametrize("num_cached", [0, 20])
@@ -141,7 +99,7 @@ def test_windows_hold_beside_any_other_mask(
     }
     with torch.inference_mode():
         expected = make_model(name)(torch.tensor(token_ids)[None], attention_mask=masks).logits[0]
-    assert_same(logits, expected[num_cached:])
+    assert_same_logits(logits, expected[num_cached:])
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])
@@ -156,13 +114,13 @@ def test_a_windowed_layer_reads_no_further_back(
     new = random_tokens(num_rows)
     logits = runner.forward([segment(0, 40, new)])
     expected = reference(make_model("mistral"), np.concatenate([token_ids, new]))
-    assert_same(logits, expected[40:])
+    assert_same_logits(logits, expected[40:])
 
 
 def test_later_segment_sees_what_an_earlier_one_wrote(runner: ModelRunner, family: str) -> None:
     token_ids = random_tokens(14)
     logits = runner.forward([segment(2, 0, token_ids[:9]), segment(2, 9, token_ids[9:])])
-    assert_same(logits, reference(make_model(family), token_ids))
+    assert_same_logits(logits, reference(make_model(family), token_ids))
 
 
 def test_only_wanted_rows_give_logits_in_the_order_asked(runner: ModelRunner, family: str) -> None:
@@ -170,7 +128,7 @@ def test_only_wanted_rows_give_logits_in_the_order_asked(runner: ModelRunner, fa
     first = Segment(0, 0, token_ids, np.arange(10), "causal", [7, 2])
     second = Segment(1, 0, token_ids[:4], np.arange(4), "causal", [3])
     expected = reference(make_model(family), token_ids)[[7, 2, 3]]
-    assert_same(runner.forward([first, second]), expected)
+    assert_same_logits(runner.forward([first, second]), expected)
 
 
 def test_long_segments_go_in_chunks_of_rows(
@@ -178,84 +136,6 @@ def test_long_segments_go_in_chunks_of_rows(
 ) -> None:
     monkeypatch.setattr("diffuspec.models.attention.packed.MAX_SCORES", 4 * 50 * 7)
     token_ids = random_tokens(50)
-    assert_same(
+    assert_same_logits(
         runner.forward([segment(0, 0, token_ids)]), reference(make_model(family), token_ids)
     )
-
-
-@pytest.mark.parametrize("num_masked", [0, 5, 30])
-def test_one_operation_gives_what_three_give(num_masked: int) -> None:
-    query, keys, values = torch.randn(6, 5, 8), torch.randn(2, 30, 8), torch.randn(2, 30, 8)
-    mask = torch.randn(5, num_masked) if num_masked else None
-    view = View(0, 30, mask)
-    expected = attend(query, keys, values, mask, 0.3)
-    found = attend_fused(query, keys, values, view.whole_mask(3), 0.3)
-    assert torch.allclose(found, expected, atol=1e-6)
-
-
-def test_extending_feeds_a_long_prefix_in_pieces(runner: ModelRunner, family: str) -> None:
-    prefix = random_tokens(MAX_POSITIONS // 2).astype(np.int32)
-    runner.cache.begin_step()
-    slot, start = runner.cache.acquire("a", prefix)
-    start = runner.extend(slot, prefix, start, 20)
-    assert start == 120
-    assert runner.num_forwards == 6
-    logits = runner.forward([segment(slot, start, prefix[start:].astype(np.int64))])
-    assert_same(logits, reference(make_model(family), prefix)[start:])
-
-
-def test_forwards_are_counted_and_timed(runner: ModelRunner) -> None:
-    assert (runner.num_forwards, runner.forward_seconds) == (0, 0)
-    runner.forward([segment(0, 0, random_tokens(5))])
-    assert runner.num_forwards == 1
-    assert runner.forward_seconds > 0
-
-
-@pytest.fixture
-def exact_runner(
-    family: str, save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> ModelRunner:
-    monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
-    path = save_target(family)
-    return load_model(path, num_slots=2, num_scratch_rows=8, fixed_rows=9).runner
-
-
-def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
-    exact_runner: ModelRunner, family: str
-) -> None:
-    length = 150
-    token_ids = random_tokens(length)
-    expected = feed_by(exact_runner, 0, token_ids, [1] * length)
-    assert_same(expected, reference(make_model(family), token_ids))
-    steps = RNG.integers(1, 25, length).tolist()
-    assert torch.equal(feed_by(exact_runner, 1, token_ids, steps), expected)
-
-
-def feed_by(
-    runner: ModelRunner, slot: int, token_ids: NDArray[Any], steps: Sequence[int]
-) -> torch.Tensor:
-    """Return the logits of every token, so many of them fed at a time."""
-    first, logits = 0, []
-    runner.cache.truncate(slot, 0)
-    for step in steps:
-        new = token_ids[first : first + step]
-        if len(new):
-            logits.append(runner.forward([segment(slot, first, new)]))
-            runner.cache.commit(slot, new, len(new))
-            first += len(new)
-    return torch.cat(logits)
-
-
-def test_exact_rows_do_not_depend_on_their_share_of_the_threads_work(tmp_path: Path) -> None:
-    """Elementwise kernels take the last elements of a thread's share in another way."""
-    torch.manual_seed(0)
-    wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})
-    Qwen2ForCausalLM(wide).save_pretrained(tmp_path)
-    runner = load_model(tmp_path, num_slots=1, num_scratch_rows=64, fixed_rows=65).runner
-    token_ids, before = np.arange(65) + 7, torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        at_once = feed_by(runner, 0, token_ids, [65])
-        assert torch.equal(feed_by(runner, 0, token_ids, [20, 20, 25]), at_once)
-    finally:
-        torch.set_num_threads(before)

@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from diffuspec.models.loading.cpu_layers import FastRMSNorm, PackedLinear, use_cpu_layers
-from tests.models.conftest import FAMILIES, make_model
+from tests.support.models import FAMILIES, make_model
 
 
 @torch.inference_mode()

@@ -32,7 +32,7 @@ from diffuspec.models.loading import checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.target import CausalTarget
 from diffuspec.text.tokenizer import load_tokenizer
-from tests.models.conftest import (
+from tests.support.models import (
     FAMILIES,
     MAX_POSITIONS,
     NUM_KNOWN_IDS,
@@ -337,7 +337,7 @@ def test_model_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
     BertLMHeadModel(BertConfig(**shape, is_decoder=True)).save_pretrained(tmp_path)
     load_model(tmp_path, num_slots=1)
     edit_json(tmp_path / "config.json", is_decoder=False)
-    with pytest.raises(ModelLoadError, match="its tokens see those after them"):
+    with pytest.raises(ModelLoadError, match="its attention is not causal"):
         load_model(tmp_path, num_slots=1)
 
 
@@ -351,7 +351,7 @@ def test_windows_that_only_a_mask_tells_of_are_refused(tmp_path: Path) -> None:
         layer_types=["sliding_attention"] * 3,
     )
     Qwen2MoeForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match="a window of 8 by a mask alone is not supported"):
+    with pytest.raises(ModelLoadError, match="a window of 8 in the mask alone"):
         load_model(tmp_path, num_slots=1)
     edit_json(tmp_path / "config.json", layer_types=["full_attention"] * 3)
     load_model(tmp_path, num_slots=1)

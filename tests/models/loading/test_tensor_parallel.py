@@ -14,10 +14,10 @@ from diffuspec.models.loading.tensor_parallel import check_divides
 from diffuspec.models.ranks.lockstep import LockstepTarget
 from diffuspec.models.target import CausalTarget
 from diffuspec.pairs.tiny import TARGET
-from tests.models.conftest import make_model
 from tests.models.ranks.follower import config
 from tests.models.ranks.processes import Follower, Ranks, save_family
 from tests.models.test_target import PROMPT, SAMPLED, decode, request, with_wrong_branches
+from tests.support.models import make_model
 
 
 @pytest.fixture(scope="module")

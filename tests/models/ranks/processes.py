@@ -14,8 +14,8 @@ from diffuspec.core.types import Verdict
 from diffuspec.models.ranks.lockstep import LockstepTarget
 from diffuspec.models.ranks.rank_group import RankGroup, open_meeting_point
 from diffuspec.models.target import CausalTarget
-from tests.models.conftest import make_model, save_tokenizer
 from tests.models.ranks.follower import HOST, LIMITS, config
+from tests.support.models import make_model, save_tokenizer
 
 CPU = torch.device("cpu")
 IDLE_SECONDS = 0.1

@@ -14,7 +14,6 @@ from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUn
 from diffuspec.core.params import SamplingParams
 from diffuspec.models.attention.cache import Slot
 from diffuspec.models.target import CausalTarget
-from tests.models.conftest import make_model
 from tests.models.ranks.follower import config
 from tests.models.ranks.processes import IDLE_SECONDS, Follower, Ranks, outcomes, save_family
 from tests.models.test_target import (
@@ -27,6 +26,7 @@ from tests.models.test_target import (
     request,
     with_wrong_branches,
 )
+from tests.support.models import make_model
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,98 @@
+"""Our attention, registered with transformers.
+
+A model loaded with ATTENTION_NAME calls `packed_attention` in every layer. It passes the work on to
+the `Attention` that `run_packed` was given. That object travels in a context variable: some
+families do not hand keyword arguments down to their attention layers.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+ATTENTION_NAME = "diffuspec"
+SELF_TEST_NAME = "diffuspec-self-test"  # the same, but each layer's mask tells its window
+
+
+class Attention(Protocol):
+    """Computes the attention of one forward, layer by layer."""
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """query [heads, T, dim], key and value [kv_heads, T, dim] -> [T, heads, dim]."""
+        ...
+
+
+_current: ContextVar[Attention] = ContextVar("attention of the forward under way")
+
+
+def run_packed(
+    model: torch.nn.Module,
+    token_ids: torch.Tensor,
+    positions: torch.Tensor,
+    keep_rows: torch.Tensor,
+    attention: Attention,
+) -> torch.Tensor:
+    """Run packed rows, [T] token ids and positions; return the logits of keep_rows, [R, V]."""
+    token = _current.set(attention)
+    try:
+        output: Any = model(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=keep_rows,
+        )
+    finally:
+        _current.reset(token)
+    logits: torch.Tensor = output.logits[0]
+    return logits
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: int | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim].
+
+    attention_mask is None in normal forwards; in the self-test it is the mask's window (see
+    `_mask_window`). Raises NotImplementedError for what our kernels do not compute.
+    """
+    for option in ("softcap", "s_aux"):
+        if kwargs.get(option) is not None:
+            raise NotImplementedError(f"attention with {option} is not supported")
+    if not getattr(module, "is_causal", True):
+        raise NotImplementedError("its attention is not causal")
+    if attention_mask is not None and attention_mask != sliding_window:
+        raise NotImplementedError(f"a window of {attention_mask} in the mask alone is unsupported")
+    if scaling is None:
+        scaling = query.shape[-1] ** -0.5
+    layer: Any = module.layer_idx
+    output = _current.get().attend(layer, query[0], key[0], value[0], scaling, sliding_window)
+    return output.unsqueeze(0), None
+
+
+def _mask_window(local_size: int | None = None, **_: Any) -> int | None:
+    """transformers' mask function: return the window or chunk size instead of a mask."""
+    return local_size
+
+
+# ATTENTION_NAME has no mask function: transformers then builds no mask.
+AttentionInterface.register(ATTENTION_NAME, packed_attention)
+AttentionInterface.register(SELF_TEST_NAME, packed_attention)
+AttentionMaskInterface.register(SELF_TEST_NAME, _mask_window)

@@ -1,0 +1,85 @@
+"""The self-test of a model just loaded: run a few packed rows and check what its layers ask for.
+
+It refuses models that would run but answer wrongly: those that place tokens by other means than
+position_ids, and those whose attention is not the kind that our kernels compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.attention.cache import CacheShape
+from diffuspec.models.attention.interface import ATTENTION_NAME, SELF_TEST_NAME, run_packed
+
+_TOKEN_IDS = (1, 2, 3, 4)  # several: the embedding of one may be all zeros
+_FAR = 100  # a position far enough from 0 to turn all but the slowest rotary angles
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What a runner must know of a model."""
+
+    cache: CacheShape  # of this process: a tensor-parallel rank has a share of the heads
+    vocab_size: int  # columns of the logits
+
+
+@torch.inference_mode()
+def run_self_test(model: Any, device: torch.device) -> ModelShape:
+    """Run the self-test and return the model's shape.
+
+    Raises ModelLoadError if the layers are not plain attention of one shape, or tokens are not
+    placed by position_ids; NotImplementedError if a layer's window shows in its mask alone.
+    """
+    recorder = _Recorder()
+    token_ids = torch.tensor(_TOKEN_IDS * 3, device=device)
+    zeros = torch.zeros(len(_TOKEN_IDS), dtype=torch.int64, device=device)
+    far = min(_FAR, model.config.max_position_embeddings - 1)
+    positions = torch.cat([zeros, zeros + far, zeros])
+    model.set_attn_implementation(SELF_TEST_NAME)
+    try:
+        logits = run_packed(model, token_ids, positions, zeros[:1], recorder)
+    finally:
+        model.set_attn_implementation(ATTENTION_NAME)
+    layers = [layer for layer, _, _ in recorder.shapes]
+    kinds = {(heads, dim) for _, heads, dim in recorder.shapes}
+    if layers != list(range(len(layers))) or len(kinds) != 1:
+        raise ModelLoadError("it is not a stack of attention layers of one shape")
+    # If the model ignored position_ids, all three copies would differ by their row numbers.
+    if not 4 * recorder.distance_of_repeat < recorder.distance_of_far:
+        raise ModelLoadError("it does not place tokens by position_ids")
+    ((num_kv_heads, head_dim),) = kinds
+    return ModelShape(CacheShape(len(layers), num_kv_heads, head_dim), logits.shape[-1])
+
+
+class _Recorder:
+    """An `Attention` that records shapes and keys; each row attends to itself only.
+
+    The rows are three copies of the same tokens: at position 0, far away, and at 0 again. The two
+    distances are L2 distances between the keys of a copy and of the first, summed over all layers.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, int, int]] = []  # (layer, kv heads, head dim)
+        self.distance_of_far = 0.0
+        self.distance_of_repeat = 0.0
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        if key.shape != value.shape:
+            raise ModelLoadError(f"layer {layer} has keys and values of different shapes")
+        self.shapes.append((layer, key.shape[0], key.shape[2]))
+        first, far, repeat = key.float().chunk(3, dim=1)
+        self.distance_of_far += float((far - first).norm())
+        self.distance_of_repeat += float((repeat - first).norm())
+        return value.repeat_interleave(query.shape[0] // key.shape[0], dim=0).transpose(0, 1)

@@ -1,0 +1,120 @@
+"""The runner: prefill in pieces, padded rows, and forwards of one fixed shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from diffuspec.models.loading.load import load_model
+from diffuspec.models.runner import ModelRunner, padded_size
+from tests.support.models import (
+    MAX_POSITIONS,
+    SHAPE,
+    assert_same_logits,
+    make_model,
+    random_tokens,
+    reference,
+    segment,
+)
+
+
+def test_extending_feeds_a_long_prefix_in_pieces(runner: ModelRunner, family: str) -> None:
+    prefix = random_tokens(MAX_POSITIONS // 2).astype(np.int32)
+    runner.cache.begin_step()
+    slot, start = runner.cache.acquire("a", prefix)
+    start = runner.extend(slot, prefix, start, 20)
+    assert start == 120
+    assert runner.num_forwards == 6
+    logits = runner.forward([segment(slot, start, prefix[start:].astype(np.int64))])
+    assert_same_logits(logits, reference(make_model(family), prefix)[start:])
+
+
+def test_a_cpu_model_sees_few_numbers_of_rows(
+    save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN keeps compiled kernels for every number of rows, megabytes for each."""
+    runner = load_model(save_target("qwen2"), num_slots=1, device="cpu").runner
+    fed, wanted = set(), set()
+
+    def record(
+        model: Any, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, *_: object
+    ) -> torch.Tensor:
+        assert len(token_ids) == len(positions)
+        fed.add(len(token_ids))
+        wanted.add(len(rows))
+        return torch.zeros(len(rows), 4)
+
+    monkeypatch.setattr("diffuspec.models.runner.run_packed", record)
+    for num_rows in range(1, MAX_POSITIONS + 1):
+        assert len(runner.forward([segment(0, 0, random_tokens(num_rows))])) == num_rows
+    assert fed == wanted and len(fed) == 16 + 4 * 8
+
+
+def test_padded_sizes_are_at_most_an_eighth_too_large() -> None:
+    sizes = [padded_size(count) for count in range(1, 3000)]
+    assert all(count <= size <= 1.125 * count for count, size in enumerate(sizes, 1))
+    assert sizes[:16] == list(range(1, 17)) and sizes[16:20] == [18, 18, 20, 20]
+
+
+def test_forwards_are_counted_and_timed(runner: ModelRunner) -> None:
+    assert (runner.num_forwards, runner.forward_seconds) == (0, 0)
+    runner.forward([segment(0, 0, random_tokens(5))])
+    assert runner.num_forwards == 1
+    assert runner.forward_seconds > 0
+
+
+@pytest.fixture
+def exact_runner(
+    family: str, save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> ModelRunner:
+    monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
+    path = save_target(family)
+    return load_model(path, num_slots=2, num_scratch_rows=8, fixed_rows=9).runner
+
+
+def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
+    exact_runner: ModelRunner, family: str
+) -> None:
+    length = 150
+    token_ids = random_tokens(length)
+    expected = feed_by(exact_runner, 0, token_ids, [1] * length)
+    assert_same_logits(expected, reference(make_model(family), token_ids))
+    steps = np.random.default_rng(7).integers(1, 25, length).tolist()
+    assert torch.equal(feed_by(exact_runner, 1, token_ids, steps), expected)
+
+
+def feed_by(
+    runner: ModelRunner, slot: int, token_ids: NDArray[Any], steps: Sequence[int]
+) -> torch.Tensor:
+    """Return the logits of every token, so many of them fed at a time."""
+    first, logits = 0, []
+    runner.cache.truncate(slot, 0)
+    for step in steps:
+        new = token_ids[first : first + step]
+        if len(new):
+            logits.append(runner.forward([segment(slot, first, new)]))
+            runner.cache.commit(slot, new, len(new))
+            first += len(new)
+    return torch.cat(logits)
+
+
+def test_exact_rows_do_not_depend_on_their_share_of_the_threads_work(tmp_path: Path) -> None:
+    """Elementwise kernels take the last elements of a thread's share in another way."""
+    torch.manual_seed(0)
+    wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})
+    Qwen2ForCausalLM(wide).save_pretrained(tmp_path)
+    runner = load_model(tmp_path, num_slots=1, num_scratch_rows=64, fixed_rows=65).runner
+    token_ids, before = np.arange(65) + 7, torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        at_once = feed_by(runner, 0, token_ids, [65])
+        assert torch.equal(feed_by(runner, 0, token_ids, [20, 20, 25]), at_once)
+    finally:
+        torch.set_num_threads(before)
