@@ -60,7 +60,9 @@ class CausalLmProxy:
 
         beam_width states of the longest draft are scored at a time at most.
         """
-        inspect_checkpoint(path).check_room_for_drafts()
+        checkpoint = inspect_checkpoint(path)
+        checkpoint.check_autoregressive("the causal proxy")
+        checkpoint.check_room_for_drafts()
         num_path_rows = beam_width * MAX_DRAFT_TOKENS
         loaded = load_model(
             path, device=device, dtype=dtype, num_slots=2, num_scratch_rows=num_path_rows

@@ -101,3 +101,11 @@ def test_a_model_whose_context_is_no_longer_than_a_draft_is_refused(target_path,
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
     with pytest.raises(ModelLoadError, match="trained for 128 positions; it must be more than 128"):
         CausalLmProxy.load(path, vocab_size=NUM_IDS, beam_width=3)
+
+
+def test_a_diffusion_lm_is_refused_as_causal_proxy(target_path, tmp_path):
+    path = shutil.copytree(target_path("qwen2"), tmp_path / "drafter")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"diffusion_attention": "full"}))
+    with pytest.raises(ModelLoadError, match="but the causal proxy must be a causal LM"):
+        CausalLmProxy.load(path, vocab_size=NUM_IDS, beam_width=3)

@@ -401,9 +401,19 @@ def test_pairs_that_share_no_vocabulary_are_refused(save_drafter: SaveDrafter) -
         load(path)
 
 
-def test_plain_causal_lm_is_no_drafter(save_target: Callable[[str], Path]) -> None:
+def test_a_causal_lm_is_refused_as_drafter(save_target: Callable[[str], Path]) -> None:
     with pytest.raises(ModelLoadError, match="not a diffusion LM"):
         load(save_target("qwen2"))
+
+
+@pytest.mark.parametrize("family", ["llada", "sdar"])
+def test_a_drafter_of_an_unsupported_family_is_told_which_are_supported(
+    save_drafter: SaveDrafter, family: str
+) -> None:
+    path = save_drafter("block_causal")
+    edit_json(path / "config.json", model_type=family, mask_token_id=None)
+    with pytest.raises(ModelLoadError, match=f"'{family}' is not supported; supported are .*Dream"):
+        load(path)
 
 
 def test_unknown_kind_of_diffusion_attention_is_refused(save_drafter: SaveDrafter) -> None:

@@ -1,4 +1,4 @@
-"""What can be known of a model directory before its weights are read."""
+"""What a model directory says of itself before its weights are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
+import transformers
 from transformers import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
@@ -24,7 +26,7 @@ _MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
 @dataclass(frozen=True, slots=True)
 class DiffusionSettings:
-    """What makes a causal LM's weights a diffusion LM."""
+    """How a causal LM's weights are run as a diffusion LM."""
 
     mask_token_id: int
     attention: DiffusionAttention
@@ -32,25 +34,26 @@ class DiffusionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A directory whose config.json and safetensors headers have been read and make sense."""
+    """A model directory whose config.json and safetensors headers have been read and checked."""
 
     path: Path
     config: dict[str, Any]
-    num_weights: int  # over all tensors
+    num_weights: int  # numbers in all tensors
 
     @property
     def is_dream(self) -> bool:
-        """Dream is Qwen2 under another name: same tensors, full attention."""
-        return bool(self.config.get("model_type") == _DREAM_MODEL_TYPE)
+        """Whether it is Dream: Qwen2's tensors under another name, run with full attention."""
+        return bool(self.config["model_type"] == _DREAM_MODEL_TYPE)
 
     @property
     def is_diffusion(self) -> bool:
-        """Whether its weights predict masked tokens and not the next one."""
-        return self.is_dream or "diffusion_attention" in self.config
+        """Whether it was trained to fill masks, and not to continue text."""
+        marks = ("mask_token_id", "diffusion_attention")
+        return self.is_dream or any(self.config.get(name) is not None for name in marks)
 
     @property
     def max_positions(self) -> int:
-        """Return the longest sequence it was trained for. Raises ModelLoadError."""
+        """Number of tokens of the longest sequence it was trained for. Raises ModelLoadError."""
         name = _own_name(self.config["model_type"], "max_position_embeddings")
         value = self.config.get(name)
         if not isinstance(value, int) or value < 2:
@@ -59,11 +62,12 @@ class Checkpoint:
 
     @property
     def diffusion(self) -> DiffusionSettings:
-        """Return how to draft with it. Raises ModelLoadError when it is no diffusion LM."""
+        """Settings to draft with. Raises ModelLoadError if it is not a diffusion LM."""
         mask_token_id = self.config.get("mask_token_id")
         if not isinstance(mask_token_id, int):
             raise ModelLoadError(
-                f"{self.path} is not a diffusion LM: its config.json has no mask_token_id"
+                f"{self.path} is not a diffusion LM: a drafter's config.json must have a "
+                f"mask_token_id, got {mask_token_id!r}"
             )
         attention = "full" if self.is_dream else self.config.get("diffusion_attention")
         for known in get_args(DiffusionAttention):
@@ -74,8 +78,15 @@ class Checkpoint:
             f"got {attention!r}"
         )
 
+    def check_autoregressive(self, role: str) -> None:
+        """Raises ModelLoadError if it is a diffusion LM; `role` is what it was to be."""
+        if self.is_diffusion:
+            raise ModelLoadError(
+                f"{self.path} is a diffusion LM: it can draft, but {role} must be a causal LM"
+            )
+
     def check_room_for_drafts(self) -> None:
-        """Raises ModelLoadError if the longest draft does not fit after a token of a prefix."""
+        """Raises ModelLoadError if the longest draft does not fit after a prefix of one token."""
         if self.max_positions <= MAX_DRAFT_TOKENS:
             raise ModelLoadError(
                 f"{self.path} was trained for {self.max_positions} positions; it must be more than "
@@ -84,13 +95,17 @@ class Checkpoint:
 
 
 def inspect_checkpoint(path: Path) -> Checkpoint:
-    """Read config.json and the headers of the weights. Raises ModelLoadError."""
+    """Read config.json and the headers of the weights.
+
+    Raises ModelLoadError for what is no model directory, is damaged, or cannot be run.
+    """
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
         raise ModelLoadError(f"model directory {path} {what}")
     config = read_json(path, "config.json")
-    if not isinstance(config.get("model_type"), str):
-        raise ModelLoadError(f"{path}: config.json has no model_type")
+    _check_supported(path, config)
+    if (path / "generation_config.json").exists():
+        read_json(path, "generation_config.json")  # transformers would ignore a damaged one
     files = _weight_files(path)
     return Checkpoint(path, config, sum(_num_weights(file) for file in files))
 
@@ -108,8 +123,30 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     return data
 
 
+def _check_supported(path: Path, config: dict[str, Any]) -> None:
+    """Raises ModelLoadError for families and storage formats that we cannot run."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ModelLoadError(f"{path}: config.json has no model_type")
+    if model_type not in (_DREAM_MODEL_TYPE, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        raise ModelLoadError(
+            f"{path}: model_type {model_type!r} is not supported; supported are the causal LMs of "
+            f"transformers {transformers.__version__}, as drafters those with mask_token_id and "
+            "diffusion_attention in config.json, and Dream"
+        )
+    quantization = config.get("quantization_config")
+    if quantization is None and (path / "quantize_config.json").exists():
+        quantization = {"quant_method": "gptq"}
+    if quantization is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        raise ModelLoadError(
+            f"{path}: quantized weights ({method or 'unknown method'}) are not supported; "
+            "safetensors in float32, bfloat16 and float16 are"
+        )
+
+
 def check_fits(path: Path, weight_bytes: int, cache_bytes: int, device: torch.device) -> None:
-    """Raises OutOfMemoryError when weights and cache together exceed what the device has free."""
+    """Raises OutOfMemoryError if weights and cache exceed the free memory of the device."""
     available = _available_bytes(device)
     if weight_bytes + cache_bytes > available:
         raise OutOfMemoryError(
@@ -133,7 +170,7 @@ def _free_bytes_of_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return 1024 * next(int(line.split()[1]) for line in lines if "MemAvailable" in line)
-    except (OSError, StopIteration):  # no Linux: take what is installed
+    except (OSError, StopIteration):  # not Linux: all memory installed
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -144,12 +181,12 @@ def _free_bytes_of_container() -> int:
         used = int((group / "memory.current").read_text())
         lines = (group / "memory.stat").read_text().splitlines()
         return limit - used + sum(int(x.split()[1]) for x in lines if x.startswith("inactive_file"))
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
+    except (OSError, ValueError):  # not in a container, or one without a limit ("max")
         return sys.maxsize
 
 
 def _own_name(model_type: str, key: str) -> str:
-    """Return what config.json calls a setting: some families have names of their own."""
+    """Return a setting's name in the config.json of a family, such as n_positions for GPT-2."""
     if model_type not in CONFIG_MAPPING:
         return key
     return str(CONFIG_MAPPING[model_type].attribute_map.get(key, key))
@@ -175,7 +212,7 @@ def _weight_files(path: Path) -> list[Path]:
 
 
 def _num_weights(file: Path) -> int:
-    """Return how many numbers a safetensors file holds, having checked that all of it is there."""
+    """Return how many numbers a safetensors file holds. Raises ModelLoadError if it is damaged."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)

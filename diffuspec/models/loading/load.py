@@ -1,7 +1,7 @@
-"""From a directory to a model: safetensors only, nothing remote, nothing half-done.
+"""Load a model directory: safetensors only, no remote code.
 
-Whatever can be found wrong is found before weights are read. Every failure is a ModelLoadError
-that names the directory and says what would be right.
+Everything that can be checked is checked before weights are read. Every failure is a ModelLoadError
+that names the directory and says what is supported.
 """
 
 from __future__ import annotations
@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from diffuspec.core.config import Device, DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME
-from diffuspec.models.loading.checkpoint import (
-    Checkpoint,
-    check_fits,
-    inspect_checkpoint,
-    read_json,
-)
+from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
@@ -31,17 +25,19 @@ from diffuspec.models.loading.tensor_parallel import sharding_options
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
 
+_UNSUPPORTED = (ModelLoadError, NotImplementedError)  # with a reason for the user
+
 # Fields of Dream's config.json that must not reach Qwen2Config.
 _DREAM_ONLY = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run, and what its directory says of it."""
+    """A model ready to run, and facts from its directory."""
 
     runner: ModelRunner
-    max_positions: int  # the longest sequence it was trained for
-    eos_token_ids: tuple[int, ...]
+    max_positions: int  # tokens of the longest sequence it was trained for
+    eos_token_ids: tuple[int, ...]  # as transformers' generate has them
 
 
 def load_model(
@@ -56,16 +52,16 @@ def load_model(
     num_ranks: int = 1,
     is_target: bool = False,
 ) -> LoadedModel:
-    """Load a causal LM (a diffusion LM's weights are one) and its cache.
+    """Load a causal LM, or a diffusion LM's weights as one, and its cache.
 
-    The cache has num_slots slots of max_len rows (None: as many as the model was trained for)
-    and num_scratch_rows more, for rows that are not kept. fixed_rows: see ModelRunner. With several
-    ranks this process, which has joined their group, loads its share. A target is refused when its
-    rows would depend on what else is in a forward. Raises ModelLoadError.
+    The cache has num_slots slots of max_len rows (None: as many as the model was trained for) and
+    num_scratch_rows more for rows that are not kept. fixed_rows: see `ModelRunner`. With num_ranks
+    above 1 this process must have joined their group, and loads its share. A target must be
+    autoregressive, and its rows independent of what else is in a forward. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
-    if is_target and checkpoint.is_diffusion:
-        raise ModelLoadError(f"{path} is a diffusion LM: it can draft, a target must be causal")
+    if is_target:
+        checkpoint.check_autoregressive("the target")
     config = _transformers_config(checkpoint)
     max_positions = checkpoint.max_positions
     if max_len is not None and max_len > max_positions:
@@ -91,10 +87,11 @@ def load_model(
         use_cpu_layers(model)
     try:
         runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
-    except Exception as error:  # a model that does not take our attention fails in its own way
+    except Exception as error:  # models that cannot use our attention raise anything
+        what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
-        raise ModelLoadError(f"{path}: {name} cannot be run packed: {error!r}") from error
-    return LoadedModel(runner, max_positions, _eos_token_ids(checkpoint))
+        raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
+    return LoadedModel(runner, max_positions, _eos_token_ids(model))
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:
@@ -107,10 +104,8 @@ def _transformers_config(checkpoint: Checkpoint) -> Any:
             config = AutoConfig.from_pretrained(
                 path, trust_remote_code=False, local_files_only=True
             )
-    except Exception as error:  # unknown model types, and values of the wrong kind
+    except Exception as error:  # such as values of the wrong type
         raise ModelLoadError(f"{path}: config.json cannot be used: {error!r}") from error
-    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ModelLoadError(f"{path}: {config.model_type} is not a causal LM of transformers")
     return config
 
 
@@ -131,7 +126,7 @@ def _read_weights(
                 output_loading_info=True,
                 **sharding,
             )
-    except Exception as error:  # transformers, safetensors and torch raise what they like
+    except Exception as error:  # transformers, safetensors and torch raise anything
         if isinstance(error, KeyError) and error.args == (ATTENTION_NAME,):
             raise ModelLoadError(
                 f"{path}: the attention of {config.model_type} is not supported"
@@ -151,22 +146,22 @@ def _read_weights(
 def _cache_shape(path: Path, config: Any) -> CacheShape:
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
-        raise ModelLoadError(f"{path}: {config.model_type} is not a stack of attention layers")
+        raise ModelLoadError(
+            f"{path}: {config.model_type} is not supported: it is not a stack of attention layers"
+        )
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return CacheShape(config.num_hidden_layers, num_kv_heads, head_dim)
 
 
-def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    """Return what ends an answer, the most usual first."""
-    found: list[int] = []
-    sources = [checkpoint.config]
-    if (checkpoint.path / "generation_config.json").exists():
-        sources.insert(0, read_json(checkpoint.path, "generation_config.json"))
-    for source in sources:
-        value = source.get("eos_token_id")
-        found.extend(value if isinstance(value, list) else [] if value is None else [value])
-    return tuple(dict.fromkeys(found))
+def _eos_token_ids(model: Any) -> tuple[int, ...]:
+    """Return the ids at which transformers' generate stops, most usual first.
+
+    They come from generation_config.json alone where there is one, else from config.json.
+    """
+    value = model.generation_config.eos_token_id
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(dict.fromkeys(ids))
 
 
 def _resolve_device(path: Path, device: Device) -> torch.device:

@@ -1,0 +1,190 @@
+"""Bad model directories are refused early, with a reason."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPTNeoConfig, GPTNeoForCausalLM
+
+from diffuspec.core.config import TargetConfig
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading import load as loading
+from diffuspec.models.loading.load import load_model
+from diffuspec.models.target import CausalTarget
+from diffuspec.text.tokenizer import load_tokenizer
+from tests.support.models import (
+    VOCAB_SIZE,
+    edit_json,
+    make_longrope_model,
+)
+
+SaveTarget = Callable[[str], Path]
+WEIGHTS = "model.safetensors"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def write(name: str, text: str) -> Callable[[Path], None]:
+    def edit(path: Path) -> None:
+        (path / name).write_text(text)
+
+    return edit
+
+
+def configure(**changes: Any) -> Callable[[Path], None]:
+    return lambda path: edit_json(path / "config.json", **changes)
+
+
+def truncate(path: Path) -> None:
+    data = (path / WEIGHTS).read_bytes()
+    (path / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def cut_header(path: Path) -> None:
+    (path / WEIGHTS).write_bytes((path / WEIGHTS).read_bytes()[:5])
+
+
+def garble_header(path: Path) -> None:
+    data = bytearray((path / WEIGHTS).read_bytes())
+    data[8:20] = b"x" * 12
+    (path / WEIGHTS).write_bytes(data)
+
+
+def claim_a_huge_header(path: Path) -> None:
+    data = (path / WEIGHTS).read_bytes()
+    (path / WEIGHTS).write_bytes(struct.pack("<Q", 2**60) + data[8:])
+
+
+def pickle_weights(path: Path) -> None:
+    torch.save(load_file(path / WEIGHTS), path / "pytorch_model.bin")
+    (path / WEIGHTS).unlink()
+
+
+def shard(path: Path, **index: Any) -> None:
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def lose_a_shard(path: Path) -> None:
+    shard(path, weight_map={"a": "model-1.safetensors", "b": WEIGHTS})
+
+
+def lose_the_weight_map(path: Path) -> None:
+    shard(path, metadata={})
+
+
+def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    weights = load_file(path / WEIGHTS)
+    change(weights)
+    save_file(weights, path / WEIGHTS, {"format": "pt"})
+
+
+def lose_a_weight(path: Path) -> None:
+    edit_weights(path, lambda weights: weights.__delitem__("model.layers.1.mlp.up_proj.weight"))
+
+
+def add_a_weight(path: Path) -> None:
+    edit_weights(path, lambda weights: weights.update(stray=torch.zeros(3)))
+
+
+def reshape_a_weight(path: Path) -> None:
+    edit_weights(path, lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}))
+
+
+def replace_by_longrope(path: Path) -> None:
+    make_longrope_model().save_pretrained(path)
+
+
+def replace_by_gpt_neo(path: Path) -> None:
+    config = GPTNeoConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        num_heads=2,
+        num_layers=2,
+        attention_types=[[["global", "local"], 1]],
+    )
+    GPTNeoForCausalLM(config).save_pretrained(path)
+
+
+BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no config": (remove("config.json"), "has no config.json: not a model directory"),
+    "broken config": (write("config.json", "{"), "cannot read config.json"),
+    "config not an object": (write("config.json", "[1]"), "must be a JSON object"),
+    "no model type": (configure(model_type=None), "has no model_type"),
+    "unknown model type": (configure(model_type="frobnicator"), "'frobnicator' is not supported"),
+    "LLaDA": (configure(model_type="llada"), r"the causal LMs of transformers .*, and Dream$"),
+    "GPTQ": (configure(quantization_config=GPTQ), r"quantized weights \(gptq\) are not supported"),
+    "old GPTQ": (write("quantize_config.json", "{}"), r"quantized weights \(gptq\) are not"),
+    "broken generation config": (write("generation_config.json", "{"), "cannot read gen"),
+    "not a causal LM": (write("config.json", '{"model_type": "vit"}'), "'vit' is not supported"),
+    "wrong kind of value": (configure(hidden_size="big"), "config.json cannot be used"),
+    "a drafter": (configure(diffusion_attention="block_causal"), "is a diffusion LM"),
+    "a drafter without layout": (configure(mask_token_id=5), "is a diffusion LM: it can draft"),
+    "Dream": (configure(model_type="Dream"), "is a diffusion LM"),
+    "no positions": (configure(max_position_embeddings=None), "max_position_embeddings must be"),
+    "no weights": (remove(WEIGHTS), "has no model.safetensors"),
+    "pickled weights": (pickle_weights, "pickled weights only, which are never loaded"),
+    "truncated weights": (truncate, "truncated or corrupt: its header promises"),
+    "no header": (cut_header, "truncated or not a safetensors file"),
+    "huge header": (claim_a_huge_header, "truncated or not a safetensors file"),
+    "corrupt header": (garble_header, "corrupt safetensors header"),
+    "missing shard": (lose_a_shard, "model-1.safetensors is named in the index but missing"),
+    "empty index": (lose_the_weight_map, "has no weight_map"),
+    "angles that drafts change": (replace_by_longrope, "must be at most 128, got 256"),
+    "attention of its own": (replace_by_gpt_neo, "the attention of gpt_neo is not supported"),
+    "no positions, GPT-2": (write("config.json", '{"model_type": "gpt2"}'), "n_positions must be"),
+    "missing weight": (lose_a_weight, "1 missing weights .* model.layers.1.mlp.up_proj.weight"),
+    "unexpected weight": (add_a_weight, "1 unexpected weights .* stray"),
+    "misshapen weight": (reshape_a_weight, "cannot load its weights"),
+    "heads that do not divide": (configure(num_attention_heads=7), "cannot"),
+    "no tokenizer": (remove("tokenizer.json"), "has no tokenizer.json: a fast tokenizer is needed"),
+    "broken tokenizer": (write("tokenizer.json", "{}"), "cannot load its tokenizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", sorted(BAD_DIRECTORIES))
+def test_bad_directory_is_refused_by_name(
+    save_target: SaveTarget, case: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spoil, message = BAD_DIRECTORIES[case]
+    path = save_target("qwen2")
+    spoil(path)
+    capfd.readouterr()
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        CausalTarget.load(TargetConfig(path=path))
+    assert str(path) in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    "case", ["truncated weights", "pickled weights", "LLaDA", "GPTQ", "a drafter", "Dream"]
+)
+def test_bad_directories_are_refused_before_weights_are_read(
+    save_target: SaveTarget, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save_target("qwen2")
+    BAD_DIRECTORIES[case][0](path)
+    monkeypatch.setattr(loading, "_read_weights", None)
+    with pytest.raises(ModelLoadError):
+        load_model(path, num_slots=1, is_target=True)
+
+
+def test_path_that_is_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="nowhere does not exist"):
+        load_model(tmp_path / "nowhere", num_slots=1)
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelLoadError, match="file is a file"):
+        load_model(tmp_path / "file", num_slots=1)
+    with pytest.raises(ModelLoadError, match="nowhere does not exist"):
+        load_tokenizer(tmp_path / "nowhere")
+    with pytest.raises(ModelLoadError, match="file is a file"):
+        load_tokenizer(tmp_path / "file")

@@ -1,0 +1,86 @@
+"""The self-test refuses models that would run but answer wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    BartForCausalLM,
+    BertConfig,
+    BertLMHeadModel,
+    BlenderbotForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+)
+
+from diffuspec.core.config import DType
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading.load import load_model
+from tests.support.models import FAMILIES, MAX_POSITIONS, SHAPE, VOCAB_SIZE, edit_json
+
+DECODER = {
+    "vocab_size": VOCAB_SIZE,
+    "d_model": 48,
+    "decoder_layers": 2,
+    "decoder_attention_heads": 4,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": MAX_POSITIONS,
+    "is_decoder": True,
+    "is_encoder_decoder": False,
+}
+
+
+def test_attention_that_our_kernels_do_not_compute_is_refused(tmp_path: Path) -> None:
+    Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=12)).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="is not supported: attention with softcap"):
+        load_model(tmp_path, num_slots=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", [BartForCausalLM, BlenderbotForCausalLM], ids=["bart", "bb"])
+def test_models_that_ignore_position_ids_are_refused(
+    tmp_path: Path, kind: Any, dtype: DType
+) -> None:
+    """They would take the rows of any step for the beginning of a text."""
+    torch.manual_seed(0)
+    kind(kind.config_class(**DECODER)).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="does not place tokens by position_ids"):
+        load_model(tmp_path, dtype=dtype, num_slots=1)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_models_that_use_position_ids_pass_in_bfloat16_too(
+    save_target: Callable[[str], Path], family: str
+) -> None:
+    load_model(save_target(family), dtype="bfloat16", num_slots=1)
+
+
+def test_bidirectional_models_are_refused(tmp_path: Path) -> None:
+    shape = {key: SHAPE[key] for key in SHAPE if key not in ("initializer_range", "eos_token_id")}
+    BertLMHeadModel(BertConfig(**shape, is_decoder=True)).save_pretrained(tmp_path)
+    load_model(tmp_path, num_slots=1)
+    edit_json(tmp_path / "config.json", is_decoder=False)
+    with pytest.raises(ModelLoadError, match="is not supported: its attention is not causal"):
+        load_model(tmp_path, num_slots=1)
+
+
+def test_windows_given_by_the_mask_alone_are_refused(tmp_path: Path) -> None:
+    config = Qwen2MoeConfig(
+        **SHAPE,
+        num_experts=2,
+        num_experts_per_tok=1,
+        use_sliding_window=True,
+        sliding_window=8,
+        layer_types=["sliding_attention"] * 3,
+    )
+    Qwen2MoeForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="a window of 8 in the mask alone"):
+        load_model(tmp_path, num_slots=1)
+    edit_json(tmp_path / "config.json", layer_types=["full_attention"] * 3)
+    load_model(tmp_path, num_slots=1)
