@@ -1,7 +1,7 @@
-"""What a pipeline asks of a cluster, as bundles, and why a cluster cannot give it.
+"""The bundles that a pipeline needs of a cluster, and the reasons why they do not fit.
 
-A bundle is a piece of one node. Roles that must be on one node share one: a drafter and its path
-scorer, all ranks of the verifier. Knows nothing of Ray.
+A bundle is a set of resources on one node. Roles that must run on one node share a bundle: a
+drafter and its path scorer, or all ranks of the verifier. Nothing here depends on Ray.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actors.settings import PipelineConfig
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """Resources on one node that carries the labels."""
+    """Resources on one node with these labels."""
 
     name: str
     resources: dict[str, float]
@@ -25,7 +25,7 @@ class Bundle:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """All that a node has, in use or not."""
+    """A node's total resources, in use or not, and its labels."""
 
     resources: Mapping[str, float]
     labels: Mapping[str, str]
@@ -59,17 +59,17 @@ def _bundle(name: str, num_cpus: float, num_gpus: float, node: NodeSettings) -> 
 def explain_shortage(
     bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[Node]
 ) -> list[str]:
-    """Say, one reason a line, why the bundles do not fit the nodes now. Never empty."""
+    """Return the reasons why the bundles do not fit the nodes now, at least one."""
     reasons = find_shortages(bundles, strategy, nodes)
-    return reasons or ["the nodes are large enough, but what they have is in use by others"]
+    return reasons or ["the nodes are large enough, but their resources are in use by others"]
 
 
 def find_shortages(
     bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[Node]
 ) -> list[str]:
-    """Say, one reason a line, why the bundles would not fit the nodes even if nobody used them.
+    """Return the reasons why the bundles do not fit the nodes even when those are idle.
 
-    Empty: they would, as far as this can tell.
+    None are found if they fit; some ways not to fit are not looked for.
     """
     if not nodes:
         return ["the cluster has no nodes"]
@@ -88,7 +88,7 @@ def find_shortages(
 
 
 def _misfit(bundle: Bundle, nodes: Sequence[Node]) -> str | None:
-    """Say why no node could ever hold a bundle; None if one could."""
+    """Return the reason why no node can hold a bundle; None if one can when it is idle."""
     labelled = [node for node in nodes if _carries(node, bundle.labels)]
     if not labelled:
         return f"{bundle.name} needs a node with labels {bundle.labels}, there is none"
@@ -124,7 +124,7 @@ def _carries(node: Node, labels: Mapping[str, str]) -> bool:
 
 
 def _selects(selector: str, label: str | None) -> bool:
-    """Whether one of Ray's selectors takes a label: a, !a, in(a,b) or !in(a,b)."""
+    """Return whether one of Ray's selectors (a, !a, in(a,b) or !in(a,b)) matches a label."""
     wanted = selector.removeprefix("!")
     if wanted.endswith(")"):
         is_wanted = label in wanted.removeprefix("in").strip("()").split(",")

@@ -1,11 +1,11 @@
-"""A pipeline: all roles of one deployment placed, started, watched and stopped.
+"""A pipeline: all roles of one deployment, placed, started, supervised and stopped.
 
     async with Pipeline(load_pipeline(path)) as pipeline:
         async for increment in pipeline.stream("Once upon a time"):
             ...
 
-Needs a Ray cluster that this process is connected to. Answers come from the coordinator over gRPC;
-an answer under way when the coordinator is lost goes on where it was, from the next one.
+The process must be connected to a Ray cluster. Answers come from the coordinator over gRPC; when it
+is lost, the next coordinator continues them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ logger = logging.getLogger(__name__)
 
 _GREEDY = SamplingParams()
 _STATUS_SECONDS = 10.0
-_SLACK_SECONDS = 10.0  # beyond what health checks take to find a lost coordinator out
-_READ_SECONDS = 2.0  # for an answer's end to be read, once it is there
+_SLACK_SECONDS = 10.0  # beyond the time in which health checks notice a lost coordinator
+_READ_SECONDS = 2.0  # for callers to read the ends of their answers
 
 
 @dataclass(frozen=True, slots=True)
 class RoleReport:
-    """Where one actor landed, where it serves, and why it does not if it does not."""
+    """An actor's place and address; the reason if it does not serve."""
 
     name: str
     place: Place | None
@@ -79,10 +79,10 @@ class Pipeline:
         return self._coordinator
 
     async def start(self) -> None:
-        """Place and start everything; return when prompts are answered and every drafter was tried.
+        """Place and start all roles; return once prompts are answered and every drafter was tried.
 
-        A drafter that fails does not fail the start: see status(). Raises PlacementError,
-        ConfigError, ModelLoadError and VerifierError, and leaves nothing behind then.
+        A drafter that fails does not fail the start: status() names the reason. Raises
+        PlacementError, ConfigError, ModelLoadError and VerifierError, and leaves nothing behind.
         """
         self._placement = placement = await Placement.reserve(self.config, self._token)
         try:
@@ -102,10 +102,10 @@ class Pipeline:
             raise
 
     async def stop(self) -> None:
-        """Let running requests finish within the drain time, then end all actors.
+        """Refuse new requests, let the others finish within drain_seconds, then end all actors.
 
-        Actors are replaced until then: a coordinator that is lost costs no answer. All end at once
-        when this is interrupted or fails.
+        Lost actors are replaced until then, the coordinator included. When this is interrupted or
+        fails, all actors end at once.
         """
         self._is_draining = True
         try:
@@ -149,16 +149,16 @@ class Pipeline:
             self._answers.discard(answer)
 
     async def cancel(self, request_id: str) -> bool:
-        """End what runs under an id; return whether anything did.
+        """Cancel the requests with an id; return whether there were any.
 
-        An answer of this pipeline's ends at once, with a coordinator or without. What others ask
-        of a coordinator that is lost is over anyway. Raises InvalidRequestError.
+        Answers of this object end at once, also while there is no coordinator. Requests that other
+        clients sent to a coordinator end with it. Raises InvalidRequestError.
         """
         asked_here = [one.cancel() for one in self._answers if one.request_id == request_id]
         return await self._cancel_there(request_id) or any(asked_here)
 
     async def status(self) -> ServiceStatus:
-        """Tell how the roles are. Answers also while there is no coordinator."""
+        """Return the state of roles and requests, also while there is no coordinator."""
         actor, reason = self.coordinator.actor, self.coordinator.problem
         if actor is not None:
             try:
@@ -185,7 +185,7 @@ class Pipeline:
         return links
 
     async def describe(self) -> tuple[RoleReport, ...]:
-        """Tell where every actor landed."""
+        """Return every actor's place and address."""
         coordinator = self.coordinator
         actor = coordinator.actor
         address = actor.ready.address if actor is not None else ""
@@ -198,7 +198,7 @@ class Pipeline:
         return tuple(reports)
 
     async def _drain(self, coordinator: CoordinatorSupervisor) -> None:
-        """Let running requests finish; those of a lost coordinator go on with the next one."""
+        """Let running requests finish; if the coordinator is lost, with the next one."""
         seconds = self.config.deadlines.drain_seconds
         ends_at = time.monotonic() + seconds
         if not await coordinator.drain(seconds):
@@ -237,30 +237,31 @@ class Pipeline:
             logger.warning("the first answer was decoded plainly: %s", error)
 
     async def _client(self) -> RemoteCoordinator:
-        """Return the way to a coordinator that answers. Raises ActorLostError when there is none
-        in time."""
+        """Return a client of the coordinator. Raises ActorLostError if none serves in time."""
         seconds = self.config.deadlines.start_seconds
         try:
             async with asyncio.timeout(seconds):
                 return (await self.coordinator.serving()).client
         except TimeoutError as error:
             raise ActorLostError(
-                f"there is no coordinator since {seconds:g} seconds: {self.coordinator.problem}"
+                f"no coordinator was up for {seconds:g} seconds: {self.coordinator.problem}"
             ) from error
 
     async def _cancel_there(self, request_id: str) -> bool:
-        """End what the coordinator has under an id, if there is a coordinator."""
+        """Cancel the coordinator's requests with an id, if there is a coordinator."""
         if self.coordinator.actor is None:
             return False
         try:
             return await (await self.coordinator.serving()).client.cancel(request_id)
         except (ActorLostError, TransportError) as error:
-            logger.warning("the coordinator could not be told to cancel %s: %s", request_id, error)
+            logger.warning("the coordinator did not cancel %s: %s", request_id, error)
             return False
 
     async def _wait_for_another(self, error: TransportError) -> None:
-        """Wait until the coordinator that was lost is known to be. Raises the error if it is not:
-        then it was the way to it that failed, and would fail again."""
+        """Wait until the supervisor has noticed that the coordinator is lost.
+
+        Raises `error` if it does not in time: the connection failed, and would fail again.
+        """
         service = self.coordinator.service
         if service is None:
             return
@@ -277,14 +278,14 @@ def _report(name: str, actor: RoleActor[Any] | None, address: str, reason: str) 
 
 
 async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
-    """Return where the ranks are that the coordinator made; none while they are made anew."""
+    """Return places and address of the verifier's ranks; none while they are replaced."""
     try:
         async with asyncio.timeout(_STATUS_SECONDS):
             call = coordinator.handle.__ray_call__.options(concurrency_group=CONTROL)
             handles, address = await call.remote(_ranks)
             places = await asyncio.gather(*map(locate, handles))
     except (TimeoutError, RayError) as error:
-        logger.warning("the verifier's ranks could not be asked: %s", error)
+        logger.warning("the coordinator did not name the verifier's ranks: %s", error)
         return []
     addresses = [address, *("" for _ in places)]  # rank 0 serves for all
     named = enumerate(zip(places, addresses, strict=False))
@@ -292,7 +293,7 @@ async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
 
 
 def _ranks(coordinator: CoordinatorActor) -> tuple[list[Handle], str]:
-    """Return all ranks, and where rank 0 serves. Runs in the coordinator's process."""
+    """Return all ranks and the address of rank 0. Runs in the coordinator's process."""
     verifier = coordinator.verifier
     assert isinstance(verifier, SupervisedVerifier)
     ranks = verifier.group.ranks

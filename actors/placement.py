@@ -1,7 +1,7 @@
-"""Where a pipeline's actors run: one placement group, and the actors in its bundles.
+"""The placement of a pipeline: one placement group, and the actors in its bundles.
 
-The one place where plain classes become Ray actors. A Placement is a value: the coordinator gets
-it too, because the verifier's ranks are its own to make and to make again.
+Plain classes become Ray actors here and nowhere else. A Placement is a value that can be sent to
+other processes: the coordinator creates the verifier's ranks from it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ logger = logging.getLogger(__name__)
 Handle: TypeAlias = Any  # of a Ray actor: its methods have .remote()
 
 LOOPBACK = "127.0.0.1"
-CONTROL = "control"  # the concurrency group of health checks: they do not queue behind work
+CONTROL = "control"  # concurrency group of health checks, which must not queue behind work
 
 _COORDINATOR_BUNDLE = 0
 _NUM_CONTROL_CALLS = 4
-_PATIENCE_SECONDS = 3  # until the log says what is missing; Ray waits for whole seconds
+_PATIENCE_SECONDS = 3  # between log messages on missing resources; Ray waits whole seconds
 _RELEASE_SECONDS, _POLL_SECONDS = 10.0, 0.05
 
 
@@ -49,7 +49,7 @@ class PlacementError(DiffuspecError):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an actor landed."""
+    """Node and process of an actor."""
 
     node_id: str
     ip: str
@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A placement group that was granted, and what its actors are made of."""
+    """A placement group that was granted, with all that is needed to create its actors."""
 
     config: PipelineConfig
     token: str = field(repr=False)
@@ -67,10 +67,10 @@ class Placement:
 
     @classmethod
     async def reserve(cls, config: PipelineConfig, token: str) -> Placement:
-        """Wait until the cluster grants the bundles. The log says what is missing meanwhile.
+        """Wait until the cluster grants the bundles; log which resources are missing meanwhile.
 
-        Raises PlacementError naming it when it is missing for too long, and ConfigError. Nothing
-        stays reserved when this fails.
+        Raises PlacementError with them after placement_seconds, and ConfigError. Nothing stays
+        reserved after an error.
         """
         group = _ask_for(config)
         try:
@@ -83,7 +83,7 @@ class Placement:
         return cls(config, token, group)
 
     async def release(self) -> None:
-        """Give the bundles back; actors that are still in them end. Waits until that is done."""
+        """Give the bundles back and end the actors in them; return once that is done."""
         remove_placement_group(self.group)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
@@ -91,15 +91,15 @@ class Placement:
                     await asyncio.sleep(_POLL_SECONDS)
 
     def host(self, place: Place) -> str:
-        """Return where an actor may listen: loopback, and with TLS its node's address."""
+        """Return the address for an actor to listen at: with TLS its node's, else loopback."""
         return LOOPBACK if self.config.rpc.tls is None else place.ip
 
     def create_coordinator(self, number: int = 1) -> Handle:
-        """Make one for its first start, or a later one; each start has a trace of its own."""
+        """Create a coordinator; the number of its start, from 1, is in the name of its trace."""
         config, role = self.config, self.config.placement.coordinator
         if config.trace is not None and number > 1:
             config = config.model_copy(update={"trace": numbered(config.trace, number)})
-            logger.warning("the trace goes on in %s", config.trace)
+            logger.warning("the trace continues in %s", config.trace)
         make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE, _threads(role))
         return make(config, self.token)
 
@@ -122,11 +122,11 @@ class Placement:
     def _remote(
         self, kind: type[Any], role: RoleSettings, bundle: int, variables: dict[str, str]
     ) -> Callable[..., Handle]:
-        """Return what makes an actor of a plain class in a bundle.
+        """Return a function that creates an actor of a plain class in a bundle.
 
-        Ray never restarts one by itself: whoever made it does, and tells the others its address.
+        Ray does not restart these actors: their supervisors do, and pass on the new addresses.
         """
-        make_actor_class: Any = ray.remote  # its types know no concurrency groups
+        make_actor_class: Any = ray.remote  # whose types lack concurrency groups
         actor_class = make_actor_class(
             num_cpus=role.num_cpus,
             num_gpus=role.num_gpus,
@@ -148,21 +148,21 @@ def _threads(role: RoleSettings) -> dict[str, str]:
     return {
         "OMP_NUM_THREADS": str(role.num_threads),
         "TOKENIZERS_PARALLELISM": "false",
-        # A message then wakes two threads of gRPC on its way, and not four.
+        # With these a message wakes two threads of gRPC on its way, otherwise four.
         "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     }
 
 
 def _gpus(role: RoleSettings) -> dict[str, str]:
-    """Hide all GPUs from a role that has none: Ray would leave them to be seen.
+    """Return variables that hide all GPUs from a role without any; Ray would leave them visible.
 
-    Not for the coordinator: the ranks that it makes would inherit this, whatever they have.
+    Not for the coordinator, because the ranks that it creates would inherit them.
     """
     return {} if role.num_gpus else {"CUDA_VISIBLE_DEVICES": ""}
 
 
 async def locate(actor: Handle) -> Place:
-    """Return where an actor runs, once it does."""
+    """Wait until an actor runs; return its node and process."""
     place: Place = await actor.__ray_call__.options(concurrency_group=CONTROL).remote(_find_place)
     return place
 
@@ -175,7 +175,7 @@ def _find_place(actor: object) -> Place:
 
 
 def check_room(config: PipelineConfig) -> None:
-    """Raise PlacementError if the cluster as it is could never hold a pipeline."""
+    """Raise PlacementError if a pipeline does not fit the cluster even when it is idle."""
     reasons = find_shortages(make_bundles(config), config.placement.strategy, _nodes_alive())
     if reasons:
         raise PlacementError("; ".join(reasons))
@@ -195,7 +195,7 @@ def _ask_for(config: PipelineConfig) -> PlacementGroup:
 
 
 async def _granted(group: PlacementGroup, config: PipelineConfig) -> None:
-    """Wait until a group is granted; warn of what it waits for, whenever that is another thing."""
+    """Wait until a group is granted; log the missing resources whenever they change."""
     bundles, strategy = make_bundles(config), config.placement.strategy
     seconds, told = config.deadlines.placement_seconds, ""
     ends_at = time.monotonic() + seconds

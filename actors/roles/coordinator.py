@@ -1,7 +1,7 @@
 """The coordinator's process: the engine over remote roles, behind gRPC.
 
-Owns the requests and what is learnt from them. Drafters come and go while it runs; without any it
-decodes plainly, and its status says why.
+Owns the requests and all that is learnt from them. Drafters are connected and disconnected while it
+runs; without any it decodes plainly, and its status names the reason.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ OpenVerifier: TypeAlias = Callable[[], AbstractAsyncContextManager[HostedVerifie
 
 _PLAIN = SpeculationParams(policy="off")
 _GREEDY = SamplingParams()
-_HEALTH_SECONDS = 1.0  # for a role to say how it is
+_HEALTH_SECONDS = 1.0  # for a role to answer a health check
 
 
 class _ObservedVerifier:
-    """A `Verifier`; of every step of its a StepHealth hears."""
+    """A `Verifier` whose steps are reported to a StepHealth."""
 
     def __init__(self, verifier: Verifier, health: StepHealth) -> None:
         self._verifier = verifier
@@ -75,7 +75,7 @@ class _ObservedVerifier:
 async def verifier_at(
     address: str, config: PipelineConfig, token: str
 ) -> AsyncGenerator[RemoteVerifier]:
-    """Use a verifier that somebody else keeps alive. Raises VerifierUnavailableError."""
+    """Connect to a verifier that runs elsewhere. Raises VerifierUnavailableError."""
     seconds = config.deadlines.verify_seconds
     verifier = await RemoteVerifier.connect(
         address, config.security(token), deadline_seconds=seconds, limits=config.limits(seconds)
@@ -92,7 +92,7 @@ def drafter_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """What a coordinator says once it answers: where, and what drafters must fit."""
+    """The address of a coordinator that serves, and the target that drafters must fit."""
 
     address: str
     info: TargetInfo
@@ -100,7 +100,7 @@ class Ready:
 
 
 class CoordinatorActor:
-    """Serves prompts. A plain class: Ray runs it, or a process of its own."""
+    """Serves prompts. A plain class: an actor of Ray or a process by itself runs it."""
 
     def __init__(self, config: PipelineConfig, token: str) -> None:
         self._config = config
@@ -108,8 +108,10 @@ class CoordinatorActor:
         self._resources = contextlib.AsyncExitStack()
         self._pool = DrafterPool()
         self._drafters: dict[str, RemoteDrafter] = {}
-        # Why a drafter is not there, by name.
-        self._reasons = {drafter_name(i): "it has not come yet" for i in range(config.num_drafters)}
+        # Why drafters are not connected, by name.
+        self._reasons = {
+            drafter_name(index): "it has not connected yet" for index in range(config.num_drafters)
+        }
         self._engine: Engine | None = None
         self._heartbeat = Heartbeat(config.deadlines.silence_seconds)
         self._server: RoleServer | None = None
@@ -124,18 +126,18 @@ class CoordinatorActor:
 
     @property
     def verifier(self) -> HostedVerifier:
-        """As it was opened: the engine has one that is observed."""
+        """The verifier as it was opened; the engine's reports its steps."""
         assert self._verifier is not None, "start() comes first"
         return self._verifier
 
     async def start(self, open_verifier: OpenVerifier, host: str, port: int = 0) -> Ready:
-        """Bring the verifier up, decode a few tokens, serve.
+        """Open the verifier, decode a few tokens as a self-test, and serve.
 
-        A pipeline that is to have drafters says until they come that they are not there. Raises
-        ConfigError, VerifierError, ModelLoadError.
+        Drafters connect later; until then the status reports them missing. Raises ConfigError,
+        VerifierError, ModelLoadError.
         """
         config = self._config
-        self._security.server_credentials(host)  # before weights are loaded: it may be refused
+        self._security.server_credentials(host)  # may be refused: before weights are loaded
         verifier = await self._resources.enter_async_context(open_verifier())
         tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
         self._verifier = verifier
@@ -156,7 +158,7 @@ class CoordinatorActor:
         return Ready(server.address, verifier.info, digest)
 
     async def connect_drafter(self, name: str, address: str) -> None:
-        """Let a drafter in after one draft of its; it takes the place of the one of that name.
+        """Connect to a drafter, which has to draft once; it replaces the one of that name.
 
         Raises DrafterError.
         """
@@ -177,7 +179,7 @@ class CoordinatorActor:
         self._pool.add(remote, name)
 
     async def disconnect_drafter(self, name: str, reason: str) -> None:
-        """Do without a drafter, and say why in the status."""
+        """Stop using a drafter; the status names the reason."""
         self._reasons[name] = reason
         remote = self._drafters.pop(name, None)
         if remote is not None:
@@ -209,11 +211,11 @@ class CoordinatorActor:
                 yield increment
 
     def cancel(self, request_id: str) -> bool:
-        """End what runs under an id; return whether anything did."""
+        """Cancel the requests with an id; return whether there were any."""
         return self.engine.cancel(request_id)
 
     async def status(self) -> ServiceStatus:
-        """Tell how verifier and drafters are."""
+        """Return the state of verifier, drafters and requests."""
         present = sorted(self._drafters.items())
         checks = [self._check("verifier", "", self._verifier)]
         checks += [self._check(name, remote.address, remote) for name, remote in present]
@@ -235,7 +237,7 @@ class CoordinatorActor:
         return generate_latest(self.engine.metrics.registry).decode()
 
     async def link_bytes(self) -> dict[str, tuple[int, int]]:
-        """Return what went over the way to each role so far: bytes sent, bytes received."""
+        """Return the bytes sent to and received from each role so far."""
         roles = {"verifier": self._verifier, **self._drafters}
         return {
             f"coordinator - {name}": (role.num_bytes_sent, role.num_bytes_received)
@@ -281,7 +283,7 @@ class CoordinatorActor:
         )
 
     async def _ask_verifier(self) -> None:
-        """Raises VerifierUnavailableError when it says, or lets suppose, that it is not well."""
+        """Check the verifier's health. Raises VerifierUnavailableError when it is not serving."""
         if not await self.verifier.check_health(_HEALTH_SECONDS):
             raise VerifierUnavailableError("the verifier is not serving")
 

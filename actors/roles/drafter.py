@@ -1,7 +1,6 @@
 """The drafter's process: a diffusion LM here, its path scorer in the process beside it.
 
-The lattice goes from here to the scorer and comes back as a draft tree: it never passes through
-the coordinator.
+Lattices go from here to the scorer, and come back as draft trees; the coordinator never sees them.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
 from diffuspec.text.tokenizer import check_shared_vocabulary
 
-_PATIENCE = 3  # deadlines until it is taken to hang: to read a long prompt is to be late only
+_PATIENCE = 3  # deadlines until a step counts as hung: one with a long prompt is merely late
 
 
 class DrafterActor:
-    """Serves a drafter. A plain class: Ray runs it, or a process of its own."""
+    """Serves a drafter. A plain class: an actor of Ray or a process by itself runs it."""
 
     def __init__(self, config: PipelineConfig, token: str) -> None:
-        # It takes seconds, which there are while the target starts.
+        # The import takes seconds; here it runs while the target starts.
         from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
 
         self._load_model = DiffusionDrafter.load
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
-        deadlines = config.deadlines  # a step may be worked on in the event loop
+        deadlines = config.deadlines  # a step may block the event loop
         self._heartbeat = Heartbeat(deadlines.draft_seconds + deadlines.silence_seconds)
         self._servicer: DrafterServicer | None = None
         self._drafter: DiffuSpecDrafter | None = None
@@ -49,13 +48,13 @@ class DrafterActor:
         host: str,
         port: int = 0,
     ) -> str:
-        """Load the diffusion LM, draft once through the scorer, serve; return the address.
+        """Load the diffusion LM, draft once as a self-test, and serve; return the address.
 
-        vocabulary: of the target, see vocabulary_digest; None: not to be compared. Raises
+        vocabulary: the target's, see vocabulary_digest; None: it is not compared. Raises
         ConfigError, ModelLoadError, DrafterError.
         """
         config = self._config
-        self._security.server_credentials(host)  # before weights are loaded: it may be refused
+        self._security.server_credentials(host)  # may be refused: before weights are loaded
         if config.engine.drafter is None:
             raise ConfigError("engine.drafter is not configured: there is nothing to serve")
         if vocabulary is not None:
@@ -76,21 +75,21 @@ class DrafterActor:
         return server.address
 
     async def use_scorer(self, address: str) -> None:
-        """Go on with another path scorer, because the one before is gone. Raises DrafterError."""
+        """Continue with another path scorer in place of a lost one. Raises DrafterError."""
         assert self._drafter is not None, "start() comes first"
         scorer = await self._connect(address)
         await self._leave_scorer()
         self._drafter.path_scorer = self._scorer = scorer
 
     async def link_bytes(self) -> tuple[int, int]:
-        """Return what went to and came from the path scorer so far."""
+        """Return the bytes sent to and received from the path scorer so far."""
         assert self._scorer is not None, "start() comes first"
         return self._scorer.num_bytes_sent, self._scorer.num_bytes_received
 
     async def is_healthy(self) -> bool:
-        """Whether its event loop gets to work and its steps succeed.
+        """Return whether the event loop runs and steps succeed.
 
-        Callable from any thread's event loop.
+        May be called from the event loop of any thread.
         """
         servicer = self._servicer
         return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()

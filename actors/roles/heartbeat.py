@@ -1,4 +1,4 @@
-"""Whether an event loop gets to work."""
+"""A heartbeat: whether an event loop runs its tasks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _MAX_INTERVAL_SECONDS = 0.5
 
 
 class Heartbeat:
-    """Beats in the event loop in which its context is open. Any thread may listen.
+    """Beats in the event loop in which its context is open. Any thread may read it.
 
-    max_silence_seconds: how long a loop may be at one piece of work.
+    max_silence_seconds: longest time for which one callback may block the loop.
     """
 
     def __init__(self, max_silence_seconds: float) -> None:
@@ -33,7 +33,7 @@ class Heartbeat:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the loop has got to work lately; not before the context, nor after it."""
+        """Whether the loop has run within max_silence_seconds; False outside the context."""
         return time.monotonic() - self._last <= self._max_silence_seconds
 
     async def _beat(self) -> None:

@@ -1,4 +1,4 @@
-"""The path scorer's process: CPS, beside a drafter."""
+"""The path scorer's process: the path search for the drafter beside it."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from diffuspec.rpc.server.servicers import PathScorerServicer
 
 
 class PathScorerActor:
-    """Serves a path search. A plain class: Ray runs it, or a process of its own."""
+    """Serves a path search. A plain class: an actor of Ray or a process by itself runs it."""
 
     def __init__(self, config: PipelineConfig, token: str) -> None:
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
-        deadlines = config.deadlines  # a step may be worked on in the event loop
+        deadlines = config.deadlines  # a step may block the event loop
         self._heartbeat = Heartbeat(deadlines.search_seconds + deadlines.silence_seconds)
         self._servicer: PathScorerServicer | None = None
 
     async def start(self, info: TargetInfo, host: str, port: int = 0) -> str:
-        """Load the proxy, search once, serve; return the address.
+        """Load the proxy, search once as a self-test, and serve; return the address.
 
         Raises ConfigError, NgramError, ModelLoadError.
         """
         config = self._config
-        self._security.server_credentials(host)  # before the proxy is loaded: it may be refused
+        self._security.server_credentials(host)  # may be refused: before the proxy is loaded
         scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
 
         async def search() -> None:
@@ -47,9 +47,9 @@ class PathScorerActor:
         return server.address
 
     async def is_healthy(self) -> bool:
-        """Whether its event loop gets to work and its steps succeed.
+        """Return whether the event loop runs and steps succeed.
 
-        Callable from any thread's event loop.
+        May be called from the event loop of any thread.
         """
         servicer = self._servicer
         return self._heartbeat.is_alive and servicer is not None and servicer.is_healthy()

@@ -1,8 +1,8 @@
-"""One rank of the verifier: a share of the target, and on rank 0 the gRPC service over all of it.
+"""One rank of the verifier: a shard of the target, and on rank 0 the gRPC service over all shards.
 
-A plain class: Ray runs it, or a process of its own. With one rank there is no group to join.
-Work that blocks happens in threads, so that the service answers while a step is under way, and
-status() has nothing to wait for: it may be called from another thread's event loop.
+A plain class: an actor of Ray or a process by itself runs it. With one rank there is no group to
+join. Blocking work runs in threads, so that the service answers during a step. status() waits for
+nothing and may be called from the event loop of any thread.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 
-_MIN_WORD_SECONDS = 60.0  # ranks that are watched are missed earlier; others end by themselves
-_IDLE_SHARE = 0.25  # of the time after which a rank misses another's word
-_FOLLOW_SECONDS = 2.0  # for rank 0's last word to arrive
+_MIN_WORD_SECONDS = 60.0  # supervised ranks are missed earlier; this ends those that are not
+_IDLE_SHARE = 0.25  # of the time after which a rank misses messages: the pause between them
+_FOLLOW_SECONDS = 2.0  # for the last message of rank 0 to arrive
 
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What a rank that answers says of itself."""
+    """State of a rank that answers."""
 
     pid: int
     num_steps: int  # verified so far, by rank 0
-    step_seconds: float  # how long the oldest step under way has taken; 0: there is none
+    step_seconds: float  # age of the oldest running step; 0 without one
 
 
 class VerifierRank:
-    """Starts in this order: meet() on rank 0 of several, start() on all at once, run() on all."""
+    """Call meet() on rank 0 if there are several, start() on all at once, then run() on all."""
 
     def __init__(self, config: PipelineConfig, token: str, rank: int = 0) -> None:
         self._config = config
@@ -68,20 +68,20 @@ class VerifierRank:
             _set_environment(on_gpu=config.placement.verifier.num_gpus > 0)
 
     async def meet(self) -> str:
-        """Open the place where the ranks find each other: "host:port" on this node."""
+        """Open the ranks' meeting point on this node; return it as "host:port"."""
         from diffuspec.models.ranks.rank_group import open_meeting_point
 
         self._store = open_meeting_point(LOOPBACK, self._limits())
         return f"{LOOPBACK}:{self._store.port}"
 
     async def start(self, meeting_point: str, host: str, port: int = 0) -> str:
-        """Load this rank's share; on rank 0 verify once, serve, and return the address.
+        """Load this rank's shard; on rank 0 verify once as a self-test, serve, return the address.
 
-        meeting_point: what meet() said, "" for a single rank. Raises ConfigError,
-        ModelLoadError, and VerifierUnavailableError when the ranks do not get together.
+        meeting_point: as meet() returned it, "" for a single rank. Raises ConfigError,
+        ModelLoadError, and VerifierUnavailableError when the ranks do not all connect.
         """
         if self._rank == 0:
-            self._security.server_credentials(host)  # before weights are loaded: it may be refused
+            self._security.server_credentials(host)  # may be refused: before weights are loaded
         target = await _in_daemon_thread(self._load, meeting_point)
         self._resources.callback(target.close)
         if self._rank > 0:
@@ -102,7 +102,7 @@ class VerifierRank:
     async def run(self) -> None:
         """Return once this rank was stopped.
 
-        Raises VerifierUnavailableError when it is of no use any more: another rank is lost, or
+        Raises VerifierUnavailableError when it cannot work any more: another rank is lost, or
         every step fails.
         """
         assert self._work is not None, "start() comes first"
@@ -111,20 +111,20 @@ class VerifierRank:
             self._work.result()
 
     async def status(self) -> RankStatus:
-        """Callable from any thread's event loop, at any time."""
+        """Return the state at once. May be called from the event loop of any thread."""
         steps = self._steps
         if steps is None:
             return RankStatus(os.getpid(), 0, 0.0)
         return RankStatus(os.getpid(), steps.num_steps, steps.oldest_seconds)
 
     async def stop(self) -> None:
-        """Finish the steps under way, end the server, and let the other ranks go."""
+        """Finish the running steps, end the server, and release the other ranks."""
         if self._rank == 0 and self._work is not None:
             self._work.cancel()
         elif self._work is not None:
             await asyncio.wait([self._work], timeout=_FOLLOW_SECONDS)
             if not self._work.done():
-                return  # a thread waits for rank 0 still: only the process's end ends it
+                return  # a thread still waits for rank 0, and ends with the process only
         await self._resources.aclose()
         self._store = self._group = None
 
@@ -149,7 +149,7 @@ class VerifierRank:
         return RankGroup(store, self._rank, self._num_ranks, device, limits)
 
     def _lead(self, target: CausalTarget) -> LockstepTarget | None:
-        """Return the target with the other ranks along; None: there are no others."""
+        """Return the target that runs in step with the other ranks; None without others."""
         if self._group is None:
             return None
         from diffuspec.models.ranks.lockstep import LockstepTarget
@@ -177,10 +177,10 @@ class VerifierRank:
 
 
 class WatchedVerifier:
-    """A `Verifier` of which is known how long its steps take and whether they succeed.
+    """A `Verifier` that records the age of its steps, and finds out when none can succeed.
 
-    After a step that failed a probe tells whose fault it was. Once it is the verifier's, that call
-    and every later one raises VerifierUnavailableError: a new one has to take its place.
+    After a failed step it tests itself. If that fails, too, this call and every later one raises
+    VerifierUnavailableError: the verifier has to be replaced.
     """
 
     def __init__(self, verifier: Verifier) -> None:
@@ -197,12 +197,12 @@ class WatchedVerifier:
 
     @property
     def oldest_seconds(self) -> float:
-        """How long the oldest step under way has taken."""
+        """Age of the oldest running step; 0 without one."""
         started = list(self._started.values())
         return time.monotonic() - min(started) if started else 0.0
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """Raises VerifierError when the requests are at fault alone."""
+        """See `Verifier.verify`. Raises a plain VerifierError only if the requests are at fault."""
         if self._failure:
             raise VerifierUnavailableError(self._failure)
         number = next(self._numbers)
@@ -213,7 +213,7 @@ class WatchedVerifier:
             self._give_up(str(error))
             raise
         except VerifierError as error:
-            await self._find_the_fault(error)
+            await self._test_after(error)
             raise
         finally:
             del self._started[number]
@@ -224,18 +224,18 @@ class WatchedVerifier:
         await self._verifier.release(request_id)
 
     async def watch(self) -> None:
-        """Raises VerifierUnavailableError when no step can succeed."""
+        """Wait until no step can succeed; raise VerifierUnavailableError then."""
         await self._is_broken.wait()
         raise VerifierUnavailableError(self._failure)
 
     async def test(self) -> None:
-        """Take a small step. Raises what verify() does."""
-        await _take_small_step(self)
+        """Run the self-test. Raises what verify() raises."""
+        await _run_self_test(self)
 
-    async def _find_the_fault(self, error: VerifierError) -> None:
-        """Raises VerifierUnavailableError when it is not the requests that made a step fail."""
+    async def _test_after(self, error: VerifierError) -> None:
+        """Run the self-test after a failed step. Raises VerifierUnavailableError if it fails."""
         try:
-            await _take_small_step(self._verifier)
+            await _run_self_test(self._verifier)
         except VerifierError as test_error:
             reason = f"a step failed with: {error}; and a self-test with: {test_error}"
             self._give_up(reason)
@@ -246,15 +246,18 @@ class WatchedVerifier:
         self._is_broken.set()
 
 
-async def _take_small_step(verifier: Verifier) -> None:
+async def _run_self_test(verifier: Verifier) -> None:
     await verifier.verify([self_test.verify_request(verifier.info)])
     await verifier.release(self_test.REQUEST_ID)
 
 
 async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like asyncio.to_thread, but the process may end meanwhile: ranks wait long for each other."""
+    """Run blocking work in a thread that does not keep the process from ending.
+
+    asyncio.to_thread's would: ranks wait long for each other.
+    """
     outcome: Future[T] = Future()
-    outcome.set_running_or_notify_cancel()  # what has begun goes on if nobody waits any more
+    outcome.set_running_or_notify_cancel()  # a cancelled caller does not stop the thread
 
     def run() -> None:
         try:
@@ -267,7 +270,7 @@ async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 
 async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Wait for the first to end, as it ends, and cancel the others."""
+    """Return or raise what the first to end does, and cancel the others."""
     tasks = [asyncio.create_task(watch) for watch in watches]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -280,11 +283,11 @@ async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def _set_environment(on_gpu: bool) -> None:
-    """Tell torch and transformers where a rank is; they read it from nowhere else."""
-    os.environ["LOCAL_RANK"] = "0"  # Ray shows each rank one GPU, the first it sees
+    """Set the variables from which torch and transformers learn a rank's device."""
+    os.environ["LOCAL_RANK"] = "0"  # each rank sees one GPU, which is its first
     if not on_gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights go to an accelerator that can be seen
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # weights would go to a visible accelerator
     if sys.platform == "linux":
-        # All ranks are on one node, and these connections know no token.
+        # All ranks run on one node, and these connections do not check a token.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # not all that begin so
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "=lo")  # = : this name exactly

@@ -1,4 +1,4 @@
-"""The ranks of one verifier, as one thing that starts, works and ends as a whole."""
+"""The ranks of one verifier, which start, work and end together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from actors.supervision.role_actor import explain, kill
 from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
 
 _STOP_SECONDS = 10.0  # for ranks to finish their steps and end by themselves
-_ECHO_SECONDS = 0.1  # between a rank's end and what the others say of it
+_ECHO_SECONDS = 0.1  # after the first rank's loss, for the reasons of the others
 
 
 @dataclass(frozen=True, slots=True)
 class RankSet:
-    """Running rank actors. Once one is lost the others are of no use, and all have to go."""
+    """Running rank actors. When one is lost, all have to be replaced."""
 
     handles: Sequence[Handle]  # by rank
     address: str  # of rank 0's service
@@ -35,7 +35,7 @@ class RankSet:
         host: Callable[[Place], str],
         deadlines: DeadlineSettings,
     ) -> RankSet:
-        """Make the actors and start them together; nothing stays behind when that fails.
+        """Create the actors and start them together; end all of them if that fails.
 
         Raises what a rank raised, ActorLostError, and VerifierUnavailableError when they are late.
         """
@@ -60,7 +60,7 @@ class RankSet:
         return cls(handles, address, deadlines)
 
     async def trouble(self) -> str:
-        """Wait until the ranks have to go; return what each that has to say something says."""
+        """Wait until the ranks have to be replaced; return the reasons."""
         ranks = range(len(self.handles))
         watches = [asyncio.create_task(self._end(rank)) for rank in ranks]
         watches += [asyncio.create_task(self._sickness(rank)) for rank in ranks]
@@ -73,12 +73,12 @@ class RankSet:
                 watch.cancel()
 
     async def examine(self) -> str:
-        """Ask every rank once; return what is wrong, or "" when all are well."""
+        """Check every rank's health once; return what is wrong, "" if nothing is."""
         checks = [self._check(rank) for rank in range(len(self.handles))]
         return next(filter(None, await asyncio.gather(*checks)), "")
 
     async def stop(self) -> None:
-        """Let the ranks finish, then end them."""
+        """Let the ranks finish their steps, then end them."""
         stops = [asyncio.create_task(_stop(handle)) for handle in self.handles]
         await asyncio.wait(stops, timeout=_STOP_SECONDS)
         for stop in stops:
@@ -97,7 +97,7 @@ class RankSet:
         return f"rank {rank} has stopped"
 
     async def _sickness(self, rank: int) -> str:
-        """Ask a rank again and again, until it is found wrong several times in a row."""
+        """Return what is wrong with a rank, once MAX_MISSES health checks in a row failed."""
         num_misses = 0
         while num_misses < MAX_MISSES:
             if not num_misses:

@@ -1,4 +1,4 @@
-"""One actor of a role as its maker sees it: started, asked how it is, ended."""
+"""One actor of a role as its supervisor sees it: started, checked and ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ready = TypeVar("Ready")
 FAILING = "its steps fail or hang"
 
 _MAX_CHARACTERS = 500  # of a reason
-_STOP_SECONDS = 5.0  # beyond what draining may take
+_STOP_SECONDS = 5.0  # beyond the drain time
 
 
 class ActorLostError(WorkerError):
@@ -34,10 +34,10 @@ class RoleActor(Generic[Ready]):
     name: str
     handle: Handle
     place: Place
-    ready: Ready  # what its start() returned
+    ready: Ready  # returned by its start()
 
     async def watch(self, interval_seconds: float) -> str:
-        """Return, once it is dead, hangs or is not healthy, why it has to go."""
+        """Wait until the actor is dead, hangs or is not healthy; return the reason."""
         num_misses = 0
         while num_misses < MAX_MISSES:
             await asyncio.sleep(interval_seconds)
@@ -50,7 +50,7 @@ class RoleActor(Generic[Ready]):
         return f"it did not answer {num_misses} times in a row"
 
     async def trouble(self, seconds: float) -> str:
-        """Ask once how it is; "" is well. Raises TimeoutError when it does not answer."""
+        """Check its health once; return what is wrong, "" if nothing is. Raises TimeoutError."""
         check = self.handle.is_healthy.options(concurrency_group=CONTROL)
         try:
             async with asyncio.timeout(seconds):
@@ -59,7 +59,7 @@ class RoleActor(Generic[Ready]):
             return str(explain(error))
 
     async def call(self, method: str, *arguments: object, seconds: float) -> Any:
-        """Call one of its methods. Raises what it raises, and ActorLostError."""
+        """Call one of its methods. Raises what the method raises, and ActorLostError."""
         try:
             async with asyncio.timeout(seconds):
                 return await getattr(self.handle, method).remote(*arguments)
@@ -69,10 +69,10 @@ class RoleActor(Generic[Ready]):
             raise explain(error) from error
 
     async def stop(self, drain_seconds: float) -> None:
-        """Let it finish what it is doing, then end it. Never raises."""
+        """Let its running work finish, then end it. Never raises."""
         try:
             await self.call("stop", seconds=drain_seconds + _STOP_SECONDS)
-        except Exception as error:  # most likely it is gone
+        except Exception as error:  # most likely it is dead
             log_problem(f"{self.name} was not stopped", error)
         self.kill()
 
@@ -83,9 +83,9 @@ class RoleActor(Generic[Ready]):
 async def start_actor(
     name: str, handle: Handle, start: Callable[[Place], Awaitable[Ready]], seconds: float
 ) -> RoleActor[Ready]:
-    """Wait until an actor runs and is started. It is ended when that fails or takes too long.
+    """Wait until an actor runs and its start() has returned; end it if that fails or is late.
 
-    Raises what its start() raised, and ActorLostError.
+    Raises what start() raised, and ActorLostError.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -101,15 +101,15 @@ async def start_actor(
 
 
 def kill(handle: Handle) -> None:
-    """End an actor at once. One that is gone already is fine; never raises."""
+    """End an actor at once, dead or alive. Never raises."""
     try:
         ray.kill(handle)
-    except Exception as error:  # Ray itself may be gone
+    except Exception as error:  # this process may have lost its cluster
         log_problem("an actor was not ended", error)
 
 
 def explain(error: RayError) -> DiffuspecError:
-    """Return the error of ours behind one of Ray's."""
+    """Return the DiffuspecError behind an error of Ray's."""
     if isinstance(error, RayTaskError):
         cause = error.cause
         if isinstance(cause, DiffuspecError):

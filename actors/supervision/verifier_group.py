@@ -1,8 +1,8 @@
-"""A verifier that outlives its ranks.
+"""A verifier whose ranks are replaced when one is lost.
 
 When a rank dies or does not answer, or a step takes too long, all ranks are killed and new ones are
-started in the background. Meanwhile calls fail with VerifierUnavailableError; once the coordinator
-sends whole prefixes again, every answer goes on where it was.
+started in the background. Meanwhile calls fail with VerifierUnavailableError; afterwards the
+coordinator sends whole prefixes, and every answer continues.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _MAX_LOST_STEPS = 2  # in a row, while the ranks say that they are well
 
 
 class VerifierGroup(Supervisor[RankSet]):
-    """Keeps the ranks of one verifier in service. Lives in one event loop.
+    """Keeps the ranks of one verifier in service.
 
-    create_rank makes the actor of a rank, as `VerifierRank`; host says where rank 0 may listen.
+    create_rank creates the actor of a rank, a `VerifierRank`; host returns the address for rank 0
+    to listen at.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class VerifierGroup(Supervisor[RankSet]):
 class SupervisedVerifier:
     """A `Verifier` over a group, to be used as an async context manager.
 
-    A step that is lost or late raises VerifierUnavailableError; the same call may succeed later,
-    on the same ranks or on new ones. Calls wait for new ranks as long as a step may take.
+    A lost or late step raises VerifierUnavailableError; the same call may succeed later, on the
+    same ranks or on new ones. A call waits for new ranks at most `deadline_seconds`.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class SupervisedVerifier:
         self._deadline_seconds = deadline_seconds
         self._limits = limits
         self._info: TargetInfo | None = None
-        self._ranks: RankSet | None = None  # that the client speaks to
+        self._ranks: RankSet | None = None  # that the client is connected to
         self._client: RemoteVerifier | None = None
         self._connecting = asyncio.Lock()
         self._num_lost_steps = 0  # in a row
@@ -167,7 +168,7 @@ class SupervisedVerifier:
 
     @property
     def num_bytes_sent(self) -> int:
-        """To the ranks that are there now."""
+        """Bytes sent to the current ranks."""
         return self._client.num_bytes_sent if self._client is not None else 0
 
     @property
@@ -175,7 +176,7 @@ class SupervisedVerifier:
         return self._client.num_bytes_received if self._client is not None else 0
 
     async def check_health(self, timeout: float) -> bool:
-        """Return whether steps succeed, as rank 0's service has it."""
+        """Return whether rank 0's service says that steps succeed."""
         if self.group.problem or self._client is None:
             return False
         return await self._client.check_health(timeout)
@@ -183,7 +184,7 @@ class SupervisedVerifier:
     async def _connected(self) -> tuple[RemoteVerifier, RankSet]:
         client, ranks = self._client, self.group.ranks
         if client is not None and ranks is not None and ranks is self._ranks:
-            return client, ranks  # as for nearly every step
+            return client, ranks  # the usual case
         async with self._connecting:
             ranks = await self.group.ready(self._deadline_seconds)
             if self._client is None or self._ranks is not ranks:

@@ -1,7 +1,7 @@
-"""An agent of chaos: processes and nodes of a pipeline are killed, stopped, paused and slowed down.
+"""Injected faults: processes and nodes of a pipeline are killed, stopped, paused and slowed down.
 
-There are ranks of the verifier whose every step fails. All this in seeded random order, some before
-the last one has healed. Of what is asked meanwhile it knows only when tokens come.
+Besides, all steps of the verifier fail. The order is random with a seed; a fault may come before
+the pipeline has recovered from the last one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Action = Literal["kill", "stop", "pause", "delay", "failing steps of"]
 
 TOKENS_BETWEEN_FAULTS = (10, 50)
 CALM = 0.4  # how often a fault may heal before the next one
-MAX_RECOVERY_SECONDS = 300.0  # until all serve after faults on top of faults, on a machine at work
+MAX_RECOVERY_SECONDS = 300.0  # from a fault, with others after it, until all roles serve
 MAX_PAUSE_SECONDS, MAX_DELAY_SECONDS = 1.5, 3.0
 MAX_SECONDS_WITHOUT_NODE = 2.0
 SLICE_SECONDS = (0.08, 0.02)  # stopped, running: one that is slowed down
@@ -64,7 +64,7 @@ class Recovery:
 
 
 def faults(num_ranks: int) -> list[Fault]:
-    """Return everything that may go wrong, once."""
+    """Return every kind of fault once."""
     roles = ["drafter 0", "path scorer 0", *(f"verifier rank {i}" for i in range(num_ranks))]
     actions: tuple[Action, ...] = ("kill", "stop", "pause", "delay")
     found = [Fault(action, role) for action in actions for role in roles]
@@ -75,7 +75,7 @@ def faults(num_ranks: int) -> list[Fault]:
 
 
 def fail_every_step(rank: VerifierRank) -> None:
-    """As after an illegal memory access on a GPU. Runs in the process of a rank."""
+    """Fail like a GPU after an illegal memory access. Runs in the process of a rank."""
     from diffuspec.models.target import CausalTarget
 
     def fail(target: CausalTarget, requests: object) -> NoReturn:
@@ -85,7 +85,7 @@ def fail_every_step(rank: VerifierRank) -> None:
 
 
 def break_verifier(coordinator: CoordinatorActor) -> None:
-    """Have every step of the ranks fail that there are now. Runs in the coordinator's process."""
+    """Make every step of the current ranks fail. Runs in the coordinator's process."""
     assert isinstance(coordinator.verifier, SupervisedVerifier)
     ranks = coordinator.verifier.group.ranks
     for handle in ranks.handles if ranks is not None else ():
@@ -159,7 +159,7 @@ class Nodes:
         return str(self._present[role].node_id)
 
     def pid(self, role: str) -> int:
-        """Of the process that a node stands and falls with."""
+        """Return the process of the node's raylet, with which the node ends."""
         processes: dict[str, Any] = self._present[role].all_processes
         return int(processes["raylet"][0].process.pid)
 
@@ -171,13 +171,13 @@ class Nodes:
 
 
 class Chaos:
-    """Lets things go wrong as long as its context is open; then everything must become whole."""
+    """Injects faults while its context is open; then every role must serve again."""
 
     def __init__(
         self, pipeline: Pipeline, nodes: Nodes, tokens: Tokens, rng: random.Random, num_ranks: int
     ) -> None:
         self.recoveries: list[Recovery] = []
-        self.pids: set[int] = set()  # of all processes that were there at some time
+        self.pids: set[int] = set()  # of all processes seen
         self._pipeline, self._nodes, self._tokens, self._rng = pipeline, nodes, tokens, rng
         self._deck = rng.sample(deck := faults(num_ranks), len(deck))
         self._num_roles = 3 + num_ranks
@@ -206,7 +206,7 @@ class Chaos:
                     await recovery
 
     async def _harm(self, fault: Fault) -> set[int]:
-        """Return the processes that will have to be replaced."""
+        """Inject a fault; return the processes that have to be replaced."""
         role = fault.victim.removesuffix("'s node")
         if fault.victim == VERIFIER:
             return await self._break_verifier()
@@ -228,7 +228,7 @@ class Chaos:
         return {one.place.pid for one in ranks if one.place is not None}
 
     async def _harm_node(self, action: Action, role: str) -> None:
-        """A node that is lost is replaced, by one that is there already or one that comes later."""
+        """Replace a lost node by one that was added before or is added after a pause."""
         pid = self._nodes.pid(role)
         is_lost, has_spare = action in ("kill", "stop"), self._rng.random() < 0.5
         if is_lost and has_spare:
@@ -250,7 +250,7 @@ class Chaos:
                 await self._slow_down(pid, self._rng.uniform(1.0, MAX_DELAY_SECONDS))
 
     def _clean_up(self) -> None:
-        """A machine that is lost takes with it what was stopped on it; here that is left."""
+        """Kill the stopped processes, which would have ended with a real machine."""
         for pid in self._stopped:
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
@@ -272,7 +272,7 @@ class Chaos:
         self.recoveries.append(Recovery(fault, began, time.monotonic()))
 
     async def _is_whole(self, doomed: Collection[int]) -> bool:
-        """Whether every role serves and none of these processes is one of them."""
+        """Return whether every role serves, none of them in one of these processes."""
         pids = [report.place.pid for report in await self._present()]
         if len(pids) < self._num_roles or not set(pids).isdisjoint(doomed):
             return False
@@ -284,7 +284,7 @@ class Chaos:
         return reports
 
     async def _find(self, role: str) -> int:
-        """Return a role's process, once there is one."""
+        """Wait for a role to have a process; return it."""
         async with asyncio.timeout(MAX_RECOVERY_SECONDS):
             while True:
                 for report in await self._present():
@@ -298,7 +298,7 @@ class Chaos:
 
 
 async def gone(pids: Collection[int]) -> None:
-    """Wait until none of these processes is there any more."""
+    """Wait until none of these processes exists."""
     async with asyncio.timeout(30):
         while any(Path(f"/proc/{pid}").exists() for pid in pids):
             await asyncio.sleep(0.1)

@@ -1,8 +1,8 @@
-"""Answers do not change while the processes and nodes that make them die, stop and dawdle.
+"""Answers do not change while processes and nodes are killed, stopped and slowed down.
 
 Requests, greedy and sampled, overlapped and not, from several users at once, to a pipeline of one
-rank and to one of two; meanwhile an agent of chaos is at work. Every answer must be the one of
-plain decoding in one process, token for token; none may be lost or stuck. `make chaos` asks 200.
+rank and to one of two, while faults are injected. Every answer must have the tokens of plain
+decoding in one process; none may be lost or stuck. `make chaos` asks 200.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _sampling(number: int) -> SamplingParams:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2], ids=["one rank", "two ranks"])
-async def test_no_answer_changes_while_processes_and_nodes_die_stop_and_dawdle(
+async def test_no_answer_changes_while_processes_and_nodes_are_killed_stopped_and_slowed_down(
     questions: list[Question],
     num_ranks: int,
     cluster: Cluster,

@@ -71,20 +71,20 @@ async def drafter_address(pipeline, token, coordinator) -> AsyncIterator[str]:
     await scorer.stop()
 
 
-async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_comes(
+async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_connects(
     coordinator, drafter_address, expected
 ):
     answer = await coordinator.engine.complete(MESSAGES, SHORT, PLAIN)
     assert answer.token_ids == expected
-    assert (await coordinator.status()).degraded_reasons == ("drafter 0: it has not come yet",)
+    assert (await coordinator.status()).degraded_reasons == ("drafter 0: it has not connected yet",)
     await coordinator.connect_drafter("drafter 0", drafter_address)
     await coordinator.test_drafting()
     answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
     assert answer.token_ids == expected and len(answer.steps) < len(expected)
 
 
-async def test_a_drafter_that_comes_is_asked_at_once(coordinator, drafter_address):
-    for _ in range(3):  # each time it is left alone for longer
+async def test_a_drafter_that_connects_is_used_at_once(coordinator, drafter_address):
+    for _ in range(3):  # each failure makes the backoff longer
         answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
         assert not any(step.num_tree_nodes for step in answer.steps)
     await coordinator.connect_drafter("drafter 0", drafter_address)
@@ -123,7 +123,7 @@ async def test_while_it_drains_it_answers_and_is_not_serving(coordinator, token)
     await client.close()
 
 
-async def test_a_drafter_that_is_let_go_is_named_in_the_status(coordinator, drafter_address):
+async def test_a_disconnected_drafter_is_named_in_the_status(coordinator, drafter_address):
     await coordinator.connect_drafter("drafter 0", drafter_address)
     status = await coordinator.status()
     assert status.degraded_reasons == ()
@@ -137,7 +137,7 @@ async def test_a_drafter_that_is_let_go_is_named_in_the_status(coordinator, draf
         await coordinator.test_drafting()
 
 
-async def test_a_drafter_that_is_not_there_is_refused(coordinator):
+async def test_a_drafter_that_does_not_answer_is_refused(coordinator):
     with pytest.raises(DrafterError, match=r"127\.0\.0\.1:1"):
         await coordinator.connect_drafter("drafter 0", "127.0.0.1:1")
 
@@ -199,7 +199,7 @@ async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
 
 @pytest.fixture
 def impatient(monkeypatch) -> None:
-    """Roles ask themselves often how they are."""
+    """Have roles test themselves often."""
     monkeypatch.setattr(health, "_RECENT_SECONDS", 0.1)
     monkeypatch.setattr(health, "_PROBE_SECONDS", 0.05)
 
@@ -228,7 +228,7 @@ async def test_an_idle_coordinator_serves_while_its_verifier_does(token, impatie
 
 
 class HangingVerifier(FakeVerifier):
-    """Says that it is well, whatever it does."""
+    """Claims to be healthy even while it hangs."""
 
     num_bytes_sent = num_bytes_received = 0
 

@@ -63,7 +63,7 @@ async def decode(verifier: RemoteVerifier | CausalTarget, num_tokens: int) -> li
     return token_ids
 
 
-async def test_a_remote_rank_says_what_a_local_target_says(
+async def test_a_remote_rank_has_the_verdicts_of_a_local_target(
     rank: Any, config: PipelineConfig, token: str
 ) -> None:
     remote = await RemoteVerifier.connect(rank.address, Security(token))
@@ -77,7 +77,7 @@ async def test_a_remote_rank_says_what_a_local_target_says(
     await remote.close()
 
 
-async def test_a_rank_says_how_it_is_while_a_step_keeps_its_event_loop(
+async def test_a_rank_reports_its_state_while_a_step_blocks_its_event_loop(
     target_path: Callable[[str], Path], token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
@@ -107,7 +107,7 @@ async def test_a_rank_says_how_it_is_while_a_step_keeps_its_event_loop(
     await rank.stop()
 
 
-async def test_a_stopped_rank_leaves_its_port_and_its_watcher(
+async def test_a_stopped_rank_frees_its_port_and_ends_run(
     rank: Any, config: PipelineConfig, token: str
 ) -> None:
     run = asyncio.create_task(rank.run())
@@ -127,7 +127,7 @@ async def test_what_prevents_a_start_is_named_before_anything_is_loaded(
     rank = VerifierRank(config, token)
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         await rank.start("", LOOPBACK)
-    with pytest.raises(ConfigError, match="without TLS"):  # which is found before
+    with pytest.raises(ConfigError, match="without TLS"):  # which is checked first
         await rank.start("", "0.0.0.0")
     tls = dict.fromkeys(("ca", "certificate", "key"), tmp_path / "none.pem")
     config = parse_pipeline({"engine": {"target": {"path": tmp_path}}, "rpc": {"tls": tls}})
@@ -136,7 +136,7 @@ async def test_what_prevents_a_start_is_named_before_anything_is_loaded(
     await rank.stop()
 
 
-async def test_steps_that_fail_where_the_self_test_does_too_are_the_verifiers_fault() -> None:
+async def test_when_a_step_and_the_self_test_fail_the_verifier_has_to_be_replaced() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     watch = asyncio.create_task(watched.watch())
@@ -147,12 +147,12 @@ async def test_steps_that_fail_where_the_self_test_does_too_are_the_verifiers_fa
         await watched.verify(STEP)
     with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
         await watch
-    verifier.error = None  # whoever asks waits for another one all the same
+    verifier.error = None  # too late
     with pytest.raises(VerifierUnavailableError, match="an illegal memory access"):
         await watched.verify(STEP)
 
 
-async def test_a_request_that_cannot_be_verified_is_not_the_verifiers_fault() -> None:
+async def test_when_the_self_test_succeeds_the_request_is_at_fault() -> None:
     class Choosy(FakeVerifier):
         async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
             if any(request.prefix[0] == 49 for request in requests):
@@ -169,8 +169,8 @@ async def test_a_request_that_cannot_be_verified_is_not_the_verifiers_fault() ->
     watch.cancel()
 
 
-class MadeAnew:
-    """In place of a group: the ranks are replaced a second after they are of no use any more."""
+class Replaced:
+    """Stands in for a group that replaces its ranks a second after they broke."""
 
     def __init__(self) -> None:
         self.info = FAKE_TARGET
@@ -196,7 +196,7 @@ class MadeAnew:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("num_requests", [1, 4])
 async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests: int) -> None:
-    verifier = MadeAnew()
+    verifier = Replaced()
     keeping = asyncio.create_task(verifier.keep())
     await asyncio.sleep(0)
     sampling = SamplingParams(max_tokens=12, ignore_eos=True)
@@ -218,7 +218,7 @@ async def test_answers_wait_for_other_ranks_when_every_step_fails(num_requests: 
     keeping.cancel()
 
 
-async def test_a_lost_rank_is_the_end_at_once() -> None:
+async def test_when_a_rank_is_lost_no_self_test_is_needed() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     verifier.error = VerifierUnavailableError("rank 0 lost another rank")
@@ -228,7 +228,7 @@ async def test_a_lost_rank_is_the_end_at_once() -> None:
         await watched.watch()
 
 
-async def test_a_step_under_way_can_be_seen() -> None:
+async def test_the_age_of_a_running_step_is_known() -> None:
     verifier = FakeVerifier()
     watched = WatchedVerifier(verifier)
     verifier.gate.close()

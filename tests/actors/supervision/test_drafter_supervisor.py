@@ -22,7 +22,7 @@ PLACEMENT: Any = SimpleNamespace(
 
 
 class FailingDrafter:
-    """In place of a RoleActor: says that its steps fail, and can or cannot take one."""
+    """Stands in for a RoleActor that reports failed steps, and that can draft or cannot."""
 
     def __init__(self, can_draft: bool) -> None:
         self.can_draft = can_draft
@@ -47,7 +47,7 @@ class FailingDrafter:
 
 
 class Well:
-    """In place of a RoleActor: nothing ever happens to it."""
+    """Stands in for a RoleActor that stays healthy."""
 
     ready = None
 
@@ -66,7 +66,7 @@ NO_CLIENT: Any = None
 
 
 @pytest.mark.virtual_time
-async def test_a_drafter_goes_only_when_it_cannot_draft_any_more() -> None:
+async def test_a_drafter_is_dropped_only_when_it_cannot_draft() -> None:
     coordinator, service = CoordinatorSupervisor(PLACEMENT), Service(WELL, NO_CLIENT)
     coordinator._set(service, "")
     drafter: Any = FailingDrafter(can_draft=True)
@@ -94,7 +94,7 @@ async def test_a_drafter_has_to_connect_to_a_coordinator_that_was_replaced() -> 
 
 
 @pytest.mark.parametrize("can_draft", [True, False])
-async def test_what_cannot_be_brought_up_costs_no_drafter_that_drafts(can_draft: bool) -> None:
+async def test_after_a_failed_start_a_drafter_that_drafts_is_kept(can_draft: bool) -> None:
     supervisor = DrafterSupervisor(0, PLACEMENT, CoordinatorSupervisor(PLACEMENT))
     drafter: Any = FailingDrafter(can_draft)
     supervisor.drafter, supervisor.scorer = drafter, WELL
@@ -103,7 +103,7 @@ async def test_what_cannot_be_brought_up_costs_no_drafter_that_drafts(can_draft:
 
 
 @pytest.mark.virtual_time
-async def test_processes_come_up_before_there_is_a_coordinator_and_end_if_there_is_none(
+async def test_processes_start_before_there_is_a_coordinator_and_end_with_the_supervision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []

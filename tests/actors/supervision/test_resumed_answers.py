@@ -25,7 +25,7 @@ def increment(token_id: int, reason: FinishReason | None = None) -> RequestOutpu
 
 
 class LosesItsWay:
-    """A client whose first answer breaks off after a token."""
+    """A client whose first answer is interrupted after a token."""
 
     def __init__(self) -> None:
         self.samplings: list[SamplingParams] = []

@@ -1,4 +1,4 @@
-"""Answers that outlive the way to their coordinator, over gRPC."""
+"""Answers that continue when the connection to the coordinator is lost, over gRPC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAMPLING = SamplingParams(max_tokens=30)
 
 
 class CountingFrontend:
-    """Refuses some requests, then answers 0, 1, 2 and so on; the call outlives the answer."""
+    """Refuses some requests, then answers 0, 1, 2 and so on; its calls do not end by themselves."""
 
     def __init__(self) -> None:
         self.num_refusals = 0
@@ -57,7 +57,7 @@ class CountingFrontend:
 
 
 class Service:
-    """A coordinator's service, and one client of it after the other."""
+    """A coordinator's service, with one client of it at a time."""
 
     def __init__(self, frontend: CountingFrontend, address: str, security: Security) -> None:
         self.frontend = frontend
@@ -110,13 +110,15 @@ async def test_an_interrupted_answer_waits_where_the_queue_is_full(service: Serv
     assert tokens == [*range(30)] and service.frontend.num_refusals == 0
 
 
-async def test_an_answer_that_was_not_begun_is_refused_at_once(service: Service) -> None:
+async def test_a_new_answer_is_refused_at_once_where_the_queue_is_full(service: Service) -> None:
     service.frontend.num_refusals = 1
     with pytest.raises(OverloadedError, match="queue is full"):
         await anext(ResumedAnswer(service.ask, service.connect).stream())
 
 
-async def test_a_way_that_leads_to_the_same_coordinator_is_lost_for_good(service: Service) -> None:
+async def test_a_connection_that_fails_without_a_loss_of_the_coordinator_ends_the_answer(
+    service: Service,
+) -> None:
     async def refuse(error: TransportError) -> None:
         raise error
 
@@ -130,7 +132,7 @@ async def test_a_way_that_leads_to_the_same_coordinator_is_lost_for_good(service
 
 
 async def cancelled(answer: ResumedAnswer, service: Service) -> None:
-    """Read an answer's first token, lose the way to it, and cancel it while it waits."""
+    """Read an answer's first token, lose the connection, and cancel the answer while it waits."""
     stream = answer.stream()
     await anext(stream)
     await service.client.close()
@@ -164,7 +166,7 @@ async def test_an_answer_that_is_asked_for_again_can_be_cancelled(service: Servi
     await cancelled(ResumedAnswer(ask, lambda _: asyncio.sleep(0), "victim"), service)
 
 
-async def test_a_cancelled_answer_that_nobody_reads_is_not_asked_for_again(
+async def test_a_cancelled_answer_that_is_not_read_is_not_asked_for_again(
     service: Service,
 ) -> None:
     answer = ResumedAnswer(service.ask, service.connect, "victim")
@@ -177,7 +179,7 @@ async def test_a_cancelled_answer_that_nobody_reads_is_not_asked_for_again(
     await service.connect()
 
 
-async def test_an_answer_that_is_whole_cannot_be_cancelled(service: Service) -> None:
+async def test_a_finished_answer_cannot_be_cancelled(service: Service) -> None:
     answer = ResumedAnswer(service.ask, service.connect)
     async for step in answer.stream():
         if step.finish_reason is not None:

@@ -1,4 +1,4 @@
-"""What is supervised is replaced whenever it is lost, whatever went wrong."""
+"""When a supervised thing is started, dropped and replaced."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Lamps(Supervisor[Lamp]):
             thing.is_dropped = True
 
     async def pauses(self, num_attempts: int) -> list[float]:
-        """Wait for so many attempts; return the pauses between them."""
+        """Wait for `num_attempts` attempts; return the pauses between them."""
         while len(self.attempts) < num_attempts:
             await asyncio.sleep(1)
         times = self.attempts[:num_attempts]
@@ -57,14 +57,14 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_the_first_start_raises_what_prevents_it() -> None:
+async def test_a_start_that_fails_raises_the_error() -> None:
     lamps = Lamps(OSError("no current"))
     with pytest.raises(OSError, match="no current"):
         await lamps.start()
     assert len(lamps.attempts) == 1 and lamps.problem == "starting"
 
 
-async def test_what_is_lost_is_dropped_and_replaced_at_once_after_long_service() -> None:
+async def test_a_thing_lost_after_long_service_is_replaced_at_once() -> None:
     lamps = Lamps()
     first = await lamps.start()
     lamps.supervise()

@@ -1,4 +1,4 @@
-"""When ranks are made anew, how often, and what callers hear meanwhile. No rank is real here."""
+"""When ranks are replaced, and the errors of callers meanwhile. No rank is real here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEP = [self_test.verify_request(FAKE_TARGET)]
 
 @dataclass(eq=False)
 class FakeRanks:
-    """In place of a RankSet: rank 0's service may be real."""
+    """Stands in for a RankSet; rank 0's service may be real."""
 
     address: str = ""
     wrong: str = ""  # what an examination finds
@@ -48,7 +48,7 @@ class FakeRanks:
 
 
 class Builder:
-    """Gives out what is to come of each attempt to start ranks."""
+    """Returns or raises the prepared result of each attempt to start ranks."""
 
     def __init__(self) -> None:
         self.to_come: list[FakeRanks | Exception] = []
@@ -85,7 +85,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_lost_ranks_are_killed_and_made_anew(builder: Builder, group: VerifierGroup) -> None:
+async def test_lost_ranks_are_killed_and_replaced(builder: Builder, group: VerifierGroup) -> None:
     first, second = FakeRanks("a:1"), FakeRanks("b:2")
     builder.to_come = [first, VerifierUnavailableError("late"), RuntimeError("of Ray"), second]
     assert (await group.start()).address == "a:1"
@@ -99,7 +99,7 @@ async def test_lost_ranks_are_killed_and_made_anew(builder: Builder, group: Veri
     assert (recovery.reason, recovery.num_attempts) == ("rank 1 died", 3)
 
 
-async def test_ranks_that_cannot_be_watched_are_made_anew(
+async def test_ranks_that_cannot_be_watched_are_replaced(
     builder: Builder, group: VerifierGroup
 ) -> None:
     first = FakeRanks("a:1")
@@ -112,7 +112,9 @@ async def test_ranks_that_cannot_be_watched_are_made_anew(
     assert (await group.ready(1)).address == "b:2"
 
 
-async def test_callers_hear_why_there_are_no_ranks(builder: Builder, group: VerifierGroup) -> None:
+async def test_callers_get_the_reason_why_there_are_no_ranks(
+    builder: Builder, group: VerifierGroup
+) -> None:
     ranks = FakeRanks("a:1")
     builder.to_come = [ranks]
     await group.start()
@@ -124,7 +126,7 @@ async def test_callers_hear_why_there_are_no_ranks(builder: Builder, group: Veri
         await group.ready(0.01)
 
 
-async def test_callers_hear_why_new_ranks_do_not_start(
+async def test_callers_get_the_reason_why_new_ranks_do_not_start(
     builder: Builder, group: VerifierGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranks = FakeRanks("a:1")
@@ -172,7 +174,7 @@ async def service(builder: Builder, group: VerifierGroup, token: str) -> AsyncIt
         target.gate.open()
 
 
-async def test_a_step_that_succeeds_is_the_ranks_own(service: Service) -> None:
+async def test_verdicts_are_those_of_the_ranks(service: Service) -> None:
     assert service.verifier.info == FAKE_TARGET
     [verdict], [expected] = await service.verifier.verify(STEP), await service.target.verify(STEP)
     assert verdict.token_ids == expected.token_ids
@@ -180,7 +182,7 @@ async def test_a_step_that_succeeds_is_the_ranks_own(service: Service) -> None:
     assert await service.verifier.check_health(1)
 
 
-async def test_one_late_step_of_healthy_ranks_is_taken_again(
+async def test_after_one_late_step_healthy_ranks_are_kept(
     service: Service, builder: Builder
 ) -> None:
     service.target.gate.close()
@@ -191,7 +193,7 @@ async def test_one_late_step_of_healthy_ranks_is_taken_again(
     assert builder.num_builds == 1 and not service.ranks.is_dead
 
 
-async def test_two_late_steps_are_the_end_of_the_ranks(service: Service) -> None:
+async def test_after_two_late_steps_ranks_are_replaced(service: Service) -> None:
     service.target.gate.close()
     for _ in range(2):
         with pytest.raises(VerifierUnavailableError):
@@ -203,7 +205,7 @@ async def test_two_late_steps_are_the_end_of_the_ranks(service: Service) -> None
     assert "did not answer" in recovery.reason
 
 
-async def test_a_late_step_of_ranks_that_are_not_well_is_their_end(service: Service) -> None:
+async def test_after_a_late_step_unhealthy_ranks_are_replaced(service: Service) -> None:
     service.target.gate.close()
     service.ranks.wrong = "rank 1 did not answer"
     with pytest.raises(VerifierUnavailableError):
@@ -214,7 +216,7 @@ async def test_a_late_step_of_ranks_that_are_not_well_is_their_end(service: Serv
     assert service.verifier.group.recoveries[0].reason == "rank 1 did not answer"
 
 
-async def test_a_step_that_fails_for_good_leaves_the_ranks(
+async def test_ranks_are_kept_when_requests_are_at_fault(
     service: Service, builder: Builder
 ) -> None:
     service.target.error = VerifierError("not finite")
@@ -225,7 +227,7 @@ async def test_a_step_that_fails_for_good_leaves_the_ranks(
     assert builder.num_builds == 1
 
 
-async def test_another_target_is_not_taken_for_the_same(
+async def test_new_ranks_with_another_target_are_refused(
     service: Service, builder: Builder, token: str
 ) -> None:
     other = FakeVerifier(TargetInfo(51, 512, 4, (1,)))

@@ -1,4 +1,4 @@
-"""A verifier of real actors: killed, stopped and made anew, it says what one process says."""
+"""A verifier of real actors: killed, stopped and replaced, with the verdicts of one process."""
 
 from __future__ import annotations
 
