@@ -1,8 +1,8 @@
-"""`python -m deploy.bench`: what processes between the roles cost, and what overlap buys.
+"""`python -m deploy.bench`: the cost of roles in processes, and the speed-up of pre-drafts.
 
-The same held-out questions, in turns and one at a time: by an engine in this process, and by one
-whose roles sleep while others work; by a pipeline plainly, sequentially, and with more and more
-outcomes drafted ahead of the verdict.
+The same held-out questions are asked in turns and one at a time: of an engine in this process; of
+one whose roles sleep while another works; and of a pipeline, plainly, sequentially, and with more
+and more outcomes pre-drafted.
 """
 
 from __future__ import annotations
@@ -39,33 +39,46 @@ _OUT = Path("runs/cluster")
 _FAN_OUTS = (1, 2, 4, 8)
 _STAGES = ("step", "draft", "search", "verify", "transport")
 _IN_PROCESS, _RESTED = "in process", "rested"
-_PLAIN, _SEQUENTIAL = "plain", "sequential"
+_PLAIN, _SEQUENTIAL, _PRE_DRAFTS = "plain", "sequential", "pre-drafts "
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_Config = Annotated[Path, typer.Option(metavar="FILE.yaml", help="The pipeline.")]
-_Limit = Annotated[int, typer.Option(min=1, help="Questions of each family.")]
-_Repeats = Annotated[int, typer.Option(min=1, help="Times each question is asked.")]
-_MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
-_Length = Annotated[int, typer.Option(min=1, max=128, help="Draft length, the same for all.")]
-_Out = Annotated[Path, typer.Option(metavar="DIR", help="For results.json and the plot.")]
+_Config = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE.yaml",
+        help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair.",
+        show_default=False,
+    ),
+]
+_Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Questions per family.")]
+_Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Times each question is asked.")]
+_MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
+_Length = Annotated[
+    int, typer.Option(metavar="N", min=1, max=128, help="Draft length of all steps.")
+]
+_Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and the plot.")]
 _Address = Annotated[
-    str, typer.Option(help="A Ray cluster that runs. Default: $RAY_ADDRESS, else one of its own.")
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="A running Ray cluster. Default: RAY_ADDRESS, else a cluster of its own.",
+    ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way of answering the same questions."""
+    """The figures of one way of answering the questions."""
 
     system: str
     tokens_per_second: float
     speedup: float  # over the sequential pipeline
     mean_acceptance_length: float
-    median_ms: dict[str, float]  # by stage, of the steps that read no prompt
+    median_ms: dict[str, float]  # by stage, over steps without prefill
     hit_rate: float | None
     verify_idle_share: float
-    is_same: bool  # token for token, as plain decoding
+    is_same: bool  # token for token as plain decoding
 
 
 @app.command(cls=Command)
@@ -78,9 +91,9 @@ def run(
     out: _Out = _OUT,
     address: _Address = "",
 ) -> None:
-    """Measure a pipeline against the same roles in one process.
+    """Compare a pipeline with the same roles in one process.
 
-    Ends with 1 if any token differs.
+    Exits with 1 if tokens differ.
     """
     out.mkdir(parents=True, exist_ok=True)
     pipeline = one_at_a_time(load_pipeline(config))
@@ -104,7 +117,7 @@ def run(
 @dataclass(frozen=True, slots=True)
 class _Measured:
     runs: dict[str, Run]
-    link_bytes: dict[str, tuple[int, int]]  # of all steps of the pipeline: sent, received
+    link_bytes: dict[str, tuple[int, int]]  # (sent, received) over all steps, by link
     num_steps: int
 
 
@@ -118,7 +131,7 @@ def _modes(config: PipelineConfig, draft_length: int) -> dict[str, SpeculationPa
         _PLAIN: {"policy": "off"},
         _SEQUENTIAL: {},
     }
-    changes |= {f"ahead {count}": {"num_outcomes": count} for count in (*_FAN_OUTS, "auto")}
+    changes |= {f"{_PRE_DRAFTS}{count}": {"num_outcomes": count} for count in (*_FAN_OUTS, "auto")}
     return {name: replace(alike, **change) for name, change in changes.items()}
 
 
@@ -138,7 +151,7 @@ async def _measure(
         async with Pipeline(config) as pipeline:
             services: dict[str, Streaming] = {name: pipeline for name in modes}
             services |= {_IN_PROCESS: engine, _RESTED: resting}
-            for name in modes:  # unmeasured
+            for name in modes:  # a warm-up
                 await answer(services[name], questions[0], modes[name], max_tokens, Run())
             before = await pipeline.link_bytes()
             for number, question in enumerate(questions):
@@ -160,7 +173,7 @@ async def _measure(
 
 
 def _in_process(config: PipelineConfig) -> EngineConfig:
-    """The same roles for an engine in this process, where nothing runs beside anything."""
+    """Return the configuration of an engine with the same roles, which run one after the other."""
     coordinator = config.engine.coordinator.model_copy(update={"overlap": False})
     return config.engine.model_copy(update={"coordinator": coordinator})
 
@@ -214,7 +227,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def _link_table(measured: _Measured) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in ("bytes per step", "there", "back"):
+    for title in ("bytes per step", "sent", "received"):
         table.add_column(title, justify="left" if title.startswith("bytes") else "right")
     for name, (sent, received) in measured.link_bytes.items():
         steps = max(measured.num_steps, 1)
@@ -234,20 +247,18 @@ def _write(
         "link_bytes": link_bytes,
     }
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    ahead = [row for row in rows if row.system == _SEQUENTIAL or row.system.startswith("ahead")]
-    xs = tuple(row.system.removeprefix("ahead ").replace(_SEQUENTIAL, "0") for row in ahead)
+    overlapped = [row for row in rows if row.system.startswith((_SEQUENTIAL, _PRE_DRAFTS))]
+    xs = tuple(row.system.removeprefix(_PRE_DRAFTS).replace(_SEQUENTIAL, "0") for row in overlapped)
     panels = {
-        "verdicts that found their draft": [
-            Line("measured", xs, tuple(row.hit_rate or 0.0 for row in ahead))
+        "hit rate": [Line("measured", xs, tuple(row.hit_rate or 0.0 for row in overlapped))],
+        "speed-up over sequential": [
+            Line("measured", xs, tuple(row.speedup for row in overlapped))
         ],
-        "speed-up over sequential": [Line("measured", xs, tuple(row.speedup for row in ahead))],
-        "share of time the verifier waits": [
-            Line("measured", xs, tuple(row.verify_idle_share for row in ahead))
+        "idle share of the verifier": [
+            Line("measured", xs, tuple(row.verify_idle_share for row in overlapped))
         ],
     }
-    plot_sweep(
-        "Drafting ahead of the verdict", "outcomes drafted ahead", panels, out / "overlap.png"
-    )
+    plot_sweep("Pre-drafting", "outcomes pre-drafted", panels, out / "overlap.png")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""`python -m deploy.demo`: a pipeline on a Ray cluster, and what drafting and overlap buy.
+"""`python -m deploy.demo`: a pipeline on a Ray cluster, and the speed-up of drafts and pre-drafts.
 
-The same held-out questions are answered three times each, in turns: plain, drafted, and drafted
-ahead of the verdicts. The tokens must be the same.
+The same held-out questions are answered in three modes, in turns: plain, drafted, and drafted with
+overlap. The tokens must be the same.
 """
 
 from __future__ import annotations
@@ -34,22 +34,34 @@ _PLAIN, _SEQUENTIAL, _OVERLAPPED = _MODES = ("plain", "sequential", "overlapped"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-
 _Config = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE.yaml", help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair."
     ),
 ]
-_Questions = Annotated[Path, typer.Option(metavar="FILE.jsonl", help="In Spec-Bench's format.")]
-_Limit = Annotated[int, typer.Option(min=1, help="Questions of each family.")]
-_Repeats = Annotated[int, typer.Option(min=1, help="Times each question is asked in each mode.")]
-_MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
-_Trace = Annotated[Path, typer.Option(metavar="FILE.json", help="For ui.perfetto.dev.")]
+_Questions = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE.jsonl",
+        help="Questions in Spec-Bench's format. Default: the embedded pair's held-out ones.",
+        show_default=False,
+    ),
+]
+_Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Questions per family.")]
+_Repeats = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Times each question is asked in each mode.")
+]
+_MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
+_Trace = Annotated[
+    Path, typer.Option(metavar="FILE.json", help="Timeline of all roles, for ui.perfetto.dev.")
+]
 _Address = Annotated[
     str,
     typer.Option(
-        help="A Ray cluster that runs, or auto. Default: $RAY_ADDRESS, else one of its own, here."
+        metavar="ADDRESS",
+        help="A running Ray cluster, or auto to find one here. Default: RAY_ADDRESS, else a "
+        "cluster of its own.",
     ),
 ]
 
@@ -66,7 +78,7 @@ def run(
 ) -> None:
     """Place a pipeline on a Ray cluster and compare plain, drafted and overlapped decoding.
 
-    Ends with 1 if any token differs.
+    Exits with 1 if tokens differ.
     """
     trace.parent.mkdir(parents=True, exist_ok=True)
     pipeline = _pipeline(config).model_copy(update={"trace": trace.absolute()})
@@ -83,7 +95,7 @@ def run(
 
 
 def _pipeline(path: Path | None) -> PipelineConfig:
-    """Read a pipeline; the default one takes one request at a time, as this asks."""
+    """Read a pipeline; without a path the default one, for one request at a time."""
     if path is not None:
         return load_pipeline(path)
     return one_at_a_time(load_pipeline(_PIPELINE))
@@ -96,7 +108,7 @@ async def _measure(
     max_tokens: int,
     console: Console,
 ) -> dict[str, Run]:
-    """Ask everything in all modes, in turns and one at a time."""
+    """Ask all questions in all modes, in turns and one at a time."""
     runs: dict[str, Run] = defaultdict(Run)
     modes = _speculations(config)
     total = len(questions) * repeats * len(modes)
@@ -106,7 +118,7 @@ async def _measure(
             console.print(_places(await pipeline.describe()))
             for reason in (await pipeline.status()).degraded_reasons:
                 console.print(f"degraded: {reason}")
-            for mode in modes:  # unmeasured, so that costs are known
+            for mode in modes:  # a warm-up, in which costs are learnt
                 await answer(pipeline, questions[0], modes[mode], max_tokens, Run())
             for number in range(repeats):
                 for question in questions:

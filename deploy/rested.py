@@ -1,7 +1,7 @@
-"""Roles in this process that sleep while the other works, as they do in processes of their own.
+"""Roles in this process that sleep while the other works, as roles in processes of their own do.
 
-Nothing is sent anywhere: what they are slower by is the price of a processor that slept meanwhile,
-and of caches that others filled. On virtual machines it is a large part of what processes cost.
+Nothing is sent anywhere. The time that a rested role takes longer is the cost of a processor that
+slept and of caches that others filled. On virtual machines it is much of the cost of processes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from diffuspec.engine import Engine
 
 
 def rested(engine: Engine) -> Engine:
-    """Return an engine over the same models. In its steps, transport is the time that was slept.
+    """Return an engine over the same models, whose steps report sleep as transport_seconds.
 
-    The engine that is given stays the owner of the models.
+    The models still belong to the engine given.
     """
-    assert engine.drafter is not None, "nobody to take turns with"
+    assert engine.drafter is not None, "there is one role only"
     drafter = RestedDrafter(engine.drafter)
     verifier = RestedVerifier(engine.verifier, drafter)
     drafter.verifier = verifier
@@ -29,7 +29,7 @@ def rested(engine: Engine) -> Engine:
 
 
 class RestedDrafter:
-    """A `Drafter` that sleeps as long as the verifier last worked, and then drafts."""
+    """A `Drafter` that first sleeps as long as the verifier's last call took."""
 
     verifier: RestedVerifier
 
@@ -50,7 +50,7 @@ class RestedDrafter:
 
 
 class RestedVerifier:
-    """A `Verifier` that sleeps as long as the drafter last worked, and then verifies."""
+    """A `Verifier` that first sleeps as long as the drafter's last call took."""
 
     def __init__(self, verifier: Verifier, drafter: RestedDrafter) -> None:
         self.seconds = 0.0  # of the last verification
@@ -74,7 +74,7 @@ class RestedVerifier:
 
 
 async def _sleep(seconds: float) -> float:
-    """Return how long it was."""
+    """Sleep, and return the seconds that it took."""
     started = time.perf_counter()
     await asyncio.sleep(seconds)
     return time.perf_counter() - started

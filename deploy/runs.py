@@ -1,4 +1,4 @@
-"""Questions put to whatever streams answers, one at a time, and what came of them."""
+"""Asking a pipeline or an engine one question at a time, and the figures of its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Run:
 
     tokens: list[tuple[int, ...]] = field(default_factory=list)
     steps: list[StepStats] = field(default_factory=list)
-    decoding: list[StepStats] = field(default_factory=list)  # steps that read no prompt
+    decoding: list[StepStats] = field(default_factory=list)  # steps without prefill
     seconds: float = 0.0
 
     @property
@@ -49,7 +49,7 @@ class Run:
 
     @property
     def hit_rate(self) -> float | None:
-        """Verdicts that found their draft there; None when nothing was drafted ahead."""
+        """Share of verdicts whose next draft was there already; None without pre-drafts."""
         stats = self.stats
         tried = stats.num_pre_draft_hits + stats.num_pre_draft_misses
         return stats.pre_draft_hit_rate if tried else None
@@ -62,7 +62,7 @@ async def answer(
     max_tokens: int,
     run: Run,
 ) -> None:
-    """Add a question's first answer to a run."""
+    """Ask the first turn of a question, and add the answer to a run."""
     prompt = [{"role": "user", "content": question.turns[0]}]
     tokens: list[int] = []
     steps: list[StepStats] = []
@@ -79,13 +79,13 @@ async def answer(
 
 
 def one_at_a_time(config: PipelineConfig) -> PipelineConfig:
-    """Return a pipeline for one request at a time: its roles work without threads of their own."""
+    """Return the configuration for one request at a time, whose models need no worker threads."""
     target = config.engine.target.model_copy(update={"max_sequences": 1})
     engine = config.engine.model_copy(update={"target": target})
     return config.model_copy(update={"engine": engine})
 
 
 def progress_bar() -> Progress:
-    """On stderr, gone when it is done."""
+    """Return a bar on stderr that disappears at the end."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     return Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True)

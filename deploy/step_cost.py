@@ -1,4 +1,4 @@
-"""Where the time of a step goes: in one process, in one that rests, and over the pipeline."""
+"""The time of a step by part: in one process, with rested roles, and over a pipeline."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.table import Table
 
 from diffuspec.core.types import StepStats
 
-StepCost: TypeAlias = dict[str, float]  # median milliseconds by part, and of all
+StepCost: TypeAlias = dict[str, float]  # median milliseconds, by part and of the whole step
 
 _STAGES = {"draft": "drafter", "search": "path search", "verify": "target"}
 _BETWEEN, _REST, _ALL = "between processes", "everything else", "step"
 
 
 def step_cost(steps: Sequence[StepStats], *, is_rested: bool = False) -> StepCost:
-    """Return what steps cost by the median; of rested ones without what they slept."""
+    """Return the median cost of steps. is_rested: their transport is sleep, which is left out."""
     cost = {title: median_ms(steps, stage) for stage, title in _STAGES.items()}
     working = [step.step_seconds - step.transport_seconds for step in steps]
     cost[_BETWEEN] = 0.0 if is_rested else median_ms(steps, "transport")
@@ -33,19 +33,19 @@ def step_cost(steps: Sequence[StepStats], *, is_rested: bool = False) -> StepCos
 
 
 def median_ms(steps: Sequence[StepStats], stage: str) -> float:
-    """Median milliseconds of a stage of StepStats."""
+    """Return the median milliseconds of a stage of StepStats."""
     return _ms([_seconds(step, stage) for step in steps])
 
 
 def cost_table(costs: Mapping[str, StepCost]) -> Table:
-    """Lay out costs side by side: the first is what the others are compared with."""
+    """Return a table of costs side by side, each compared with the first."""
     first, *others = costs
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("ms of a step, median", no_wrap=True)
+    table.add_column("median ms per step", no_wrap=True)
     table.add_column(first, justify="right")
     for name in others:
         table.add_column(name, justify="right")
-        table.add_column("more", justify="right")
+        table.add_column("difference", justify="right")
     for part, base in costs[first].items():
         cells = [f"{base:.2f}"]
         for name in others:

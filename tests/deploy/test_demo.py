@@ -1,4 +1,4 @@
-"""The demo as a user runs it: a cluster of its own, a table, a trace, and nothing left behind."""
+"""The demo as a user runs it: a cluster of its own, a table, a trace."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_three_ways_of_decoding_give_the_same_tokens(tmp_path):
     assert {"verify", "draft"} <= {event["name"] for event in events if event["ph"] == "X"}
 
 
-def test_a_pipeline_file_that_is_wrong_is_named_before_a_cluster_is_started(tmp_path):
+def test_a_wrong_pipeline_file_is_refused_before_a_cluster_starts(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text("engine: {preset: large}\n")
     result = demo("--config", path, "--trace", tmp_path / "trace.json")
@@ -48,7 +48,7 @@ def test_a_pipeline_file_that_is_wrong_is_named_before_a_cluster_is_started(tmp_
     assert "Traceback" not in result.stderr
 
 
-def test_a_pipeline_that_this_machine_can_never_hold_is_refused_at_once(tmp_path):
+def test_a_pipeline_too_large_for_this_machine_is_refused_at_once(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text(
         "engine: {preset: tiny}\n"

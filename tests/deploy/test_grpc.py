@@ -72,7 +72,7 @@ class Role:
         return self.process.stdout.readline().strip()
 
     def end(self) -> tuple[int, str]:
-        """Return the exit code and what was said on stderr."""
+        """Return the exit code and the text on stderr."""
         _, said = self.process.communicate(timeout=60)
         return self.process.returncode, said
 
@@ -115,7 +115,7 @@ async def answer(address: str) -> tuple[list[int], int]:
 
 
 async def recovered(address: str) -> None:
-    """Wait until every role is well."""
+    """Wait until no role is degraded."""
     client = await RemoteCoordinator.connect(address, Security(TOKEN))
     while (await client.status()).degraded_reasons:
         await asyncio.sleep(0.1)
@@ -133,13 +133,13 @@ async def test_roles_in_processes_of_their_own_answer_as_one_process_does(roles,
     assert num_steps < len(tokens)
 
 
-def test_the_coordinator_s_series_are_served_where_they_were_asked_for(roles):
+def test_metrics_are_served_at_the_metrics_port(roles):
     url = f"http://127.0.0.1:{roles['coordinator'].metrics_port}/metrics"
     with urllib.request.urlopen(url, timeout=10) as response:
         assert "diffuspec_generation_tokens_total" in response.read().decode()
 
 
-def test_a_probe_says_whether_the_role_at_an_address_is_serving(roles, config):
+def test_check_exits_with_0_only_if_that_role_serves_at_the_address(roles, config):
     address = roles["coordinator"].address
     probes = [("coordinator", address), ("verifier", address), ("coordinator", "127.0.0.1:1")]
     with ExitStack() as stack:
@@ -148,7 +148,7 @@ def test_a_probe_says_whether_the_role_at_an_address_is_serving(roles, config):
 
 
 @pytest.mark.parametrize("name", ["coordinator", "drafter", "path_scorer", "verifier"])
-def test_sigterm_drains_a_role_and_ends_it_well(roles, name):
+def test_sigterm_drains_a_role_and_ends_it_with_0(roles, name):
     roles[name].process.send_signal(signal.SIGTERM)
     code, said = roles[name].end()
     assert code == 0 and "Traceback" not in said
@@ -191,7 +191,7 @@ def test_without_a_token_nothing_starts(config, tmp_path):
     assert code == 2 and "cannot read the token" in said
 
 
-def test_a_configuration_that_is_wrong_is_named(tmp_path):
+def test_unknown_keys_of_the_configuration_are_named(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text("engine: {preset: tiny}\nplacements: {}\n")
     with Role(path, "--role", "verifier") as role:
@@ -199,7 +199,7 @@ def test_a_configuration_that_is_wrong_is_named(tmp_path):
     assert code == 2 and "unknown key `placements`" in said
 
 
-def test_a_role_that_waits_can_be_ended(config):
+def test_a_waiting_role_ends_on_sigterm(config):
     with Role(config, "--role", "path_scorer", "--verifier", "127.0.0.1:1") as role:
         assert role.process.stderr is not None
         while "waiting for 127.0.0.1:1" not in role.process.stderr.readline():

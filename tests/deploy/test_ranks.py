@@ -1,4 +1,4 @@
-"""Two verifier ranks as processes of their own, without Ray: each can be told to end."""
+"""Two verifier ranks as processes of their own, without Ray."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_rank_that_follows_the_first_one_can_be_ended(config):
+def test_a_following_rank_ends_on_sigterm(config):
     with Role(config, "--role", "verifier") as first:
         meeting_point = first.line().removeprefix("meeting point ")
         rank = ("--rank", "1", "--meeting-point", meeting_point)
@@ -34,7 +34,7 @@ def test_a_rank_that_follows_the_first_one_can_be_ended(config):
             assert code == 0 and "Traceback" not in said
 
 
-def test_a_rank_that_waits_for_others_to_come_can_be_ended(config):
+def test_a_rank_waiting_for_the_others_ends_on_sigterm(config):
     with Role(config, "--role", "verifier") as first:
         assert first.line().startswith("meeting point ")
         first.process.send_signal(signal.SIGTERM)

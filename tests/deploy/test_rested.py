@@ -10,7 +10,7 @@ from diffuspec.pairs.tiny import tiny_config
 SAMPLING = SamplingParams(max_tokens=12)
 
 
-async def test_rested_roles_answer_alike_and_sleep_as_long_as_the_other_works():
+async def test_rested_roles_give_the_same_answer_and_sleep_while_the_other_works():
     with Engine.from_config(tiny_config()) as engine:
         async with rested(engine) as resting:
             answer = await resting.complete("Once upon a time", SAMPLING)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, by the medians of its parts."""
+"""The time of a step by part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def steps(*more_ms: float) -> list[StepStats]:
     ]
 
 
-def test_every_part_is_a_median_and_the_coordinator_has_what_is_left():
+def test_parts_are_medians_and_everything_else_is_the_rest_of_the_step():
     cost = step_cost(steps(0, 1, 50))
     assert cost == pytest.approx(
         {
@@ -41,7 +41,7 @@ def test_every_part_is_a_median_and_the_coordinator_has_what_is_left():
     )
 
 
-def test_what_was_slept_is_no_part_of_a_rested_step():
+def test_sleep_is_left_out_of_a_rested_step():
     cost = step_cost(steps(0), is_rested=True)
     assert (cost["between processes"], cost["step"]) == (0, pytest.approx(15))
 
