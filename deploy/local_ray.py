@@ -29,7 +29,7 @@ def ray_cluster(address: str, pipeline: PipelineConfig) -> Iterator[None]:
     its own. Raises ConfigError if there is no cluster at the address, and PlacementError at once
     if a cluster of its own, which does not grow, can never hold the pipeline.
     """
-    address = address or os.environ.get("RAY_ADDRESS", _OWN)
+    address = address or os.environ.get("RAY_ADDRESS") or _OWN
     if address != _OWN:
         _connect(address)
         try:
