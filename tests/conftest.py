@@ -8,7 +8,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ from tests.support.virtual_time import VirtualTimeLoop
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
+_REPORT = "report"
+
 torch.set_num_threads(1)
 settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)
 settings.load_profile("diffuspec")
@@ -30,6 +32,13 @@ settings.load_profile("diffuspec")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=12, help="asked while processes die")
     parser.addoption("--chaos-seed", type=int, default=1694, help="of what goes wrong, and when")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for test in terminalreporter.getreports("passed"):
+        for name, text in test.user_properties:
+            if name == _REPORT:
+                terminalreporter.write_line(f"\n{text}")
 
 
 def pytest_asyncio_loop_factories(
@@ -64,3 +73,9 @@ def cluster() -> Iterator["Cluster"]:
 
     with local_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def report(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Print a text once all tests have run, even if this one runs in another process."""
+    return partial(record_property, _REPORT)

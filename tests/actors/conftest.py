@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,22 +12,6 @@ from diffuspec.rpc.security import new_token
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 CPU = {"device": "cpu"}
-
-_REPORTS: pytest.StashKey[list[str]] = pytest.StashKey()
-
-
-@pytest.fixture
-def report(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Print something once all tests are through."""
-    reports = request.config.stash.setdefault(_REPORTS, [])
-    return reports.append
-
-
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, config: pytest.Config
-) -> None:
-    for text in config.stash.get(_REPORTS, []):
-        terminalreporter.write_line(f"\n{text}")
 
 
 def tiny_pipeline(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:

@@ -49,7 +49,7 @@ PLACEMENT = {
     "path_scorer": {"num_cpus": 0.5},
 }
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(1200)]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}})):
     print(*(node["NodeID"] for node in ray.nodes()))
 """
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.process
 
 
 def test_without_an_address_a_job_runs_on_the_cluster_that_runs_it(cluster: Cluster) -> None:

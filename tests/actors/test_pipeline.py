@@ -34,7 +34,7 @@ from tests.support.ray_cluster import NODE
 CERTIFICATES = Path(__file__).parents[2] / "deploy" / "cluster" / "certificates.sh"
 
 pytestmark = [
-    pytest.mark.ray,
+    pytest.mark.process,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
 ]

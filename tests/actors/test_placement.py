@@ -15,7 +15,7 @@ from diffuspec.core.errors import ConfigError, ModelLoadError
 from tests.actors.conftest import tiny_pipeline
 from tests.support.ray_cluster import NODE
 
-pytestmark = pytest.mark.ray
+pytestmark = pytest.mark.process
 
 DEADLINES = {"placement_seconds": 2}
 

@@ -15,6 +15,8 @@ import pytest
 import diffuspec
 from tests.cli.conftest import error_line
 
+pytestmark = pytest.mark.process
+
 Run = Callable[..., Any]
 
 # `diffuspec generate Hi` over an engine that never stops talking, and without torch starts at once.

@@ -256,8 +256,7 @@ def test_the_environment_says_what_is_missing_on_a_node(tmp_path):
     assert f"without {tmp_path}/tls/node.pem Ray does not start" in sourced.stderr
 
 
-@pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.process
 def test_with_the_environment_ray_starts_on_one_machine(tmp_path):
     run(SCRIPT, "authority", tmp_path / "authority")
     run(SCRIPT, "node", tmp_path / "authority", tmp_path / "tls")

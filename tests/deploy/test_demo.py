@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,6 @@ def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_three_ways_of_decoding_give_the_same_tokens(tmp_path):
     trace = tmp_path / "new" / "trace.json"
     result = demo("--repeats", 1, "--max-tokens", 16, "--trace", trace)

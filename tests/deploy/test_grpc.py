@@ -21,6 +21,8 @@ from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]

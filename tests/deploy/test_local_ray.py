@@ -58,7 +58,7 @@ def test_an_address_without_a_cluster_is_named(address: str) -> None:
         pass
 
 
-@pytest.mark.ray
+@pytest.mark.process
 def test_a_start_that_is_interrupted_leaves_no_folder() -> None:
     with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
         environment = {**os.environ, "TMPDIR": folder, "RAY_ADDRESS": "local"}

@@ -9,6 +9,8 @@ import pytest
 
 from tests.deploy.test_grpc import Role
 
+pytestmark = pytest.mark.process
+
 CONFIG = """
 engine: {preset: tiny, target: {device: cpu, max_sequences: 2}}
 placement: {verifier: {tensor_parallel: 2}}

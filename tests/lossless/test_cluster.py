@@ -48,8 +48,7 @@ MAX_TOKENS = 16  # of an answer by the whole pipeline
 MAX_SCRIPTED_TOKENS = 11  # of one by its verifier, with drafts made up
 
 pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
 ]

@@ -45,8 +45,7 @@ JOBS = [
 NUM_READ = 60  # tokens of the first two answers, before the coordinator is killed
 
 pytestmark = [
-    pytest.mark.ray,
-    pytest.mark.slow,
+    pytest.mark.process,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
 ]

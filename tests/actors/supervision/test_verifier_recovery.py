@@ -37,7 +37,7 @@ REQUESTS = [
 ]
 Answers = list[list[int]]
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(240)]
 
 
 def pipeline(target: Path, num_ranks: int) -> PipelineConfig:

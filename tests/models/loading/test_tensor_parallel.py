@@ -19,6 +19,8 @@ from tests.models.ranks.processes import Follower, Ranks, save_family
 from tests.models.test_target import PROMPT, SAMPLED, decode, request, with_wrong_branches
 from tests.support.models import make_model
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def follower() -> Iterator[Follower]:

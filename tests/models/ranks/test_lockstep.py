@@ -28,6 +28,8 @@ from tests.models.test_target import (
 )
 from tests.support.models import make_model
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture(scope="module")
 def follower() -> Iterator[Follower]:

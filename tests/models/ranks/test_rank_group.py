@@ -20,6 +20,8 @@ from tests.models.ranks.follower import HOST
 from tests.models.ranks.processes import CPU, Follower, Ranks, save_family
 from tests.models.test_target import PROMPT, request
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def other(tmp_path: Path) -> Iterator[Ranks]:
