@@ -5,15 +5,18 @@
 #   make bench ARGS='--limit 2'                                             options of the command
 
 PYTHON ?= python3
+VENV ?= .venv
 TORCH_ARGS ?=
 ARGS ?=
 
-BIN := .venv/bin
-STAMP := .venv/.installed
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Three at a time keep two cores busy, for many tests wait for processes. A file stays in one place.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos lint format proto docs bench clean
+.PHONY: help setup demo check test chaos lint format matrix release proto docs bench clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -23,8 +26,11 @@ setup: $(STAMP) ## Install diffuspec and everything it needs into .venv
 demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray cluster of its own
 	$(BIN)/python -m deploy.demo $(ARGS)
 
-test: lint ## Lint, then all tests
-	$(BIN)/python -m pytest $(ARGS)
+check: lint ## Lint, then the tests that start no processes; git runs it before a commit
+	$(PYTEST) -m 'not process' $(ARGS)
+
+test: lint ## Lint, then all tests; ARGS=--cov: with coverage, as continuous integration does
+	$(PYTEST) $(ARGS)
 
 chaos: $(STAMP) ## 200 requests while processes and nodes die, stop and dawdle, with recovery times
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
@@ -39,6 +45,20 @@ format: $(STAMP) ## Rewrite the code in its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+matrix: ## `make check` on each Python 3.11 to 3.13 that this machine has, in .venv-3.11 and so on
+	@for version in 3.11 3.12 3.13; do \
+	    if python$$version --version; then \
+	        $(MAKE) check PYTHON=python$$version VENV=.venv-$$version || exit; \
+	    else \
+	        echo "make matrix: no python$$version here: not checked on it"; \
+	    fi; \
+	done
+
+release: $(STAMP) ## Build wheel and sdist in dist/, and check both: contents, installation, version
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python .ci/check_release.py dist
+
 proto: $(STAMP) ## Compile protos/ into diffuspec/v1
 	$(BIN)/python protos/generate.py
 
@@ -48,9 +68,9 @@ docs: $(STAMP) ## Write docs/configuration.md from the schema
 bench: $(STAMP) ## The benchmark against transformers, with tables and plots in runs/bench
 	$(BIN)/diffuspec bench $(ARGS)
 
-clean: ## Remove .venv, caches and build products (runs/ stays)
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	rm -rf build dist *.egg-info
+clean: ## Remove virtual environments, caches and build products (runs/ stays)
+	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist *.egg-info .coverage*
 	find diffuspec tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt
@@ -58,7 +78,7 @@ $(STAMP): pyproject.toml constraints.txt
 	    { echo 'error: Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11' >&2; exit 1; }
 	@command -v g++ >/dev/null || \
 	    { echo 'error: g++ is needed, because KenLM is compiled on installation (apt install g++)' >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch $(TORCH_ARGS)
 	$(PIP) --editable '.[dev]'
 	@touch $@
