@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actors.placement_settings import NodeSettings, PlacementSettings, Strategy, round_share
+from actors.placement_settings import NodeSettings, Strategy, round_share
 from actors.settings import PipelineConfig
 
 
@@ -32,22 +32,25 @@ class Node:
 
 
 def make_bundles(config: PipelineConfig) -> tuple[Bundle, ...]:
-    """Return the bundles of a pipeline: coordinator, each drafter with its scorer, verifier."""
+    """Return the bundles of a pipeline: coordinator, each drafter with any scorer, verifier."""
     placement = config.placement
     coordinator, verifier = placement.coordinator, placement.verifier
     num_ranks = verifier.tensor_parallel
     return (
         _bundle("coordinator", coordinator.num_cpus, coordinator.num_gpus, coordinator.node),
-        *(_drafter_bundle(placement, index) for index in range(config.num_drafters)),
+        *(_drafter_bundle(config, index) for index in range(config.num_drafters)),
         _bundle(
             "verifier", num_ranks * verifier.num_cpus, num_ranks * verifier.num_gpus, verifier.node
         ),
     )
 
 
-def _drafter_bundle(placement: PlacementSettings, index: int) -> Bundle:
-    num_cpus = placement.drafter.num_cpus + placement.path_scorer.num_cpus
-    return _bundle(f"drafter {index}", num_cpus, placement.shared_gpus, placement.drafter.node)
+def _drafter_bundle(config: PipelineConfig, index: int) -> Bundle:
+    drafter, scorer = config.placement.drafter, config.placement.path_scorer
+    num_cpus, num_gpus = drafter.num_cpus, drafter.num_gpus
+    if config.has_path_scorers:
+        num_cpus, num_gpus = num_cpus + scorer.num_cpus, config.placement.shared_gpus
+    return _bundle(f"drafter {index}", num_cpus, num_gpus, drafter.node)
 
 
 def _bundle(name: str, num_cpus: float, num_gpus: float, node: NodeSettings) -> Bundle:

@@ -179,7 +179,7 @@ class Pipeline:
         actor = (await self.coordinator.serving()).actor
         links: dict[str, tuple[int, int]] = await actor.call("link_bytes", seconds=_STATUS_SECONDS)
         for one in self._drafters:
-            if one.drafter is not None:
+            if one.drafter is not None and one.scorer is not None:
                 name = f"{one.name} - {one.scorer_name}"
                 links[name] = await one.drafter.call("link_bytes", seconds=_STATUS_SECONDS)
         return links
@@ -191,7 +191,10 @@ class Pipeline:
         address = actor.ready.address if actor is not None else ""
         reports = [_report("coordinator", actor, address, coordinator.problem)]
         for one in self._drafters:
-            for name, role in ((one.name, one.drafter), (one.scorer_name, one.scorer)):
+            roles = [(one.name, one.drafter)]
+            if self.config.has_path_scorers:
+                roles.append((one.scorer_name, one.scorer))
+            for name, role in roles:
                 reports.append(_report(name, role, role.ready if role else "", one.problem))
         if actor is not None:
             reports += await _describe_ranks(actor)

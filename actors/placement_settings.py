@@ -103,7 +103,7 @@ class CoordinatorSettings(RoleSettings):
 
 
 class DrafterSettings(RoleSettings):
-    """Each drafter; its path scorer runs beside it, on the same GPU if it has a share of one."""
+    """Each drafter. A path scorer runs beside it, on the same GPU if it has a share of one."""
 
     count: int = Field(1, ge=1, le=64, description="Number of drafters.")
     node: NodeSettings = Field(NodeSettings(), description=_NODE)
@@ -142,7 +142,9 @@ class PlacementSettings(Section):
         DrafterSettings(), description="Number of drafters, and resources of each."
     )
     path_scorer: RoleSettings = Field(
-        RoleSettings(), description="Resources of each drafter's path scorer, on the same node."
+        RoleSettings(),
+        description="Resources of each drafter's path scorer, on the same node; "
+        "drafters that make no lattices have none.",
     )
     verifier: VerifierSettings = Field(
         VerifierSettings(), description="Resources of each rank of the verifier."

@@ -15,6 +15,7 @@ from actors.placement_settings import PlacementSettings
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import FilePath, Section, read_yaml, validate
+from diffuspec.drafters import kind_of
 from diffuspec.pairs.tiny import tiny_config
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
@@ -105,8 +106,9 @@ class PipelineConfig(Section):
     def _gpus_where_models_want_them(self) -> Self:
         placement, engine = self.placement, self.engine
         wanted = [("verifier", placement.verifier.num_gpus, engine.target.device, "target")]
-        if engine.drafter is not None:
-            wanted += [("drafter", placement.drafter.num_gpus, engine.drafter.device, "drafter")]
+        drafter: Any = engine.drafter
+        if drafter is not None and kind_of(drafter).has_model:
+            wanted += [("drafter", placement.drafter.num_gpus, drafter.device, "drafter")]
         for role, num_gpus, device, section in wanted:
             if num_gpus == 0 and device == "cuda":
                 raise ValueError(
@@ -114,10 +116,25 @@ class PipelineConfig(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _no_gpu_without_a_model(self) -> Self:
+        drafter, num_gpus = self.engine.drafter, self.placement.drafter.num_gpus
+        if drafter is not None and num_gpus and not kind_of(drafter).has_model:
+            raise ValueError(
+                f"a drafter of the kind {drafter.kind} has no model: placement.drafter.num_gpus "
+                f"must be 0, got {num_gpus:g}"
+            )
+        return self
+
     @property
     def num_drafters(self) -> int:
         """0 for plain decoding: there is no drafter in the engine's configuration."""
         return 0 if self.engine.drafter is None else self.placement.drafter.count
+
+    @property
+    def has_path_scorers(self) -> bool:
+        """Whether each drafter has a path scorer beside it."""
+        return self.engine.drafter is not None and kind_of(self.engine.drafter).needs_path_scorer
 
     def limits(self, max_step_seconds: float) -> RpcLimits:
         """Return the bounds of the wire for a role with steps of up to `max_step_seconds`."""
@@ -162,6 +179,7 @@ def _fill_in(engine: dict[str, Any]) -> dict[str, Any]:
     for name, section in given.items():
         below = filled.get(name)
         if isinstance(below, dict) and isinstance(section, dict):
-            section = {**below, **section}
+            is_other_kind = section.get("kind", below.get("kind")) != below.get("kind")
+            section = section if is_other_kind else {**below, **section}
         filled[name] = section
     return filled

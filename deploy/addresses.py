@@ -53,10 +53,13 @@ class Addresses:
             "--meeting-point": self.meeting_point,
             "--metrics-port": self.metrics_port,
         }
+        needed: set[str] = set(_NEEDED[role])
+        if not config.has_path_scorers:
+            needed.discard("--path-scorer")
         for option, value in given.items():
-            if not value and option in _NEEDED[role]:
+            if not value and option in needed:
                 raise ConfigError(f"--role {role} needs {option} HOST:PORT")
-            if value and option not in _NEEDED[role] + _OPTIONAL[role]:
+            if value and option not in needed.union(_OPTIONAL[role]):
                 raise ConfigError(f"{option} has no effect on --role {role}")
         for option in ("--verifier", "--path-scorer", "--meeting-point"):
             if given[option]:

@@ -121,7 +121,8 @@ async def _drafter(
     actor = DrafterActor(config, token)
     try:
         info = await _target_info(config, token, addresses)
-        await _reach(RemotePathScorer, addresses.path_scorer, config, token)
+        if config.has_path_scorers:
+            await _reach(RemotePathScorer, addresses.path_scorer, config, token)
         vocabulary, scorer = _vocabulary(config, info), addresses.path_scorer
         yield Hosted(await actor.start(info, vocabulary, scorer, addresses.host, addresses.port))
     finally:

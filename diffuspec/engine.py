@@ -31,13 +31,13 @@ from diffuspec.core.types import (
     TokenIds,
     TokenLogprobs,
 )
-from diffuspec.drafters import make_path_search
+from diffuspec.drafters import Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.telemetry.metrics import Metrics, RequestStats, summarize
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.detokenizer import Detokenizer, backend
 from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
-from diffuspec.text.tokenizer import check_shared_vocabulary, load_tokenizer, vocabulary_digest
+from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 _GREEDY = SamplingParams()
 
@@ -104,13 +104,9 @@ class Engine:
         info, tokenizer = verifier.info, load_tokenizer(config.target.path)
         if config.drafter is None:
             return cls(config, verifier, None, tokenizer, (verifier,), tracer)
-        from diffuspec.models.diffusion import DiffusionDrafter
-
-        digest = vocabulary_digest(tokenizer, info.vocab_size)
-        check_shared_vocabulary(config.drafter.path, digest, info.vocab_size)
-        lattice_model = DiffusionDrafter.load(config.drafter, info)
-        drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, info))
-        return cls(config, verifier, drafter, tokenizer, (verifier, lattice_model), tracer)
+        target = Target(info, vocabulary_digest(tokenizer, info.vocab_size))
+        drafter = load_drafter(config.drafter, config.search, target)
+        return cls(config, verifier, drafter, tokenizer, (verifier, drafter), tracer)
 
     @property
     def lattice_model(self) -> LatticeModel | None:

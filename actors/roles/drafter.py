@@ -1,4 +1,4 @@
-"""The drafter's process: a diffusion LM here, its path scorer in the process beside it.
+"""The drafter's process. A path scorer, if its kind needs one, is in the process beside it.
 
 Lattices go from here to the scorer, and come back as draft trees; the coordinator never sees them.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 
 from actors.roles import self_test
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.core.types import Draft, DraftRequest, Lattice
+from diffuspec.drafters import LocalDrafter, Target, kind_of
 from diffuspec.rpc.client.roles import RemotePathScorer
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
-from diffuspec.text.tokenizer import check_shared_vocabulary
 
 _PATIENCE = 3  # deadlines until a step counts as hung: one with a long prompt is merely late
 
@@ -26,18 +27,17 @@ class DrafterActor:
     """Serves a drafter. A plain class: an actor of Ray or a process by itself runs it."""
 
     def __init__(self, config: PipelineConfig, token: str) -> None:
-        # The import takes seconds; here it runs while the target starts.
-        from diffuspec.models.diffusion import DiffusionDrafter  # torch: not where this is placed
-
-        self._load_model = DiffusionDrafter.load
+        if config.engine.drafter is not None:
+            # The imports take seconds; here they run while the target starts.
+            kind_of(config.engine.drafter).import_ahead()
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
         deadlines = config.deadlines  # a step may block the event loop
         self._heartbeat = Heartbeat(deadlines.draft_seconds + deadlines.silence_seconds)
         self._servicer: DrafterServicer | None = None
-        self._drafter: DiffuSpecDrafter | None = None
-        self._scorer: RemotePathScorer | None = None
+        self._drafter: LocalDrafter | None = None
+        self._scorer: _ReplaceableScorer | None = None
         self._info: TargetInfo | None = None
 
     async def start(
@@ -48,23 +48,23 @@ class DrafterActor:
         host: str,
         port: int = 0,
     ) -> str:
-        """Load the diffusion LM, draft once as a self-test, and serve; return the address.
+        """Load the drafter, draft once as a self-test, and serve; return the address.
 
-        vocabulary: the target's, see vocabulary_digest; None: it is not compared. Raises
-        ConfigError, ModelLoadError, DrafterError.
+        vocabulary: the target's, see vocabulary_digest; None: it is not compared. scorer_address:
+        "" for a kind that needs no path scorer. Raises ConfigError, ModelLoadError, DrafterError.
         """
-        config = self._config
+        config, drafter = self._config, self._config.engine.drafter
         self._security.server_credentials(host)  # may be refused: before weights are loaded
-        if config.engine.drafter is None:
+        if drafter is None:
             raise ConfigError("engine.drafter is not configured: there is nothing to serve")
-        if vocabulary is not None:
-            check_shared_vocabulary(config.engine.drafter.path, vocabulary, info.vocab_size)
-        model = await asyncio.to_thread(self._load_model, config.engine.drafter, info)
-        self._resources.callback(model.close)
-        self._resources.push_async_callback(self._leave_scorer)
-        self._scorer = await self._connect(scorer_address)
-        self._drafter = DiffuSpecDrafter(model, self._scorer)
         self._info = info
+        self._scorer = _ReplaceableScorer() if config.has_path_scorers else None
+        load, target = kind_of(drafter).load, Target(info, vocabulary)
+        self._drafter = await asyncio.to_thread(load, drafter, target, self._scorer)
+        self._resources.callback(self._drafter.close)
+        if self._scorer is not None:
+            self._resources.push_async_callback(self._scorer.close)
+            self._scorer.remote = await self._connect(scorer_address)
         await self._draft_once()
         self._servicer = DrafterServicer(self._drafter)
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
@@ -76,15 +76,15 @@ class DrafterActor:
 
     async def use_scorer(self, address: str) -> None:
         """Continue with another path scorer in place of a lost one. Raises DrafterError."""
-        assert self._drafter is not None, "start() comes first"
+        assert self._scorer is not None, "start() comes first, with a path scorer"
         scorer = await self._connect(address)
-        await self._leave_scorer()
-        self._drafter.path_scorer = self._scorer = scorer
+        await self._scorer.close()
+        self._scorer.remote = scorer
 
     async def link_bytes(self) -> tuple[int, int]:
         """Return the bytes sent to and received from the path scorer so far."""
-        assert self._scorer is not None, "start() comes first"
-        return self._scorer.num_bytes_sent, self._scorer.num_bytes_received
+        assert self._scorer is not None and self._scorer.remote is not None
+        return self._scorer.remote.num_bytes_sent, self._scorer.remote.num_bytes_received
 
     async def is_healthy(self) -> bool:
         """Return whether the event loop runs and steps succeed.
@@ -116,6 +116,19 @@ class DrafterActor:
             address, self._security, deadline_seconds=seconds, limits=limits
         )
 
-    async def _leave_scorer(self) -> None:
-        if self._scorer is not None:
-            await self._scorer.close()
+
+class _ReplaceableScorer:
+    """A PathScorer in another process, for a drafter that need not know when that is replaced."""
+
+    def __init__(self) -> None:
+        self.remote: RemotePathScorer | None = None
+
+    async def search(
+        self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
+    ) -> list[Draft]:
+        assert self.remote is not None, "it is connected before anything is drafted"
+        return await self.remote.search(requests, lattices)
+
+    async def close(self) -> None:
+        if self.remote is not None:
+            await self.remote.close()

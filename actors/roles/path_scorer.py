@@ -8,8 +8,9 @@ import contextlib
 from actors.roles import self_test
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
+from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.drafters import make_path_search
+from diffuspec.drafters.path_search import make_path_search
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import PathScorerServicer
 
@@ -31,6 +32,8 @@ class PathScorerActor:
         Raises ConfigError, NgramError, ModelLoadError.
         """
         config = self._config
+        if not config.has_path_scorers:
+            raise ConfigError("the drafter that is configured needs no path scorer")
         self._security.server_credentials(host)  # may be refused: before the proxy is loaded
         scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
 

@@ -1,4 +1,4 @@
-"""Supervision of one drafter and its path scorer.
+"""Supervision of one drafter and the path scorer beside it, if its kind needs one.
 
 A scorer that is lost is replaced without loading the drafter again. A drafter that cannot be
 started costs speed, never the service: the coordinator is told the reason and decodes without it.
@@ -18,7 +18,7 @@ from diffuspec.core.errors import DiffuspecError
 
 
 class DrafterSupervisor(Supervisor[Service]):
-    """Keeps the two actors of one bundle up. In service: drafting for this coordinator."""
+    """Keeps the actors of one bundle up. In service: drafting for this coordinator."""
 
     def __init__(
         self, index: int, placement: Placement, coordinator: CoordinatorSupervisor
@@ -31,9 +31,10 @@ class DrafterSupervisor(Supervisor[Service]):
         self._placement = placement
         self._coordinator = coordinator
         self._deadlines = placement.config.deadlines
+        self._needs_scorer = placement.config.has_path_scorers
 
     async def stop(self) -> None:
-        """End both actors, the drafter first. Comes after halt()."""
+        """End the actors, the drafter first. Comes after halt()."""
         for actor in (self.drafter, self.scorer):
             if actor is not None:
                 await actor.stop(self._deadlines.draft_seconds)
@@ -48,16 +49,17 @@ class DrafterSupervisor(Supervisor[Service]):
         drafter = None if self.drafter else self._placement.create_drafter(self._index)
         scorer = None
         try:
-            scorer = None if self.scorer else self._placement.create_path_scorer(self._index)
+            if self._needs_scorer and self.scorer is None:
+                scorer = self._placement.create_path_scorer(self._index)
             coordinator = await self._coordinator.serving()
             target = coordinator.actor.ready
             if scorer is not None:
                 self.scorer = await self._start_scorer(scorer, target)
                 if self.drafter is not None:
                     await self._ask_drafter("use_scorer", self.scorer.ready)
-            assert self.scorer is not None
             if drafter is not None:
-                self.drafter = await self._start_drafter(drafter, target, self.scorer.ready)
+                address = self.scorer.ready if self.scorer is not None else ""
+                self.drafter = await self._start_drafter(drafter, target, address)
         except BaseException:
             for handle, actor in ((drafter, self.drafter), (scorer, self.scorer)):
                 if handle is not None and actor is None:
@@ -68,8 +70,8 @@ class DrafterSupervisor(Supervisor[Service]):
 
     async def watch(self, thing: Service) -> str:
         """Wait until an actor is lost, and drop it, or the coordinator is replaced."""
-        assert self.drafter is not None and self.scorer is not None
-        scorer = asyncio.create_task(self.scorer.watch(self._deadlines.health_seconds))
+        assert self.drafter is not None
+        scorer = asyncio.create_task(self._scorer_trouble())
         drafter = asyncio.create_task(self._drafter_trouble(self.drafter, scorer))
         change = asyncio.create_task(self._coordinator.replaced(thing))
         tasks = {drafter, scorer, change}
@@ -92,8 +94,9 @@ class DrafterSupervisor(Supervisor[Service]):
         if self.scorer is not None and await self._trouble(self.scorer):
             self._drop_scorer()
         if self.drafter is not None and (trouble := await self._trouble(self.drafter)):
+            lacks_scorer = self._needs_scorer and self.scorer is None
             is_excused = trouble == FAILING and (
-                self.scorer is None or await self._can_draft(self.drafter)
+                lacks_scorer or await self._can_draft(self.drafter)
             )
             if not is_excused:
                 self._drop_drafter()
@@ -136,6 +139,13 @@ class DrafterSupervisor(Supervisor[Service]):
         except DiffuspecError:
             self._drop_drafter()
             raise
+
+    async def _scorer_trouble(self) -> str:
+        """Wait until the path scorer has to be replaced; return the reason."""
+        if self.scorer is None:
+            await asyncio.Event().wait()  # there is none, and nothing to replace
+        assert self.scorer is not None
+        return await self.scorer.watch(self._deadlines.health_seconds)
 
     async def _drafter_trouble(self, drafter: RoleActor[str], scorer: asyncio.Task[str]) -> str:
         """Wait until the drafter has to be replaced; return the reason.

@@ -57,6 +57,7 @@ from diffuspec.bench.studies.pre_drafts import study_pre_drafts
 from diffuspec.bench.studies.sweeps import ablation_config, num_answers, run_sweep
 from diffuspec.bench.systems import TREE_SHAPES, open_systems
 from diffuspec.core.config import EngineConfig
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
@@ -142,7 +143,7 @@ def _compare(
 def _draft_costs(engine: Engine) -> list[DraftCost]:
     """Measure drafting by prefix length, on fresh drafters with and without a prefix cache."""
     info, config = engine.verifier.info, engine.config.drafter
-    assert config is not None
+    assert isinstance(config, DiffuSpecConfig), "others have no prefix cache to measure"
     lengths = [n for n in PREFIX_LENGTHS if n + NUM_DRAFT_TOKENS <= info.max_model_len]
     costs = []
     for cached, num_rounds, num_runs in ((True, 6, 5), (False, 3, 1)):

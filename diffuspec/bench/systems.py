@@ -22,10 +22,10 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError, ModelLoadError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
 from diffuspec.core.types import StepStats
-from diffuspec.drafters import make_path_search
+from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.drafters.path_search import make_path_search
 from diffuspec.engine import Engine
-from diffuspec.models.diffusion import DiffusionDrafter
 
 BASELINE = "plain"
 TRANSFORMERS_GREEDY = "transformers_greedy"
@@ -255,12 +255,13 @@ def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
     verifier: Any = _Shared(engine.verifier)
     if config.drafter is None:
         return Engine(config, verifier, None, engine.tokenizer, tracer=engine.tracer)
-    if config.drafter == engine.config.drafter:
+    drafter: LocalDrafter
+    if config.drafter == engine.config.drafter and engine.lattice_model is not None:
         lattice_model: Any = _Shared(engine.lattice_model)
+        drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
     else:
-        lattice_model = DiffusionDrafter.load(config.drafter, engine.verifier.info)
-    drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
-    return Engine(config, verifier, drafter, engine.tokenizer, (lattice_model,), engine.tracer)
+        drafter = load_drafter(config.drafter, config.search, Target(verifier.info, None))
+    return Engine(config, verifier, drafter, engine.tokenizer, (drafter,), engine.tracer)
 
 
 class _Shared:

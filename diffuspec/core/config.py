@@ -7,26 +7,22 @@ constants (arXiv 2510.02358).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from diffuspec.core.devices import DEVICE_HELP, DTYPE_HELP, Device, DType
+from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SpeculationParams
 from diffuspec.core.validation import FilePath, FromMapping, Section, read_yaml, validate
-
-Device = Literal["auto", "cpu", "cuda"]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-
-_DEVICE = "Where the model runs; auto takes a GPU if there is one."
-_DTYPE = "Type of weights and activations; auto takes the checkpoint's own on a GPU, else float32."
 
 
 class TargetConfig(Section):
     """The model whose output is reproduced, and its cache."""
 
     path: FilePath = Field(description="Directory of a causal LM in transformers' layout.")
-    device: Device = Field("auto", description=_DEVICE)
-    dtype: DType = Field("auto", description=_DTYPE)
+    device: Device = Field("auto", description=DEVICE_HELP)
+    dtype: DType = Field("auto", description=DTYPE_HELP)
     max_model_len: int | None = Field(
         None,
         ge=2,
@@ -46,36 +42,6 @@ class TargetConfig(Section):
         ge=1,
         le=MAX_TREE_NODES,
         description="Most drafted tokens verified in one step of one request.",
-    )
-
-
-class DrafterConfig(Section):
-    """The diffusion LM and how its logits become a lattice."""
-
-    path: FilePath = Field(description="Directory of a diffusion LM with the target's tokenizer.")
-    device: Device = Field("auto", description=_DEVICE)
-    dtype: DType = Field("auto", description=_DTYPE)
-    prefix_cache: bool = Field(
-        True,
-        description="Keep the states of the prefix between drafts: exact for block-causal "
-        "drafters, approximate for Dream.",
-    )
-    refresh_every: int = Field(
-        32,
-        ge=1,
-        description="Committed tokens after which Dream's cached prefix is computed again.",
-    )
-    num_refinement_steps: int = Field(
-        1, ge=1, le=64, description="Denoising steps of a draft, S of the paper."
-    )
-    candidate_mass: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="Probability that the candidates of a position have together, tau of Eq. 7.",
-    )
-    max_candidates: int = Field(
-        15, ge=1, le=256, description="Most candidates kept at a position, M_max of Eq. 7."
     )
 
 
@@ -155,7 +121,9 @@ class EngineConfig(Section):
     """The models of one deployment and how they work together."""
 
     target: TargetConfig = Field(description="The model whose output is reproduced.")
-    drafter: DrafterConfig | None = Field(None, description="What drafts; null: plain decoding.")
+    drafter: DrafterConfig | None = Field(
+        None, description="What drafts, a section of the kind it names; null: plain decoding."
+    )
     search: SearchConfig = Field(
         SearchConfig(), description="How a path through the drafter's lattice is found."
     )
@@ -168,6 +136,11 @@ class EngineConfig(Section):
     coordinator: CoordinatorConfig = Field(
         CoordinatorConfig(), description="Bounds of the coordinator."
     )
+
+    @field_validator("drafter", mode="before")
+    @classmethod
+    def _diffuspec_unless_named(cls, given: object) -> object:
+        return {"kind": "diffuspec", **given} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _fits_the_target(self) -> Self:

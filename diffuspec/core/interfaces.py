@@ -37,7 +37,15 @@ class TargetInfo:
 
 
 class Drafter(Protocol):
-    """Proposes draft trees."""
+    """Proposes draft trees.
+
+    `Draft.confidences` are natural-log probabilities that a token is right, given that its parent
+    is. A model reports its own. A drafter without one reports fixed priors, measured once: one for
+    each thing that it can tell about a token beforehand, such as how many tokens before it matched
+    elsewhere. The coordinator counts how often tokens of about the same confidence were accepted
+    (`control.calibration`), so a prior need not be exact; but tokens that differ in kind need
+    priors that differ, or their rates cannot be told apart.
+    """
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order; an empty one means none.
@@ -63,6 +71,10 @@ class LatticeModel(Protocol):
 
     async def release(self, request_id: str) -> None:
         """Forget what is cached for a request. Unknown ids are fine."""
+        ...
+
+    def close(self) -> None:
+        """End its threads and give back its memory. Nothing is drafted afterwards."""
         ...
 
 

@@ -83,6 +83,9 @@ def explain(error: ValidationError, kind: type[Section]) -> str:
             said[where] = _unknown_key(where, known)
         elif problem["type"] == "value_error":
             said[where] = f"{where}: {problem['ctx']['error']}".removeprefix(": ")
+        elif problem["type"] == "union_tag_invalid":
+            right, tag = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
+            said[where] = f"{where}.kind must be {' or '.join(right.rsplit(', ', 1))}, got {tag!r}"
         else:
             text, begun = _text(problem), said.get(where)
             said[where] = f"{begun}, or {text[8:]}" if begun else f"{where or 'it'} {text}"
@@ -120,7 +123,7 @@ def _locate(kind: type, loc: Sequence[str | int]) -> tuple[str, list[str]]:
     here: list[Any] = [kind]  # what may stand here: sections and other types
     for part in map(str, loc):
         known = {name: hint for one in here for name, hint in _fields(one).items()}
-        tagged = [one for one in here if getattr(one, "kind", None) == part]
+        tagged = [one for one in here if _tag(one) == part]
         if part in known:
             here = _alternatives(known[part])
         elif len(here) > 1 and tagged:
@@ -137,11 +140,14 @@ def _locate(kind: type, loc: Sequence[str | int]) -> tuple[str, list[str]]:
 def _fields(kind: Any) -> dict[str, Any]:
     """Return the fields of a section, or of a dataclass that is one, with their types."""
     names = getattr(kind, "model_fields", None) or getattr(kind, "__dataclass_fields__", {})
-    return (
-        {name: hint for name, hint in get_type_hints(kind).items() if name in names}
-        if names
-        else {}
-    )
+    hints = get_type_hints(kind) if names else {}
+    return {name: hints[name] for name in names}
+
+
+def _tag(kind: Any) -> object:
+    """Return what the key `kind` says in a section that has it."""
+    field = getattr(kind, "model_fields", {}).get("kind")
+    return field.default if field is not None else None
 
 
 def _alternatives(hint: Any) -> list[Any]:

@@ -1,23 +1,37 @@
-"""The drafters that a configuration can name."""
+"""The drafters that a configuration can name.
+
+A new one is a file here with a DrafterKind, a line in KINDS, and its section of the configuration
+in core/drafter_config.
+"""
 
 from __future__ import annotations
 
-from diffuspec.algorithm.search import PathSearch
+from typing import Any
+
 from diffuspec.core.config import SearchConfig
-from diffuspec.core.interfaces import CausalProxy, TargetInfo
+from diffuspec.core.drafter_config import DrafterConfig
+from diffuspec.drafters import diffuspec, prompt_lookup
+from diffuspec.drafters.kind import DrafterKind, LocalDrafter, Target
+from diffuspec.drafters.path_search import make_path_search
+
+__all__ = ["KINDS", "DrafterKind", "LocalDrafter", "Target", "kind_of", "load_drafter"]
+
+KINDS: dict[str, DrafterKind[Any]] = {
+    "diffuspec": diffuspec.KIND,
+    "pld": prompt_lookup.KIND,
+}
 
 
-def make_path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
-    """Load the proxy that a configuration names. Raises NgramError, ModelLoadError."""
-    proxy: CausalProxy | None = None
-    if config.ngram is not None:
-        from diffuspec.models.ngram.kenlm_proxy import KenlmProxy
+def kind_of(config: DrafterConfig) -> DrafterKind[Any]:
+    """Return the kind that a section of the configuration names."""
+    return KINDS[config.kind]
 
-        proxy = KenlmProxy(config.ngram, vocab_size=info.vocab_size)
-    elif config.causal_lm is not None:
-        from diffuspec.models.causal_proxy import CausalLmProxy  # torch: not for an n-gram model
 
-        proxy = CausalLmProxy.load(
-            config.causal_lm, vocab_size=info.vocab_size, beam_width=config.beam_width
-        )
-    return PathSearch(proxy, beam_width=config.beam_width, eos_token_ids=info.eos_token_ids)
+def load_drafter(config: DrafterConfig, search: SearchConfig, target: Target) -> LocalDrafter:
+    """Load a drafter into this process, with a path search of its own if it needs one.
+
+    Raises ConfigError, ModelLoadError, NgramError.
+    """
+    kind = kind_of(config)
+    scorer = make_path_search(search, target.info) if kind.needs_path_scorer else None
+    return kind.load(config, target, scorer)

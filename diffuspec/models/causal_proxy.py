@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 import torch
 
-from diffuspec.core.config import Device, DType
+from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import VocabularyError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import TokenIds

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from diffuspec.algorithm.lattice import EMPTY_LATTICE, Pruning, build_lattices
 from diffuspec.algorithm.sampling import perturb_logits
-from diffuspec.core.config import DrafterConfig
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
@@ -80,7 +80,7 @@ class DiffusionDrafter:
         self,
         runner: ModelRunner,
         settings: DiffusionSettings,
-        config: DrafterConfig,
+        config: DiffuSpecConfig,
         target: TargetInfo,
         max_positions: int,
     ) -> None:
@@ -105,7 +105,7 @@ class DiffusionDrafter:
         self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
 
     @classmethod
-    def load(cls, config: DrafterConfig, target: TargetInfo) -> Self:
+    def load(cls, config: DiffuSpecConfig, target: TargetInfo) -> Self:
         """Load the drafter that a configuration names. Raises ModelLoadError."""
         checkpoint = inspect_checkpoint(config.path)
         settings = checkpoint.diffusion

@@ -41,6 +41,12 @@ def test_every_drafter_of_a_pool_has_a_bundle_of_its_own():
     ]
 
 
+def test_a_drafter_that_needs_no_path_scorer_reserves_nothing_for_one():
+    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "pld"}}})
+    _, drafter, _ = make_bundles(config)
+    assert drafter.resources == {"CPU": 1}
+
+
 def test_plain_decoding_has_no_drafter_bundle():
     config = parse_pipeline({"engine": {"preset": "tiny", "drafter": None}})
     assert [bundle.name for bundle in make_bundles(config)] == ["coordinator", "verifier"]

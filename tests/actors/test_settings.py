@@ -14,7 +14,7 @@ TINY: dict[str, Any] = {"preset": "tiny"}
 
 
 def pipeline(**sections: object) -> PipelineConfig:
-    return parse_pipeline({"engine": TINY, **sections})
+    return parse_pipeline({"engine": TINY} | sections)
 
 
 def test_a_preset_is_a_whole_configuration():
@@ -122,6 +122,19 @@ def test_resources_have_ray_s_resolution():
     assert pipeline(placement={"drafter": {"num_cpus": 0.33336}}).placement.drafter.num_cpus == (
         0.3334
     )
+
+
+def test_a_drafter_of_another_kind_takes_nothing_of_the_preset():
+    config = pipeline(engine=TINY | {"drafter": {"kind": "pld", "num_draft_tokens": 5}})
+    drafter = config.engine.drafter
+    assert drafter is not None and drafter.kind == "pld" and drafter.num_draft_tokens == 5
+    assert config.num_drafters == 1 and not config.has_path_scorers
+    assert pipeline().has_path_scorers
+
+
+def test_a_gpu_for_a_drafter_without_a_model_is_refused():
+    with pytest.raises(ConfigError, match=r"kind pld has no model: placement\.drafter\.num_gpus"):
+        pipeline(engine=TINY | {"drafter": {"kind": "pld"}}, placement={"drafter": {"num_gpus": 1}})
 
 
 def test_drafter_and_scorer_share_a_gpu():

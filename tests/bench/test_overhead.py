@@ -32,6 +32,9 @@ class CountingModel:
     async def release(self, request_id: str) -> None:
         self.released.append(request_id)
 
+    def close(self) -> None:
+        pass
+
 
 class SteadySystem:
     name = "steady"

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.core.config import EngineConfig, load_config, parse_config
+from diffuspec.core.drafter_config import DiffuSpecConfig, PromptLookupConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SpeculationParams
 
@@ -12,7 +13,7 @@ TARGET = {"path": "model"}
 def test_the_defaults_are_the_papers_constants():
     config = parse_config({"target": TARGET, "drafter": {"path": "drafter"}})
     drafter, length = config.drafter, config.draft_length
-    assert drafter is not None
+    assert isinstance(drafter, DiffuSpecConfig), "the kind unless another is named"
     assert (drafter.candidate_mass, drafter.max_candidates) == (0.8, 15)
     assert (drafter.num_refinement_steps, config.search.beam_width) == (1, 3)
     assert (length.min_draft_tokens, length.max_draft_tokens) == (20, 30)
@@ -47,6 +48,14 @@ WRONG: list[tuple[dict[str, object], str]] = [
     (
         {"target": TARGET, "drafter": {"path": "d", "num_refinement_steps": 0}},
         "drafter.num_refinement_steps must be 1 or more, got 0",
+    ),
+    (
+        {"target": TARGET, "drafter": {"kind": "oracle", "path": "d"}},
+        "drafter.kind must be 'diffuspec' or 'pld', got 'oracle'",
+    ),
+    (
+        {"target": TARGET, "drafter": {"kind": "pld", "max_ngram_tokens": 0}},
+        "drafter.max_ngram_tokens must be 1 or more, got 0",
     ),
     ({"target": TARGET, "search": {"beam_width": 0}}, "search.beam_width must be .*got 0"),
     ({"target": TARGET, "search": {"ngram": 3}}, "search.ngram must be a path, got 3"),
@@ -89,6 +98,12 @@ WRONG: list[tuple[dict[str, object], str]] = [
 def test_an_error_names_the_key_the_right_values_and_the_value(data, message):
     with pytest.raises(ConfigError, match=message):
         parse_config(data)
+
+
+def test_a_drafter_is_of_the_kind_that_is_named():
+    config = parse_config({"target": TARGET, "drafter": {"kind": "pld"}})
+    assert config.drafter == PromptLookupConfig(max_ngram_tokens=3, num_draft_tokens=10)
+    assert parse_config(config.model_dump()) == config
 
 
 def test_a_yaml_file_is_read(tmp_path):

@@ -61,6 +61,10 @@ def test_a_value_of_another_type_is_refused_though_it_could_be_converted(
             {"search": {"zz": 1}},
             "search: unknown key `zz`; known are `ngram`, `causal_lm`, `beam_width`",
         ),
+        (
+            {"drafter": {"kind": "pld", "max_ngram": 2}},
+            "drafter: unknown key `max_ngram`; did you mean `max_ngram_tokens`?",
+        ),
     ],
 )
 def test_an_unknown_key_is_named_with_the_nearest_known_ones(data, message):

@@ -72,6 +72,13 @@ def test_complete_addresses_pass(config: PipelineConfig) -> None:
     Addresses(verifier=VERIFIER, drafters=("[::1]:7003",)).check("coordinator", config)
 
 
+def test_a_drafter_that_searches_no_lattice_takes_no_path_scorer() -> None:
+    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "pld"}}})
+    Addresses(verifier=VERIFIER).check("drafter", config)
+    with pytest.raises(ConfigError, match="--path-scorer has no effect on --role drafter"):
+        Addresses(verifier=VERIFIER, path_scorer=VERIFIER).check("drafter", config)
+
+
 def test_ports_are_tried(config: PipelineConfig) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -11,9 +11,10 @@ import pytest
 
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.core.config import EngineConfig
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.drafters import make_path_search
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.drafters.path_search import make_path_search
 from diffuspec.engine import Completion, Engine
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.target import CausalTarget
@@ -53,7 +54,7 @@ def roles() -> Iterator[Roles]:
     config = tiny_config(
         target={"path": TARGET, "device": "cpu"}, drafter={"path": DRAFTER, "device": "cpu"}
     )
-    assert config.drafter is not None
+    assert isinstance(config.drafter, DiffuSpecConfig)
     target = CausalTarget.load(config.target)
     model = DiffusionDrafter.load(config.drafter, target.info)
     yield Roles(config, target, model)

@@ -13,7 +13,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from diffuspec.algorithm.sampling import gumbel_noise
-from diffuspec.core.config import DrafterConfig
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, ModelLoadError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
@@ -41,7 +41,7 @@ SaveDrafter = Callable[[str], Path]
 def load(path: Path, target: TargetInfo = TARGET, **options: object) -> DiffusionDrafter:
     # Every candidate of every position, so that a lattice shows the whole distribution.
     options = {"candidate_mass": 1.0, "max_candidates": VOCAB_SIZE, **options}
-    return DiffusionDrafter.load(DrafterConfig.model_validate({"path": path, **options}), target)
+    return DiffusionDrafter.load(DiffuSpecConfig.model_validate({"path": path, **options}), target)
 
 
 def request(

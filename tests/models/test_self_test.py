@@ -19,7 +19,7 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
-from diffuspec.core.config import DType
+from diffuspec.core.devices import DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.load import load_model
 from tests.support.models import FAMILIES, MAX_POSITIONS, SHAPE, VOCAB_SIZE, edit_json

@@ -13,10 +13,11 @@ import pytest
 from google.protobuf.message import DecodeError, Message
 
 from diffuspec.core.config import EngineConfig
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest, DraftTree, Lattice, VerifyRequest
-from diffuspec.drafters import make_path_search
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.drafters.path_search import make_path_search
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.target import CausalTarget
 from diffuspec.pairs.tiny import DRAFTER, TARGET, tiny_config
@@ -100,7 +101,7 @@ def servicers() -> Iterator[list[RoleServicer]]:
         target={"path": TARGET, "device": "cpu"}, drafter={"path": DRAFTER, "device": "cpu"}
     )
     target = CausalTarget.load(config.target)
-    assert config.drafter is not None
+    assert isinstance(config.drafter, DiffuSpecConfig)
     model = DiffusionDrafter.load(config.drafter, target.info)
     search = make_path_search(config.search, target.info)
     yield [

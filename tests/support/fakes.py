@@ -374,6 +374,9 @@ class FakeLatticeModel:
     async def release(self, request_id: str) -> None:
         self.released.append(request_id)
 
+    def close(self) -> None:
+        pass
+
     def _lattice(self, request: DraftRequest) -> Lattice:
         truth = self.oracle(request, request.num_draft_tokens)
         token_ids = np.array([[token, _other(token)] for token in truth], np.int32)

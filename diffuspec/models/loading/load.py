@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
-from diffuspec.core.config import Device, DType
+from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME

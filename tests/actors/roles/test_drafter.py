@@ -17,8 +17,8 @@ from actors.roles.path_scorer import PathScorerActor
 from diffuspec.core.errors import ConfigError, DrafterError, NgramError, VocabularyError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
-from diffuspec.drafters import make_path_search
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.drafters.path_search import make_path_search
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.rpc.client.roles import RemoteDrafter
 from diffuspec.rpc.security import Security

@@ -17,7 +17,7 @@ from actors.supervision.role_actor import FAILING
 from diffuspec.core.errors import DrafterError
 
 PLACEMENT: Any = SimpleNamespace(
-    config=SimpleNamespace(deadlines=DeadlineSettings(health_seconds=0.01))
+    config=SimpleNamespace(deadlines=DeadlineSettings(health_seconds=0.01), has_path_scorers=True)
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.core.config import DrafterConfig
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
@@ -133,7 +133,7 @@ def test_training_rows_and_drafting_rows_compute_the_same(encoder, tokenizer, tm
     trained = logits[:, : len(tokenizer)].argmax(-1)  # no draft holds the mask token
 
     drafter = DiffusionDrafter.load(
-        DrafterConfig(path=tmp_path, device="cpu", candidate_mass=1e-6),
+        DiffuSpecConfig(path=tmp_path, device="cpu", candidate_mass=1e-6),
         TargetInfo(len(tokenizer), 2048, 1, eos_token_ids=(2,)),
     )
     prefix = np.array(example.token_ids[:start], np.int32)

@@ -1,0 +1,62 @@
+"""Configuration of the drafters: one section for each kind, told apart by its key `kind`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from diffuspec.core.devices import DEVICE_HELP, DTYPE_HELP, Device, DType
+from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.core.validation import FilePath, Section
+
+_KIND = "Which drafter this section configures."
+
+
+class DiffuSpecConfig(Section):
+    """A diffusion LM whose lattice is searched with a causal proxy (section search)."""
+
+    kind: Literal["diffuspec"] = Field("diffuspec", description=_KIND)
+    path: FilePath = Field(description="Directory of a diffusion LM with the target's tokenizer.")
+    device: Device = Field("auto", description=DEVICE_HELP)
+    dtype: DType = Field("auto", description=DTYPE_HELP)
+    prefix_cache: bool = Field(
+        True,
+        description="Keep the states of the prefix between drafts: exact for block-causal "
+        "drafters, approximate for Dream.",
+    )
+    refresh_every: int = Field(
+        32,
+        ge=1,
+        description="Committed tokens after which Dream's cached prefix is computed again.",
+    )
+    num_refinement_steps: int = Field(
+        1, ge=1, le=64, description="Denoising steps of a draft, S of the paper."
+    )
+    candidate_mass: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Probability that the candidates of a position have together, tau of Eq. 7.",
+    )
+    max_candidates: int = Field(
+        15, ge=1, le=256, description="Most candidates kept at a position, M_max of Eq. 7."
+    )
+
+
+class PromptLookupConfig(Section):
+    """Prompt lookup (PLD): what followed the last tokens earlier in prompt and answer. No model."""
+
+    kind: Literal["pld"] = Field("pld", description=_KIND)
+    max_ngram_tokens: int = Field(
+        3, ge=1, le=16, description="Most tokens at the end of the prefix to look up; then fewer."
+    )
+    num_draft_tokens: int = Field(
+        10, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
+    )
+
+
+DrafterConfig: TypeAlias = Annotated[
+    DiffuSpecConfig | PromptLookupConfig,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,47 @@
+"""What the registry knows of a kind of drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from diffuspec.core.interfaces import Drafter, PathScorer, TargetInfo
+from diffuspec.core.validation import Section
+
+C = TypeVar("C", bound=Section)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a drafter may know of the target that it drafts for."""
+
+    info: TargetInfo
+    vocabulary: str | None  # see vocabulary_digest; None: token ids are not compared
+
+
+class LocalDrafter(Drafter, Protocol):
+    """A drafter in this process."""
+
+    def close(self) -> None:
+        """End its threads and give back its memory. Nothing is drafted afterwards."""
+        ...
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterKind(Generic[C]):
+    """How drafters of one kind are made, and what they need where they run.
+
+    load: (configuration, target, path scorer, which is None unless needed) -> drafter. Raises
+    ConfigError, ModelLoadError, NgramError. It imports torch itself, if it needs it.
+    """
+
+    config: type[C]
+    load: Callable[[C, Target, PathScorer | None], LocalDrafter]
+    needs_path_scorer: bool  # it makes lattices, to be searched here or in a process beside it
+    has_model: bool  # which may run on a GPU; its configuration has a key `device`
+    import_ahead: Callable[[], None] = _nothing  # what load imports, while there is time to wait

@@ -1,0 +1,94 @@
+"""Prompt lookup (PLD): what followed the last tokens earlier in the text is drafted again.
+
+Rule and constants of Spec-Bench's model/pld/pld.py, after Saxena's prompt-lookup-decoding: for n =
+3, 2, 1 take the earliest place where the last n tokens stand and a whole draft follows; without
+such a place there is no draft. There is no model: nothing is loaded, cached or released.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+
+from diffuspec.core.drafter_config import PromptLookupConfig
+from diffuspec.core.interfaces import PathScorer
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, DraftTree, TokenIds
+from diffuspec.drafters.kind import DrafterKind, Target
+
+# P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
+# drafted ones included. Measured on the embedded pair's questions.
+_PRIORS = (0.28, 0.53, 0.75, 0.87, 0.92)
+_CONFIDENCES = tuple(math.log(prior) for prior in _PRIORS)
+
+
+class PromptLookupDrafter:
+    """Drafts a chain of tokens from the prefix alone."""
+
+    def __init__(self, config: PromptLookupConfig, eos_token_ids: Sequence[int]) -> None:
+        self._config = config
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, in order; an empty one where no place is found."""
+        started = time.perf_counter()
+        found = [self._look_up(request) for request in requests]
+        seconds = time.perf_counter() - started
+        return [self._make_draft(*one, seconds) if one[0] else EMPTY_DRAFT for one in found]
+
+    async def release(self, request_id: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _look_up(self, request: DraftRequest) -> tuple[list[int], int]:
+        """Return the tokens to draft, EOS at most as the last, and how many tokens matched."""
+        config, prefix = self._config, request.prefix
+        length = min(config.num_draft_tokens, request.num_draft_tokens, request.max_nodes)
+        start, num_matched = find_repeat(prefix, config.max_ngram_tokens, length)
+        token_ids: list[int] = prefix[start : start + length].tolist() if num_matched else []
+        if not request.sampling.ignore_eos:
+            ends = (i for i, token_id in enumerate(token_ids) if token_id in self._eos_token_ids)
+            token_ids = token_ids[: next(ends, length) + 1]
+        return token_ids, num_matched
+
+    def _make_draft(self, token_ids: list[int], num_matched: int, seconds: float) -> Draft:
+        size = len(token_ids)
+        return Draft(
+            DraftTree(tuple(token_ids), tuple(range(-1, size - 1))),
+            tuple(_confidence(num_matched + depth) for depth in range(size)),
+            num_tokens_before_eos=size - (token_ids[-1] in self._eos_token_ids),
+            draft_seconds=seconds,
+        )
+
+
+def find_repeat(text: TokenIds, max_ngram_tokens: int, num_following: int) -> tuple[int, int]:
+    """Return where a draft of num_following tokens starts in a text, and how many tokens matched.
+
+    (0, 0): the text's end stands nowhere else with so many tokens behind it.
+    """
+    for size in range(min(max_ngram_tokens, len(text)), 0, -1):
+        num_places = len(text) - size - num_following + 1
+        if num_places < 1:
+            continue
+        is_match = text[:num_places] == text[-size]
+        for offset in range(1, size):
+            is_match &= text[offset : offset + num_places] == text[offset - size]
+        place = int(is_match.argmax())
+        if is_match[place]:
+            return place + size, size
+    return 0, 0
+
+
+def _confidence(num_matched: int) -> float:
+    return _CONFIDENCES[min(num_matched, len(_CONFIDENCES)) - 1]
+
+
+def _load(
+    config: PromptLookupConfig, target: Target, path_scorer: PathScorer | None
+) -> PromptLookupDrafter:
+    return PromptLookupDrafter(config, target.info.eos_token_ids)
+
+
+KIND = DrafterKind(PromptLookupConfig, _load, needs_path_scorer=False, has_model=False)

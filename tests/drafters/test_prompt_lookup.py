@@ -1,0 +1,98 @@
+"""Prompt lookup drafts what followed the same tokens before; small examples, worked by hand."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+import numpy as np
+import pytest
+
+from diffuspec.control.calibration import _LOG_EDGES
+from diffuspec.core.drafter_config import PromptLookupConfig
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import EMPTY_DRAFT, DraftRequest
+from diffuspec.drafters.prompt_lookup import PromptLookupDrafter, find_repeat
+
+EOS = 9
+
+
+def request(
+    prefix: list[int], num_draft_tokens: int = 10, max_nodes: int = 32, ignore_eos: bool = False
+) -> DraftRequest:
+    sampling = SamplingParams(ignore_eos=ignore_eos)
+    tokens = np.array(prefix, np.int32)
+    return DraftRequest("a", tokens, num_draft_tokens, "best_first", max_nodes, 0.5, sampling)
+
+
+def drafter(**settings: int) -> PromptLookupDrafter:
+    return PromptLookupDrafter(PromptLookupConfig.model_validate(settings), (EOS,))
+
+
+@pytest.mark.parametrize(
+    ("text", "num_following", "expected"),
+    [
+        ([1, 2, 3, 4, 5, 1, 2, 3], 2, (3, 3)),  # the last three tokens, then what followed them
+        ([7, 2, 3, 4, 5, 1, 2, 3], 2, (3, 2)),  # only two match
+        ([7, 8, 3, 4, 5, 1, 2, 3], 2, (3, 1)),
+        ([1, 2, 3, 7, 1, 2, 3, 8, 1, 2, 3], 1, (3, 3)),  # the earliest place, not the latest
+        ([5, 3, 7, 7, 1, 2, 3, 4, 4, 1, 2, 3], 2, (7, 3)),  # a longer match before an earlier one
+        ([1, 2, 3, 4, 1, 2, 3], 5, (0, 0)),  # four tokens follow, five are to be drafted
+        ([1, 2, 3, 4, 1, 2, 3], 4, (3, 3)),  # they may run into the last tokens themselves
+        ([4, 4, 4, 4, 4], 1, (3, 3)),
+        ([4, 4, 4, 4, 4], 3, (2, 2)),
+        ([1, 2, 3], 1, (0, 0)),
+        ([1], 1, (0, 0)),
+    ],
+)
+def test_the_longest_match_then_the_earliest_place_is_taken(
+    text: list[int], num_following: int, expected: tuple[int, int]
+) -> None:
+    assert find_repeat(np.array(text, np.int32), 3, num_following) == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "max_nodes", "expected"),
+    [
+        ({}, 3, 32, (4, 5, 6)),
+        ({}, 10, 2, (4, 5)),
+        ({"num_draft_tokens": 1}, 10, 32, (4,)),
+        ({}, 10, 32, ()),  # no ten tokens follow
+    ],
+)
+async def test_a_draft_is_a_chain_of_the_length_that_is_asked_for_or_nothing(
+    settings: dict[str, int], asked: int, max_nodes: int, expected: tuple[int, ...]
+) -> None:
+    [draft] = await drafter(**settings).draft([request([1, 2, 3, 4, 5, 6, 2, 3], asked, max_nodes)])
+    assert draft.tree.token_ids == expected
+    assert draft.tree.parents == tuple(range(-1, len(expected) - 1))
+    assert draft.num_tokens_before_eos == len(draft.confidences) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("ignore_eos", "expected", "num_before"), [(False, (4, EOS), 1), (True, (4, EOS, 5), 3)]
+)
+async def test_nothing_is_drafted_after_the_end_of_an_answer(
+    ignore_eos: bool, expected: tuple[int, ...], num_before: int
+) -> None:
+    one = request([2, 3, 4, EOS, 5, 2, 3], 3, ignore_eos=ignore_eos)
+    [draft] = await drafter().draft([one])
+    assert (draft.tree.token_ids, draft.num_tokens_before_eos) == (expected, num_before)
+
+
+async def test_a_batch_is_drafted_in_order_each_from_its_own_text() -> None:
+    requests = [request([1, 2, 1], 1), request([1, 2, 3], 1), request([5, 6, 7, 5], 2)]
+    drafts = await drafter().draft(requests)
+    assert [draft.tree.token_ids for draft in drafts] == [(2,), (), (6, 7)]
+    assert drafts[1] == EMPTY_DRAFT and len({d.draft_seconds for d in drafts if d.confidences}) == 1
+
+
+async def test_confidence_rises_with_the_tokens_matched_and_tells_them_apart() -> None:
+    """Each number of tokens matched gets a cell of its own in the coordinator's calibration."""
+    text = [1, 2, 3, 4, 5, 6, 7, 8]
+    [one] = await drafter(max_ngram_tokens=1).draft([request([*text, 1], 7)])
+    [three] = await drafter(max_ngram_tokens=3).draft([request([*text, 1, 2, 3], 5)])
+    assert one.confidences[2:7] == three.confidences[:5], "what was drafted is matched too"
+    assert all(-math.inf < confidence < 0 for confidence in one.confidences)
+    cells = [bisect_right(_LOG_EDGES, confidence) for confidence in one.confidences[:5]]
+    assert cells == sorted(set(cells))
