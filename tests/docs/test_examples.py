@@ -1,0 +1,50 @@
+"""The examples in the documents run, on the embedded pair."""
+
+from __future__ import annotations
+
+import ast
+import shlex
+
+import pytest
+from typer.testing import CliRunner
+
+from diffuspec.cli.app import app
+from tests.support.documents import DOCUMENTS, Block, blocks
+
+PYTHON = [block for path in DOCUMENTS for block in blocks(path) if block.language == "python"]
+PLACEHOLDERS = ("DIR", "FILE", "FILE.yaml")
+
+
+def generate_commands() -> list[str]:
+    """Return all lines of shell blocks that only ask the embedded pair."""
+    lines = [
+        line
+        for path in DOCUMENTS
+        for block in blocks(path)
+        if block.language == "bash"
+        for line in block.text.splitlines()
+    ]
+    asking = [line for line in lines if "diffuspec generate" in line]
+    return [line for line in asking if not set(shlex.split(line)) & set(PLACEHOLDERS)]
+
+
+@pytest.mark.parametrize("block", [block for block in PYTHON if not block.note], ids=str)
+def test_python_examples_run(block: Block):
+    exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("block", [block for block in PYTHON if block.note], ids=str)
+def test_what_other_python_examples_import_is_there(block: Block):
+    tree = ast.parse(block.text)
+    tree.body = [one for one in tree.body if isinstance(one, ast.Import | ast.ImportFrom)]
+    exec(compile(tree, str(block), "exec"), {})
+
+
+@pytest.mark.parametrize("line", generate_commands())
+def test_shell_examples_answer(line: str):
+    said, _, command = line.rpartition(" | ")
+    words = shlex.split(command, comments=True)
+    stdin = shlex.split(said)[1] if said else None  # of echo
+    result = CliRunner().invoke(app, words[1:], input=stdin)
+    assert result.exit_code == 0, result.stderr
+    assert len(result.stdout.split()) > 3

@@ -1,0 +1,126 @@
+"""What the documents name is there: links, paths, modules, options of commands, make targets."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.core import TyperGroup
+
+from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links
+
+TOP_LEVEL = ("actors", "deploy", "diffuspec", "docs", "protos", "tests")
+MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
+PATH = re.compile(rf"({'|'.join(TOP_LEVEL)})/[\w./-]*|\w+\.(md|toml|yaml|txt)|Makefile")
+PLACEHOLDERS = ("FILE.md", "FILE.yaml", "NAME.py")
+EXAMPLE_FILES = ("pipeline.yaml", "engine.yaml", "chats.jsonl")
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+everywhere = pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+
+
+def current_code_spans(path: Path) -> list[str]:
+    """Return the code spans of a document; of the changelog those that name what is there now."""
+    if path.name != "CHANGELOG.md":
+        return code_spans(path)
+    text = path.read_text(encoding="utf-8")
+    text = re.sub(r"^### Removed$.*?(?=^##)", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`\n]+)`(?! ->)", text)
+
+
+@everywhere
+def test_every_link_within_the_repository_leads_somewhere(path: Path):
+    for link in links(path):
+        if "://" in link:
+            continue
+        target, _, anchor = link.partition("#")
+        there = (path.parent / target).resolve() if target else path
+        assert there.exists(), link
+        if anchor:
+            assert anchor in anchors(there), link
+
+
+@everywhere
+def test_every_path_exists(path: Path):
+    for span in current_code_spans(path):
+        if PATH.fullmatch(span) and span not in PLACEHOLDERS + EXAMPLE_FILES:
+            assert (ROOT / span).exists() or (path.parent / span).exists(), span
+
+
+@everywhere
+def test_every_module_and_what_is_named_of_it_exist(path: Path):
+    for span in current_code_spans(path):
+        if MODULE.fullmatch(span):
+            assert resolve(span), span
+
+
+def resolve(dotted: str) -> bool:
+    """Return whether a dotted name is a module, or something that a module holds."""
+    parts = dotted.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: object = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """Yield the words of every command line in a document: of shell blocks and code spans."""
+    lines = [span for span in current_code_spans(path) if " " in span]
+    for block in blocks(path):
+        if block.language == "bash":
+            lines += block.text.replace("\\\n", " ").splitlines()
+    for line in lines:
+        for part in line.split("|") if '"' not in line else [line.rpartition("| ")[2]]:
+            words = shlex.split(part, comments=True) if part.count("'") % 2 == 0 else part.split()
+            words = [word for word in words if "=" not in word or word.startswith("-")]
+            if words:
+                yield [words[0].removeprefix(".venv/bin/"), *words[1:]]
+
+
+@everywhere
+def test_every_make_target_exists(path: Path):
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for words in commands(path):
+        if words[0] == "make":
+            assert set(words[1:]) <= targets, words
+
+
+@everywhere
+def test_every_command_has_the_options_that_are_shown(path: Path):
+    for words in commands(path):
+        command, rest = entry_point(words)
+        if command is None:
+            continue
+        while isinstance(command, TyperGroup) and rest and rest[0] in command.commands:
+            command, rest = command.commands[rest[0]], rest[1:]
+        known = {option for one in command.params for option in [*one.opts, *one.secondary_opts]}
+        used = {word.partition("=")[0] for word in rest if word.startswith("--")}
+        assert used <= known | {"--help"}, words
+
+
+def entry_point(words: list[str]) -> tuple[Any, list[str]]:
+    """Return the command that a command line starts and its arguments; None: not one of ours."""
+    if words[0] == "diffuspec":
+        from diffuspec.cli.app import app
+
+        return typer.main.get_command(app), words[1:]
+    if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in TOP_LEVEL:
+        return typer.main.get_command(importlib.import_module(words[2]).app), words[3:]
+    return None, []
