@@ -245,14 +245,14 @@ def _plain(number: float) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare contents")
-    is_check = parser.parse_args(arguments).check
+    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="FILE")
+    options = parser.parse_args(arguments)
     fresh = render()
-    if is_check:
-        is_current = OUTPUT.exists() and OUTPUT.read_text(encoding="utf-8") == fresh
-        if not is_current:
-            print("docs/configuration.md is stale: run make docs", file=sys.stderr)
-        return 0 if is_current else 1
-    OUTPUT.write_text(fresh, encoding="utf-8")
+    if not options.check:
+        options.output.write_text(fresh, encoding="utf-8")
+    elif options.output.read_text(encoding="utf-8") != fresh:
+        print(f"{options.output} is stale: run make docs", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import shlex
+import textwrap
 
 import pytest
 from typer.testing import CliRunner
 
 from diffuspec.cli.app import app
-from tests.support.documents import DOCUMENTS, Block, blocks
+from tests.support.documents import DOCUMENTS, ROOT, Block, blocks
 
 PYTHON = [block for path in DOCUMENTS for block in blocks(path) if block.language == "python"]
+QUOTED = "quoted from "  # and a path, in the comment before a block
 PLACEHOLDERS = ("DIR", "FILE", "FILE.yaml")
 
 
@@ -48,3 +50,9 @@ def test_shell_examples_answer(line: str):
     result = CliRunner().invoke(app, words[1:], input=stdin)
     assert result.exit_code == 0, result.stderr
     assert len(result.stdout.split()) > 3
+
+
+@pytest.mark.parametrize("block", [b for b in PYTHON if b.note.startswith(QUOTED)], ids=str)
+def test_what_is_quoted_stands_in_the_code(block: Block):
+    source = (ROOT / block.note.removeprefix(QUOTED)).read_text(encoding="utf-8")
+    assert any(textwrap.indent(block.text, " " * spaces) in source for spaces in (0, 4))

@@ -6,6 +6,7 @@ import importlib
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans
 
 TOP_LEVEL = ("actors", "deploy", "diffuspec", "docs", "protos", "tests")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
-PATH = re.compile(rf"({'|'.join(TOP_LEVEL)})/[\w./-]*|\w+\.(md|toml|yaml|txt)|Makefile")
-PLACEHOLDERS = ("FILE.md", "FILE.yaml", "NAME.py")
-EXAMPLE_FILES = ("pipeline.yaml", "engine.yaml", "chats.jsonl")
+PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
+CLASS = re.compile(r"([A-Z]\w*[a-z]\w*)(\.\w+)?(\(\))?")
+NOT_HERE = (".venv/", "FILE.yaml")  # made by commands, or placeholders
 
 
 def name(path: Path) -> str:
@@ -53,8 +54,31 @@ def test_every_link_within_the_repository_leads_somewhere(path: Path):
 @everywhere
 def test_every_path_exists(path: Path):
     for span in current_code_spans(path):
-        if PATH.fullmatch(span) and span not in PLACEHOLDERS + EXAMPLE_FILES:
-            assert (ROOT / span).exists() or (path.parent / span).exists(), span
+        if PATH.fullmatch(span) and span not in NOT_HERE:
+            below = (ROOT, ROOT / "diffuspec", path.parent)
+            is_there = any((folder / span).exists() for folder in below)
+            assert is_there or ("/" not in span and span in file_names()), span
+
+
+@cache
+def file_names() -> set[str]:
+    return {path.name for folder in TOP_LEVEL for path in (ROOT / folder).rglob("*")}
+
+
+@everywhere
+def test_every_class_and_call_exists(path: Path):
+    for span in current_code_spans(path):
+        if match := CLASS.fullmatch(span):
+            assert match[1] in class_names(), span
+
+
+@cache
+def class_names() -> set[str]:
+    """Return the names of all classes of the code, and of all services and calls of the protos."""
+    sources = [path for one in TOP_LEVEL[:4] for path in (ROOT / one).rglob("*.py")]
+    sources += (ROOT / "protos").rglob("*.proto")
+    pattern = re.compile(r"^\s*(?:class|service|rpc|message) (\w+)", re.MULTILINE)
+    return {name for path in sources for name in pattern.findall(path.read_text("utf-8"))}
 
 
 @everywhere

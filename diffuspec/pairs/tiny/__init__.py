@@ -13,6 +13,8 @@ from pathlib import Path
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import ConfigError
 
+__all__ = ["DRAFTER", "NGRAM", "QUESTIONS", "TARGET", "WEIGHTS", "tiny_config"]
+
 logger = logging.getLogger(__name__)
 
 WEIGHTS = Path(__file__).parent / "weights"
