@@ -78,6 +78,8 @@ $(STAMP): pyproject.toml constraints.txt
 	    { echo 'error: Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11' >&2; exit 1; }
 	@command -v g++ >/dev/null || \
 	    { echo 'error: g++ is needed, because KenLM is compiled on installation (apt install g++)' >&2; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	    { echo 'error: Python.h is needed, because KenLM is compiled on installation (apt install python3-dev)' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch $(TORCH_ARGS)
 	$(PIP) --editable '.[dev]'
