@@ -20,7 +20,7 @@ TOP_LEVEL = ("actors", "deploy", "diffuspec", "docs", "protos", "tests")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z]\w*)(\.\w+)?(\(\))?")
-NOT_HERE = (".venv/", "FILE.yaml")  # made by commands, or placeholders
+NOT_HERE = (".venv/", "dist/", "FILE.yaml")  # made by commands, or placeholders
 
 
 def name(path: Path) -> str:
@@ -36,6 +36,7 @@ def current_code_spans(path: Path) -> list[str]:
         return code_spans(path)
     text = path.read_text(encoding="utf-8")
     text = re.sub(r"^### Removed$.*?(?=^##)", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^ *\|[^|\n]*\|", "|", text, flags=re.MULTILINE)  # tables of old and new names
     return re.findall(r"`([^`\n]+)`(?! ->)", text)
 
 
