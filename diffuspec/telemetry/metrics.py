@@ -1,37 +1,52 @@
-"""What is measured, all of it read off StepStats: per request, and as Prometheus series.
+"""Figures summed from StepStats: per request, and as Prometheus series.
 
-The series carry vLLM's names with the prefix `diffuspec_`. Mean acceptance length is
-1 + num_accepted_tokens / num_drafts there; here it is committed tokens per step (Spec-Bench).
+The series have vLLM's names with the prefix `diffuspec_`. Mean acceptance length is committed
+tokens per step, as in Spec-Bench; vLLM's is 1 + num_accepted_tokens / num_drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import collections
+import math
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.types import FinishReason, StepStats
-from diffuspec.telemetry.step_series import StepSeries
 
+_PREFIX = "diffuspec_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_BOUNDS = (*_SECONDS, math.inf)
+_STAGES = ("draft", "search", "verify", "transport", "step")
+_COUNTERS = {
+    "generation_tokens": "Committed tokens.",
+    "spec_decode_num_drafts": "Drafts verified.",
+    "spec_decode_num_draft_tokens": "Draft tokens verified.",
+    "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
+    "wasted_draft_tokens": "Tokens pre-drafted for outcomes that did not happen.",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """The sums of a request's steps."""
+    """Sums over the steps of a request."""
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_steps: int  # verifications that committed tokens
     num_drafts: int
-    num_draft_tokens: int  # verified, over all branches
+    num_draft_tokens: int  # verified, on all branches
     num_accepted_tokens: int
     draft_seconds: float
     search_seconds: float
     verify_seconds: float
-    total_seconds: float  # from admission to the last token, queueing left out
+    total_seconds: float  # from admission to the last token
     num_fallbacks: int
     num_pre_draft_hits: int = 0
     num_pre_draft_misses: int = 0
@@ -42,13 +57,13 @@ class RequestStats:
 
     @property
     def pre_draft_hit_rate(self) -> float:
-        """Share of verdicts that found their draft made ahead, where any was."""
+        """Share of hits among the verdicts that pre-drafts had been made for."""
         tried = self.num_pre_draft_hits + self.num_pre_draft_misses
         return self.num_pre_draft_hits / tried if tried else 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Committed tokens per step, the target's own included (plain decoding: 1)."""
+        """Committed tokens per step, the target's own included; 1 for plain decoding."""
         return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
 
     @property
@@ -57,7 +72,7 @@ class RequestStats:
 
 
 def summarize(steps: Sequence[StepStats], num_prompt_tokens: int) -> RequestStats:
-    """Add up a request's steps."""
+    """Sum the steps of a request."""
     return RequestStats(
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=sum(step.num_committed_tokens for step in steps),
@@ -87,19 +102,22 @@ class Metrics:
         reg = self.registry
 
         def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(f"diffuspec_{name}", text, labels, registry=reg)
+            return Counter(_PREFIX + name, text, labels, registry=reg)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(_PREFIX + name, text, registry=reg)
 
         def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"diffuspec_{name}", text, registry=reg, buckets=_SECONDS)
+            return Histogram(_PREFIX + name, text, registry=reg, buckets=_SECONDS)
 
-        self.running = Gauge("diffuspec_num_requests_running", "Requests decoding.", registry=reg)
-        self.waiting = Gauge("diffuspec_num_requests_waiting", "Requests queued.", registry=reg)
+        self.running = gauge("num_requests_running", "Requests decoding.")
+        self.waiting = gauge("num_requests_waiting", "Requests queued.")
         self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
         self._finished = counter("request_success", "Finished requests.", ["finished_reason"])
-        self._failed = counter("request_failed", "Requests that an error ended.", ["error"])
-        self._refused = counter("request_refused", "Requests not taken at all.", ["error"])
-        self._cancelled = counter("request_cancelled", "Requests cancelled by their owner.")
-        self._steps = StepSeries("diffuspec_", _SECONDS)
+        self._failed = counter("request_failed", "Requests that ended in an error.", ["error"])
+        self._refused = counter("request_refused", "Requests refused at submission.", ["error"])
+        self._cancelled = counter("request_cancelled", "Requests cancelled by their client.")
+        self._steps = StepSeries()
         reg.register(self._steps)
         self._queue = histogram("request_queue_time_seconds", "Submission to admission.")
         self._first = histogram("time_to_first_token_seconds", "Submission to first token.")
@@ -127,3 +145,72 @@ class Metrics:
 
     def observe_cancel(self) -> None:
         self._cancelled.inc()
+
+
+class StepSeries(Collector):
+    """Prometheus series of steps, kept as plain numbers until they are collected.
+
+    Prometheus' own counters would take a tenth of the millisecond or two that a step takes besides
+    drafting and verifying.
+    """
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+        self._accepted: collections.Counter[int] = (
+            collections.Counter()
+        )  # drafts by accepted tokens
+        self._pre_drafts: collections.Counter[str] = collections.Counter()
+        self._fallbacks: collections.Counter[str] = collections.Counter()
+        self._seconds = dict.fromkeys(_STAGES, 0.0)
+        self._in_buckets = {stage: [0] * len(_BOUNDS) for stage in _STAGES}
+
+    def observe(self, step: StepStats) -> None:
+        counts = self._counts
+        counts["generation_tokens"] += step.num_committed_tokens
+        counts["wasted_draft_tokens"] += step.num_wasted_draft_tokens
+        if step.num_tree_nodes:
+            counts["spec_decode_num_drafts"] += 1
+            counts["spec_decode_num_draft_tokens"] += step.num_tree_nodes
+            counts["spec_decode_num_accepted_tokens"] += step.num_accepted_tokens
+            self._accepted[step.num_accepted_tokens] += 1
+        if step.pre_draft is not None:
+            self._pre_drafts[step.pre_draft] += 1
+        if step.fallback is not None:
+            self._fallbacks[step.fallback] += 1
+        for stage in _STAGES:
+            seconds: float = getattr(step, f"{stage}_seconds")
+            self._seconds[stage] += seconds
+            self._in_buckets[stage][bisect_left(_BOUNDS, seconds)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the series as Prometheus' metric families."""
+        for name, text in _COUNTERS.items():
+            yield CounterMetricFamily(_PREFIX + name, text, value=self._counts[name])
+        name = "spec_decode_num_accepted_tokens_per_pos"
+        yield self._counter(
+            name, "Draft tokens accepted, by position.", "position", self._accepted_at()
+        )
+        name, text = "pre_drafts", "Verdicts that pre-drafts had been made for."
+        yield self._counter(name, text, "result", self._pre_drafts)
+        name, text = "fallback", "Steps verified without a draft."
+        yield self._counter(name, text, "reason", self._fallbacks)
+        text = "Time in a step, by stage."
+        times = HistogramMetricFamily(f"{_PREFIX}step_seconds", text, labels=["stage"])
+        bounds = [*map(str, _SECONDS), "+Inf"]
+        for stage, counts in self._in_buckets.items():
+            table = list(zip(bounds, accumulate(counts), strict=True))
+            times.add_metric([stage], buckets=table, sum_value=self._seconds[stage])
+        yield times
+
+    def _counter(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
+        family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
+        for value, count in list(counts.items()):
+            family.add_metric([value], count)
+        return family
+
+    def _accepted_at(self) -> dict[str, int]:
+        """Return the number of drafts whose token was accepted, by position from 0 on."""
+        longest = max(self._accepted, default=0)
+        counts = [self._accepted[length] for length in range(longest, 0, -1)]
+        reached = list(accumulate(counts))[::-1]
+        return {str(position): count for position, count in enumerate(reached)}

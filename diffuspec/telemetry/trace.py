@@ -1,8 +1,8 @@
-"""Traces: what every role did when, as a file that Perfetto and chrome://tracing show.
+"""Timelines of all roles and requests, as files for Perfetto and chrome://tracing.
 
-One lane per role and one per running request; see the Trace Event Format's complete events ("X").
-Times are those of time.monotonic(), in seconds, and count from the tracer's making. The file is the
-format's plain array, which viewers read also when its end is missing: when the process was killed.
+There is a lane per role and one per running request, of the Trace Event Format's complete events
+("X"). Spans are given in seconds of time.monotonic(). The file is the format's plain array, which
+viewers can read without its end, as a killed process leaves it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ Argument: TypeAlias = str | int | float | None
 
 MAX_EVENTS = 500_000
 _NONE: Mapping[str, Argument] = {}
-_FLUSH_SECONDS = 0.1  # what is lost at most when the process is killed
+_FLUSH_SECONDS = 0.1  # lost at most when the process is killed
 
 
 class Tracer:
-    """Writes spans to a file as they come. Closing it makes the file whole.
+    """Writes spans to a file as they are added; `close` completes the file.
 
-    A file that is there is overwritten: a command that is run again has a fresh trace. What is
-    started again within one run takes another file, see `numbered`.
-
-    Beyond max_events spans are dropped; how many is said at the end. A file that cannot be written
-    to any more (a full disk) ends the trace, and nothing else. Raises ConfigError when the file
-    cannot be made.
+    An existing file is overwritten. A role that restarts within one run takes another file, see
+    `numbered`. Beyond max_events spans are dropped, and their number is written at the end. When
+    the file cannot be written any more (a full disk), the trace ends and nothing else. Raises
+    ConfigError when the file cannot be opened.
     """
 
     def __init__(self, path: Path, max_events: int = MAX_EVENTS) -> None:
@@ -61,7 +59,7 @@ class Tracer:
         colour: Colour | None = None,
         arguments: Mapping[str, Argument] = _NONE,
     ) -> None:
-        """Add what happened in a lane from start to end. Spans of a lane nest or are apart."""
+        """Add a span from start to end. The spans of a lane must nest or be disjoint."""
         if self._file.closed:
             return
         if self._num_events >= self._max_events:
@@ -79,7 +77,7 @@ class Tracer:
         self._write(event)
 
     def close(self) -> None:
-        """Say what was dropped and end the file. Closing twice is fine."""
+        """Write the number of dropped spans and the end of the file. May be called twice."""
         if self._file.closed:
             return
         told = {"num_events": self._num_events, "num_dropped_events": self._num_dropped}
@@ -89,7 +87,7 @@ class Tracer:
             self._file.close()
 
     def _microseconds(self, moment: float) -> int:
-        """Whole ones, so that spans that touch do not overlap by a rounding."""
+        """Return whole microseconds, so that adjacent spans do not overlap by rounding."""
         return round(1e6 * (moment - self._origin))
 
     def _lane(self, name: str) -> int:
@@ -104,7 +102,7 @@ class Tracer:
         self._put(json.dumps(event) + ",\n")
 
     def _put(self, text: str) -> None:
-        """Write, and now and then see to it that it is there if the process dies."""
+        """Write, and flush if the last flush is _FLUSH_SECONDS ago."""
         if self._file.closed:
             return
         with self._or_end():
@@ -115,7 +113,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def _or_end(self) -> Iterator[None]:
-        """End the trace, and say so once, if the file fails."""
+        """End the trace with a warning if the file fails."""
         try:
             yield
         except OSError as error:
@@ -125,13 +123,13 @@ class Tracer:
 
 
 def numbered(path: Path, number: int) -> Path:
-    """Return the file for a start of what writes it: t.json for the first, then t.2.json and on."""
+    """Return the file of a start: t.json for the first, t.2.json for the second."""
     return path if number == 1 else path.with_name(f"{path.stem}.{number}{path.suffix}")
 
 
 @contextlib.contextmanager
 def tracing(path: Path | None) -> Iterator[Tracer | None]:
-    """Make a tracer that is closed in the end; None without a path. Raises ConfigError."""
+    """Yield a tracer and close it at the end; None without a path. Raises ConfigError."""
     if path is None:
         yield None
         return

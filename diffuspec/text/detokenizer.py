@@ -1,7 +1,7 @@
-"""From committed tokens to text: UTF-8 that spans tokens, stop strings that span bursts.
+"""Text of committed tokens: characters and stop strings may span tokens and steps.
 
-Text is released as soon as it can no longer become part of a stop string, and never after one.
-The stop string that is complete first ends the text, whatever tokens it came in.
+Text is released once it cannot become part of a stop string. The stop string that is complete
+first ends the text, however it was split into tokens.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_MAX_UNDECODED = 16  # no character has as many
-_MAX_BEGUN = 3  # bytes of a character that is not whole yet, and so tokens
+_MAX_UNDECODED = 16  # tokens; no character has as many
+_MAX_BEGUN = 3  # bytes of an incomplete character, hence tokens
 
 
 class Detokenizer:
@@ -23,14 +23,14 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
-        self._held = ""  # could be the beginning of a stop string
-        self._undecoded: list[int] = []  # ids whose bytes are not whole characters yet
+        self._held = ""  # may be the beginning of a stop string
+        self._undecoded: list[int] = []  # ids of an incomplete character
         added = tokenizer.get_added_tokens_decoder().items()
         self._special_ids = frozenset(token_id for token_id, token in added if token.special)
         self.is_stopped = False
 
     def push(self, token_id: int) -> str:
-        """Take one token; return the text it releases, often none. Sets is_stopped."""
+        """Return the text that one more token releases, often none. Sets is_stopped."""
         if token_id in self._special_ids:
             return ""
         piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -41,7 +41,7 @@ class Detokenizer:
         return self._release(piece)
 
     def finish(self) -> str:
-        """Return what was held back, once no more tokens will come."""
+        """Return the text held back so far; there are no more tokens."""
         if self.is_stopped:
             return ""
         rest = self._tokenizer.decode(self._undecoded) if self._undecoded else ""
@@ -50,7 +50,7 @@ class Detokenizer:
         return released if self.is_stopped else released + held
 
     def _give_up(self) -> str:
-        """Release the beginning of bytes that are no characters: each push decodes them again."""
+        """Release the beginning of invalid bytes, which each push would decode again."""
         ids = self._undecoded
         cut = next(n for n in range(len(ids) - _MAX_BEGUN, 0, -1) if self._may_cut(ids, n))
         self._stream, self._undecoded = DecodeStream(skip_special_tokens=True), []
@@ -60,7 +60,7 @@ class Detokenizer:
         return released
 
     def _may_cut(self, ids: list[int], cut: int) -> bool:
-        """Whether the two parts give the text that they give together."""
+        """Whether the two parts have the same text apart as together."""
         decode = self._tokenizer.decode
         return cut == 1 or decode(ids[:cut]) + decode(ids[cut:]) == decode(ids)
 
@@ -79,12 +79,12 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of the text that a stop string begins with."""
+    """Return the length of the longest end of the text that begins the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def backend(tokenizer: Any) -> Tokenizer:
-    """The `tokenizers` object inside a transformers fast tokenizer."""
+    """Return the `tokenizers` object inside a transformers fast tokenizer."""
     inner: Tokenizer = tokenizer.backend_tokenizer
     return inner

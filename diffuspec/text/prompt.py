@@ -28,7 +28,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Any, max_model_len: int) -> TokenId
 
 
 def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
-    """Whether this is not one prompt by mistake, whose parts would all pass for prompts."""
+    """Whether prompts is a list of them, and not one prompt whose parts look like prompts."""
     return not isinstance(prompts, str) and not any(
         isinstance(prompt, Mapping | int) for prompt in prompts
     )
@@ -47,7 +47,7 @@ def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
         )
-    except Exception as error:  # templates raise what their authors chose
+    except Exception as error:  # a template may raise anything
         raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
     return text
 
@@ -55,14 +55,14 @@ def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
 def _tokenize(
     text: str, tokenizer: Any, max_model_len: int, *, adds_special_tokens: bool
 ) -> TokenIds:
-    """Chat templates write special tokens themselves; a text gets those that its model expects."""
+    """Encode a text; adds_special_tokens is False for chats, whose template has them already."""
     if len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
         raise InvalidRequestError(
             f"a prompt of {len(text)} characters cannot fit the target's context "
             f"of {max_model_len} tokens"
         )
     try:
-        # The wrapper would add a warning about lengths; they are checked with the request.
+        # transformers' own encode would warn of lengths, which are checked with the request.
         encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_special_tokens)
     except TypeError as error:  # lone surrogates
         raise InvalidRequestError(f"a prompt must be valid Unicode text: {error}") from error

@@ -1,4 +1,4 @@
-"""A model directory's tokenizer. Knows nothing of weights, and so does without torch."""
+"""Loading and checking a model directory's tokenizer, without torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Load a model directory's tokenizer, as its tokenizer.json has it. Raises ModelLoadError.
+    """Load the tokenizer.json of a model directory. Raises ModelLoadError.
 
-    Not by AutoTokenizer, which goes by the model type and would silently read a tokenizer of
-    one's own as that family's.
+    AutoTokenizer would go by the model type, and silently change a custom tokenizer into that
+    family's.
     """
     if not path.is_dir():
         problem = "is a file" if path.exists() else "does not exist"
@@ -33,12 +33,12 @@ def load_tokenizer(path: Path) -> Any:
     try:
         with quiet():
             return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers and tokenizers raise what they like
+    except Exception as error:  # transformers and tokenizers may raise anything
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
 
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
-    """Return an id that is negative or not below vocab_size, if there is one."""
+    """Return an id that is negative or not below vocab_size; None if there is none."""
     if token_ids.view(np.uint32).max(initial=0) < vocab_size:  # negative ids are the largest
         return None
     lowest = int(token_ids.min())
@@ -46,7 +46,7 @@ def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
 
 
 def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
-    """Return how many ids the tokenizer knows. Raises VocabularyError if the model has fewer."""
+    """Return the tokenizer's number of ids. Raises VocabularyError if the model has fewer."""
     num_ids = max(tokenizer.get_vocab().values()) + 1
     if num_ids > vocab_size:
         raise VocabularyError(
@@ -56,16 +56,16 @@ def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
 
 
 def vocabulary_digest(tokenizer: Any, num_ids: int) -> str:
-    """Return a hash of what the ids below num_ids stand for."""
+    """Return a hash of the tokens of all ids below num_ids."""
     known = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i < num_ids)
     return hashlib.blake2b(repr(known).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
-    """Check that a drafter's token ids below num_ids mean what the target's do.
+    """Check that a drafter's ids below num_ids stand for the target's tokens.
 
-    digest: vocabulary_digest of the target's tokenizer. A drafter that brings no tokenizer.json
-    is taken at its word. Raises VocabularyError.
+    digest: vocabulary_digest of the target's tokenizer. A drafter without a tokenizer.json is not
+    checked. Raises VocabularyError.
     """
     if not (path / "tokenizer.json").is_file():
         logger.info("%s has no tokenizer.json: its token ids are not compared", path)
@@ -78,7 +78,7 @@ def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from printing progress bars and reports: failures become our errors."""
+    """Silence transformers' progress bars and reports; its failures become our errors."""
     log: Any = transformers.utils.logging
     verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
     log.set_verbosity(logging.CRITICAL)

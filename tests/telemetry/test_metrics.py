@@ -27,7 +27,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 @settings(max_examples=30)
 @given(st.lists(a_step(), max_size=8))
-def test_counts_agree_with_each_other_and_with_the_steps(steps):
+def test_series_agree_with_each_other_and_with_the_steps(steps):
     metrics = Metrics()
     for step in steps:
         metrics.observe_step(step)
@@ -58,7 +58,7 @@ def test_acceptance_length_counts_the_targets_own_token():
     assert summarize(steps, 1).mean_acceptance_length == 2.0
 
 
-def test_rates_of_nothing_are_zero():
+def test_rates_without_steps_are_zero():
     nothing = summarize([], 0)
     assert nothing.mean_acceptance_length == nothing.tokens_per_second == 0
 

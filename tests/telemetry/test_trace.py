@@ -18,11 +18,11 @@ from tests.support.fakes import FakeDrafter, FakeVerifier, oracle_of, sometimes_
 from tests.support.stage import PROMPT, Stage
 
 LONG = SamplingParams(max_tokens=60, ignore_eos=True)
-AHEAD = SpeculationParams(policy="fixed", num_draft_tokens=4, num_outcomes=4)
+PRE_DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=4, num_outcomes=4)
 
 
 def read(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The spans of each lane, in order of time."""
+    """Return the spans of each lane, in order of time."""
     events = json.loads(path.read_text())
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     lanes = defaultdict(list)
@@ -35,7 +35,7 @@ def read(path: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def assert_nested(spans: list[dict[str, Any]]) -> None:
-    """Of any two spans one holds the other, or they are apart."""
+    """Assert that of any two spans one contains the other or they are disjoint."""
     open_until: list[int] = []
     for span in spans:
         start, end = span["ts"], span["ts"] + span["dur"]
@@ -54,7 +54,7 @@ async def trace_requests(path: Path, num_requests: int = 3, **config: Any) -> St
         verifier, drafter, settings, DraftLengthConfig(), tracer=tracer
     ) as coordinator:
         stage = Stage(coordinator, verifier, drafter)
-        tasks = [stage.start([*PROMPT, n], LONG, AHEAD) for n in range(num_requests)]
+        tasks = [stage.start([*PROMPT, n], LONG, PRE_DRAFTED) for n in range(num_requests)]
         for task in tasks:
             await task
     tracer.close()
@@ -105,7 +105,7 @@ async def test_failures_are_shown(tmp_path):
     assert [span["name"] for span in lanes["verifier"]] == ["failed"]
 
 
-def test_a_trace_is_bounded_and_says_what_it_dropped(tmp_path):
+def test_spans_beyond_the_bound_are_dropped_and_counted(tmp_path):
     path = tmp_path / "trace.json"
     tracer = Tracer(path, max_events=3)
     for n in range(10):
@@ -118,7 +118,7 @@ def test_a_trace_is_bounded_and_says_what_it_dropped(tmp_path):
     assert len(read(path)["verifier"]) == 3
 
 
-def test_a_trace_whose_process_was_killed_lacks_its_end_alone(tmp_path, monkeypatch):
+def test_a_killed_process_leaves_a_trace_that_lacks_only_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr("diffuspec.telemetry.trace._FLUSH_SECONDS", 0.0)
     path = tmp_path / "trace.json"
     tracer = Tracer(path)
@@ -128,7 +128,7 @@ def test_a_trace_whose_process_was_killed_lacks_its_end_alone(tmp_path, monkeypa
     assert [event["name"] for event in events if event["ph"] == "X"] == ["verify"]
 
 
-def test_every_start_has_a_file_of_its_own():
+def test_each_start_has_its_own_file():
     path = Path("runs/trace.json")
     assert [str(numbered(path, n)) for n in (1, 2, 3)] == [
         "runs/trace.json",
@@ -137,7 +137,7 @@ def test_every_start_has_a_file_of_its_own():
     ]
 
 
-def test_what_nobody_gave_is_left_out(tmp_path):
+def test_absent_arguments_and_colours_are_left_out(tmp_path):
     path = tmp_path / "trace.json"
     tracer = Tracer(path)
     tracer.span("a", "b", 0.0, 1.0, None, {"known": 1, "unknown": None})
@@ -148,7 +148,7 @@ def test_what_nobody_gave_is_left_out(tmp_path):
     assert second["dur"] == 0 and "args" not in second
 
 
-async def test_a_full_disk_ends_the_trace_and_no_request(caplog, monkeypatch):
+async def test_a_full_disk_ends_the_trace_but_no_request(caplog, monkeypatch):
     monkeypatch.setattr("diffuspec.telemetry.trace._FLUSH_SECONDS", 0.0)
     await trace_requests(Path("/dev/full"))
     assert [record.message for record in caplog.records] == [
@@ -156,13 +156,13 @@ async def test_a_full_disk_ends_the_trace_and_no_request(caplog, monkeypatch):
     ]
 
 
-def test_a_disk_that_is_full_at_the_end_fails_nothing(caplog):
+def test_a_full_disk_at_the_end_is_only_warned_of(caplog):
     tracer = Tracer(Path("/dev/full"))
     tracer.span("verifier", "verify", 0, 1)
     tracer.close()
     assert len(caplog.records) == 1
 
 
-def test_a_file_that_cannot_be_made_is_a_configuration_error(tmp_path):
+def test_a_file_that_cannot_be_opened_is_a_configuration_error(tmp_path):
     with pytest.raises(ConfigError, match="cannot write a trace to"):
         Tracer(tmp_path / "missing" / "trace.json")

@@ -1,4 +1,4 @@
-"""Text as it is released: whole characters, and nothing of or after a stop string."""
+"""Released text: whole characters, and nothing of a stop string or after it."""
 
 from collections.abc import Sequence
 
@@ -50,13 +50,13 @@ class Pieces:
         return self.pieces[token_id]
 
 
-def test_a_character_appears_when_its_last_byte_has_come():
+def test_a_character_is_released_with_its_last_byte():
     stream = Detokenizer(BYTES)
     assert [stream.push(i) for i in encode("é€🎉")] == ["", "é", "", "", "€", "", "", "", "🎉"]
     assert stream.finish() == ""
 
 
-def test_bytes_that_never_became_a_character_come_at_the_end():
+def test_an_incomplete_character_is_released_at_the_end():
     stream = Detokenizer(BYTES)
     assert [stream.push(i) for i in encode("a€")[:-1]] == ["a", "", ""]
     assert stream.finish() == BYTES.decode(encode("a€")[:-1])[1:]
@@ -67,7 +67,7 @@ def test_special_tokens_have_no_text():
 
 
 @given(st.lists(st.integers(0, END + 1), max_size=40))
-def test_any_tokens_give_the_text_that_they_give_decoded_at_once(token_ids):
+def test_tokens_one_by_one_give_the_text_of_all_tokens_at_once(token_ids):
     assert "".join(push_all(Detokenizer(BYTES), token_ids)) == BYTES.decode(token_ids)
 
 
@@ -81,12 +81,12 @@ HIGH = sorted(
 
 
 @given(st.lists(st.sampled_from(HIGH), max_size=60))
-def test_bytes_that_are_no_characters_come_as_they_do_at_once(token_ids):
+def test_invalid_bytes_one_by_one_give_the_text_of_all_at_once(token_ids):
     assert "".join(push_all(Detokenizer(BYTES), token_ids)) == BYTES.decode(token_ids)
 
 
 @pytest.mark.parametrize("token_id", [END, *encode("€")])
-def test_what_has_no_text_does_not_add_up(token_id):
+def test_tokens_without_text_are_not_collected(token_id):
     stream = Detokenizer(BYTES)
     for _ in range(200):
         stream.push(token_id)
@@ -104,14 +104,14 @@ def test_stop_strings_cut_where_the_naive_reference_cuts(text, stops):
     st.lists(st.text("ab", max_size=5), max_size=8),
     st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_it_makes_no_difference_how_the_text_was_split_into_tokens(pieces, stops):
+def test_stop_strings_do_not_depend_on_the_split_into_tokens(pieces, stops):
     stream = Pieces(pieces).stream(stops)
     released = push_all(stream, range(len(pieces)))
     assert ("".join(released), stream.is_stopped) == cut("".join(pieces), stops)
 
 
 @given(st.text("ab", max_size=16), st.text("ab", min_size=1, max_size=5))
-def test_no_more_is_held_back_than_a_stop_string_could_begin_with(text, stop):
+def test_no_more_is_held_back_than_the_beginning_of_a_stop_string(text, stop):
     stream = Detokenizer(BYTES, [stop])
     released = ""
     for number, token_id in enumerate(encode(text), start=1):
@@ -131,7 +131,7 @@ def test_a_stop_string_is_found_across_any_two_tokens(split):
     assert "".join(push_all(stream, range(3))) == "xx" and stream.is_stopped
 
 
-def test_what_looked_like_a_stop_string_is_given_at_the_end():
+def test_the_beginning_of_a_stop_string_is_released_at_the_end():
     stream = Detokenizer(BYTES, ["END"])
     assert push_all(stream, encode("aEN")) == ["a", "", "", "EN"]
     assert not stream.is_stopped
