@@ -1,3 +1,7 @@
+"""A request: its tokens and text, its drafts, and the prompt chunks it is read in."""
+
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
@@ -91,7 +95,7 @@ def test_text_held_back_for_a_stop_string_comes_with_the_last_token():
     assert pieces == ("a", "", "bc")
 
 
-def test_prefixes_given_away_neither_change_nor_can_be_changed():
+def test_a_prefix_handed_out_is_read_only_and_does_not_change():
     request = make(SamplingParams())
     prefix = request.prefix
     commit(request, 7)
@@ -114,7 +118,7 @@ def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
     chunks = []
     while (chunk := request.next_chunk(1)) is not None:
         chunks.append(chunk.prefix.tolist())
-        assert request.next_chunk(1).prefix.tolist() == chunks[-1], "until it is done"
+        assert request.next_chunk(1).prefix.tolist() == chunks[-1], "the same until it is read"
         request.num_read = len(chunk.prefix)
         assert chunk.tree == EMPTY_TREE
         assert chunk.num_prompt_tokens == len(chunk.prefix)
@@ -122,7 +126,7 @@ def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
     assert request.verify_request().prefix.tolist() == [1, 2, 3]
 
 
-def test_what_was_committed_is_read_and_after_a_loss_all_of_it_is_read_again():
+def test_committed_tokens_count_as_read_until_the_cache_is_lost():
     request = make(SamplingParams())
     assert request.num_unread == 3
     commit(request, 7, 8)
@@ -166,7 +170,7 @@ def test_a_wrong_draft_is_refused(draft, message):
         request.take_draft(draft, TARGET)
 
 
-def test_the_drafter_weight_of_a_request_is_constant_or_follows_who_was_right():
+def test_an_adaptive_drafter_weight_follows_the_side_that_was_right():
     draft = Draft(chain([5]), (0.0,), 1, (5,), (6,))
     for weight, expected in (("adaptive", True), (0.3, False)):
         request = make(SamplingParams(), drafter_weight=weight)
@@ -177,7 +181,7 @@ def test_the_drafter_weight_of_a_request_is_constant_or_follows_who_was_right():
         assert (request.draft_request().drafter_weight > before) is expected
 
 
-def test_no_draft_teaches_nothing():
+def test_a_step_without_a_draft_leaves_the_drafter_weight_alone():
     request = make(SamplingParams(), drafter_weight="adaptive")
     request.adapt(Verdict((5,), ()))
     assert request.draft_request().drafter_weight == 0.65

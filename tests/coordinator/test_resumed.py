@@ -1,4 +1,4 @@
-"""Requests that go on after tokens which an interrupted run has committed."""
+"""Requests that go on after the tokens committed by an interrupted run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import numpy as np
 import pytest
 
 from diffuspec.core.errors import InvalidRequestError, OverloadedError
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams
 from diffuspec.text.detokenizer import Detokenizer
 from tests.support.checkpoints import byte_tokenizer
-from tests.support.stage import FIXED, PROMPT, SHORT, Stage, on_stage
+from tests.support.stage import FIXED, OFF, PROMPT, SHORT, Stage, on_stage
 
 pytestmark = pytest.mark.virtual_time
 
-OFF = SpeculationParams(policy="off")
 SAMPLED = replace(SHORT, temperature=0.9, seed=7, frequency_penalty=0.5, repetition_penalty=1.2)
 
 
 @pytest.mark.parametrize("sampling", [SHORT, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("speculation", [OFF, FIXED], ids=["plain", "drafted"])
 @pytest.mark.parametrize("num_committed", [1, 5, 23])
-async def test_the_rest_of_the_answer_is_what_it_would_have_been(
+async def test_a_resumed_request_yields_the_rest_of_the_uninterrupted_answer(
     sampling, speculation, num_committed
 ):
     async with on_stage() as stage:
@@ -40,7 +39,7 @@ async def test_committed_tokens_are_read_in_chunks_like_a_prompt():
         assert lengths[:6] == [4, 8, 12, 16, 20, 24]
 
 
-async def test_a_resumed_request_goes_before_those_that_wait_and_in_the_order_they_came():
+async def test_resumed_requests_go_before_waiting_ones_and_keep_their_order():
     async with on_stage(None, max_sequences=1) as stage:
         stage.verifier.gate.close()
         first = stage.start([1])
@@ -54,7 +53,7 @@ async def test_a_resumed_request_goes_before_those_that_wait_and_in_the_order_th
         assert list(dict.fromkeys(prompts)) == [1, 4, 5, 2, 3]
 
 
-async def test_a_full_queue_still_takes_resumed_requests_and_not_without_bound():
+async def test_a_full_queue_takes_a_bounded_number_of_resumed_requests():
     async with on_stage(None, max_sequences=1, max_waiting=1) as stage:
         stage.verifier.gate.close()
         tasks = [stage.start([n]) for n in (1, 2)]
@@ -69,7 +68,7 @@ async def test_a_full_queue_still_takes_resumed_requests_and_not_without_bound()
         await asyncio.gather(*tasks)
 
 
-async def test_a_coordinator_that_drains_takes_resumed_requests_only():
+async def test_a_draining_coordinator_takes_resumed_requests_only():
     async with on_stage(None) as stage:
         stage.verifier.gate.close()
         first = stage.start([1])
@@ -93,7 +92,7 @@ async def test_a_coordinator_that_drains_takes_resumed_requests_only():
         ([1] * 24, "max_tokens must be above the number of committed tokens, 24, got 24"),
     ],
 )
-async def test_committed_tokens_that_cannot_be_are_refused(committed, message):
+async def test_invalid_committed_tokens_are_refused(committed, message):
     async with on_stage(None) as stage:
         with pytest.raises(InvalidRequestError, match=message):
             await stage.tokens(committed=committed)
@@ -108,7 +107,7 @@ async def test_committed_tokens_that_end_the_request_are_refused():
 
 
 async def test_text_held_back_before_an_interruption_is_released_after_it():
-    """A stop string or a character that lies across the interruption is seen whole."""
+    """A stop string or a character may begin before the interruption and end after it."""
     tokenizer = byte_tokenizer()
     async with on_stage(None) as stage:
 

@@ -1,16 +1,17 @@
-"""What a coordinator tells of its requests: their state, since when, and what they wait for."""
+"""The status of requests: state, since when and what they wait for, on request and in the log."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import aclosing
 
 import pytest
 
-from diffuspec.core.errors import VerifierUnavailableError
+from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.types import Verdict, VerifyRequest
-from tests.support.stage import FOREVER, SHORT, Stage, on_stage, until
+from tests.support.stage import FOREVER, PROMPT, SHORT, Stage, on_stage, until
 
 pytestmark = pytest.mark.virtual_time
 
@@ -19,7 +20,7 @@ def places(stage: Stage) -> dict[str, tuple[str, str]]:
     return {one.request_id: (one.state, one.waits_for) for one in stage.coordinator.requests()}
 
 
-async def test_requests_are_told_by_state_and_by_what_they_wait_for() -> None:
+async def test_the_status_of_a_request_names_its_state_and_what_it_waits_for() -> None:
     async with on_stage(max_sequences=2) as stage:
         stage.drafter.gate.close()
         tasks = [stage.start([n], request_id="abc"[n]) for n in range(3)]
@@ -51,7 +52,7 @@ async def test_the_time_in_a_state_counts_from_its_beginning() -> None:
         await task
 
 
-async def test_a_prompt_that_is_read_in_chunks_says_how_much_is_left() -> None:
+async def test_the_status_during_prefill_names_the_tokens_left_to_read() -> None:
     async with on_stage(None, prefill_chunk_tokens=40) as stage:
         seen = []
         verify = stage.verifier.verify
@@ -69,8 +70,7 @@ async def test_a_prompt_that_is_read_in_chunks_says_how_much_is_left() -> None:
         ]
 
 
-async def test_an_outage_of_the_verifier_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
+async def test_the_status_during_an_outage_names_the_verifier(quiet: None) -> None:
     async with on_stage(None) as stage:
         stage.verifier.error = VerifierUnavailableError("gone")
         task = stage.start(sampling=FOREVER)
@@ -79,7 +79,7 @@ async def test_an_outage_of_the_verifier_is_told(caplog: pytest.LogCaptureFixtur
         await asyncio.wait([task])
 
 
-async def test_the_log_tells_what_a_finished_request_spent_its_time_on(
+async def test_the_log_of_a_finished_request_names_the_seconds_in_each_state(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -92,3 +92,21 @@ async def test_the_log_tells_what_a_finished_request_spent_its_time_on(
         await task
     [line] = [r.getMessage() for r in caplog.records if "request a-1" in r.getMessage()]
     assert "waiting 0.000 s" in line and "drafting 3.000 s" in line and "verifying" in line
+
+
+async def test_the_log_has_one_line_for_each_request_and_no_tokens(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with on_stage(max_sequences=2) as stage:
+        await stage.tokens(request_id="done")
+        async with aclosing(stage.stream(PROMPT, FOREVER, request_id="gone")) as stream:
+            await anext(stream)
+        stage.verifier.error = VerifierError("device lost")
+        with pytest.raises(VerifierError):
+            await stage.tokens()
+    lines = [r.getMessage() for r in caplog.records if r.name == "diffuspec.coordinator.request"]
+    done, gone, failed = [line.rpartition(" (")[0] for line in lines]
+    assert done == "request done-1: 5 prompt tokens, 24 output tokens, length"
+    assert gone.startswith("request gone-2: 5 prompt tokens, ") and gone.endswith(", cancelled")
+    assert failed == "request request-3: 5 prompt tokens, 0 output tokens, VerifierError"

@@ -8,14 +8,8 @@ from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
-from tests.support.fakes import (
-    FakeCausalProxy,
-    FakeLatticeModel,
-    FakePathScorer,
-    FakeVerifier,
-    decode_plainly,
-    oracle_of,
-)
+from tests.support.fakes import FakeVerifier, decode_plainly, oracle_of
+from tests.support.lattice_fakes import FakeCausalProxy, FakeLatticeModel, FakePathScorer
 
 GREEDY = SamplingParams(max_tokens=30, ignore_eos=True)
 

@@ -1,4 +1,4 @@
-"""No draft changes an answer: anything that the loop may do, thousands of times, on fakes."""
+"""No draft and no failure changes an answer: properties of the loop over fake workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.fakes import (
 from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
 from tests.support.stage import pool_of
 
-pytestmark = pytest.mark.timeout(300)  # thousands of tokens, on a machine at work
+pytestmark = pytest.mark.timeout(300)  # thousands of tokens, on a busy machine
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed", "off")
 STRATEGIES = (*HONEST, *DISHONEST)
 
@@ -103,16 +103,16 @@ def assert_plain(verifier: FakeVerifier, jobs: Sequence[Job], answers: Sequence[
     strategies=st.lists(st.sampled_from(STRATEGIES), min_size=1, max_size=6),
     max_sequences=st.integers(1, 4),
     num_drafters=st.integers(1, 3),
-    foresight=st.sampled_from([0.0, 0.6, 1.0]),
+    hit_rate=st.sampled_from([0.0, 0.6, 1.0]),
     arrival=st.sampled_from(["alone", "together", "one after the other"]),
     seed=st.integers(0, 100),
 )
-def test_no_draft_ahead_changes_what_a_target_says(
-    jobs, strategies, max_sequences, num_drafters, foresight, arrival, seed
+def test_no_pre_draft_changes_what_a_target_says(
+    jobs, strategies, max_sequences, num_drafters, hit_rate, arrival, seed
 ):
     verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
     drafters = [
-        FakeDrafter(oracle_of(verifier), mixed(strategies), seed, foresight)
+        FakeDrafter(oracle_of(verifier), mixed(strategies), seed, hit_rate)
         for _ in range(num_drafters)
     ]
     answers = asyncio.run(answers_of(verifier, pool_of(drafters), jobs, arrival, overlap=True))

@@ -1,7 +1,7 @@
-"""One fake per Protocol, and drafters that do their worst.
+"""Fakes of the two roles that the coordinator knows, and strategies that draft well or badly.
 
-The fake target is a hash of the tokens before: it has no weights, but it keeps the verifier's
-contract to the letter, and it fails the test when the caller breaks its side.
+The fake target's next token is a hash of the tokens before it. It has no weights, but keeps the
+verifier's contract to the letter, and fails the test when the caller breaks the caller's side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from diffuspec.core.types import (
     Draft,
     DraftRequest,
     DraftTree,
-    Lattice,
     TokenIds,
     TokenLogprobs,
     Verdict,
@@ -35,7 +34,7 @@ FAKE_TARGET = TargetInfo(vocab_size=50, max_model_len=512, max_sequences=4, eos_
 
 
 class Gate:
-    """Lets a worker through while it is open, and tells when one stands before it."""
+    """Lets calls pass while it is open; tells when a call waits at it."""
 
     def __init__(self) -> None:
         self._is_open = asyncio.Event()
@@ -50,7 +49,7 @@ class Gate:
         self._arrived.clear()
 
     async def arrival(self) -> None:
-        """Wait until somebody stands before the closed gate."""
+        """Wait until a call waits at the closed gate."""
         await self._arrived.wait()
 
     async def passage(self) -> None:
@@ -69,7 +68,8 @@ class FakeVerifier:
         self.error: BaseException | None = None
         self.release_error: Exception | None = None
         self.batches: list[list[VerifyRequest]] = []
-        self.held: set[str] = set()
+        self.held: set[str] = set()  # ids of requests verified and not released yet
+        self.released: list[str] = []  # ids, one for each call
 
     def next_token(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
         return self._hash(prefix, sampling) % self.info.vocab_size
@@ -87,6 +87,7 @@ class FakeVerifier:
     async def release(self, request_id: str) -> None:
         await asyncio.sleep(0)
         self.held.discard(request_id)
+        self.released.append(request_id)
         if self.release_error is not None:
             raise self.release_error
 
@@ -119,7 +120,7 @@ class FakeVerifier:
 def decode_plainly(
     verifier: FakeVerifier, prompt: Sequence[int], sampling: SamplingParams
 ) -> list[int]:
-    """The reference: one token after the other, until what ends an answer."""
+    """Return the reference answer: one token at a time, up to EOS, a stop token or max_tokens."""
     stops = {
         *sampling.stop_token_ids,
         *(() if sampling.ignore_eos else verifier.info.eos_token_ids),
@@ -135,14 +136,14 @@ def decode_plainly(
 # ---- drafters
 
 Oracle = Callable[[DraftRequest, int], list[int]]
-"""Tells what the target will say after a request's prefix: so many tokens, or fewer at the end."""
+"""Returns the target's next tokens after a request's prefix: the number asked, or fewer."""
 
 Strategy = Callable[[random.Random, DraftRequest, list[int]], Draft]
-"""Makes a draft of what an oracle says."""
+"""Makes a draft, given the target's next tokens."""
 
 
 def make_draft(tree: DraftTree, rng: random.Random | None = None) -> Draft:
-    """A draft with confidences that mean nothing."""
+    """Return a draft of a tree with random confidences."""
     rng = rng or random.Random(0)
     confidences = tuple(-rng.expovariate(2.0) for _ in tree.token_ids)
     return Draft(tree, confidences, num_tokens_before_eos=tree.num_nodes)
@@ -170,7 +171,7 @@ def eos_in_the_middle(rng: random.Random, request: DraftRequest, truth: list[int
 
 
 def right_branch_is_late(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
-    """At every depth a wrong sibling with children of its own stands before the right token."""
+    """At every depth, put a wrong sibling with a child before the right token."""
     tokens: list[int] = []
     parents: list[int] = []
     parent = -1
@@ -183,7 +184,7 @@ def right_branch_is_late(rng: random.Random, request: DraftRequest, truth: list[
 
 
 def bushy(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
-    """A random tree of few tokens with the truth hidden in it, with holes."""
+    """Hide the right tokens, with gaps, in a random tree over few token ids."""
     nodes: dict[tuple[int, int], int] = {}
     parents = [-1]
     for _ in range(request.max_nodes // 2):
@@ -200,7 +201,7 @@ def bushy(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
 
 
 def wrong_lengths(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
-    """None at all, or far more than was asked for, right as far as the oracle sees."""
+    """Draft nothing, one token, or three times the length asked for, right as far as known."""
     length = rng.choice([0, 1, 3 * request.num_draft_tokens])
     return make_draft(chain((truth + [1] * length)[:length]), rng)
 
@@ -252,7 +253,7 @@ INVALID: tuple[Strategy, ...] = (
 
 
 def mixed(strategies: Sequence[Strategy]) -> Strategy:
-    """Every request is drafted by a strategy of its own; its id begins with its number."""
+    """Give each request the strategy of its number, which its id begins with."""
 
     def draft(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
         number = int(request.request_id.split("-")[0])
@@ -262,28 +263,28 @@ def mixed(strategies: Sequence[Strategy]) -> Strategy:
 
 
 def _other(token: int) -> int:
-    """A wrong token, never EOS."""
+    """Return a wrong token, never EOS."""
     return 2 if token == 1 else 1
 
 
 class FakeDrafter:
-    """A `Drafter` that makes what a strategy makes of an oracle's answers.
+    """A `Drafter` that knows the target's next tokens and drafts by a strategy.
 
-    Where alternatives are asked for, the target's own token is the first of them as often as
-    foresight says, and not among them otherwise.
+    `hit_rate` is the share of nodes whose alternatives begin with the target's own token; at the
+    others it is not among them.
     """
 
     def __init__(
-        self, oracle: Oracle, strategy: Strategy, seed: int = 0, foresight: float = 1.0
+        self, oracle: Oracle, strategy: Strategy, seed: int = 0, hit_rate: float = 1.0
     ) -> None:
         self.oracle = oracle
         self.strategy = strategy
-        self.foresight = foresight
+        self.hit_rate = hit_rate
         self.gate = Gate()
         self.error: BaseException | None = None
         self.num_calls = 0
         self.batches: list[list[DraftRequest]] = []
-        self.released: list[str] = []
+        self.released: list[str] = []  # ids, one for each call
         self._seed = seed
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -317,14 +318,14 @@ class FakeDrafter:
             [right] = self.oracle(replace(request, prefix=histories[-1]), 1)
             others = [token for token in rng.sample(range(1, 40), 4) if token != right]
             entry = [(token, -3.0 - place) for place, token in enumerate(others)]
-            if rng.random() < self.foresight:
+            if rng.random() < self.hit_rate:
                 entry.insert(0, (right, -0.1))
             found.append(tuple(entry))
         return tuple(found)
 
 
 class HangingDrafter:
-    """Never answers; knows whether it was told to stop."""
+    """Never answers a call, neither to draft nor to release; knows whether it was cancelled."""
 
     def __init__(self) -> None:
         self.is_asked = asyncio.Event()
@@ -346,7 +347,7 @@ class HangingDrafter:
 
 
 def oracle_of(verifier: FakeVerifier) -> Oracle:
-    """What a fake target will say, past EOS too."""
+    """Return an oracle that knows a fake target's tokens, past EOS too."""
 
     def oracle(request: DraftRequest, num_tokens: int) -> list[int]:
         output: list[int] = []
@@ -356,60 +357,3 @@ def oracle_of(verifier: FakeVerifier) -> Oracle:
         return output
 
     return oracle
-
-
-# ---- the drafter's two halves, and the proxy
-
-
-class FakeLatticeModel:
-    """A `LatticeModel` with the oracle's token first in every column and one wrong one behind."""
-
-    def __init__(self, oracle: Oracle) -> None:
-        self.oracle = oracle
-        self.released: list[str] = []
-
-    async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
-        return [self._lattice(request) for request in requests]
-
-    async def release(self, request_id: str) -> None:
-        self.released.append(request_id)
-
-    def close(self) -> None:
-        pass
-
-    def _lattice(self, request: DraftRequest) -> Lattice:
-        truth = self.oracle(request, request.num_draft_tokens)
-        token_ids = np.array([[token, _other(token)] for token in truth], np.int32)
-        logprobs = np.log(np.tile(np.array([0.7, 0.2], np.float32), (len(truth), 1)))
-        return Lattice(token_ids, logprobs, np.full(len(truth), 2, np.int32), len(truth))
-
-
-class FakePathScorer:
-    """A `PathScorer` that takes the first candidate of every column."""
-
-    async def search(
-        self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
-    ) -> list[Draft]:
-        drafts = []
-        for request, lattice in zip(requests, lattices, strict=True):
-            path = lattice.token_ids[: request.max_nodes, 0].tolist()
-            confidences = tuple(lattice.logprobs[: len(path), 0].tolist())
-            drafts.append(Draft(chain(path), confidences, lattice.num_tokens_before_eos))
-        return drafts
-
-
-class FakeCausalProxy:
-    """A `CausalProxy` over bigrams: a token is likely after the one below it."""
-
-    max_context_tokens = 1
-
-    def begin(self, context: Sequence[int]) -> int:
-        return context[-1]
-
-    def expand(
-        self, states: Sequence[int], candidates: Sequence[int]
-    ) -> tuple[list[list[float]], list[list[int]]]:
-        scores = [
-            [-0.1 if token == state + 1 else -5.0 for token in candidates] for state in states
-        ]
-        return scores, [list(candidates) for _ in states]

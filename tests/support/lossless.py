@@ -1,7 +1,7 @@
-"""Jobs, answers and how they are compared, wherever the roles run.
+"""Jobs, their answers, and how answers are compared, wherever the roles run.
 
-Where tests of losslessness say what is to hold, fixtures say which roles it is to hold for: those
-of this process, or those of a cluster.
+Tests of losslessness say what must hold; their fixtures supply the roles, which run in this process
+or on a cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Job:
 
 
 Ask: TypeAlias = Callable[[Job, str], AsyncIterator[RequestOutput]]
-"""Has a job answered under a name."""
+"""Submits a job under a request id; yields its outputs."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Answer:
 
 
 def ask_coordinator(coordinator: Coordinator, tokenizer: Tokenizer | None = None) -> Ask:
-    """Without a tokenizer answers have no text."""
+    """Ask a coordinator; without a tokenizer, answers have no text."""
 
     def ask(job: Job, name: str) -> AsyncIterator[RequestOutput]:
         text = Detokenizer(tokenizer, job.sampling.stop) if tokenizer is not None else None
@@ -69,22 +69,23 @@ def ask_coordinator(coordinator: Coordinator, tokenizer: Tokenizer | None = None
     return ask
 
 
-async def answer(increments: AsyncIterator[RequestOutput], has_begun: asyncio.Event) -> Answer:
+async def answer(outputs: AsyncIterator[RequestOutput], has_begun: asyncio.Event) -> Answer:
+    """Collect the outputs of a request; set `has_begun` with the first of them."""
     collected = []
-    async for increment in increments:
-        collected.append(increment)
+    async for output in outputs:
+        collected.append(output)
         has_begun.set()
     return Answer(
-        tuple(i for increment in collected for i in increment.token_ids),
-        "".join(increment.text for increment in collected),
+        tuple(i for output in collected for i in output.token_ids),
+        "".join(output.text for output in collected),
         collected[-1].finish_reason,
-        tuple(one for increment in collected for one in increment.logprobs or ()),
-        tuple(increment.step for increment in collected),
+        tuple(one for output in collected for one in output.logprobs or ()),
+        tuple(output.step for output in collected),
     )
 
 
 async def answer_all(ask: Ask, jobs: Sequence[Job], arrival: Arrival = "together") -> list[Answer]:
-    """Have all jobs answered; the name of a job's request is its number."""
+    """Return the answers of all jobs, in order; the id of a job's request is its number."""
     tasks = []
     for number, job in enumerate(jobs):
         has_begun = asyncio.Event()

@@ -1,34 +1,51 @@
-"""A coordinator with fake workers, set up for tests of the whole loop."""
+"""A coordinator over fake workers, for tests of the whole loop, and what many of them share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.core.errors import VerifierUnavailableError
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import RequestOutput
+from diffuspec.core.types import (
+    Draft,
+    DraftRequest,
+    RequestOutput,
+    StepStats,
+    Verdict,
+    VerifyRequest,
+)
+from diffuspec.telemetry.trace import Tracer
 from tests.support.fakes import (
     FAKE_TARGET,
     FakeDrafter,
     FakeVerifier,
+    Strategy,
     decode_plainly,
     oracle_of,
     sometimes_right,
 )
 
 PROMPT = [3, 1, 4, 1, 5]
-FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=24, ignore_eos=True)
+LONG = SamplingParams(max_tokens=120, ignore_eos=True)
+FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
+
+OFF = SpeculationParams(policy="off")
 FIXED = SpeculationParams(policy="fixed", num_draft_tokens=4)
+PRE_DRAFTING = replace(FIXED, num_outcomes=4)  # where the coordinator's overlap is on
+ALL_OUTCOMES = replace(FIXED, num_outcomes=16)
+
+UNAVAILABLE = VerifierUnavailableError("the group is being rebuilt")
 
 
 @dataclass
@@ -57,10 +74,28 @@ class Stage:
         )
 
     async def tokens(self, *args: Any, **kwargs: Any) -> list[int]:
-        return [i async for step in self.stream(*args, **kwargs) for i in step.token_ids]
+        return await rest_of(self.stream(*args, **kwargs))
 
     def start(self, *args: Any, **kwargs: Any) -> asyncio.Task[list[int]]:
         return asyncio.create_task(self.tokens(*args, **kwargs))
+
+    async def steps(
+        self,
+        prompt: Sequence[int] = PROMPT,
+        sampling: SamplingParams = SHORT,
+        speculation: SpeculationParams = FIXED,
+    ) -> list[StepStats]:
+        """Return the steps of a request; its tokens must be those of plain decoding."""
+        outputs = [output async for output in self.stream(prompt, sampling, speculation)]
+        tokens = [i for output in outputs for i in output.token_ids]
+        assert tokens == self.plain(prompt, sampling)
+        return [output.step for output in outputs]
+
+    async def check_requests(self, count: int, **kwargs: Any) -> None:
+        """Run requests side by side; their tokens must be those of plain decoding."""
+        tasks = [self.start([n, 7], SHORT, **kwargs) for n in range(count)]
+        for n, task in enumerate(tasks):
+            assert await task == self.plain([n, 7])
 
     def plain(self, prompt: Sequence[int] = PROMPT, sampling: SamplingParams = SHORT) -> list[int]:
         return decode_plainly(self.verifier, prompt, sampling)
@@ -69,23 +104,41 @@ class Stage:
         registry = self.coordinator.metrics.registry
         return registry.get_sample_value(f"diffuspec_{name}", labels) or 0.0
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request waits for a slot or holds one."""
+        return not self.metric("num_requests_running") + self.metric("num_requests_waiting")
 
-@asynccontextmanager
-async def on_stage(
-    drafter: Drafter | DrafterPool | str | None = "sometimes_right",
-    max_sequences: int = 2,
-    max_model_len: int = 512,
-    **config: Any,
-) -> AsyncIterator[Stage]:
-    verifier = FakeVerifier(
-        replace(FAKE_TARGET, max_sequences=max_sequences, max_model_len=max_model_len)
-    )
-    if drafter == "sometimes_right":
-        drafter = FakeDrafter(oracle_of(verifier), sometimes_right)
-    assert not isinstance(drafter, str)
-    settings = CoordinatorConfig(**config)
-    async with Coordinator(verifier, drafter, settings, DraftLengthConfig()) as coordinator:
-        yield Stage(coordinator, verifier, drafter)
+    def leftovers(self) -> dict[str, Any]:
+        """Return what the coordinator and its stages still keep of requests, by the place."""
+        drafts = self.coordinator._drafts
+        places: dict[str, Any] = {
+            "admission": list(self.coordinator._admission),
+            "releases": self.coordinator._releases._tasks,
+            "queue of the verify stage": list(self.coordinator._verify.queue),
+            "planner of pre-drafts": drafts._planner._under_way,
+        }
+        for lane in drafts._pool.lanes:
+            places |= {
+                f"queue of {lane.name}": list(lane.queue),
+                f"call of {lane.name}": lane.drafting,
+                f"trial of {lane.name}": lane.trial,
+                f"held by {lane.name}": lane.held_request_ids,
+            }
+        return {place: kept for place, kept in places.items() if kept}
+
+
+async def rest_of(stream: AsyncGenerator[RequestOutput]) -> list[int]:
+    return [i async for output in stream for i in output.token_ids]
+
+
+def fake_drafter(strategy: Strategy = sometimes_right, hit_rate: float = 1.0) -> FakeDrafter:
+    """Return a drafter that knows the fake target's tokens."""
+    return FakeDrafter(oracle_of(FakeVerifier()), strategy, hit_rate=hit_rate)
+
+
+def fake_drafters(count: int) -> list[FakeDrafter]:
+    return [fake_drafter() for _ in range(count)]
 
 
 def pool_of(drafters: Sequence[Drafter]) -> DrafterPool:
@@ -95,8 +148,47 @@ def pool_of(drafters: Sequence[Drafter]) -> DrafterPool:
     return pool
 
 
-def slow_down(worker: Any, call: str, seconds: float) -> None:
-    """Give a fake's calls a duration: of each draft, or of a whole verification."""
+@asynccontextmanager
+async def on_stage(
+    drafter: Drafter | DrafterPool | Literal["fake"] | None = "fake",
+    *,
+    verifier: FakeVerifier | None = None,
+    max_sequences: int = 2,
+    max_model_len: int = 512,
+    tracer: Tracer | None = None,
+    **config: Any,
+) -> AsyncIterator[Stage]:
+    """Run a coordinator; the "fake" drafter is right sometimes, None is plain decoding."""
+    info = replace(FAKE_TARGET, max_sequences=max_sequences, max_model_len=max_model_len)
+    verifier = verifier or FakeVerifier(info)
+    if drafter == "fake":
+        drafter = fake_drafter()
+    assert not isinstance(drafter, str)
+    async with Coordinator(
+        verifier, drafter, CoordinatorConfig(**config), DraftLengthConfig(), tracer=tracer
+    ) as coordinator:
+        yield Stage(coordinator, verifier, drafter)
+
+
+def on_a_pool(
+    drafters: Sequence[Drafter] = (), **settings: Any
+) -> AbstractAsyncContextManager[Stage]:
+    """Run a coordinator whose drafter is a pool."""
+    return on_stage(pool_of(drafters), max_sequences=8, **settings)
+
+
+def overlapped(
+    strategy: Strategy = sometimes_right, hit_rate: float = 1.0, **settings: Any
+) -> AbstractAsyncContextManager[Stage]:
+    """Run a coordinator that pre-drafts for requests that ask for it."""
+    return on_stage(fake_drafter(strategy, hit_rate), **{"overlap": True, **settings})
+
+
+# ---- workers that are slow, or fail
+
+
+def slow_down(worker: Any, call: Literal["draft", "verify"], seconds: float) -> None:
+    """Give a fake's calls a duration: for each draft of a call, or for a whole verification."""
     inner = getattr(worker, call)
 
     async def slow(requests: Sequence[Any]) -> Any:
@@ -106,8 +198,55 @@ def slow_down(worker: Any, call: str, seconds: float) -> None:
     setattr(worker, call, slow)
 
 
+def fail_verifications(stage: Stage, count: int) -> None:
+    """Make the verifier unavailable for the next `count` verifications."""
+    verify, left = stage.verifier.verify, [count]
+
+    async def failing(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        if left[0]:
+            left[0] -= 1
+            raise UNAVAILABLE
+        return await verify(requests)
+
+    stage.verifier.verify = failing  # type: ignore[method-assign]
+
+
+# ---- what the drafter is asked
+
+
+class DraftCall(NamedTuple):
+    """The number of drafts asked for in one call."""
+
+    num_awaited: int  # for requests that wait for a draft
+    num_pre_drafts: int  # for requests that are being verified
+
+
+def watch_drafts(stage: Stage, on_pre_drafts: Callable[[], None] = lambda: None) -> list[DraftCall]:
+    """Return a list that grows with each call of the stage's one drafter."""
+    calls: list[DraftCall] = []
+    draft = stage.drafter.draft
+
+    async def watched(requests: Sequence[DraftRequest]) -> list[Draft]:
+        states = {one.request_id: one.state for one in stage.coordinator.requests()}
+        num_awaited = sum(states.get(one.request_id) == "drafting" for one in requests)
+        calls.append(DraftCall(num_awaited, len(requests) - num_awaited))
+        if num_awaited < len(requests):
+            on_pre_drafts()
+        drafts: list[Draft] = await draft(requests)
+        return drafts
+
+    stage.drafter.draft = watched
+    return calls
+
+
+def hold_first_pre_drafts(stage: Stage) -> None:
+    """Close the drafter's gate before its first call with pre-drafts."""
+    is_first = iter([True])
+    watch_drafts(stage, lambda: stage.drafter.gate.close() if next(is_first, False) else None)
+
+
 async def until(condition: Callable[[], Any]) -> None:
-    """Give the loops as many turns as they need, then time."""
+    """Wait until a condition holds: 200 turns of the event loop, then 5 seconds at most."""
     for pause in (*[0.0] * 200, *[0.01] * 500):
         if condition():
             return

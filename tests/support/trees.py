@@ -8,7 +8,7 @@ from diffuspec.core.types import DraftTree
 
 
 def merge_paths(paths: Iterable[Sequence[int]]) -> DraftTree:
-    """Return the tree of all paths, shared beginnings held once, nodes in order of appearance."""
+    """Return the tree of all paths, common beginnings merged, nodes in order of appearance."""
     nodes: dict[tuple[int, int], int] = {}  # (parent, token id) -> node
     for path in paths:
         parent = -1

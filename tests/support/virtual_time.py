@@ -1,7 +1,7 @@
-"""An event loop in which waiting takes no time and time.monotonic() tells what would have passed.
+"""An event loop whose clock, time.monotonic() too, jumps to the next timer instead of waiting.
 
-Work takes no time there, waits take exactly as long as they say: what is measured is the loop's
-logic, the same on every machine.
+By that clock, work takes no time and waits take exactly their length, so that tests measure the
+logic of the loop and find the same on every machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Jumps to the next timer whenever nothing is left to do."""
+    """Advances its clock to the next timer when no callback is ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         if not self._ready:  # type: ignore[attr-defined]
             if not self._scheduled:  # type: ignore[attr-defined]
-                raise RuntimeError("everything waits for something that nothing will bring about")
+                raise RuntimeError("deadlock: no callback is ready and no timer is set")
             self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
         super()._run_once()  # type: ignore[misc]
 

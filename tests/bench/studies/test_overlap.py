@@ -42,7 +42,7 @@ def measure(
     strategy: Strategy = right_and_sure,
 ) -> dict[tuple[str, object], OverlapRow]:
     verifier = FakeVerifier()
-    drafter = FakeDrafter(oracle_of(verifier), strategy, foresight=foresight)
+    drafter = FakeDrafter(oracle_of(verifier), strategy, hit_rate=foresight)
     rows = measure_overlap(verifier, drafter, PROMPTS, speculation=speculation, pace=pace or Pace())
     return {(row.system, row.num_outcomes): row for row in rows}
 

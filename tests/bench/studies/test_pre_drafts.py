@@ -15,7 +15,7 @@ FIXED = SpeculationParams(policy="fixed", num_draft_tokens=6)
 def test_hit_rates_are_measured_by_family_and_rise_with_the_number_of_outcomes():
     verifier = FakeVerifier()
     for foresight, low, high in ((1.0, 0.9, 1.0), (0.0, 0.0, 0.5)):
-        drafter = FakeDrafter(oracle_of(verifier), sometimes_right, foresight=foresight)
+        drafter = FakeDrafter(oracle_of(verifier), sometimes_right, hit_rate=foresight)
         families = {"a": PROMPTS[:2], "b": PROMPTS[2:]}
         results = measure_hit_rates(verifier, drafter, families, FIXED)
         assert [one.family for one in results] == ["a", "b"]

@@ -16,14 +16,8 @@ from diffuspec.rpc.client.roles import (
     RemoteVerifier,
 )
 from diffuspec.rpc.server.servicers import DrafterServicer, PathScorerServicer, VerifierServicer
-from tests.support.fakes import (
-    FakeDrafter,
-    FakeLatticeModel,
-    FakePathScorer,
-    FakeVerifier,
-    oracle_of,
-    right_branch_is_late,
-)
+from tests.support.fakes import FakeDrafter, FakeVerifier, oracle_of, right_branch_is_late
+from tests.support.lattice_fakes import FakeLatticeModel, FakePathScorer
 from tests.support.serving import serving
 
 SAMPLING = SamplingParams(temperature=0.7, seed=-3, logprobs=0)

@@ -1,0 +1,99 @@
+"""One drafter: its calls, their deadline, and the breaker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from diffuspec.coordinator.draft_lane import Breaker
+from diffuspec.core.types import Draft, DraftRequest
+from tests.support.fakes import FakeDrafter, FakeVerifier, HangingDrafter, always_right, oracle_of
+from tests.support.stage import OFF, SHORT, on_stage, until
+
+pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A time that the test advances."""
+    moment = [100.0]
+    monkeypatch.setattr("diffuspec.coordinator.draft_lane.time.monotonic", lambda: moment[0])
+    return moment
+
+
+def test_the_breaker_pauses_longer_after_each_failure_up_to_a_limit(clock):
+    breaker = Breaker()
+    assert breaker.is_closed
+    pauses = []
+    for _ in range(9):
+        breaker.failed()
+        began = clock[0]
+        while not breaker.take_trial():
+            clock[0] += 0.25
+        pauses.append(clock[0] - began)
+    assert pauses == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]
+    breaker.succeeded()
+    assert breaker.is_closed
+    breaker.failed()
+    clock[0] += 0.5
+    assert breaker.take_trial()
+
+
+def test_the_breaker_allows_one_trial_at_a_time(clock):
+    breaker = Breaker()
+    assert not breaker.take_trial(), "a closed breaker needs no trial"
+    breaker.failed()
+    clock[0] += 1
+    assert breaker.take_trial() and not breaker.take_trial()
+    breaker.give_up_trial()
+    assert breaker.take_trial()
+
+
+# ---- calls
+
+
+async def test_a_drafter_that_returns_too_few_drafts_has_failed(quiet):
+    class Miscounting(FakeDrafter):
+        async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            return []
+
+    verifier = FakeVerifier()
+    async with on_stage(Miscounting(oracle_of(verifier), always_right)) as stage:
+        assert await stage.tokens() == stage.plain()
+        assert stage.metric("fallback_total", reason="drafter_error") == 1
+
+
+async def test_a_call_that_is_late_is_cancelled(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter, max_draft_seconds=0.02) as stage:
+        assert await stage.tokens() == stage.plain()
+        assert drafter.was_cancelled
+        assert stage.metric("fallback_total", reason="drafter_error") == 1
+        await until(lambda: not stage.verifier.held)
+
+
+async def test_cancelling_the_only_request_of_a_call_ends_the_call_at_once(quiet):
+    drafter = HangingDrafter()
+    async with on_stage(drafter, max_sequences=1) as stage:
+        task, waiting = stage.start(), stage.start([9], SHORT, OFF)
+        await drafter.is_asked.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        await until(lambda: drafter.was_cancelled)
+        assert await waiting == stage.plain([9])
+        assert stage.metric("fallback_total", reason="drafter_error") == 0
+
+
+async def test_a_call_goes_on_while_one_of_its_requests_wants_it():
+    async with on_stage(max_sequences=2) as stage:
+        stage.drafter.gate.close()
+        gone, kept = stage.start([1]), stage.start([2])
+        await stage.drafter.gate.arrival()
+        assert len(stage.drafter.batches[0]) == 2
+        gone.cancel()
+        await asyncio.wait([gone])
+        stage.drafter.gate.open()
+        assert await kept == stage.plain([2])
+        assert stage.drafter.num_calls == len(stage.drafter.batches)
