@@ -85,7 +85,7 @@ def test_a_prompt_is_text_messages_or_token_ids(engine):
         ("x" * (MAX_POSITIONS * 16 + 1), "8193 characters cannot fit"),
     ],
 )
-def test_what_is_no_prompt_is_refused(engine, prompt, message):
+def test_a_prompt_of_another_form_is_refused(engine, prompt, message):
     with pytest.raises(InvalidRequestError, match=message):
         engine.generate([prompt], SHORT)
 
@@ -96,7 +96,7 @@ def test_a_single_prompt_is_not_taken_for_several(engine, prompts):
         engine.generate(prompts, SHORT)
 
 
-def test_a_text_begins_with_bos_where_its_tokenizer_begins_texts_so(engine):
+def test_a_text_begins_with_bos_where_the_tokenizer_adds_one(engine):
     inner = engine.tokenizer.backend_tokenizer
     before = inner.post_processor
     inner.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 7)])
@@ -133,7 +133,7 @@ def test_messages_need_a_chat_template(engine, monkeypatch):
         engine.encode(MESSAGES)
 
 
-def test_a_template_that_refuses_says_so(engine, monkeypatch):
+def test_the_reason_of_a_chat_template_that_refuses_is_passed_on(engine, monkeypatch):
     monkeypatch.setattr(
         engine.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}"
     )
@@ -144,7 +144,7 @@ def test_a_template_that_refuses_says_so(engine, monkeypatch):
 # ---- answers
 
 
-def test_an_answer_says_what_it_is(engine):
+def test_an_answer_holds_tokens_text_logprobs_and_statistics(engine):
     [answer] = engine.generate([PROMPT], SamplingParams(max_tokens=12, logprobs=2, ignore_eos=True))
     assert len(answer.token_ids) == 12 and answer.finish_reason is FinishReason.LENGTH
     assert answer.text == byte_tokenizer().decode(list(answer.token_ids))
@@ -154,7 +154,7 @@ def test_an_answer_says_what_it_is(engine):
     assert stats.num_steps == len(answer.steps) and stats.mean_acceptance_length >= 1
 
 
-def test_without_a_seed_every_answer_is_drawn_anew_and_can_be_had_again(engine):
+def test_without_a_seed_answers_differ_and_each_names_the_seed_to_repeat_it(engine):
     sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     answers = engine.generate([PROMPT] * 3, sampled)
     assert len({answer.token_ids for answer in answers}) == 3
@@ -188,7 +188,7 @@ def test_many_prompts_are_answered_in_order(engine):
     assert engine.generate([], SHORT) == []
 
 
-def test_more_prompts_than_may_wait_are_answered_all_the_same(target_path):
+def test_more_prompts_than_max_waiting_are_answered(target_path):
     with make_engine(target_path("qwen2"), coordinator={"max_waiting": 0}) as engine:
         assert len(engine.generate(["a"] * 8, SHORT)) == 8
 
@@ -200,7 +200,7 @@ def test_one_bad_prompt_fails_the_call_and_leaves_the_engine_usable(engine):
 
 
 @pytest.mark.parametrize(("policy", "drafted"), [("off", False), ("fixed", True)])
-def test_a_request_chooses_how_it_is_drafted(engine, policy, drafted):
+def test_a_request_chooses_its_drafting_policy(engine, policy, drafted):
     speculation = SpeculationParams(policy=policy, num_draft_tokens=3)
     [answer] = engine.generate([PROMPT], SHORT, speculation)
     assert any(step.num_tree_nodes for step in answer.steps) is drafted
@@ -209,11 +209,11 @@ def test_a_request_chooses_how_it_is_drafted(engine, policy, drafted):
 # ---- streams and loops
 
 
-async def test_a_stream_gives_what_generate_gives(engine):
-    increments = [step async for step in engine.stream(PROMPT, SHORT)]
+async def test_a_stream_yields_the_tokens_and_text_of_a_completion(engine):
+    outputs = [output async for output in engine.stream(PROMPT, SHORT)]
     answer = await engine.complete(PROMPT, SHORT)
-    assert [i for step in increments for i in step.token_ids] == list(answer.token_ids)
-    assert "".join(step.text for step in increments) == answer.text
+    assert [i for output in outputs for i in output.token_ids] == list(answer.token_ids)
+    assert "".join(output.text for output in outputs) == answer.text
 
 
 @pytest.mark.parametrize("seed", [None, 7], ids=["greedy", "sampled"])
@@ -258,14 +258,14 @@ async def test_cancelling_a_completion_cancels_its_request(engine):
     assert request.is_finished
 
 
-def test_an_engine_is_used_from_one_loop_after_the_other(engine):
+def test_an_engine_may_be_used_in_one_event_loop_after_another(engine):
     first = engine.generate([PROMPT], SHORT)[0].token_ids
     assert asyncio.run(engine.complete(PROMPT, SHORT)).token_ids == first
     assert asyncio.run(engine.complete(PROMPT, SHORT)).token_ids == first
     assert engine.generate([PROMPT], SHORT)[0].token_ids == first
 
 
-def test_a_loop_that_ended_with_a_stream_open_leaves_the_engine_usable(engine):
+def test_an_event_loop_that_ends_with_a_stream_open_leaves_the_engine_usable(engine):
     async def begin() -> None:
         await anext(engine.stream(PROMPT, FOREVER))
 
@@ -292,7 +292,7 @@ async def test_an_engine_may_be_closed_inside_a_coroutine(target_path):
         assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12
 
 
-async def test_leaving_an_engine_in_a_coroutine_ends_its_loops_and_its_workers(target_path):
+async def test_leaving_an_engine_in_a_coroutine_ends_its_tasks_and_threads(target_path):
     def workers() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name.startswith("target")}
 
@@ -307,7 +307,7 @@ async def test_leaving_an_engine_in_a_coroutine_ends_its_loops_and_its_workers(t
         await anext(open_stream)
 
 
-async def test_an_engine_that_was_used_without_a_loop_is_left_in_one(target_path):
+async def test_an_engine_used_without_an_event_loop_may_be_left_in_one(target_path):
     engine = make_engine(target_path("qwen2"))
     await asyncio.to_thread(engine.generate, [PROMPT], SHORT)
     async with engine:
@@ -322,7 +322,7 @@ def test_closing_twice_is_fine(target_path):
     engine.close()
 
 
-def test_closing_ends_what_is_still_running(target_path):
+def test_closing_ends_running_requests(target_path):
     engine = make_engine(target_path("qwen2"))
     engine.generate([PROMPT], SHORT)
     runner = engine._runner
@@ -338,7 +338,7 @@ def test_closing_ends_what_is_still_running(target_path):
     assert task.cancelled() or isinstance(task.exception(), RequestCancelledError)
 
 
-def test_a_part_that_cannot_be_closed_leaves_no_other_open(target_path):
+def test_a_part_that_fails_to_close_leaves_no_other_open(target_path):
     closed = []
 
     class Part:
@@ -396,12 +396,12 @@ async def test_a_request_that_waits_can_be_cancelled_too(target_path):
         await engine.stop()
 
 
-def test_nothing_is_cancelled_before_anything_runs(target_path):
+def test_cancelling_before_any_request_returns_false(target_path):
     with make_engine(target_path("qwen2")) as engine:
         assert not engine.cancel("a")
 
 
-async def test_stopping_what_never_ran_is_fine(target_path):
+async def test_stopping_an_engine_that_never_ran_is_fine(target_path):
     with make_engine(target_path("qwen2")) as engine:
         await engine.stop(drain_seconds=60)
 
@@ -418,7 +418,7 @@ async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine
     assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12  # it can be used again
 
 
-async def test_stopping_cancels_what_does_not_finish_in_time(engine):
+async def test_stopping_cancels_requests_that_do_not_finish_in_time(engine):
     answer = asyncio.ensure_future(engine.complete(PROMPT, FOREVER))
     await admission(engine)
     await engine.stop(drain_seconds=0.01)
@@ -429,7 +429,7 @@ async def test_stopping_cancels_what_does_not_finish_in_time(engine):
 # ---- any roles
 
 
-def test_a_drafter_whose_ids_mean_something_else_is_refused(target_path, drafter_path, tmp_path):
+def test_a_drafter_with_other_meanings_of_token_ids_is_refused(target_path, drafter_path, tmp_path):
     drafter = shutil.copytree(drafter_path, tmp_path / "drafter")
     tokenizer = json.loads((target_path("qwen2") / "tokenizer.json").read_text())
     (drafter / "tokenizer.json").write_text(json.dumps(tokenizer))

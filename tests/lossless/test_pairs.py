@@ -31,7 +31,7 @@ SPECULATIONS = [
         itertools.product(POLICIES, SHAPES), itertools.cycle(WEIGHTS), strict=False
     )
 ]
-NUMS_OUTCOMES: tuple[int | Literal["auto"], ...] = ("auto", 1, 4)  # drafted ahead, with overlap
+NUMS_OUTCOMES: tuple[int | Literal["auto"], ...] = ("auto", 1, 4)  # pre-drafted, with overlap
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "cool": {"temperature": 0.3, "seed": 1},
@@ -48,12 +48,12 @@ NUM_QUESTIONS_PER_FAMILY = 4
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),  # some 6,000 tokens of the tiny pair, on a machine at work
+    pytest.mark.timeout(600),  # some 6,000 tokens of the tiny pair, on a busy machine
 ]
 
 
 class Roles(Protocol):
-    """Who answers: an engine, or a pipeline."""
+    """An engine or a pipeline."""
 
     def stream(
         self,
@@ -68,7 +68,7 @@ class Roles(Protocol):
 
 @dataclass(frozen=True)
 class Pair:
-    """A pair, wherever it is, and the same one in this process to compare it with."""
+    """A pair under test, in this process or on a cluster, and the same pair in this process."""
 
     roles: Roles
     reference: Roles
@@ -79,7 +79,7 @@ class Pair:
     plainly: dict[SamplingParams, list[Answer]] = field(default_factory=dict)  # answered so far
 
     def speculations(self, offset: int = 0) -> list[SpeculationParams]:
-        """One for each prompt: all policies and shapes in turn."""
+        """Return one for each prompt: all policies and shapes in turn."""
         nums_outcomes = itertools.cycle(NUMS_OUTCOMES if self.overlap else [0])
         chosen = itertools.islice(itertools.cycle(SPECULATIONS), offset, None)
         return [
@@ -93,7 +93,7 @@ class Pair:
         speculations: Sequence[SpeculationParams],
         arrival: Arrival = "together",
     ) -> list[Answer]:
-        """Every prompt's answer, each with the next of the speculations."""
+        """Return the answers to all prompts, the speculations in turn."""
         return await self._answers(self.roles, sampling, speculations, arrival)
 
     async def plain(self, sampling: SamplingParams) -> list[Answer]:
@@ -173,8 +173,8 @@ async def test_drafting_changes_the_speed_and_nothing_else(pair, name):
         num_tokens = sum(len(answer.token_ids) for answer in drafted)
         num_steps = sum(answer.num_steps for answer in drafted)
         assert num_tokens / num_steps >= pair.min_acceptance_length
-    foreseen = [step.pre_draft for answer in drafted for step in answer.steps]
-    assert any(foreseen) == pair.overlap
+    results = [step.pre_draft for answer in drafted for step in answer.steps]
+    assert any(results) == pair.overlap
 
 
 async def test_a_stop_string_cuts_where_plain_decoding_cuts(pair):
@@ -190,7 +190,7 @@ async def test_a_stop_string_cuts_where_plain_decoding_cuts(pair):
 
 
 async def test_requests_that_are_cancelled_leave_the_others_as_they_are(pair):
-    """Some before their first token, some after it, in the middle of what others are told."""
+    """Some are cancelled before their first token and some after it, beside requests that go on."""
     sampling = SamplingParams(max_tokens=pair.max_tokens // 2, ignore_eos=True)
     plain = await pair.plain(sampling)
 
@@ -203,8 +203,8 @@ async def test_requests_that_are_cancelled_leave_the_others_as_they_are(pair):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(anext(stream), 0.01)
                 return ()
-            async for increment in stream:
-                received += increment.token_ids
+            async for output in stream:
+                received += output.token_ids
                 if is_cancelled:
                     break
         return tuple(received)

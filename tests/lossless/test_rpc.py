@@ -1,4 +1,4 @@
-"""The embedded pair with every role behind the wire: token for token what plain decoding says."""
+"""The embedded pair with every role behind gRPC: the tokens are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.timeout(300)
 
 @dataclass(frozen=True)
 class Roles:
-    """The embedded pair's, of this process."""
+    """The roles of the embedded pair, in this process."""
 
     config: EngineConfig
     target: CausalTarget
@@ -66,7 +66,7 @@ def roles() -> Iterator[Roles]:
 async def remote_engine(
     roles: Roles, security: Security, limits: RpcLimits
 ) -> AsyncIterator[Engine]:
-    """Three servers: the scorer, the drafter that asks it, the verifier."""
+    """Run an engine over three servers: path scorer, drafter and verifier."""
     search = make_path_search(roles.config.search, roles.target.info)
     async with contextlib.AsyncExitStack() as stack:
         scorers = await stack.enter_async_context(
@@ -100,7 +100,7 @@ async def answer_all(
 
 
 async def plain_answers(roles: Roles, sampling: SamplingParams) -> list[Completion]:
-    """What this process says, without drafts."""
+    """Return the answers of plain decoding in this process."""
     engine = Engine(roles.config, roles.target, None, load_tokenizer(TARGET))
     answers = await answer_all(engine, sampling, PLAIN)
     await engine.stop()

@@ -1,6 +1,6 @@
-"""No draft changes what a real target says: token for token, text, log-probabilities, the end.
+"""No draft changes the answer of a real target: tokens, text, log-probabilities, finish reason.
 
-The drafter knows the plain answers, and does its best and its worst with them.
+The drafter knows the plain answers, and drafts well or badly on purpose.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)
 
 @dataclass(frozen=True)
 class Served:
-    """A target, wherever it is, and the same one in this process to compare it with."""
+    """A target under test, in this process or on a cluster, and the same target in this process."""
 
     verifier: Verifier
     reference: Verifier
@@ -77,7 +77,7 @@ async def answers_of(
 
 
 async def plain_answers(served: Served, jobs: Sequence[Job]) -> list[Answer]:
-    """What the target says without drafts, each prompt once and alone."""
+    """Return the answers without drafts, each prompt decoded once and alone."""
     plain = [Job(job.prompt, job.sampling) for job in jobs]
     unknown = [job for job in dict.fromkeys(plain) if job not in served.plainly]
     answers = await answers_of(served, served.reference, None, unknown, "alone")
@@ -86,9 +86,9 @@ async def plain_answers(served: Served, jobs: Sequence[Job]) -> list[Answer]:
 
 
 def make_jobs(samplings: Sequence[SamplingParams], seed: int) -> list[Job]:
-    """One job for every strategy with every sampling, with each policy in turn.
+    """Return one job for every strategy and sampling, the policies in turn.
 
-    Prompts are of different lengths, some alike.
+    Prompts differ in length; two share a beginning.
     """
     rng = random.Random(seed)
     prompts = [tuple(rng.randrange(256) for _ in range(length)) for length in (1, 3, 17, 40)]
@@ -105,7 +105,7 @@ def make_jobs(samplings: Sequence[SamplingParams], seed: int) -> list[Job]:
 def drafter_that_knows(
     jobs: Sequence[Job], answers: Sequence[Answer], strategy: Strategy
 ) -> FakeDrafter:
-    """A drafter with the plain answers at hand; past their end it goes on with anything."""
+    """Return a drafter that knows the plain answers, and makes tokens up after their end."""
 
     def oracle(request: DraftRequest, num_tokens: int) -> list[int]:
         number = int(request.request_id.split("-")[0])
