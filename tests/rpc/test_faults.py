@@ -207,7 +207,8 @@ async def test_a_response_must_have_a_result_per_row(num_results, security):
             await remote.verify([verify_request(1)])
 
 
-async def test_a_client_that_reads_no_responses_loses_its_stream(security):
+@pytest.mark.parametrize("is_done_writing", [False, True])
+async def test_a_client_that_reads_no_responses_loses_its_stream(is_done_writing, security):
     wide = tuple([((node, -1.0),) * 100 for node in range(257)])
 
     def bulky(rng, request, truth):
@@ -227,6 +228,8 @@ async def test_a_client_that_reads_no_responses_loses_its_stream(security):
             message = drafter_pb2.DraftRequest(step_id=step_id)
             encode_draft_rows(message, [draft_request(1)], store)
             await call.write(message.SerializeToString())
+        if is_done_writing:
+            await call.done_writing()
         async with asyncio.timeout(10):
             while not drafter.released:
                 await asyncio.sleep(0.05)

@@ -100,7 +100,7 @@ class Connection:
         """Return the error that ended a call; a TransportError says where to."""
         found = from_rpc_error(error)
         if isinstance(found, TransportError) and self.address not in str(found):
-            return TransportError(f"{self.address}: {found}")
+            return type(found)(f"{self.address}: {found}")
         return found
 
     def _closed(self) -> TransportError:

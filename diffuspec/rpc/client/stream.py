@@ -22,7 +22,7 @@ from diffuspec.core.errors import (
 )
 from diffuspec.rpc.client.connection import BytesStream, Connection
 from diffuspec.rpc.messages.prefixes import PrefixStore
-from diffuspec.rpc.messages.status import TransportError, from_step_error
+from diffuspec.rpc.messages.status import IdleStreamError, TransportError, from_step_error
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -74,7 +74,10 @@ class StepClient(Generic[Request, Response]):
         request_ids: Iterable[str],
         deadline_seconds: float,
     ) -> Step[Response]:
-        """Send a batch and wait for its response; whole prefixes again if the server lacks them.
+        """Send a batch and wait for its response.
+
+        Sends it again, with whole prefixes, when the server lacks one of them, and when the server
+        was closing the stream because it had been idle.
 
         Raises the error in the response, TransportError, OverloadedError for too many steps in
         flight, and InvalidRequestError for what cannot be sent.
@@ -86,7 +89,9 @@ class StepClient(Generic[Request, Response]):
             stream = self._opened()
             for request_id in request_ids:
                 stream.prefixes.forget(request_id)
-            return await self._attempt(fill, deadline)
+        except IdleStreamError:
+            pass
+        return await self._attempt(fill, deadline)
 
     def release(self, request_id: str) -> None:
         """Tell the server that a request is over. There is nothing to tell without a stream."""

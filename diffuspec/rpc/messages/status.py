@@ -31,12 +31,17 @@ class TransportError(WorkerError):
     """The other side could not be reached, went away, or did not answer in time."""
 
 
+class IdleStreamError(TransportError):
+    """The server closed a stream on which nothing had happened for too long; open another."""
+
+
 _CODES: dict[type[DiffuspecError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.RequestCancelledError: grpc.StatusCode.ABORTED,  # CANCELLED would cancel the caller
     errors.StalePrefixError: grpc.StatusCode.FAILED_PRECONDITION,
+    IdleStreamError: grpc.StatusCode.UNAVAILABLE,
     TransportError: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.VerifierUnavailableError: grpc.StatusCode.UNAVAILABLE,
     errors.DiffuspecError: grpc.StatusCode.INTERNAL,
@@ -60,7 +65,7 @@ def _tree(root: type[DiffuspecError]) -> Iterator[type[DiffuspecError]]:
 
 _BY_NAME = {
     kind.__name__: kind for kind in _tree(DiffuspecError) if kind.__module__ == errors.__name__
-}
+} | {IdleStreamError.__name__: IdleStreamError}
 
 
 def code_of(error: BaseException) -> grpc.StatusCode:

@@ -79,9 +79,12 @@ class Guard(grpc.aio.ServerInterceptor):
             await self._write(context, response)
 
         async def stream(context: Any) -> None:
-            await handler.unary_stream(await self._request(context), context)
+            request = await self._request(context)
+            await _begin_response(context)
+            await handler.unary_stream(request, context)
 
         async def exchange(context: Any) -> None:
+            await _begin_response(context)
             await handler.stream_stream(None, context)
 
         if handler.unary_unary:
@@ -129,6 +132,11 @@ async def _refuse(requests: AsyncIterator[bytes], context: Any) -> None:
     await context.abort(
         grpc.StatusCode.UNAUTHENTICATED, "the deployment's token is missing or wrong"
     )
+
+
+async def _begin_response(context: Any) -> None:
+    """Send the metadata by itself: a status cannot follow a first message that is held up."""
+    await context.send_initial_metadata(())
 
 
 async def _end(context: Any, error: Exception) -> None:

@@ -17,13 +17,16 @@ from diffuspec.core.errors import InvalidRequestError, OverloadedError, WorkerEr
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.batches import BatchReader, check_id
 from diffuspec.rpc.messages.prefixes import PrefixStore
-from diffuspec.rpc.messages.status import TransportError, is_task_cancelled, step_error
+from diffuspec.rpc.messages.status import (
+    IdleStreamError,
+    TransportError,
+    is_task_cancelled,
+    step_error,
+)
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.interceptor import refuse_malformed
 
 logger = logging.getLogger(__name__)
-
-_NOT_TAKEN = "the client has taken no response for too long"
 
 Batch = TypeVar("Batch")
 
@@ -33,8 +36,8 @@ Release = Callable[[str], Awaitable[None]]
 class StepService(Generic[Batch]):
     """One streaming method of a role.
 
-    read makes a batch of a message, at once and in order, because each message changes what the
-    next one builds on; work answers it with a response that lacks id and times.
+    `read` makes a batch of a message, at once and in order, because each message changes what the
+    next one builds on; `work` returns a response without id and times.
     """
 
     def __init__(
@@ -53,23 +56,27 @@ class StepService(Generic[Batch]):
         self.begin(DEFAULT_LIMITS, StepHealth(DEFAULT_LIMITS.max_step_seconds))
 
     def begin(self, limits: RpcLimits, health: StepHealth) -> None:
-        """Called when a server begins to serve it. health hears of every step."""
+        """Prepare to be served with these limits, and report every step to `health`."""
         self.limits = limits
         self.health = health
         self.draining = asyncio.Event()
 
     async def finish(self) -> None:
-        """Wait until what the role holds for streams that ended is let go, if it does not hang."""
+        """Wait, within the grace time, until requests of ended streams are released."""
         if self._cleanups:
             await asyncio.wait(self._cleanups, timeout=self.limits.grace_seconds)
 
     async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Serve one stream to its end. Raises InvalidRequestError for bytes that are no message."""
+        """Serve one stream to its end.
+
+        Raises InvalidRequestError for a message that breaks the protocol, TransportError for a
+        client that takes no responses, and IdleStreamError.
+        """
         stream = _Stream(self, context, f"{next(self._stream_numbers)}/")
         try:
             await stream.run()
         finally:
-            cleanup = asyncio.create_task(stream.let_go())
+            cleanup = asyncio.create_task(stream.release_all())
             self._cleanups.add(cleanup)
             cleanup.add_done_callback(self._cleanups.discard)
 
@@ -81,42 +88,54 @@ class _Stream:
         self._context = context
         self._prefixes = PrefixStore(limits.max_prefixes, limits.max_prefix_tokens)
         self._reader = BatchReader(self._prefixes, limits, scope)
+        self._last_step_id = 0
         self._steps: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
         self._write_lock = asyncio.Lock()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._active_at = time.monotonic()  # when a message came or a step ended, at last
 
     async def run(self) -> None:
-        """Read until the client is done or the server drains, then let running steps finish.
-
-        Raises TransportError when the client takes no answers.
-        """
-        reading = asyncio.create_task(self._read())
+        """Read until the client is done or the server drains, then let running steps finish."""
         draining = asyncio.create_task(self._service.draining.wait())
-        ends: set[asyncio.Future[Any]] = {reading, draining, self._broken}
+        tasks: list[asyncio.Task[Any]] = [draining]
+        tasks += [asyncio.create_task(self._read()), asyncio.create_task(self._idle())]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in (reading, self._broken):
-                if end.done():
-                    await end
-            if self._steps:
-                grace = self._service.limits.grace_seconds if draining.done() else None
-                await asyncio.wait(self._steps, timeout=grace)
+            await _first_of(*tasks, self._broken)
+            grace = self._service.limits.grace_seconds if draining.done() else None
+            tasks.append(asyncio.create_task(self._finish_steps(grace)))
+            await _first_of(tasks[-1], self._broken)
         finally:
-            for task in (*ends, *self._steps):
+            for task in (*tasks, *self._steps, self._broken):
                 task.cancel()
 
-    async def let_go(self) -> None:
-        """Release what the role holds for requests of this stream, if it does not hang."""
+    async def _finish_steps(self, seconds: float | None) -> None:
+        if self._steps:
+            await asyncio.wait(self._steps, timeout=seconds)
+
+    async def release_all(self) -> None:
+        """Have the role release the requests of this stream, unless that takes too long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._service.limits.max_step_seconds):
                 await asyncio.gather(*self._releases)
                 for request_id in self._prefixes.request_ids():
                     await self._release(request_id)
 
+    async def _idle(self) -> None:
+        """Raises IdleStreamError after the longest time without a message and without a step."""
+        limit = self._service.limits.max_idle_seconds
+        while self._steps or time.monotonic() - self._active_at < limit:
+            left = limit if self._steps else self._active_at + limit - time.monotonic()
+            await asyncio.sleep(left)
+        raise IdleStreamError(f"the stream was closed after {limit:g} s without a message")
+
+    # ---- what the client sends
+
     async def _read(self) -> None:
         while (message := await self._context.read()) is not grpc.aio.EOF:
             refuse_malformed(message)
+            self._active_at = time.monotonic()
+            self._check_step_id(message)
             self._check_releases(message.released_request_ids)
             self._begin_releases(message.released_request_ids)
             if message.step_id:
@@ -125,12 +144,24 @@ class _Stream:
             await self._catch_up()
 
     async def _catch_up(self) -> None:
-        """Read no further while too much is under way, refusals of too many steps included."""
+        """Read no further while too much is under way, refusals of steps included."""
         limits = self._service.limits
         while len(self._steps) >= 2 * limits.max_calls_in_flight:
             await asyncio.wait(self._steps, return_when=asyncio.FIRST_COMPLETED)
         if len(self._releases) > limits.max_prefixes:
             await asyncio.wait(self._releases)
+
+    def _check_step_id(self, message: Any) -> None:
+        """Raises InvalidRequestError for an id whose response would be ambiguous, or none."""
+        if message.step_id:
+            if message.step_id <= self._last_step_id:
+                raise InvalidRequestError(
+                    f"step_id must be above {self._last_step_id}, the last of this stream, got "
+                    f"{message.step_id}"
+                )
+            self._last_step_id = message.step_id
+        elif message.rows or message.prefixes:
+            raise InvalidRequestError("step_id must be 1 or more in a message with rows, got 0")
 
     def _check_releases(self, request_ids: Sequence[str]) -> None:
         """Raises InvalidRequestError for more than a stream can hold, before work for any."""
@@ -144,12 +175,20 @@ class _Stream:
             check_id(request_id, limits)
 
     def _begin_releases(self, request_ids: Iterable[str]) -> None:
-        """Not awaited here: a role may let go only after the step that it is working on."""
+        """Not awaited here: a role may release only after the step that it is working on."""
         for request_id in request_ids:
             self._prefixes.forget(request_id)
             task = asyncio.create_task(self._release(request_id))
             self._releases.add(task)
             task.add_done_callback(self._releases.discard)
+
+    async def _release(self, request_id: str) -> None:
+        try:
+            await self._service.release(self._reader.scope + request_id)
+        except Exception as error:
+            logger.warning("request %s could not be released: %s", request_id, error)
+
+    # ---- steps
 
     def _begin(self, message: Any) -> None:
         received = time.perf_counter()
@@ -159,58 +198,69 @@ class _Stream:
             if len(self._steps) >= limit:
                 raise OverloadedError(f"{limit} steps of this stream are being worked on")
         except Exception as error:
-            work = self._answer_error(message.step_id, error)
+            work = self._respond_error(message.step_id, error)
         else:
-            work = self._answer(message.step_id, batch, received)
+            work = self._work(message.step_id, batch, received)
         task = asyncio.create_task(work)
         self._steps.add(task)
         task.add_done_callback(self._end)
 
     def _end(self, step: asyncio.Task[None]) -> None:
+        self._active_at = time.monotonic()
         self._steps.discard(step)
         if not step.cancelled() and step.exception() is not None:  # the client has gone meanwhile
             logger.debug("a response could not be sent: %s", step.exception())
 
-    async def _answer(self, step_id: int, batch: Any, received: float) -> None:
+    async def _work(self, step_id: int, batch: Any, received: float) -> None:
         try:
             with self._service.health.step():
                 response = await self._service.work(batch)
         except Exception as error:
-            await self._answer_error(step_id, error)
+            await self._respond_error(step_id, error)
             return
         except asyncio.CancelledError:
             if is_task_cancelled():
                 raise
-            await self._answer_error(step_id, WorkerError("the role cancelled the step"))
+            await self._respond_error(step_id, WorkerError("the role cancelled the step"))
             return
         response.step_id = step_id
         response.worker_seconds = time.perf_counter() - received
         await self._write(response)
 
-    async def _answer_error(self, step_id: int, error: Exception) -> None:
+    async def _respond_error(self, step_id: int, error: Exception) -> None:
         await self._write(self._service.response(step_id=step_id, error=step_error(error)))
 
     async def _write(self, response: Any) -> None:
-        limit = self._service.limits.max_message_bytes
+        limits = self._service.limits
         size = response.ByteSize()
-        if size > limit:
-            error = WorkerError(f"a response must be at most {limit} bytes, got {size}")
+        if size > limits.max_message_bytes:
+            error = WorkerError(
+                f"a response must be at most {limits.max_message_bytes} bytes, got {size}"
+            )
             response = self._service.response(step_id=response.step_id, error=step_error(error))
         async with self._write_lock:
             # Cheaper than a timeout that cancels the task: there is one for every step.
-            loop, seconds = asyncio.get_running_loop(), self._service.limits.max_stall_seconds
-            timer = loop.call_later(seconds, self._give_up)
+            loop = asyncio.get_running_loop()
+            timer = loop.call_later(limits.max_stall_seconds, self._break)
             try:
                 await self._context.write(response)
             finally:
                 timer.cancel()
 
-    def _give_up(self) -> None:
+    def _break(self) -> None:
+        """End the stream of a client that does not take a response."""
         if not self._broken.done():
-            self._broken.set_exception(TransportError(_NOT_TAKEN))
+            seconds = self._service.limits.max_stall_seconds
+            error = TransportError(
+                f"the client stopped reading: no response taken in {seconds:g} s"
+            )
+            logger.warning("a stream was closed: %s", error)
+            self._broken.set_exception(error)
 
-    async def _release(self, request_id: str) -> None:
-        try:
-            await self._service.release(self._reader.scope + request_id)
-        except Exception as error:
-            logger.warning("request %s could not be released: %s", request_id, error)
+
+async def _first_of(*ends: asyncio.Future[Any]) -> None:
+    """Wait until one has ended. Raises what one that has ended raised."""
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        if end.done():
+            end.result()
