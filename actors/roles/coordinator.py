@@ -26,9 +26,9 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput, Verdict, VerifyRequest
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.roles import RemoteDrafter, RemoteVerifier
+from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
-from diffuspec.rpc.server.servicers import CoordinatorServicer
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-Options: TypeAlias = list[tuple[str, int | str]]
+Options: TypeAlias = Sequence[tuple[str, int | str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,9 @@ class RpcLimits:
     max_prefixes: int = 1024  # that one stream remembers, and that one message lets go
     max_id_length: int = 1024  # of a request
     max_prefix_tokens: int = 4 * 1024 * 1024  # of them together, and of one batch
+    max_prompt_tokens: int = 1024 * 1024  # of a request, and of what is committed of its answer
+    max_chat_messages: int = 4096  # of a request
+    max_unread_outputs: int = 64  # of a request, beyond what the network holds
     max_step_seconds: float = 60.0  # a role that works on one step for longer is not healthy
     max_stall_seconds: float = 30.0  # for a client to send its request, or to take a message
     max_idle_seconds: float = 300.0  # of a stream without a message and without a step under way

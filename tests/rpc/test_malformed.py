@@ -26,8 +26,8 @@ from diffuspec.rpc.messages import answers as convert_answers, values as convert
 from diffuspec.rpc.messages.batches import encode_draft_rows, encode_verify_rows
 from diffuspec.rpc.messages.prefixes import PrefixStore
 from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.servicers import (
-    CoordinatorServicer,
     DrafterServicer,
     PathScorerServicer,
     RoleServicer,

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from diffuspec.core.errors import DiffuspecError
-from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.limits import Options, RpcLimits
 from diffuspec.rpc.messages.status import TransportError, from_rpc_error, is_task_cancelled
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.services import HEALTH_SERVICE
@@ -23,11 +23,14 @@ Response = TypeVar("Response", bound=Message)
 class Connection:
     """One channel. Reconnects by itself; a call made while the server is gone fails at once."""
 
-    def __init__(self, address: str, security: Security, limits: RpcLimits) -> None:
+    def __init__(
+        self, address: str, security: Security, limits: RpcLimits, options: Options = ()
+    ) -> None:
+        """`options` of gRPC are set besides those of the limits."""
         self.address = address
         self.limits = limits
         self._metadata = security.metadata
-        self._channel = _open(address, security, limits)
+        self._channel = _open(address, security, [*limits.channel_options(), *options])
 
     async def call(
         self, service: str, method: str, request: Message, kind: type[Response], timeout: float
@@ -107,8 +110,9 @@ class Connection:
         return TransportError(f"the connection to {self.address} was closed")
 
 
-def _open(address: str, security: Security, limits: RpcLimits) -> grpc.aio.Channel:
-    options = limits.channel_options()
+def _open(
+    address: str, security: Security, options: list[tuple[str, int | str]]
+) -> grpc.aio.Channel:
     credentials = security.channel_credentials()
     if credentials is None:
         return grpc.aio.insecure_channel(address, options)

@@ -24,6 +24,9 @@ from diffuspec.rpc.services import COORDINATOR_SERVICE
 from diffuspec.v1 import coordinator_pb2
 
 _CALL_SECONDS = 10.0
+
+# Of an answer that is not read so much is sent, some hundred outputs; gRPC's own is 64 KiB.
+_OPTIONS = (("grpc.http2.lookahead_bytes", 16 * 1024),)
 _GREEDY = SamplingParams()
 
 
@@ -48,7 +51,7 @@ class RemoteCoordinator:
 
         Raises ConfigError when it refuses the token, TransportError when it cannot be reached.
         """
-        remote = cls(Connection(address, security, limits), deadline_seconds)
+        remote = cls(Connection(address, security, limits, _OPTIONS), deadline_seconds)
         try:
             await remote._connection.health(COORDINATOR_SERVICE, _CALL_SECONDS)
         except BaseException:

@@ -10,7 +10,7 @@ from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import FinishReason, PreDraftResult, Prompt, RequestOutput, StepStats
-from diffuspec.rpc.limits import DEFAULT_LIMITS
+from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.parameters import parameters_from_proto, parameters_to_proto
 from diffuspec.rpc.messages.values import logprobs_from_proto, logprobs_to_proto
 from diffuspec.v1 import coordinator_pb2
@@ -64,6 +64,18 @@ def put_prompt(request: coordinator_pb2.GenerateRequest, prompt: Prompt) -> None
         raise InvalidRequestError(
             f"a prompt must be text, chat messages with `role` and `content`, or token ids: {error}"
         ) from error
+
+
+def check_prompt_size(request: coordinator_pb2.GenerateRequest, limits: RpcLimits) -> None:
+    """Raises InvalidRequestError for lists that are too long for any target."""
+    bounds = (
+        ("prompt tokens", len(request.tokens.token_ids), limits.max_prompt_tokens),
+        ("committed tokens", len(request.committed_token_ids), limits.max_prompt_tokens),
+        ("chat messages", len(request.chat.messages), limits.max_chat_messages),
+    )
+    for name, count, limit in bounds:
+        if count > limit:
+            raise InvalidRequestError(f"a request must have at most {limit} {name}, got {count}")
 
 
 def take_prompt(request: coordinator_pb2.GenerateRequest) -> Prompt:

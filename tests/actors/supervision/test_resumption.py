@@ -17,8 +17,8 @@ from diffuspec.core.types import FinishReason, RequestOutput, StepStats
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.server import RoleServer
-from diffuspec.rpc.server.servicers import CoordinatorServicer
 
 SAMPLING = SamplingParams(max_tokens=30)
 

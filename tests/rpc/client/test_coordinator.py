@@ -23,7 +23,7 @@ from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.server.servicers import CoordinatorServicer
+from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.services import COORDINATOR_SERVICE
 from diffuspec.v1 import coordinator_pb2, types_pb2
 from tests.support.serving import serving
@@ -221,15 +221,24 @@ async def test_a_call_whose_connection_is_closed_fails_and_cancels_nobody(securi
             await call
 
 
-async def test_a_client_that_reads_no_more_loses_its_request(security):
-    frontend = FakeFrontend()
-    frontend.text = "long" * 100_000
-    limits = RpcLimits(max_stall_seconds=0.2)
-    async with coordinator(frontend, security, limits) as remote:
-        stream = remote.stream("a", SamplingParams(max_tokens=10_000_000))
-        await anext(stream)
-        await asyncio.wait_for(frontend.is_closed.wait(), 10)
-        await stream.aclose()
+@pytest.mark.parametrize(
+    ("request_fields", "problem"),
+    [
+        ({"tokens": {"token_ids": [1] * 5}}, "at most 4 prompt tokens, got 5"),
+        ({"text": "a", "committed_token_ids": [1] * 5}, "at most 4 committed tokens, got 5"),
+        ({"chat": {"messages": [{}] * 3}}, "at most 2 chat messages, got 3"),
+    ],
+)
+async def test_lists_that_are_too_long_are_refused(request_fields, problem, security):
+    frontend, limits = FakeFrontend(), RpcLimits(max_prompt_tokens=4, max_chat_messages=2)
+    async with serving(CoordinatorServicer(frontend), security=security, limits=limits) as wire:
+        connection = (await wire.connect(RemoteCoordinator))._connection
+        request = coordinator_pb2.GenerateRequest(**request_fields)
+        answer = (COORDINATOR_SERVICE, "Generate", request, coordinator_pb2.GenerateResponse)
+        with pytest.raises(InvalidRequestError, match=problem):
+            async for _ in connection.stream(*answer, 10):
+                pass
+    assert not frontend.calls
 
 
 async def test_an_answer_that_takes_too_long_ends_at_the_deadline(security):

@@ -1,0 +1,94 @@
+"""Outputs of a request on their way to a client that may be slower than the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from typing import Any, TypeAlias
+
+from diffuspec.core.errors import RequestCancelledError, WorkerError
+from diffuspec.core.types import RequestOutput
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.messages.answers import request_output_to_proto
+from diffuspec.rpc.messages.status import is_task_cancelled
+
+_FULL_SECONDS = 1.0  # for the client to take one of the most outputs that may be unread
+
+_Queue: TypeAlias = "asyncio.Queue[RequestOutput | BaseException | None]"  # None: the end
+
+
+class ClientStalledError(RequestCancelledError):
+    """The client stopped reading, so its request was cancelled."""
+
+
+async def send_outputs(
+    outputs: AsyncGenerator[RequestOutput], context: Any, limits: RpcLimits
+) -> None:
+    """Send all outputs, in order, and close their generator.
+
+    They are taken from it as they come, so that the coordinator is never more than
+    `max_unread_outputs` and a second ahead of the client. Raises what the generator does, after
+    the outputs before it, and ClientStalledError.
+    """
+    unsent: _Queue = asyncio.Queue(limits.max_unread_outputs)
+    tasks = [
+        asyncio.create_task(_take(outputs, unsent)),
+        asyncio.create_task(_send(unsent, context, limits.max_stall_seconds)),
+    ]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def _take(outputs: AsyncGenerator[RequestOutput], unsent: _Queue) -> None:
+    end: BaseException | None = None
+    async with contextlib.aclosing(outputs):
+        try:
+            async for output in outputs:
+                await _put(output, unsent)
+        except ClientStalledError:
+            raise
+        except Exception as error:
+            end = error
+        except asyncio.CancelledError:
+            if is_task_cancelled():
+                raise
+            end = WorkerError("the coordinator cancelled the request")
+    await _put(end, unsent)
+
+
+async def _put(output: RequestOutput | BaseException | None, unsent: _Queue) -> None:
+    if not unsent.full():
+        unsent.put_nowait(output)
+        return
+    try:
+        async with asyncio.timeout(_FULL_SECONDS):
+            await unsent.put(output)
+    except TimeoutError as error:
+        raise ClientStalledError(
+            f"the client stopped reading: {unsent.qsize()} outputs are waiting for it"
+        ) from error
+
+
+async def _send(unsent: _Queue, context: Any, max_seconds: float) -> None:
+    while (output := await unsent.get()) is not None:
+        if isinstance(output, BaseException):
+            raise output
+        # The next step's first message is sent in the turn of the event loop after this one, and
+        # workers wait for it: to tell a client of the last step takes 0.1 to 0.2 ms.
+        await asyncio.sleep(0)
+        response = request_output_to_proto(output)
+        try:
+            async with asyncio.timeout(max_seconds):
+                await context.write(response)
+        except TimeoutError as error:
+            raise ClientStalledError(
+                f"the client stopped reading: it took no output in {max_seconds:g} s"
+            ) from error

@@ -1,0 +1,130 @@
+"""Outputs reach a client in order; one that stops reading loses its request."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from diffuspec.core.errors import OverloadedError, WorkerError
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import RequestOutput, StepStats
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.coordinator import CoordinatorServicer
+from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
+from tests.rpc.client.test_coordinator import FakeFrontend
+from tests.support.serving import serving
+
+LIMITS = RpcLimits(max_unread_outputs=8, max_stall_seconds=30.0)
+
+
+class Client:
+    """Takes so many outputs of a call, and no more."""
+
+    def __init__(self, num_read: int) -> None:
+        self.num_read = num_read
+        self.token_ids: list[int] = []
+
+    async def write(self, response: Any) -> None:
+        if len(self.token_ids) >= self.num_read:
+            await asyncio.Event().wait()
+        self.token_ids += response.token_ids
+
+
+class Decoder:
+    """Yields an output every `seconds`, and knows how many it decoded."""
+
+    def __init__(self, seconds: float, count: int, end: BaseException | None = None) -> None:
+        self.seconds = seconds
+        self.count = count
+        self.end = end
+        self.num_decoded = 0
+        self.is_closed = False
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput]:
+        try:
+            for token_id in range(self.count):
+                await asyncio.sleep(self.seconds)
+                self.num_decoded += 1
+                yield RequestOutput((token_id,), 0, ("",), "", None, None, StepStats(0, 0, 0, 1))
+            if self.end is not None:
+                raise self.end
+        finally:
+            self.is_closed = True
+
+
+@pytest.mark.virtual_time
+async def test_a_client_gets_all_outputs_in_order() -> None:
+    client, decoder = Client(num_read=100), Decoder(0.01, 100)
+    await send_outputs(decoder.outputs(), client, LIMITS)
+    assert client.token_ids == list(range(100))
+    assert decoder.is_closed
+
+
+@pytest.mark.virtual_time
+async def test_a_fast_request_ends_soon_after_its_client_stops_reading() -> None:
+    client, decoder = Client(num_read=5), Decoder(0.01, 10_000)
+    with pytest.raises(ClientStalledError, match="8 outputs are waiting for it"):
+        await send_outputs(decoder.outputs(), client, LIMITS)
+    assert decoder.is_closed
+    assert decoder.num_decoded == 5 + 1 + 8 + 1  # read, being written, waiting, too many
+
+
+@pytest.mark.virtual_time
+async def test_a_slow_request_ends_when_its_client_takes_an_output_for_too_long() -> None:
+    client, decoder = Client(num_read=5), Decoder(20.0, 10_000)
+    with pytest.raises(ClientStalledError, match="it took no output in 30 s"):
+        await send_outputs(decoder.outputs(), client, LIMITS)
+    assert decoder.is_closed
+    assert decoder.num_decoded == 7
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("end", [OverloadedError("full"), asyncio.CancelledError()], ids=repr)
+async def test_an_error_comes_after_the_outputs_before_it(end: BaseException) -> None:
+    client, decoder = Client(num_read=100), Decoder(0.0, 6, end)
+    expected = WorkerError if isinstance(end, asyncio.CancelledError) else type(end)
+    with pytest.raises(expected):
+        await send_outputs(decoder.outputs(), client, LIMITS)
+    assert client.token_ids == list(range(6))
+
+
+@pytest.mark.virtual_time
+async def test_a_call_that_is_cancelled_closes_the_outputs() -> None:
+    client, decoder = Client(num_read=0), Decoder(0.01, 100)
+    sending = asyncio.create_task(send_outputs(decoder.outputs(), client, LIMITS))
+    await asyncio.sleep(0.05)
+    sending.cancel()
+    await asyncio.wait([sending])
+    assert sending.cancelled() and decoder.is_closed
+
+
+async def test_a_client_that_stops_reading_leaves_one_line_in_the_log(
+    security: Security, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Counting(FakeFrontend):
+        num_outputs = 0
+
+        async def stream(self, *arguments: Any, **others: Any) -> AsyncGenerator[RequestOutput]:
+            async for output in super().stream(*arguments, **others):
+                self.num_outputs += 1
+                await asyncio.sleep(0)
+                yield output
+
+    frontend, limits = Counting(), RpcLimits(max_stall_seconds=0.2)
+    servicer = CoordinatorServicer(frontend)
+    with caplog.at_level(logging.INFO):
+        async with serving(servicer, security=security, limits=limits) as wire:
+            remote = await wire.connect(RemoteCoordinator)
+            stream = remote.stream("a", SamplingParams(max_tokens=1_000_000), request_id="mine")
+            await anext(stream)
+            await asyncio.wait_for(frontend.is_closed.wait(), 10)
+            await stream.aclose()
+    [line] = caplog.messages
+    assert line.startswith("request 'mine' was cancelled: the client stopped reading")
+    assert frontend.num_outputs < 1000
