@@ -154,7 +154,7 @@ class VerifierRank:
             return None
         from diffuspec.models.ranks.lockstep import LockstepTarget
 
-        idle_seconds = _IDLE_SHARE * self._limits().word_seconds
+        idle_seconds = _IDLE_SHARE * self._limits().message_seconds
         leader = LockstepTarget(target, self._group, idle_seconds)
         self._resources.push_async_callback(leader.close)
         return leader
@@ -172,7 +172,7 @@ class VerifierRank:
         return RankLimits(
             meet_seconds=deadlines.start_seconds,
             compute_seconds=deadlines.start_seconds,
-            word_seconds=max(deadlines.verify_seconds, _MIN_WORD_SECONDS),
+            message_seconds=max(deadlines.verify_seconds, _MIN_WORD_SECONDS),
         )
 
 

@@ -34,7 +34,7 @@ class History:
     paths: Sequence[Sequence[int]]  # [R], the tokens between the prefix and the row's own
 
 
-def take_the_likeliest(requests: Sequence[VerifyRequest]) -> bool:
+def is_plain_argmax(requests: Sequence[VerifyRequest]) -> bool:
     """Whether the target's tokens are the argmax of its logits for all of these."""
     return all(r.sampling.is_greedy and not r.sampling.has_penalties for r in requests)
 
@@ -56,7 +56,7 @@ def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
     logits [R, V] holds, for one request after the other, the row of its last prefix token and
     then those of its tree's nodes in order. The result stays on the logits' device.
     """
-    if take_the_likeliest(requests):
+    if is_plain_argmax(requests):
         return _argmax(logits)
     chosen, start = [], 0
     for request in requests:

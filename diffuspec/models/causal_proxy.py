@@ -1,7 +1,7 @@
-"""A small causal LM as CPS's causal proxy, in the place of the n-gram model.
+"""A small causal LM as the causal proxy of CPS, in place of the n-gram model.
 
-The paper allows either. A state is the path taken since the prefix; one forward scores every state
-of a column, all of them over the shared, cached prefix.
+The paper allows either. A state is the path since the prefix. One forward scores all states of a
+column over the shared, cached prefix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
 _MAX_PREFILL_ROWS = 512
-_REQUEST_ID = "proxy"  # the one slot that matters: the prefix scored last
+_REQUEST_ID = "proxy"  # the slot of the prefix scored last
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class CausalLmProxy:
     ) -> Self:
         """Load a model directory. Raises ModelLoadError, VocabularyError.
 
-        beam_width states of the longest draft are scored at a time at most.
+        At most beam_width states, each of the longest draft, can be scored at a time.
         """
         checkpoint = inspect_checkpoint(path)
         checkpoint.check_autoregressive("the causal proxy")
@@ -93,9 +93,9 @@ class CausalLmProxy:
         return scores, after
 
     def _segment(self, states: Sequence[_State]) -> Segment:
-        """The uncached prefix rows, then every state's path, each path blind to the others."""
+        """Lay out the last prefix token and every state's path; paths do not see each other."""
         prefix: TokenIds = np.array(states[0].prefix, np.int32)
-        slot, start = self._read(prefix)
+        slot, start = self._prefill(prefix)
         paths = [state.path for state in states]
         lengths = [len(path) for path in paths]
         num_rows = 1 + sum(lengths)
@@ -116,8 +116,8 @@ class CausalLmProxy:
             logit_rows,
         )
 
-    def _read(self, prefix: TokenIds) -> tuple[int, int]:
-        """Cache all of the prefix but its last token; return slot and number of cached tokens."""
+    def _prefill(self, prefix: TokenIds) -> tuple[int, int]:
+        """Cache the prefix without its last token; return the slot and the number of tokens."""
         cache = self._runner.cache
         cache.begin_step()
         slot, start = cache.acquire(_REQUEST_ID, prefix)

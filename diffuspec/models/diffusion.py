@@ -1,4 +1,4 @@
-"""The drafter: a diffusion LM that fills a block of masks in one forward pass."""
+"""The drafter: a diffusion LM that predicts a block of masked tokens in one forward."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from diffuspec.models.worker import Worker
 from diffuspec.text.tokenizer import unknown_token_id
 
 NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
-MAX_PREFILL_ROWS = 512  # of one request: more are fed in pieces, where prefixes are causal
+MAX_PREFILL_ROWS = 512  # of one request in one forward, where prefixes are causal
 
 
 @dataclass(slots=True, eq=False)
 class _Draft:
-    """One request of a batch and its block so far."""
+    """One request of a batch and the state of its block."""
 
     request: DraftRequest
-    prefix: TokenIds  # the request's, cut from the left to what the model can see
-    block: TokenIds  # [k], masks and the tokens that refinement has fixed
-    logits: torch.Tensor | None = None  # [k, V], of the last pass in which each was masked
+    prefix: TokenIds  # the request's, cut from the left to the model's context
+    block: TokenIds  # [k], masks, and tokens that refinement has put in
+    logits: torch.Tensor | None = None  # [k, V], each row of the last pass with its mask in place
     is_masked: NDArray[np.bool_] | None = None  # [k]; None: all are
 
     def update(self, logits: torch.Tensor) -> None:
@@ -47,7 +47,7 @@ class _Draft:
         self.logits = logits
 
     def fix_most_confident(self, count: int) -> None:
-        """Put the likeliest token in the place of that many masks."""
+        """Replace `count` masks by their likeliest tokens, most confident first."""
         assert self.logits is not None
         if self.is_masked is None:
             self.is_masked = np.ones(len(self.block), np.bool_)
@@ -62,18 +62,18 @@ class _Draft:
 class _Plan:
     slot: int
     segments: list[Segment]
-    committed: TokenIds  # leading new rows that stay in the cache
+    committed: TokenIds  # tokens of the leading new rows, which stay in the cache
 
 
 class DiffusionDrafter:
     """A LatticeModel over a diffusion LM: Dream (full attention) or a block-causal one.
 
-    With the prefix cache, a block-causal drafter's prefix states are exact; Dream's are those of
-    earlier steps, made anew every refresh_every tokens. Requests of one batch that carry the same
-    id (hypothetical prefixes) share a slot and a forward pass. Ids that the target does not know,
-    and the mask, are never drafted. Where others may wait, a block-causal drafter with the cache
-    reads a long prefix in several calls, and drafts nothing for it until then. Work happens in one
-    thread of its own, or inline where the target takes one sequence at a time.
+    With the prefix cache, a block-causal drafter's prefix states are exact; Dream's come from
+    earlier steps and are recomputed every refresh_every tokens. Requests of one batch with the same
+    id (hypothetical prefixes) share a slot and a forward. Ids unknown to the target, and the mask,
+    are never drafted. Forwards run in a thread of its own, or inline if the target takes one
+    sequence at a time. If it takes more, a block-causal drafter with the cache prefills a long
+    prefix over several calls, and returns empty lattices for it until then.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class DiffusionDrafter:
         self._num_scratch_rows = runner.cache.max_len - max_positions
         self._uses_cache = config.prefix_cache
         self._refresh_every = config.refresh_every
-        self._reads_in_pieces = (
+        self._prefills_in_pieces = (
             settings.attention == "block_causal"
             and config.prefix_cache
             and target.max_sequences > 1
@@ -106,7 +106,7 @@ class DiffusionDrafter:
 
     @classmethod
     def load(cls, config: DiffuSpecConfig, target: TargetInfo) -> Self:
-        """Load the drafter that a configuration names. Raises ModelLoadError."""
+        """Load the drafter. Raises ModelLoadError, and VocabularyError if it does not match."""
         checkpoint = inspect_checkpoint(config.path)
         settings = checkpoint.diffusion
         checkpoint.check_room_for_drafts()
@@ -122,10 +122,7 @@ class DiffusionDrafter:
         return cls(loaded.runner, settings, config, target, min(wanted, checkpoint.max_positions))
 
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
-        """Draft a batch; see `LatticeModel.lattices`.
-
-        Raises InvalidRequestError before any work, DrafterError after.
-        """
+        """Draft a batch; see `LatticeModel.lattices`."""
         for request in requests:
             self._check(request)
         if not requests:
@@ -136,7 +133,7 @@ class DiffusionDrafter:
         await self._worker.run(self._release, request_id)
 
     def close(self) -> None:
-        """Stop the worker thread once what it is doing is done."""
+        """Stop the worker thread after the call that it is running."""
         self._worker.close()
 
     def _check(self, request: DraftRequest) -> None:
@@ -160,11 +157,11 @@ class DiffusionDrafter:
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
         try:
             drafts = [self._begin(request) for request in requests]
-            ready = self._read(drafts) if self._reads_in_pieces else drafts
+            ready = self._prefill(drafts) if self._prefills_in_pieces else drafts
             found = dict(zip(ready, self._lattices(ready), strict=True)) if ready else {}
             return [found.get(draft, EMPTY_LATTICE) for draft in drafts]
-        except Exception as error:  # torch raises what it likes
-            for request in requests:  # what was cached may not be numbers
+        except Exception as error:  # torch raises anything
+            for request in requests:  # their cached rows may hold NaNs
                 self.runner.cache.clear(request.request_id)
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
 
@@ -178,8 +175,11 @@ class DiffusionDrafter:
         keeps_runners_up = [draft.request.num_alternatives > 0 for draft in drafts]
         return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up)
 
-    def _read(self, drafts: Sequence[_Draft]) -> list[_Draft]:
-        """Return those of which little is unread, after reading a piece of one of the others."""
+    def _prefill(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """Return the drafts with at most MAX_PREFILL_ROWS uncached tokens.
+
+        Of the other requests, the first one has a piece of its prefix prefilled.
+        """
         cache, behind = self.runner.cache, set[str]()
         long = {d.request.request_id: d.prefix for d in drafts if len(d.prefix) > MAX_PREFILL_ROWS}
         for request_id, prefix in long.items():
@@ -220,20 +220,20 @@ class DiffusionDrafter:
             self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
 
     def _ban(self, logits: torch.Tensor) -> None:
-        """Set to -inf what must never be drafted: ids unknown to the target, and the mask."""
+        """Set to -inf the logits of ids unknown to the target, and of the mask."""
         logits[:, self._num_known_ids :].fill_(-torch.inf)
         if self._mask_token_id < self._num_known_ids:
             logits[:, self._mask_token_id].fill_(-torch.inf)
 
     def _plan(self, group: Sequence[_Draft]) -> _Plan:
-        """Lay out the drafts of one request id and say which new prefix rows to keep."""
+        """Lay out the drafts of one request id, and choose the new prefix rows to keep."""
         request_id, prefixes = group[0].request.request_id, [draft.prefix for draft in group]
         shared = prefixes[0][: num_shared_tokens(prefixes)]
         max_cached = min(len(shared), *(len(prefix) - 1 for prefix in prefixes))
         slot, start = self.runner.cache.acquire(request_id, prefixes[0], max_cached)
         committed = shared
         if self._attention == "full":
-            # What the rows see changes with the draft: only a draft of its own leaves any behind.
+            # Prefix rows see the draft after them: rows that several drafts share are not kept.
             committed = shared if len(group) == 1 else shared[:start]
             if len(group) == 1 and self._is_refresh_due(request_id, start, len(shared)):
                 self._refreshed_at[request_id] = len(shared)
@@ -256,13 +256,13 @@ class DiffusionDrafter:
 
 
 def _joined(drafts: Sequence[_Draft]) -> torch.Tensor:
-    """Return all drafts' logits, [sum of k, V]."""
+    """Return the logits of all drafts, [sum of k, V]."""
     logits = [draft.logits for draft in drafts if draft.logits is not None]
     return logits[0] if len(logits) == 1 else torch.cat(logits)
 
 
 def _perturb(logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
-    """Add the target's own sampling noise: a sampled token is to be guessed, not the mode."""
+    """Add the target's own sampling noise, to guess the sampled token instead of the mode."""
     if request.sampling.is_greedy:
         return logits
     first = len(request.prefix)
@@ -270,9 +270,9 @@ def _perturb(logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
 
 
 def _cut(prefix: TokenIds, limit: int) -> TokenIds:
-    """Drop the beginning of a prefix longer than the limit, in large steps.
+    """Drop the beginning of a prefix that is longer than the limit, half a limit at a time.
 
-    Where it is cut stays the same for many tokens, so that the cache stays of use.
+    The cut stays at one place while the prefix grows by many tokens, so that cached rows still fit.
     """
     if len(prefix) <= limit:
         return prefix
@@ -281,7 +281,7 @@ def _cut(prefix: TokenIds, limit: int) -> TokenIds:
 
 
 def _check_vocabulary(vocab_size: int, mask_token_id: int, num_known_ids: int) -> None:
-    """Raises VocabularyError when the drafter cannot read the target's tokens."""
+    """Raises VocabularyError if the drafter lacks ids of the target, or its mask_token_id."""
     if num_known_ids > vocab_size:
         raise VocabularyError(
             f"the target knows {num_known_ids} token ids, the drafter only {vocab_size}: "

@@ -1,8 +1,8 @@
-"""How prefixes and masked blocks are laid out as rows.
+"""The layout of prefixes and masked blocks as rows of a forward.
 
-Usually a request has one draft. Hypothetical prefixes of the same request begin alike: what they
-share is laid out once, then come each draft's own prefix tail and block, and drafts do not see
-each other.
+Usually a request has one draft. Several hypothetical prefixes of one request begin with the same
+tokens: these are laid out once, followed by the rest of each prefix (its tail) and its block. Rows
+of different drafts do not see each other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from diffuspec.models.loading.checkpoint import DiffusionAttention
 
 
 def num_shared_tokens(prefixes: Sequence[TokenIds]) -> int:
-    """Return how many leading tokens all prefixes have in common."""
+    """Return the number of leading tokens that all prefixes have in common."""
     if len(prefixes) == 1:
         return len(prefixes[0])
     first, length = prefixes[0], min(len(prefix) for prefix in prefixes)
@@ -37,9 +37,11 @@ def lay_out(
     attention: DiffusionAttention,
     max_rows: int,
 ) -> Iterator[Segment]:
-    """Lay out drafts of one slot in as few segments as have max_rows rows of their own each.
+    """Lay out the drafts of one slot in segments, each with at most max_rows unshared rows.
 
-    Segments run in order: the first computes the shared rows, the others build on them.
+    A draft of more rows has a segment of its own. Segments run in order: the first computes the
+    shared rows, and the others see them in the cache. start is the number of tokens cached, and
+    num_shared the number of leading tokens that all prefixes share.
     """
     shared = num_shared if attention == "block_causal" else start
     first = 0
@@ -53,7 +55,7 @@ def lay_out(
         yield _lay_out(prefixes[first:last], blocks[first:last], slot, start, shared, attention)
         first = last
         if attention == "block_causal":
-            start = max(num_shared - 1, 0)  # its row is needed again: it gives logits
+            start = max(num_shared - 1, 0)  # the last shared row is repeated for its logits
 
 
 def _lay_out(
@@ -64,13 +66,13 @@ def _lay_out(
     num_shared: int,
     attention: DiffusionAttention,
 ) -> Segment:
-    """Lay out drafts that begin with `start` cached tokens and num_shared equal ones.
+    """Lay out drafts in one segment.
 
-    Shift by one: the row of a token predicts the next one. Draft position 1 is read at the last
-    prefix token's row, position i at the row of block token i - 1; the last block token's row is
-    seen by the others but not read. Block-causal: prefix rows see what precedes them, block rows
-    the prefix and all of their block. Full: every row sees all of its draft, so that no new
-    prefix row can be shared (num_shared is start).
+    A token's row predicts the next token: the logits of draft position 1 come from the row of the
+    last prefix token, those of position i from the row of block token i - 1. The row of the last
+    block token is seen by the others, but its logits are not used. Block-causal: prefix rows see
+    the rows before them, block rows the prefix and all of their block. Full: every row sees all of
+    its draft, so that no new prefix row can be shared (num_shared is start).
     """
     if len(prefixes) == 1:
         return _lay_out_one(prefixes[0], blocks[0], slot, start, attention)
@@ -114,7 +116,10 @@ def _lay_out_one(
 def _visible_rows(
     num_common: int, spans: Sequence[tuple[int, int, int]], attention: DiffusionAttention
 ) -> Visible:
-    """A span is (first row of a draft's tail, first row of its block, end of its block)."""
+    """Return the visibility matrix of several drafts.
+
+    A span is (first row of a draft's tail, first row of its block, end of its block).
+    """
     num_rows = spans[-1][2]
     visible = np.zeros((num_rows, num_rows), np.bool_)
     visible[:, :num_common] = True
@@ -127,6 +132,6 @@ def _visible_rows(
 
 
 def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) -> None:
-    """Take from the rows first to last what comes after them, up to a column."""
+    """Hide the columns after each row from it, for rows first to last, up to column `end`."""
     for row in range(first, last):
         visible[row, row + 1 : end] = False

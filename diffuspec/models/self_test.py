@@ -51,6 +51,8 @@ def run_self_test(model: Any, device: torch.device) -> ModelShape:
     # If the model ignored position_ids, all three copies would differ by their row numbers.
     if not 4 * recorder.distance_of_repeat < recorder.distance_of_far:
         raise ModelLoadError("it does not place tokens by position_ids")
+    if len(layers) != model.config.num_hidden_layers:
+        raise ModelLoadError(f"only {len(layers)} of its layers are attention")
     ((num_kv_heads, head_dim),) = kinds
     return ModelShape(CacheShape(len(layers), num_kv_heads, head_dim), logits.shape[-1])
 

@@ -14,8 +14,8 @@ import torch
 from diffuspec.algorithm import draft_tree
 from diffuspec.algorithm.acceptance import Acceptance, accept
 from diffuspec.algorithm.sampling import (
+    is_plain_argmax,
     likeliest,
-    take_the_likeliest,
     target_tokens,
     token_logprobs,
 )
@@ -29,18 +29,18 @@ from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, unknown_token_id
 
-MAX_PREFILL_ROWS = 2048  # bounds activations: a longer prefix is fed in several forwards
+MAX_PREFILL_ROWS = 2048  # bounds activations: longer prefixes are fed in several forwards
 
 
 @dataclass(slots=True, eq=False)
 class _Plan:
-    """One request's rows in a step: its uncached prefix tokens, then the draft tree."""
+    """One request's rows in a step: its uncached prefix tokens (the tail), then its draft tree."""
 
-    request: VerifyRequest
+    request: VerifyRequest  # its tree holds the verified nodes only
     slot: int
-    start: int  # prefix tokens cached already
-    first_logits: int  # its root's row among the step's logits
-    nodes: Sequence[int]  # of the tree that was asked for, those that are verified
+    start: int  # number of prefix tokens in the cache
+    first_logits: int  # index of the root's row in the step's logits
+    nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
 
     @property
     def num_tail(self) -> int:
@@ -58,9 +58,9 @@ class _Plan:
 class CausalTarget:
     """A Verifier over a transformers causal LM.
 
-    Work happens in one thread of its own, so that awaiting it does not block the event loop. A
-    runner of fixed shapes verifies a tree's best path only: a branch's rows are not where plain
-    decoding has them, and the order of a sum shows in its last bit.
+    Forwards run in a thread of its own, so that awaiting them does not block the event loop. In
+    exact mode only a tree's best path is verified: the rows of other branches are at other places
+    than in plain decoding, so their sums run in another order and differ in the last bit.
     """
 
     def __init__(self, runner: ModelRunner, info: TargetInfo) -> None:
@@ -70,7 +70,7 @@ class CausalTarget:
 
     @classmethod
     def load(cls, config: TargetConfig, num_ranks: int = 1) -> Self:
-        """Load the target of a configuration, or one rank's share of it. Raises ModelLoadError."""
+        """Load the target, or one rank's share of it. Raises ModelLoadError."""
         tokenizer = load_tokenizer(config.path)
         loaded = load_model(
             config.path,
@@ -107,11 +107,11 @@ class CausalTarget:
         await self._worker.run(self.runner.cache.release, request_id)
 
     def close(self) -> None:
-        """Stop the worker thread once what it is doing is done."""
+        """Stop the worker thread after the call that it is running."""
         self._worker.close()
 
     def check(self, requests: Sequence[VerifyRequest]) -> None:
-        """Raises InvalidRequestError, or VerifierError for too many, before any work."""
+        """Raises InvalidRequestError for a bad request, VerifierError for too many."""
         limit = self._info.max_sequences
         if len(requests) > limit:
             raise VerifierError(f"{len(requests)} requests in one batch, max_sequences is {limit}")
@@ -148,7 +148,7 @@ class CausalTarget:
 
     @torch.inference_mode()
     def verify_here(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """Verify requests that were checked, in the caller's thread. Raises VerifierError."""
+        """Verify checked requests in the caller's thread. Raises VerifierError."""
         started = time.monotonic()
         try:
             plans = self._plan(requests)
@@ -162,7 +162,7 @@ class CausalTarget:
                 self._commit(plan, acceptance)
         except WorkerError as error:
             raise VerifierError(str(error)) from error
-        except Exception as error:  # torch raises what it likes
+        except Exception as error:  # torch raises anything
             raise VerifierError(f"the target's forward pass failed: {error}") from error
         seconds = time.monotonic() - started
         return [
@@ -191,15 +191,15 @@ class CausalTarget:
         return plans
 
     def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
-        """Return float32 logits of every root and node, [R, V]; those of unknown ids are -inf."""
+        """Return float32 logits of every root and node, [R, V]; -inf for ids without a token."""
         logits = self.runner.forward([_segment(plan) for plan in plans])
         logits[:, self._info.vocab_size :].fill_(-torch.inf)
         return logits
 
     def _accept(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[Acceptance]:
-        """Raises VerifierError when a row has a NaN or infinity: its largest logit is one then."""
+        """Raises VerifierError if a row has a NaN or +inf, which is then its largest logit."""
         requests = [plan.request for plan in plans]
-        if take_the_likeliest(requests):
+        if is_plain_argmax(requests):
             token_ids, largest = likeliest(logits)
             self._check_finite(plans, largest)
         else:
@@ -226,7 +226,7 @@ class CausalTarget:
 
 
 def _segment(plan: _Plan) -> Segment:
-    """Lay out the prefix tail and the tree; logits are wanted of the root and every node."""
+    """Lay out the prefix tail and the tree, with logits of the root and every node."""
     prefix, tree, num_tail = plan.request.prefix, plan.request.tree, plan.num_tail
     tail = prefix[plan.start :]
     logit_rows = np.arange(num_tail - 1, num_tail + tree.num_nodes)
@@ -237,7 +237,7 @@ def _segment(plan: _Plan) -> Segment:
     last = len(prefix) - 1
     depths = [last + depth for depth in draft_tree.depths(tree)]
     positions = np.array([*range(plan.start, len(prefix)), *depths])
-    # The tail is a chain, and the tree's root is the last of it.
+    # The tail is a chain that ends with the tree's root.
     parents = [*range(-1, num_tail - 1), *(num_tail + parent for parent in tree.parents)]
     visible = draft_tree.ancestor_mask(parents)
     return Segment(plan.slot, plan.start, token_ids, positions, visible, logit_rows)
@@ -246,7 +246,7 @@ def _segment(plan: _Plan) -> Segment:
 def _logprobs(
     plan: _Plan, acceptance: Acceptance, logits: torch.Tensor
 ) -> tuple[TokenLogprobs, ...] | None:
-    """Return the committed tokens' log-probabilities if the request asks for them."""
+    """Return the log-probabilities of the committed tokens if the request wants them."""
     num_top = plan.request.sampling.logprobs
     if num_top is None:
         return None

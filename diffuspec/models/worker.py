@@ -1,4 +1,4 @@
-"""Where a role's work happens: one thread of its own, or the caller's."""
+"""Runs a role's blocking work in a thread of its own, or inline."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ T = TypeVar("T")
 class Worker:
     """Runs one call at a time.
 
-    A thread keeps the event loop free and lets roles work side by side. The way there and back
-    costs 0.3 to 0.6 ms where processors sleep between calls, so a role that is never busy beside
-    another works inline.
+    A thread keeps the event loop free and lets roles work at the same time. Switching to it and
+    back takes 0.3 to 0.6 ms where processors sleep between calls, so roles that never overlap work
+    inline.
     """
 
     def __init__(self, name: str, is_inline: bool) -> None:
         self._executor = None if is_inline else ThreadPoolExecutor(1, thread_name_prefix=name)
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what the call returns; raise what it raises."""
+        """Run a call; return its result or raise its exception."""
         if self._executor is None:
             return work(*args, **kwargs)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
 
     def close(self) -> None:
-        """Stop once what is being done is done."""
+        """Wait for the running call, then stop the thread."""
         if self._executor is not None:
             self._executor.shutdown()

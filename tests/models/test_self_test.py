@@ -15,6 +15,8 @@ from transformers import (
     BlenderbotForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
 )
@@ -84,3 +86,11 @@ def test_windows_given_by_the_mask_alone_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path, num_slots=1)
     edit_json(tmp_path / "config.json", layer_types=["full_attention"] * 3)
     load_model(tmp_path, num_slots=1)
+
+
+def test_layers_without_attention_are_refused(tmp_path: Path) -> None:
+    """Convolutions mix neighbouring rows, which need not belong to one sequence."""
+    types = ["full_attention", "full_attention", "conv"]
+    Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=types)).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="only 2 of its layers are attention"):
+        load_model(tmp_path, num_slots=1)

@@ -1,1 +1,1 @@
-"""From a directory to a model: checks, safetensors, tensor parallelism."""
+"""Loading model directories: checks, safetensors, tensor parallelism, layers for CPUs."""

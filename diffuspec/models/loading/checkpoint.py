@@ -97,7 +97,7 @@ class Checkpoint:
 def inspect_checkpoint(path: Path) -> Checkpoint:
     """Read config.json and the headers of the weights.
 
-    Raises ModelLoadError for what is no model directory, is damaged, or cannot be run.
+    Raises ModelLoadError if it is not a model directory, is damaged, or is not supported.
     """
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"

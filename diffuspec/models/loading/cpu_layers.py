@@ -1,7 +1,7 @@
-"""Faster layers for float32 models on CPUs; values agree to rounding.
+"""Faster layers for float32 models on CPUs; values agree up to rounding.
 
-A step has 1 to 40 rows, and torch's own matrix products are slow at these shapes (on AMD
-processors above all). oneDNN's over weights packed beforehand take half the time. Projections of
+A step has 1 to 40 rows, and torch's own matrix products are slow at these shapes, most of all on
+AMD processors. oneDNN's products over weights packed in advance take half the time. Projections of
 the same input are computed as one product, and a norm in four small operations instead of seven.
 """
 
@@ -17,7 +17,7 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def use_cpu_layers(model: nn.Module) -> None:
-    """Replace linear layers and RMS norms in place, if the model is one that this is for."""
+    """Replace linear layers and RMS norms in place if the whole model is float32."""
     backend: Any = torch.backends.mkldnn
     is_float32 = all(parameter.dtype == torch.float32 for parameter in model.parameters())
     if not (is_float32 and backend.is_available()):
@@ -36,7 +36,7 @@ def use_cpu_layers(model: nn.Module) -> None:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weights are in oneDNN's own layout."""
+    """A linear layer with its weights in oneDNN's own layout."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class PackedLinear(nn.Module):
 
 
 class _SiblingsProduct:
-    """Linear layers of one input, computed as one when the first of them is called."""
+    """Linear layers of one input, computed as one product when the first of them is called."""
 
     def __init__(self, layers: Sequence[nn.Linear]) -> None:
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
@@ -81,9 +81,9 @@ class _Sibling(nn.Module):
 
 
 class FastRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, with |x| from one operation.
+    """x / sqrt(mean(x^2) + eps) * weight, with the norm |x| from one operation.
 
-    sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n * eps)) / sqrt(n) over n elements.
+    Over n elements, sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n * eps)) / sqrt(n).
     """
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
@@ -110,7 +110,10 @@ def _can_fuse(layers: Sequence[Any]) -> bool:
 
 @torch.inference_mode()
 def _fast_norm(module: nn.Module) -> FastRMSNorm | None:
-    """Tell an RMS norm by what it does: families give different things that name."""
+    """Return a FastRMSNorm if `module` computes the same, else None.
+
+    Class names do not tell: families use them for different functions.
+    """
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, Tensor) or not isinstance(epsilon, float):
         return None

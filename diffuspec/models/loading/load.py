@@ -85,13 +85,19 @@ def load_model(
         use_local_layers(model)
     if where.type == "cpu" and has_only_plain_tensors(model):
         use_cpu_layers(model)
+    runner = _make_runner(path, model, num_slots, num_rows, fixed_rows)
+    return LoadedModel(runner, max_positions, _eos_token_ids(model))
+
+
+def _make_runner(
+    path: Path, model: Any, num_slots: int, num_rows: int, fixed_rows: int | None
+) -> ModelRunner:
     try:
-        runner = ModelRunner(model, num_slots, num_rows, fixed_rows)
+        return ModelRunner(model, num_slots, num_rows, fixed_rows)
     except Exception as error:  # models that cannot use our attention raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
-    return LoadedModel(runner, max_positions, _eos_token_ids(model))
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:
@@ -168,7 +174,7 @@ def _resolve_device(path: Path, device: Device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ModelLoadError(f"{path} was to be loaded on cuda, but no CUDA device is available")
+        raise ModelLoadError(f"{path} cannot be loaded on cuda: no CUDA device is available")
     return torch.device(device)
 
 

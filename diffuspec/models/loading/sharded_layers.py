@@ -2,11 +2,11 @@
 
 transformers shards weights as DTensors and wraps every layer's forward to convert between shards
 and tensors. Here its layers are replaced by plain ones over the same local weights, so that a
-forward costs its products and its collectives, and whatever works on plain layers (packed CPU
-weights, CUDA graphs) works on a shard.
+forward costs its products and its collectives only, and what works on plain layers (packed CPU
+weights, CUDA graphs) works on a shard too.
 
-A linear layer split by columns gives this rank's share of the output and needs no communication;
-one split by rows takes a share of the input, and the ranks' outputs are summed.
+A linear layer split by columns computes this rank's share of the output and needs no communication.
+A layer split by rows takes a share of the input, and the ranks' outputs are summed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 
 
 def use_local_layers(model: nn.Module) -> None:
-    """Replace, in place, the layers of a model that transformers has sharded over all ranks.
+    """Replace, in place, the layers that transformers has sharded over all ranks.
 
-    Layers of other kinds stay as transformers has them.
+    Layers of types not listed in _LAYERS keep transformers' own sharding.
     """
     plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
     for name, module in list(model.named_modules()):
@@ -39,7 +39,7 @@ def has_only_plain_tensors(model: nn.Module) -> bool:
 
 
 class SummedLinear(nn.Module):
-    """A linear layer split by rows: shares of the input in, the whole output out."""
+    """A linear layer split by rows: takes a share of the input, returns the whole output."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class SummedLinear(nn.Module):
 
 
 class GatheredLinear(nn.Module):
-    """A linear layer split by columns whose whole output is wanted on every rank."""
+    """A linear layer split by columns that returns the whole output on every rank."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class GatheredLinear(nn.Module):
 
 
 class VocabularyShare(nn.Module):
-    """Embeddings of a range of token ids; of every other id some other rank has them."""
+    """An embedding of which this rank holds a range of token ids."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def _local(parameter: Any) -> nn.Parameter:
 
 
 def _any_layer(name: str) -> str:
-    """Return the name as a plan has it, with * for a layer's number."""
+    """Return a module's name as plans write it, with * for layer numbers."""
     return re.sub(r"\.\d+(?=\.|$)", ".*", name)
 
 

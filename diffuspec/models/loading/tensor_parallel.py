@@ -1,7 +1,7 @@
-"""A model spread over the ranks of a group, through transformers' own plan.
+"""Options to spread a model over the ranks of a group by transformers' own plan.
 
-Every rank reads its own share of the weights and holds the key/value heads that go with it. What
-comes out of a forward pass is whole, and the same to the last bit, on every rank.
+Every rank reads its share of the weights and caches its share of the key/value heads. The output of
+a forward is complete on every rank, and the same to the last bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIVIDED = {
 
 
 def check_divides(path: Path, config: Any, num_ranks: int) -> None:
-    """Raises ModelLoadError, naming what would be right, unless every rank gets the same share."""
+    """Raises ModelLoadError, naming the possible numbers of ranks, if shares would differ."""
     sizes = {name: getattr(config, name, None) for name in _DIVIDED}
     found = {name: size for name, size in sizes.items() if isinstance(size, int) and size > 0}
     wrong = [f"{size} {_DIVIDED[name]}" for name, size in found.items() if size % num_ranks]
@@ -33,14 +33,14 @@ def check_divides(path: Path, config: Any, num_ranks: int) -> None:
         legal = [str(n) for n in range(1, common + 1) if common % n == 0]
         raise ModelLoadError(
             f"{path} cannot be spread evenly over {num_ranks} ranks: it has "
-            f"{', '.join(wrong)}; {', '.join(legal)} ranks would do"
+            f"{', '.join(wrong)}; {', '.join(legal)} ranks are possible"
         )
 
 
 def sharding_options(
     path: Path, config: Any, num_ranks: int, device: torch.device
 ) -> dict[str, Any]:
-    """Return what from_pretrained needs to read one rank's share; nothing for a single rank.
+    """Return the arguments of from_pretrained that read one rank's share; none for one rank.
 
     Raises ModelLoadError.
     """
@@ -51,7 +51,7 @@ def sharding_options(
     where = "cpu" if accelerator is None else accelerator.type
     if where != device.type:
         raise ModelLoadError(
-            f"{path}: ranks work where the process's accelerator is, on {where}, not on "
-            f"{device.type}: hide the accelerator from the process, or use it"
+            f"{path}: several ranks must run on the process's accelerator ({where}), not on "
+            f"{device.type}: set the device to {where}, or hide the accelerator from the process"
         )
     return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}

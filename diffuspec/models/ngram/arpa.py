@@ -1,7 +1,7 @@
-"""An estimated n-gram model in memory, and its ARPA file.
+"""An estimated n-gram model in memory, and writing it as an ARPA file.
 
-Knows the ARPA format and nothing of how the numbers came about. Probabilities in here are
-log10, as in the format; everywhere else in diffuspec they are natural logarithms.
+Probabilities are log10 here, as in the format; everywhere else in diffuspec they are natural
+logarithms.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class NgramTable:
 
 @dataclass(frozen=True, slots=True)
 class NgramModel:
-    """A back-off model: p(word | context) of the longest n-gram listed, times back-offs.
+    """A back-off model: p(word | context) of the longest listed n-gram, times back-offs.
 
-    Closed under suffixes and prefixes: what is left of a listed n-gram after removing its first
-    or its last word is listed too (KenLM cannot load a model without the former).
+    Closed under suffixes and prefixes: a listed n-gram without its first or its last word is listed
+    too. KenLM refuses models that are not closed under suffixes.
     """
 
-    token_ids: NDArray[np.int64]  # [num_words - 3] token id of word 3, 4, ...
+    token_ids: NDArray[np.int64]  # [num_words - 3] token ids of words 3, 4, ...
     tables: tuple[NgramTable, ...]  # tables[i] holds the (i + 1)-grams
 
     @property
@@ -52,15 +52,15 @@ class NgramModel:
 
     @property
     def vocabulary(self) -> list[str]:
-        """The words as written: <unk>, <s>, </s>, then decimal token ids."""
+        """Words as they are spelled in files: <unk>, <s>, </s>, then decimal token ids."""
         return [*SPECIAL_WORDS, *map(str, self.token_ids.tolist())]
 
 
 def write_arpa(model: NgramModel, path: str | Path, on_progress: OnProgress | None = None) -> None:
     """Write the model as an ARPA file.
 
-    The file appears when it is complete: a file of that name is replaced, and an interrupted
-    write leaves nothing behind. Raises OSError.
+    The file appears, or replaces the old one, when it is complete; an interrupted write leaves
+    the folder as it was. Raises OSError.
     """
     path = Path(path)
     handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".tmp", dir=path.parent)
@@ -94,7 +94,7 @@ def _write(model: NgramModel, file: IO[str], on_progress: OnProgress) -> None:
 
 
 def _lines(table: NgramTable, vocabulary: NDArray[np.object_]) -> Iterator[tuple[str, int]]:
-    """Yield the table's text in chunks, each with its number of lines."""
+    """Yield the table's text in chunks, each with the number of its lines."""
     for start in range(0, len(table), _LINES_PER_WRITE):
         rows = slice(start, start + _LINES_PER_WRITE)
         columns = [vocabulary[column].tolist() for column in table.words[rows].T]

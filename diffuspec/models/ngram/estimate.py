@@ -4,9 +4,8 @@ The estimator of KenLM's `lmplz` without pruning, as described by Heafield et al
 Modified Kneser-Ney Language Model Estimation" (ACL 2013), section 3, after Chen and Goodman
 (1998), equation 26. For the same corpus the numbers are those of `lmplz`.
 
-Every n-gram is an integer: its suffix's rank among the (n-1)-grams times the vocabulary size,
-plus its first word. So each order is one sort of 64-bit keys, whatever the order, and
-everything afterwards is indexing.
+Every n-gram has an integer key: its suffix's rank among the (n-1)-grams times the vocabulary size,
+plus its first word. Counting an order is one sort of 64-bit keys, and the rest is indexing.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ Discounts: TypeAlias = tuple[float, float, float]  # for counts 1, 2, and 3 or m
 MAX_ORDER = 6  # what KenLM is compiled for
 MAX_TOKEN_ID = 2**24 - 1  # rank (31 bits) and word (25 bits) share a 64-bit key
 DISCOUNT_FALLBACK: Discounts = (0.5, 1.0, 1.5)
-_NEVER = 1e-99  # stands for 0, by the convention of ARPA files
+_ZERO = 1e-99  # stands for probability 0, by the convention of ARPA files
 
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """The corpus as one row of words, each sentence between <s> and </s>."""
+    """The corpus as one sequence of words, each sentence between <s> and </s>."""
 
     words: Ranks  # [num_positions] vocabulary indices
     offsets: Ranks  # [num_positions] position within the sentence; 0 is <s>
@@ -53,7 +52,7 @@ class _Counts:
     firsts: Ranks  # first word
     suffixes: Ranks  # rank of the n-gram without its first word, one order below
     contexts: Ranks  # rank of the n-gram without its last word, one order below
-    occurrences: Ints  # how often the corpus has it
+    occurrences: Ints  # in the corpus
 
     def __len__(self) -> int:
         return len(self.firsts)
@@ -66,15 +65,15 @@ def estimate(
     discount_fallback: Discounts | None = DISCOUNT_FALLBACK,
     on_progress: OnProgress | None = None,
 ) -> NgramModel:
-    """Return the model of token-id sequences; each is a sentence of its own.
+    """Return the model of sentences, which are sequences of token ids.
 
-    <s> and </s> are added around each sentence, an empty one included. Where the discounts of an
-    order cannot be estimated (small or artificial data), discount_fallback takes their place;
-    None makes that an error, as in `lmplz` without `--discount_fallback`. on_progress hears the
-    stage and how much of it is done.
+    <s> and </s> are added around each sentence, also around empty ones. If the discounts of an
+    order cannot be estimated (small or artificial data), discount_fallback is used; None makes that
+    an error, as in `lmplz` without `--discount_fallback`. on_progress is called with the stage and
+    the part of it that is done.
 
     Raises NgramError for an order outside 1..6, ids outside 0..2**24 - 1, or a corpus without
-    any n-gram of that order.
+    n-grams of that order.
     """
     if not 1 <= order <= MAX_ORDER:
         raise NgramError(f"n-gram order must be 1 to {MAX_ORDER}, got {order}")
@@ -108,7 +107,7 @@ def _join(tokens: Ints, lengths: Ints) -> _Stream:
         raise NgramError(f"token ids must be 0 to {MAX_TOKEN_ID}, got {wrong}")
     num_ids = int(tokens.max(initial=-1)) + 1
     first_seen = np.full(num_ids, len(tokens))
-    first_seen[tokens[::-1]] = np.arange(len(tokens))[::-1]  # of equal ids the last write stays
+    first_seen[tokens[::-1]] = np.arange(len(tokens))[::-1]  # the last write to an index stays
     token_ids = np.argsort(first_seen, kind="stable")[: np.sum(first_seen < len(tokens))]
     word_of = np.zeros(num_ids, dtype=np.int32)
     word_of[token_ids] = np.arange(3, 3 + len(token_ids))
@@ -134,18 +133,19 @@ def _count_all(stream: _Stream, order: int, report: OnProgress) -> list[_Counts]
 
 
 def _count_unigrams(stream: _Stream) -> _Counts:
-    """Count words. Suffix and context of each are the empty n-gram, rank 0."""
+    """Count words. Their suffix and context are the empty n-gram, of rank 0."""
     occurrences = np.bincount(stream.words, minlength=stream.vocab_size)
-    occurrences[BOS] = 0  # a context, never predicted
+    occurrences[BOS] = 0  # <s> is a context only, never predicted
     nothing = np.zeros(stream.vocab_size, dtype=np.int32)
     firsts = np.arange(stream.vocab_size, dtype=np.int32)
     return _Counts(firsts, nothing, nothing, occurrences)
 
 
 def _count(stream: _Stream, n: int, ranks: Ranks) -> tuple[_Counts, Ranks]:
-    """Count n-grams, n at least 2, given the rank of the (n-1)-gram that ends at each position.
+    """Count n-grams, for n of 2 or more.
 
-    Also returns the rank of the n-gram that ends at each position; 0 where there is none.
+    `ranks` holds the rank of the (n-1)-gram that ends at each position. Also returns the rank of
+    the n-gram that ends at each position; 0 where there is none.
     """
     ends = np.flatnonzero(stream.offsets >= n - 1)
     if not len(ends):
@@ -175,7 +175,7 @@ def _smooth_all(
     """Turn counts into probabilities, order by order, from the uniform distribution up.
 
     p(w | context) = (a - D(a)) / total(context) + gamma(context) * p(w | shorter context), where
-    a is the adjusted count and gamma(context), the back-off, is the mass that D has taken away.
+    a is the adjusted count, and gamma(context), the back-off, the mass removed by the discounts D.
     """
     words = np.zeros((1, 0), dtype=np.int32)  # [num_ngrams, n]
     probs = np.full(1, 1 / (stream.vocab_size - 1))  # <s> is never predicted
@@ -201,10 +201,10 @@ def _smooth_all(
 
 
 def _adjusted_counts(counts: list[_Counts], n: int) -> Ints:
-    """Return how many different words precede each n-gram.
+    """Return the number of distinct words that precede each n-gram.
 
-    N-grams of the highest order, and those that start with <s>, keep their occurrences: nothing
-    can precede them.
+    N-grams of the highest order, and those that start with <s>, keep their number of occurrences,
+    because nothing can precede them.
     """
     level = counts[n - 1]
     if n == len(counts):
@@ -214,11 +214,11 @@ def _adjusted_counts(counts: list[_Counts], n: int) -> Ints:
 
 
 def _counts_of_counts(counts: list[_Counts], n: int, adjusted: Ints) -> list[int]:
-    """Return how many n-grams have adjusted count 0, 1, 2, 3 and 4."""
+    """Return the numbers of n-grams with adjusted counts 0, 1, 2, 3 and 4."""
     histogram = np.bincount(np.minimum(adjusted, 5), minlength=6)
     if n < len(counts) and _is_last_suffix(counts, n):
-        # `lmplz` files the very last n-gram of each lower order under its occurrences. It
-        # matters for small corpora alone, and keeps our numbers equal to its numbers.
+        # `lmplz` counts the very last n-gram of each lower order under its occurrences. This
+        # matters for small corpora only, and keeps our numbers equal to its numbers.
         histogram[min(adjusted[-1], 5)] -= 1
         histogram[min(counts[n - 1].occurrences[-1], 5)] += 1
     return [int(number) for number in histogram[:5]]
@@ -230,9 +230,9 @@ def _is_last_suffix(counts: list[_Counts], n: int) -> bool:
 
 
 def _discounts(num_with: list[int], n: int, fallback: Discounts | None) -> Discounts:
-    """Estimate what to take from adjusted counts 1, 2 and 3 or more.
+    """Estimate the discounts of adjusted counts 1, 2, and 3 or more.
 
-    In float32 and in the order of `lmplz`, so that both agree on when this fails.
+    Computed in float32 in the order of operations of `lmplz`, so that both fail on the same data.
     """
     single = np.float32
     if min(num_with[1:4]) > 0:
@@ -253,5 +253,5 @@ def _discounts(num_with: list[int], n: int, fallback: Discounts | None) -> Disco
 
 
 def _log10(values: Floats) -> Floats:
-    """log10, never above 0 (rounding) and never -inf, which ARPA cannot hold."""
-    return np.minimum(np.log10(np.maximum(values, _NEVER)), 0.0)
+    """Return log10 values of at most 0 (despite rounding), and finite, as ARPA files need."""
+    return np.minimum(np.log10(np.maximum(values, _ZERO)), 0.0)

@@ -1,8 +1,8 @@
-"""Files KenLM reads: what they hold, seen before KenLM opens them, and ARPA to binary.
+"""KenLM's files: checking them before KenLM opens them, and converting ARPA to binary.
 
-KenLM trusts a binary file, and a damaged one can end the process. So headers and sizes are
-checked here first, and errors say what is wrong. What is found: a file of another kind, one cut
-short anywhere, a header out of bounds. What is not: bytes changed in the middle of a binary.
+KenLM trusts a binary file, and a damaged one can crash the process: headers and sizes are checked
+first. The checks find files of another format, truncated files and headers out of bounds. They do
+not find bytes changed in the middle of a binary.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from diffuspec.core.errors import MissingDependencyError, NgramError
 MIN_ORDER, MAX_ORDER = 2, 6  # KenLM has no unigram models, and is compiled for up to 6
 
 _BINARY_MAGIC = b"mmap lm http://kheafield.com/code"
-# KenLM's `Sanity`: magic, then values that reveal another byte order or word size.
+# KenLM's `Sanity`: magic, then values that differ under another byte order or word size.
 _SANITY = struct.pack(
     "<56s3f3IQ",
     _BINARY_MAGIC + b" format version 5\n",
@@ -33,21 +33,19 @@ _SANITY = struct.pack(
 # KenLM's `FixedWidthParameters`: order, probing multiplier, model type, has vocabulary, version.
 _PARAMETERS = struct.Struct("<B3xfI?3xI")
 _MAX_LINE_BYTES = 4096
-_MIN_BYTES_PER_NGRAM = (
-    4  # a probability, a tab, a word and a newline; binaries pack n-grams tighter
-)
+_MIN_BYTES_PER_NGRAM = 4  # of ARPA: a digit of probability, a tab, a word and a newline
 _COUNT_LINE = re.compile(rb"ngram (\d+)=(\d{1,18})\s*")
-_WHAT_IS_RIGHT = (
+_EXPECTED = (
     "expected an ARPA file (its first line is \\data\\) or a binary made from one by KenLM's"
     " build_binary"
 )
 
 
 def read_num_ngrams(path: str | Path) -> tuple[int, ...]:
-    """Return the number of n-grams of order 1, 2, ...; as many numbers as the model's order.
+    """Return the numbers of n-grams of order 1, 2, ... up to the model's order.
 
-    Words (1-grams) include <unk>, <s> and </s>. Raises NgramError, which names the file, when it
-    cannot be read, is not a KenLM file, is cut short, or is of an order KenLM cannot load.
+    Words (1-grams) include <unk>, <s> and </s>. Raises NgramError, which names the file, if it
+    cannot be read, is not a KenLM file, is truncated, or is of an order that KenLM cannot load.
     """
     try:
         with open(path, "rb") as file:
@@ -63,9 +61,9 @@ def read_num_ngrams(path: str | Path) -> tuple[int, ...]:
 def build_binary(arpa: str | Path, binary: str | Path) -> None:
     """Convert an ARPA file to a KenLM binary: a trie of 8-bit probabilities and back-offs.
 
-    About a seventh of the size, and mapped into memory instead of parsed; probabilities are
-    rounded. The binary appears when it is complete. Raises MissingDependencyError without KenLM's
-    `build_binary` on PATH, NgramError when it fails, and OSError.
+    The binary has about a seventh of the size, and is mapped into memory instead of parsed; its
+    probabilities are rounded. It appears when it is complete. Raises MissingDependencyError if
+    KenLM's `build_binary` is not on PATH, NgramError if it fails, and OSError.
     """
     program = shutil.which("build_binary")
     if program is None:
@@ -89,7 +87,7 @@ def build_binary(arpa: str | Path, binary: str | Path) -> None:
 def _read(file: IO[bytes], path: str | Path) -> tuple[int, ...]:
     start = file.read(len(_SANITY))
     if not start:
-        raise NgramError(f"{path} is empty; {_WHAT_IS_RIGHT}")
+        raise NgramError(f"{path} is empty; {_EXPECTED}")
     if start.startswith(b"\x1f\x8b"):
         raise NgramError(f"{path} is gzip-compressed; decompress it first")
     if start.startswith(_BINARY_MAGIC):
@@ -101,8 +99,8 @@ def _read(file: IO[bytes], path: str | Path) -> tuple[int, ...]:
 def _read_binary(file: IO[bytes], path: str | Path, start: bytes) -> tuple[int, ...]:
     if start != _SANITY:
         raise NgramError(
-            f"{path} is a KenLM binary that was not built to the end, is cut short, or comes from"
-            " another version or kind of machine; build it again from its ARPA file"
+            f"{path} is a KenLM binary that is incomplete or cut short, or comes from another"
+            " version or kind of machine; build it again from its ARPA file"
         )
     truncated = NgramError(f"{path} is cut short; copy or build it again")
     fixed = file.read(_PARAMETERS.size)
@@ -121,7 +119,7 @@ def _read_binary(file: IO[bytes], path: str | Path, start: bytes) -> tuple[int, 
 
 
 def _has_all_words(file: IO[bytes], num_words: int) -> bool:
-    """Whether the words are all at the end of the file: <unk> first, each with a NUL after it."""
+    """Whether the file ends with num_words words, NUL-terminated, <unk> first."""
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         first = content.rfind(b"<unk>\0")
         words = content[first:] if first >= 0 else b""
@@ -133,9 +131,7 @@ def _read_arpa(file: IO[bytes], path: str | Path) -> tuple[int, ...]:
     while line and (not line.strip() or line.startswith(b"#")):
         line = file.readline(_MAX_LINE_BYTES)
     if line.strip() != b"\\data\\":
-        raise NgramError(
-            f"{path} is not a KenLM file (it begins with {line[:20]!r}); {_WHAT_IS_RIGHT}"
-        )
+        raise NgramError(f"{path} is not a KenLM file (it begins with {line[:20]!r}); {_EXPECTED}")
     num_ngrams: list[int] = []
     while (line := file.readline(_MAX_LINE_BYTES)).strip():
         match = _COUNT_LINE.fullmatch(line)

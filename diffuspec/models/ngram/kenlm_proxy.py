@@ -1,7 +1,7 @@
 """The causal proxy of CPS: an n-gram model over token ids, scored by KenLM.
 
-KenLM speaks log10 and words; both end here. A word is a decimal token id, a probability leaves
-as a natural logarithm.
+KenLM uses log10 and words. Here its words are decimal token ids, and its probabilities are
+converted to natural logarithms.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LN_10 = math.log(10)
 class KenlmProxy:
     """Scores token ids by an n-gram model: `CausalProxy` over an ARPA or KenLM binary file.
 
-    States are KenLM states: hashable, and equal states score every continuation equally; they
-    cannot be pickled. An id the model has never seen has the probability of <unk>. Nothing
-    changes after loading, so threads may share a proxy.
+    States are KenLM's: hashable, equal if they score every continuation equally, and not picklable.
+    Ids that the model does not know have the probability of <unk>. A proxy does not change after
+    loading, so threads may share it.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class KenlmProxy:
     ) -> None:
         """Load a model whose words are token ids below vocab_size.
 
-        Raises NgramError, which names the file, when it cannot be read, is damaged, is not of
-        expected_order (when given), or has words that are not such ids. Raises
-        MissingDependencyError without the package kenlm.
+        Raises NgramError, which names the file, if it cannot be read, is damaged, is not of
+        expected_order (if given), or has other words. Raises MissingDependencyError without the
+        package kenlm.
         """
         kenlm = _import_kenlm()
         num_ngrams = read_num_ngrams(path)
@@ -42,7 +42,7 @@ class KenlmProxy:
         if expected_order is not None and self.order != expected_order:
             raise NgramError(f"{path} has order {self.order}, expected {expected_order}")
         model = _load(kenlm, path)
-        # A dict and not a list, so that -1 is an error and not the last word.
+        # A dict, because a list would take -1 for the last word.
         self._words = {token_id: str(token_id) for token_id in range(vocab_size)}
         _check_vocabulary(model, path, num_ngrams[0], self._words)
         self._base_score = model.BaseScore
@@ -55,9 +55,9 @@ class KenlmProxy:
         return self.order - 1
 
     def begin(self, context: Sequence[int]) -> ProxyState:
-        """Return the state after the context, of which the last order - 1 tokens count.
+        """Return the state after the last order - 1 tokens of a context.
 
-        The context is a piece of running text: no <s> is put before it.
+        The context is taken from the middle of a text: it does not start with <s>.
         """
         state = self._null_state
         for word in self._spell(context[-(self.order - 1) :]):
@@ -71,8 +71,8 @@ class KenlmProxy:
     ) -> tuple[list[list[float]], list[list[ProxyState]]]:
         """Score every candidate after every state; see `CausalProxy.expand`.
 
-        Raises NgramError for a candidate outside the vocabulary. The inner loop of the search:
-        a few hundred candidates per draft, some 0.3 microseconds each.
+        Raises NgramError for a candidate outside the vocabulary. This is the inner loop of the
+        search: a few hundred candidates per draft, about 0.3 microseconds each.
         """
         words = self._spell(candidates)
         base_score, new_state, ln_10 = self._base_score, self._new_state, _LN_10
@@ -80,7 +80,7 @@ class KenlmProxy:
         next_states: list[list[ProxyState]] = []
         for state in states:
             afters = [new_state() for _ in words]
-            # base_score fills in `afters` as a side effect.
+            # base_score writes the next state into its third argument.
             logprobs.append([ln_10 * lg for lg in map(base_score, repeat(state), words, afters)])
             next_states.append(afters)
         return logprobs, next_states
@@ -100,8 +100,8 @@ def _import_kenlm() -> Any:
         import kenlm
     except ImportError as error:
         raise MissingDependencyError(
-            "the n-gram proxy needs the package kenlm: `pip install kenlm` (it is compiled on the"
-            " spot and needs a C++ compiler). Drafting also works without a proxy"
+            "the n-gram proxy needs the package kenlm: `pip install kenlm` (needs a C++ compiler)."
+            " Drafting also works without a proxy"
         ) from error
     return kenlm
 
@@ -112,7 +112,7 @@ def _load(kenlm: Any, path: str | Path) -> Any:
     config.arpa_complain = kenlm.ARPALoadComplain.NONE
     try:
         return kenlm.Model(str(path), config)
-    except UnicodeDecodeError as error:  # KenLM's message quotes bytes that are no text
+    except UnicodeDecodeError as error:  # from KenLM's message, which quotes the file's bytes
         raise NgramError(f"{path} cannot be loaded by KenLM: it is damaged") from error
     except (OSError, RuntimeError, MemoryError) as error:
         reason = str(error).rpartition(" threw ")[2].rstrip(")")  # without KenLM's own source line
@@ -120,12 +120,12 @@ def _load(kenlm: Any, path: str | Path) -> Any:
 
 
 def _check_vocabulary(model: Any, path: str | Path, num_words: int, words: dict[int, str]) -> None:
-    """Check that all of the model's words are token ids, by looking every id up."""
+    """Raises NgramError unless all words are token ids; looks up every id to count them."""
     num_special = 1 + ("<s>" in model) + ("</s>" in model)  # 1 for <unk>, which is never `in`
     num_known = sum(map(model.__contains__, words.values()))
     if num_known == 0 or num_known < num_words - num_special:
         raise NgramError(
-            f"{path} is no model of these token ids: of its {num_words - num_special} words"
-            f" {num_known} are ids from 0 to {len(words) - 1}. Was it made from text, or with"
+            f"{path} is not a model of these token ids: of its {num_words - num_special} words"
+            f" {num_known} are ids from 0 to {len(words) - 1}. Was it built from text, or with"
             " another tokenizer?"
         )

@@ -1,1 +1,1 @@
-"""Several processes that hold one model and take the same steps."""
+"""One target spread over several processes (ranks) that take the same steps."""

@@ -1,9 +1,8 @@
 """Several ranks that verify the same requests in the same order.
 
-Rank 0 tells the others what it was asked. Every rank does the whole of it, on logits that are the
-same to the last bit, and so comes to the same verdicts and the same cache; before a verdict goes
-out, all ranks have agreed on it. When nothing was asked for a while there is an empty step, so that
-a rank that is gone is missed.
+Rank 0 broadcasts each batch. Every rank takes the whole step on logits that are the same to the
+last bit, and so reaches the same verdicts and the same cache. Verdicts are returned once all ranks
+have agreed on their digest. While idle, rank 0 broadcasts empty steps to detect lost ranks.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ _FAILED = -1  # in place of the digest of verdicts
 
 
 class LockstepTarget:
-    """Rank 0's side: a Verifier that has the other ranks along.
+    """A Verifier over all ranks, in the process of rank 0.
 
-    Once a rank is lost every call raises VerifierUnavailableError: the group has to be made anew.
+    Once a rank is lost, every call raises VerifierUnavailableError: a new group is needed.
     """
 
     def __init__(self, target: CausalTarget, group: RankGroup, idle_seconds: float) -> None:
@@ -51,18 +50,18 @@ class LockstepTarget:
         return self._target.info
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """Verify a batch on all ranks. Raises InvalidRequestError before any of them is told."""
+        """Verify a batch on all ranks. Raises InvalidRequestError before anything is broadcast."""
         self._target.check(requests)
         return await self._run(list(requests)) if requests else []
 
     async def release(self, request_id: str) -> None:
-        """Forget a request, on all ranks, with the next step: nobody needs its slot before."""
+        """Free a request's slot on all ranks at the start of the next step."""
         self._released.append(request_id)
 
     async def watch(self) -> None:
-        """Take an empty step whenever there was none for a while.
+        """Take an empty step after every idle_seconds without one.
 
-        Raises VerifierUnavailableError as soon as a rank is lost.
+        Raises VerifierUnavailableError as soon as a rank is lost; never returns.
         """
         while True:
             try:
@@ -75,9 +74,9 @@ class LockstepTarget:
                 raise VerifierUnavailableError(self._failure)
 
     async def close(self) -> None:
-        """Tell the others that this is the end, and stop the worker thread."""
+        """End the other ranks' loops, and stop the worker thread."""
         if not self._failure:
-            await self._worker.run(self._tell, [], is_last=True)
+            await self._worker.run(self._broadcast, [], is_last=True)
         self._worker.close()
 
     async def _run(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
@@ -92,11 +91,11 @@ class LockstepTarget:
 
     def _step(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         try:
-            return _take(self._tell(requests), self._target, self._group)
+            return _take(self._broadcast(requests), self._target, self._group)
         finally:
             self._stepped_at = time.monotonic()
 
-    def _tell(self, requests: Sequence[VerifyRequest], is_last: bool = False) -> Step:
+    def _broadcast(self, requests: Sequence[VerifyRequest], is_last: bool = False) -> Step:
         released = [self._released.popleft() for _ in range(len(self._released))]
         step = Step(next(self._numbers), released, requests, is_last)
         self._group.broadcast(encode_step(step))
@@ -104,15 +103,15 @@ class LockstepTarget:
 
 
 def follow(target: CausalTarget, group: RankGroup) -> None:
-    """Be one of the other ranks: do what rank 0 does until it says that this is the end.
+    """Take rank 0's steps, on another rank, until its last one.
 
-    Raises VerifierUnavailableError when another rank is lost or late, or out of step.
+    Raises VerifierUnavailableError if another rank is lost, late or out of step.
     """
     for number in itertools.count(1):
         step = decode_step(group.broadcast())
         if step.number != number:
             raise VerifierUnavailableError(
-                f"rank {group.rank} was told step {step.number} where {number} was to come"
+                f"rank {group.rank} received step {step.number}, expected step {number}"
             )
         if step.is_last:
             return
@@ -121,11 +120,14 @@ def follow(target: CausalTarget, group: RankGroup) -> None:
         except VerifierUnavailableError:
             raise
         except VerifierError:
-            continue  # all ranks failed alike; rank 0 tells whoever asked
+            continue  # all ranks failed alike; rank 0 raises it to its caller
 
 
 def _take(step: Step, target: CausalTarget, group: RankGroup) -> list[Verdict]:
-    """Take a step and agree on what came out. Raises the VerifierError that all ranks met."""
+    """Take a step and agree with the others on its verdicts.
+
+    Raises the VerifierError with which the step failed on all ranks.
+    """
     for request_id in step.released:
         target.runner.cache.release(request_id)
     verdicts: list[Verdict] = []
@@ -141,7 +143,7 @@ def _take(step: Step, target: CausalTarget, group: RankGroup) -> list[Verdict]:
     if len(set(digests)) > 1:
         reason = f" (here: {failure})" if failure else ""
         raise VerifierUnavailableError(
-            f"the ranks came to different verdicts in step {step.number}: {digests}{reason}"
+            f"the ranks reached different verdicts in step {step.number}: {digests}{reason}"
         )
     if failure is not None:
         raise failure

@@ -1,9 +1,8 @@
-"""The processes that hold one model between them, one per rank, and what they tell each other.
+"""The group of processes that share one model, one process per rank, and their messages.
 
-Rank 0 says what is to be done and the others repeat it. Forward passes communicate over the default
-process group: NCCL on GPUs, gloo on CPUs. What is said beside them goes over a second, gloo group
-with a shorter time-out, so that waiting for the next word does not share a bound with reading
-weights.
+Forwards communicate over the default process group: NCCL on GPUs, gloo on CPUs. Messages between
+the ranks go over a second, gloo group with a shorter time-out, so that waiting for the next message
+does not share a limit with reading weights.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ _MAX_MESSAGE_BYTES = 1 << 30
 class RankLimits:
     """How long a rank waits for the others."""
 
-    meet_seconds: float = 60.0  # until all of them are there
-    compute_seconds: float = 600.0  # within a forward pass; the first one waits for all weights
-    word_seconds: float = 60.0  # for the next word of rank 0, and for all to agree on a step
+    meet_seconds: float = 60.0  # until all have joined
+    compute_seconds: float = 600.0  # within a forward; the first one waits for all weights
+    message_seconds: float = 60.0  # for rank 0's next message, and for all to agree on a step
 
 
 def open_meeting_point(host: str, limits: RankLimits) -> TCPStore:
-    """Return a store, served by this process at a free port of one address of this machine."""
+    """Serve a store at a free port of an address of this machine, and return it."""
     with socket.socket(socket.AF_INET) as listener:
         listener.bind((host, 0))
         listener.listen()
@@ -50,7 +49,7 @@ def open_meeting_point(host: str, limits: RankLimits) -> TCPStore:
 
 
 def find_meeting_point(host: str, port: int, limits: RankLimits) -> TCPStore:
-    """Return the store that rank 0 serves. Raises VerifierUnavailableError when none answers."""
+    """Return the store that rank 0 serves. Raises VerifierUnavailableError if none answers."""
     timeout = timedelta(seconds=limits.meet_seconds)
     try:
         return TCPStore(host, port, is_master=False, timeout=timeout)
@@ -61,10 +60,10 @@ def find_meeting_point(host: str, port: int, limits: RankLimits) -> TCPStore:
 
 
 class RankGroup:
-    """This process's place among the ranks. A process is in one group at a time.
+    """This process's membership in a group of ranks; a process is in one group at a time.
 
-    Every rank makes the same calls in the same order. They raise VerifierUnavailableError when
-    another rank is gone or late; the group is of no use any more then.
+    Every rank makes the same calls in the same order. Calls raise VerifierUnavailableError if
+    another rank is lost or late; the group is then broken.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class RankGroup:
         self.num_ranks = num_ranks
         self._store: TCPStore | None = store
         self._block = torch.zeros(_BLOCK_BYTES, dtype=torch.uint8)
-        _call_the_roll(store, rank, num_ranks, limits)
+        _wait_for_all(store, rank, num_ranks, limits)
         is_cuda = device.type == "cuda"
         try:
             dist.init_process_group(
@@ -90,8 +89,8 @@ class RankGroup:
                 timeout=timedelta(seconds=limits.compute_seconds),
                 device_id=device if is_cuda else None,
             )
-            timeout = timedelta(seconds=limits.word_seconds)
-            self._words: Any = dist.new_group(backend="gloo", timeout=timeout)
+            timeout = timedelta(seconds=limits.message_seconds)
+            self._messages: Any = dist.new_group(backend="gloo", timeout=timeout)
         except RuntimeError as error:
             self.close()
             raise VerifierUnavailableError(
@@ -105,7 +104,7 @@ class RankGroup:
         self.close()
 
     def broadcast(self, message: bytes = b"") -> bytes:
-        """Return rank 0's message; the others' own ones do not matter."""
+        """Return rank 0's message. Other ranks' argument is ignored."""
         block = self._block
         if self.rank == 0:
             head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[: _room_in_block()]
@@ -114,7 +113,7 @@ class RankGroup:
         received = block.numpy().tobytes()
         length = int.from_bytes(received[:_LENGTH_BYTES], "little")
         if length > _MAX_MESSAGE_BYTES:
-            raise VerifierError(f"a message of {length} bytes, at most {_MAX_MESSAGE_BYTES} go")
+            raise VerifierError(f"message of {length} bytes, the limit is {_MAX_MESSAGE_BYTES}")
         head = received[_LENGTH_BYTES:][:length]
         if len(head) == length:
             return head
@@ -125,24 +124,24 @@ class RankGroup:
         return head + rest.numpy().tobytes()
 
     def gather(self, value: int) -> list[int]:
-        """Return every rank's value, a signed 64-bit integer each."""
+        """Return the values of all ranks, in order. Values are signed 64-bit integers."""
         mine = torch.tensor([value])
         values = [torch.empty_like(mine) for _ in range(self.num_ranks)]
         try:
-            dist.all_gather(values, mine, group=self._words)
+            dist.all_gather(values, mine, group=self._messages)
         except RuntimeError as error:
             raise self._lost(error) from error
         return [int(value) for value in values]
 
     def close(self) -> None:
-        """Leave: the connections to the others end, and rank 0's port is free again."""
+        """Close the connections to the other ranks, and rank 0's port."""
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._words = self._store = None
+        self._messages = self._store = None
 
     def _send(self, data: torch.Tensor) -> None:
         try:
-            dist.broadcast(data, src=0, group=self._words)
+            dist.broadcast(data, src=0, group=self._messages)
         except RuntimeError as error:
             raise self._lost(error) from error
 
@@ -150,8 +149,11 @@ class RankGroup:
         return VerifierUnavailableError(f"rank {self.rank} lost another rank: {_first_line(error)}")
 
 
-def _call_the_roll(store: TCPStore, rank: int, num_ranks: int, limits: RankLimits) -> None:
-    """Wait until every rank is there: connections among them are made under a longer bound."""
+def _wait_for_all(store: TCPStore, rank: int, num_ranks: int, limits: RankLimits) -> None:
+    """Wait until every rank has joined.
+
+    Opening the connections has the longer limit of a forward, too long to notice a missing rank.
+    """
     names = [f"rank {number}" for number in range(num_ranks)]
     store.set(names[rank], "here")
     try:

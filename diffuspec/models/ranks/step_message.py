@@ -1,7 +1,7 @@
-"""What rank 0 has the other ranks do, as bytes.
+"""The message with which rank 0 broadcasts a step, as bytes.
 
-A header in JSON, then the prefixes' token ids. Nothing in it is ever evaluated: request ids and
-stop strings come from users.
+A header in JSON, then the token ids of the prefixes. It is data only, and never evaluated: request
+ids and stop strings come from users.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH_BYTES = 8  # of the header, little-endian
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One step of all ranks. Without requests it only shows that rank 0 is there."""
+    """One step of all ranks. A step without requests shows that rank 0 is alive."""
 
     number: int  # from 1, without gaps
     released: Sequence[str] = ()  # request ids to forget first
@@ -43,7 +43,7 @@ def encode_step(step: Step) -> bytes:
 
 
 def decode_step(message: bytes) -> Step:
-    """Raises VerifierError for bytes that are no step."""
+    """Decode a step. Raises VerifierError if the message is not one."""
     try:
         end = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
         header = json.loads(message[_LENGTH_BYTES:end])

@@ -165,7 +165,7 @@ BAD_FILES: dict[str, tuple[bytes | Callable[[Path], None], str]] = {
         "cannot be loaded by KenLM",
     ),
     "ARPA that is not suffix-closed": (write_arpa_without_suffixes, "every 3-gram should appear"),
-    "binary cut in its magic": (BINARY[:60], "not built to the end, is cut short"),
+    "binary cut in its magic": (BINARY[:60], "is incomplete or cut short"),
     "binary cut in its header": (BINARY[:100], "is cut short"),
     "binary cut in its counts": (BINARY[:125], "is cut short"),
     "binary cut in its n-grams": (BINARY[: len(BINARY) // 2], "is cut short"),

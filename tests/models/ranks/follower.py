@@ -17,7 +17,7 @@ from diffuspec.models.ranks.rank_group import RankGroup, RankLimits, find_meetin
 from diffuspec.models.target import CausalTarget
 
 HOST = "127.0.0.1"
-LIMITS = RankLimits(meet_seconds=60, compute_seconds=60, word_seconds=60)
+LIMITS = RankLimits(meet_seconds=60, compute_seconds=60, message_seconds=60)
 MAX_NODES = 16
 
 
