@@ -1,10 +1,11 @@
-"""Text in and text out, over a verifier and a drafter: of this process, or of others.
+"""The engine: prompts in, answers out, over roles in this process or elsewhere.
 
     with Engine.from_config(tiny_config()) as engine:
         [answer] = engine.generate(["Once upon a time"])
 
-An engine belongs to one event loop at a time: `generate` uses one of its own, `stream` and
-`complete` the caller's (then with `async with`). Over remote roles there is only one loop ever.
+An engine belongs to one event loop at a time: `generate` runs one of its own, `stream` and
+`complete` use the caller's (then open the engine with `async with`). Connections to remote roles
+are bound to one loop for good.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _GREEDY = SamplingParams()
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. The text excludes EOS and what a stop string cut off."""
+    """A finished answer. The text excludes EOS and everything from a stop string on."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -52,7 +53,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None
     num_prompt_tokens: int
     steps: tuple[StepStats, ...]
-    seed: int | None = None  # that it was drawn with: with it the same answer comes again
+    seed: int | None = None  # that the tokens were drawn with; it reproduces the answer
 
     @property
     def stats(self) -> RequestStats:
@@ -60,13 +61,13 @@ class Completion:
 
 
 class Closable(Protocol):
-    """What an engine closes with itself."""
+    """A part that an engine closes with itself."""
 
     def close(self) -> None: ...
 
 
 class Engine:
-    """A verifier, perhaps a drafter, and the loop between them."""
+    """A verifier, optionally a drafter, and the coordinator between them."""
 
     def __init__(
         self,
@@ -77,13 +78,13 @@ class Engine:
         closing: Sequence[Closable] = (),
         tracer: Tracer | None = None,
     ) -> None:
-        """closing: what belongs to this engine alone, to be closed with it, in this order.
+        """Take over the parts in `closing`: they are closed with the engine, in this order.
 
-        A tracer is written to; it stays its maker's to close.
+        The tracer is written to and not closed.
         """
         self.config = config
         self.verifier = verifier
-        self.drafter = None if isinstance(drafter, DrafterPool) else drafter  # if there is just one
+        self.drafter = None if isinstance(drafter, DrafterPool) else drafter  # None for a pool
         self._drafters = drafter
         self.tokenizer = tokenizer
         self.metrics = Metrics()
@@ -93,11 +94,11 @@ class Engine:
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
-        self._turns = threading.Lock()  # of those who call it
+        self._turns = threading.Lock()  # one call of generate at a time
 
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
-        """Load what the configuration names. Raises ModelLoadError, NgramError, ConfigError."""
+        """Load the models of a configuration. Raises ModelLoadError, NgramError, ConfigError."""
         from diffuspec.models.target import CausalTarget  # torch: not where roles are remote
 
         verifier = CausalTarget.load(config.target)
@@ -110,7 +111,7 @@ class Engine:
 
     @property
     def lattice_model(self) -> LatticeModel | None:
-        """The diffusion LM, where the drafter is made of one in this process."""
+        """The drafter's diffusion LM, if it runs in this process."""
         drafter = self.drafter
         return drafter.lattice_model if isinstance(drafter, DiffuSpecDrafter) else None
 
@@ -130,9 +131,9 @@ class Engine:
             await asyncio.to_thread(self.close)  # it waits for what the workers are doing
 
     def close(self) -> None:
-        """Stop the loop and the worker threads. Requests still running are cancelled.
+        """Stop the coordinator and the worker threads. Requests still running are cancelled.
 
-        Everything is closed even if some of it fails; what it failed with is raised then.
+        A part that fails to close does not keep the others open; its error is raised at the end.
         """
         runner, self._runner = self._runner, None
         with contextlib.ExitStack() as stack:
@@ -144,9 +145,9 @@ class Engine:
                     runner.run(self._coordinator.__aexit__(None, None, None))
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, give the running ones so long, then end the loop in this event loop.
+        """Refuse new requests, wait up to `drain_seconds` for the others, end the coordinator.
 
-        What is still running then is cancelled. The engine can be used again afterwards.
+        Requests still running then are cancelled. The engine can be used again afterwards.
         """
         coordinator = self._coordinator
         if coordinator is not None and self._loop is asyncio.get_running_loop():
@@ -160,9 +161,9 @@ class Engine:
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
     ) -> list[Completion]:
-        """Answer all prompts, decoding them together; not to be called from a coroutine.
+        """Answer all prompts, decoding them together. Not to be called from a coroutine.
 
-        Calls from several threads wait for each other: `stream` is for requests that come and go.
+        Calls from several threads take turns; use `stream` for requests that come and go.
         """
         if not is_list_of_prompts(prompts):
             raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
@@ -181,7 +182,7 @@ class Engine:
         """Answer one prompt."""
         token_ids = self.encode(prompt)
         stream = self._stream(token_ids, sampling, speculation, request_id)
-        return _collect([increment async for increment in stream], len(token_ids))
+        return _collect([output async for output in stream], len(token_ids))
 
     async def stream(
         self,
@@ -191,19 +192,19 @@ class Engine:
         request_id: str | None = None,
         committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Yield what every step adds, after `committed_token_ids`; see `Frontend.stream`."""
+        """Yield one output per step, after `committed_token_ids`; see `Frontend.stream`."""
         committed = as_token_ids(committed_token_ids)
         if len(committed) and sampling.lacks_seed:
-            raise InvalidRequestError("to go on with a sampled answer needs the seed of its start")
+            raise InvalidRequestError("seed must be given to resume a sampled answer")
         stream = self._stream(self.encode(prompt), sampling, speculation, request_id, committed)
         async with contextlib.aclosing(stream):
-            async for increment in stream:
-                yield increment
+            async for output in stream:
+                yield output
 
     def cancel(self, request_id: str) -> bool:
-        """End what runs under an id, with RequestCancelledError; return whether anything did.
+        """Cancel all requests under an id; return whether there were any.
 
-        To be called in the event loop that the engine is used in.
+        Their streams raise RequestCancelledError. Call it in the engine's event loop.
         """
         return self._coordinator is not None and self._coordinator.cancel(request_id) > 0
 
@@ -212,9 +213,9 @@ class Engine:
         return self._coordinator.requests() if self._coordinator is not None else ()
 
     def encode(self, prompt: Prompt) -> TokenIds:
-        """Return token ids of a text, of chat messages by the target's template, or of ids.
+        """Return the token ids of a text, of chat messages by the target's template, or of ids.
 
-        Raises InvalidRequestError, before tokenising what cannot fit.
+        Raises InvalidRequestError; a text that cannot fit is refused before it is tokenised.
         """
         return encode_prompt(prompt, self.tokenizer, self.verifier.info.max_model_len)
 
@@ -252,12 +253,12 @@ class Engine:
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id, committed)
         async with contextlib.aclosing(stream):
-            async for increment in stream:
-                is_last = increment.finish_reason is not None
-                yield replace(increment, seed=sampling.seed) if is_last else increment
+            async for output in stream:
+                is_last = output.finish_reason is not None
+                yield replace(output, seed=sampling.seed) if is_last else output
 
     async def _started(self) -> Coordinator:
-        """Return the coordinator of this event loop, started."""
+        """Return the running coordinator of this event loop; start it on first use."""
         loop = asyncio.get_running_loop()
         if self._coordinator is not None and self._loop is loop:
             return self._coordinator
@@ -275,18 +276,18 @@ class Engine:
         return self._coordinator
 
 
-def _collect(increments: Sequence[RequestOutput], num_prompt_tokens: int) -> Completion:
-    last = increments[-1]
+def _collect(outputs: Sequence[RequestOutput], num_prompt_tokens: int) -> Completion:
+    last = outputs[-1]
     assert last.finish_reason is not None
     logprobs = None
     if last.logprobs is not None:
-        logprobs = tuple(one for increment in increments for one in increment.logprobs or ())
+        logprobs = tuple(one for output in outputs for one in output.logprobs or ())
     return Completion(
-        token_ids=tuple(i for increment in increments for i in increment.token_ids),
-        text="".join(increment.text for increment in increments),
+        token_ids=tuple(i for output in outputs for i in output.token_ids),
+        text="".join(output.text for output in outputs),
         finish_reason=last.finish_reason,
         logprobs=logprobs,
         num_prompt_tokens=num_prompt_tokens,
-        steps=tuple(increment.step for increment in increments),
+        steps=tuple(output.step for output in outputs),
         seed=last.seed,
     )

@@ -231,7 +231,7 @@ async def test_a_stream_goes_on_after_committed_tokens(engine, seed):
 
 async def test_a_sampled_answer_does_not_go_on_without_its_seed(engine):
     stream = engine.stream(PROMPT, SamplingParams(temperature=1.0), committed_token_ids=[5])
-    with pytest.raises(InvalidRequestError, match="needs the seed of its start"):
+    with pytest.raises(InvalidRequestError, match="seed must be given to resume"):
         await anext(stream)
 
 

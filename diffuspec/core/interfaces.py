@@ -27,7 +27,7 @@ ProxyState: TypeAlias = Any  # hashable; belongs to the proxy that made it
 
 @dataclass(frozen=True, slots=True)
 class TargetInfo:
-    """What the coordinator must know of the target."""
+    """Facts about the target that the coordinator and the drafters need."""
 
     vocab_size: int  # token ids the tokenizer knows: 0 .. vocab_size - 1
     max_model_len: int  # prompt and output tokens of one request
@@ -48,14 +48,14 @@ class Drafter(Protocol):
     """
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order; an empty one means none.
+        """Return one draft per request, in order; an empty one means no draft.
 
         Raises InvalidRequestError before any work, DrafterError after.
         """
         ...
 
     async def release(self, request_id: str) -> None:
-        """Forget what is cached for a request. Unknown ids are fine."""
+        """Free what is cached for a request. Unknown ids are ignored."""
         ...
 
 
@@ -63,14 +63,14 @@ class LatticeModel(Protocol):
     """The diffusion LM: prefixes in, lattices out."""
 
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
-        """Return one lattice per request, in order; an empty one means none for now.
+        """Return one lattice per request, in order; an empty one: nothing to draft from yet.
 
         Raises InvalidRequestError before any work, DrafterError after.
         """
         ...
 
     async def release(self, request_id: str) -> None:
-        """Forget what is cached for a request. Unknown ids are fine."""
+        """Free what is cached for a request. Unknown ids are ignored."""
         ...
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class CausalProxy(Protocol):
 
     @property
     def max_context_tokens(self) -> int:
-        """How many tokens before a position can matter."""
+        """Number of tokens before a position that can influence its score."""
         ...
 
     def begin(self, context: Sequence[int]) -> ProxyState:
@@ -124,19 +124,19 @@ class Verifier(Protocol):
         """Return one verdict per request, in order, as if each were alone.
 
         The verdict's tokens depend on prefix and sampling parameters only, never on the draft
-        tree but for how many of them there are. At most info.max_sequences requests, no request
-        id twice. Raises VerifierError.
+        tree, which decides only how many of them there are. At most info.max_sequences requests, no
+        request id twice. Raises VerifierError.
         """
         ...
 
     async def release(self, request_id: str) -> None:
-        """Free what is held for a request. Unknown ids are fine."""
+        """Free what is cached for a request. Unknown ids are ignored."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoleStatus:
-    """How one role is."""
+    """The health of one role."""
 
     name: str
     address: str = ""  # empty: in the coordinator's own process
@@ -146,7 +146,7 @@ class RoleStatus:
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus:
-    """Where one request is."""
+    """The state of one request."""
 
     request_id: str
     state: str  # such as "waiting", "prefilling", "drafting", "verifying"
@@ -158,7 +158,7 @@ class RequestStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """How the service is. degraded_reasons: why answers come more slowly than they should."""
+    """The health of a service, and its requests. degraded_reasons: why it is slower than usual."""
 
     roles: tuple[RoleStatus, ...]
     degraded_reasons: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ class ServiceStatus:
 
 
 class Frontend(Protocol):
-    """Answers prompts; all of it belongs to one event loop."""
+    """Answers prompts. Belongs to one event loop."""
 
     def stream(
         self,
@@ -190,9 +190,9 @@ class Frontend(Protocol):
         ...
 
     def cancel(self, request_id: str) -> bool:
-        """End what runs under an id; return whether anything did."""
+        """Cancel all requests under an id; return whether there were any."""
         ...
 
     async def status(self) -> ServiceStatus:
-        """Tell how the roles are, within a second or two."""
+        """Return the state of roles and requests, within a second or two."""
         ...
