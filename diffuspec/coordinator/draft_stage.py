@@ -2,7 +2,8 @@
 
 Every drafter works by itself, in a lane of its own. One that fails, is late or answers nonsense
 costs speed, never a request: its requests go on without drafts, or with another drafter's. After a
-pause it is given a trial, and when that succeeds, it drafts again.
+pause it is given a trial, and when that succeeds, it drafts again. Nor does a bug in this stage
+cost a request: it is logged, and costs a draft or pre-drafts.
 """
 
 from __future__ import annotations
@@ -66,6 +67,13 @@ class DraftStage:
         None while the target has a long prompt to read: target and drafter read it side by side.
         """
         request.enter("drafting", "a draft")
+        try:
+            self._submit(request)
+        except Exception:
+            logger.exception("a step of %s goes on without a draft", request.request_id)
+            self._skip_draft([request], "drafter_error")
+
+    def _submit(self, request: Request) -> None:
         hit = request.pre_drafts and request.pre_drafts.hit
         if hit and hit.draft is not None:
             self._take_pre_draft(request, hit, hit.draft)
@@ -78,6 +86,12 @@ class DraftStage:
 
     def look_ahead(self, batch: VerifyBatch) -> None:
         """Pre-draft for the likeliest outcomes of a verification that begins now."""
+        try:
+            self._look_ahead(batch)
+        except Exception:
+            logger.exception("a verification begins without pre-drafts")
+
+    def _look_ahead(self, batch: VerifyBatch) -> None:
         decoding = [request for request in batch.decoding if request.num_outcomes != 0]
         if not decoding:
             return
@@ -89,7 +103,12 @@ class DraftStage:
 
     def resolve(self, request: Request, verdict: Verdict) -> None:
         """Match a verdict, before it is committed, with the pre-drafts made for it."""
-        self._planner.resolve(request, verdict)
+        try:
+            self._planner.resolve(request, verdict)
+        except Exception:
+            logger.exception("the pre-drafts of %s are dropped", request.request_id)
+            self._planner.forget(request)
+            request.pre_drafts = None
 
     def drop(self, request: Request) -> None:
         """Draft no more for a request that has ended."""
@@ -106,6 +125,7 @@ class DraftStage:
     async def run_lane(self, lane: DraftLane) -> None:
         """Draft with one drafter until it leaves: what is waited for, together with pre-drafts."""
         while not lane.is_gone:
+            lane.has_work.clear()  # before the trial, during which the drafter may leave
             await self._make_trial(lane)
             requests = lane.queue.take_now()
             jobs = self._plan_pre_drafts(lane, requests)
@@ -113,7 +133,6 @@ class DraftStage:
                 await self._draft(lane, requests, jobs)
                 await asyncio.sleep(0)  # drafters may not suspend: let consumers have a turn
             else:
-                lane.has_work.clear()
                 await lane.has_work.wait()
         self._pool.forget(lane)
         self._place_elsewhere(lane)

@@ -9,7 +9,6 @@ import pytest
 
 from diffuspec.coordinator import coordinator as coordinator_module
 from diffuspec.coordinator.coordinator import Coordinator
-from diffuspec.coordinator.request import Request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import (
     ContextLengthError,
@@ -209,11 +208,11 @@ async def test_a_bug_at_the_beginning_of_a_request_ends_that_request_and_frees_i
         running = stage.start()
         await stage.drafter.gate.arrival()
         failing, waiting = stage.start([9]), stage.start([8], SHORT, OFF)
-        plan_draft = Request.plan_draft
+        begin_step = Coordinator._begin_step
         monkeypatch.setattr(
-            Request,
-            "plan_draft",
-            lambda self: 1 // (self.prefix[0] != 9) and plan_draft(self),
+            Coordinator,
+            "_begin_step",
+            lambda self, request: 1 // (request.prefix[0] != 9) and begin_step(self, request),
         )
         running.cancel()
         with pytest.raises(VerifierError, match="by zero"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from contextlib import aclosing
@@ -10,6 +11,12 @@ from typing import Any
 
 import pytest
 
+from diffuspec.control.outcomes import OutcomeRanking
+from diffuspec.coordinator.draft_stage import DraftStage
+from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.coordinator.pre_draft_planner import PreDraftPlanner
+from diffuspec.coordinator.pre_drafts import PreDrafts
+from diffuspec.coordinator.request import Request
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.errors import DrafterError, RequestCancelledError
 from diffuspec.core.params import SpeculationParams
@@ -17,6 +24,7 @@ from diffuspec.core.types import Draft, DraftRequest
 from tests.support.fakes import INVALID, HangingDrafter, always_right, empty
 from tests.support.stage import (
     FOREVER,
+    PRE_DRAFTING,
     PROMPT,
     fake_drafters,
     on_a_pool,
@@ -183,6 +191,57 @@ async def test_a_trial_under_way_is_cancelled_at_shutdown(quiet):
 
 
 # ---- bugs
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Request, "plan_draft"),
+        (Request, "take_draft"),
+        (Request, "take_pre_draft"),
+        (DrafterPool, "place"),
+        (DraftStage, "_learn"),
+        (DraftStage, "_drafted"),
+        (PreDraftPlanner, "begin"),
+        (PreDraftPlanner, "take"),
+        (PreDraftPlanner, "resolve"),
+        (OutcomeRanking, "rank"),
+        (OutcomeRanking, "observe"),
+        (PreDrafts, "arrive"),
+    ],
+)
+@pytest.mark.parametrize("period", [1, 3])
+async def test_a_bug_in_the_draft_stage_ends_no_request(owner, name, period, monkeypatch, quiet):
+    """Every `period`-th call of a method raises."""
+    method, numbers = getattr(owner, name), itertools.count(1)
+
+    def buggy(*args: Any, **kwargs: Any) -> Any:
+        if next(numbers) % period == 0:
+            raise ValueError("a bug")
+        return method(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, buggy)
+    async with on_a_pool(fake_drafters(2), overlap=True) as stage:
+        slow_down(stage.verifier, "verify", 0.05)
+        await stage.check_requests(4, speculation=PRE_DRAFTING)
+        await until(lambda: not stage.leftovers())
+    assert next(numbers) > period + 1
+
+
+async def test_a_bug_in_the_draft_stage_costs_one_draft(monkeypatch, quiet):
+    learn, numbers = DraftStage._learn, itertools.count()
+
+    def buggy(*args: Any) -> None:
+        if next(numbers) == 1:
+            raise ValueError("a bug")
+        learn(*args)
+
+    monkeypatch.setattr(DraftStage, "_learn", buggy)
+    async with on_stage() as stage:
+        slow_down(stage.verifier, "verify", 0.6)  # longer than the pause before a trial
+        fallbacks = [step.fallback for step in await stage.steps()]
+        assert fallbacks.count("drafter_error") == 1
+        assert fallbacks[:4] == [None, "drafter_error", "drafter_unavailable", None]
 
 
 async def test_after_a_bug_that_ends_all_requests_every_drafter_is_used_again(monkeypatch):

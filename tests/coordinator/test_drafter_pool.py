@@ -29,6 +29,7 @@ from tests.support.stage import (
     SHORT,
     Stage,
     fake_drafters,
+    hold_first_pre_drafts,
     on_a_pool,
     slow_down,
     until,
@@ -134,6 +135,59 @@ async def test_a_request_is_released_at_every_drafter_that_drafted_for_it():
         await until(lambda: not stage.verifier.held)
         assert [len(drafter.released) for drafter in drafters] == [1, 1, 0]
         await until(lambda: not stage.leftovers())
+
+
+# ---- drafters that leave during a call
+
+
+async def hold_call(stage: Stage, drafter: FakeDrafter, kind: str) -> None:
+    """Wait until a drafter has a call of this kind, and keep it in the call."""
+    if kind == "trial":
+        drafter.error = DrafterError("for a while")
+        await until(lambda: stage.metric("fallback_total", reason="drafter_error"))
+    if kind == "pre-draft":
+        hold_first_pre_drafts(stage, drafter)
+    else:
+        drafter.gate.close()
+    await drafter.gate.arrival()
+
+
+@pytest.mark.parametrize("end", ["returns", "fails", "hangs"])
+@pytest.mark.parametrize("kind", ["draft", "pre-draft", "trial"])
+@pytest.mark.parametrize("has_other", [True, False])
+async def test_a_drafter_may_leave_during_any_call(kind, end, has_other):
+    leaving, *others = drafters = fake_drafters(1 + has_other)
+    async with on_a_pool(drafters, overlap=True, max_draft_seconds=2) as stage:
+        slow_down(stage.verifier, "verify", 0.3)
+        requests = asyncio.create_task(stage.check_requests(4, speculation=PRE_DRAFTING))
+        await hold_call(stage, leaving, kind)
+        stage.drafter.remove(leaving)
+        num_calls = leaving.num_calls
+        if end != "hangs":
+            leaving.error = DrafterError("gone") if end == "fails" else None
+            leaving.gate.open()
+        await requests
+        await until(lambda: not stage.leftovers())
+        assert leaving.num_calls == num_calls
+        assert [lane.drafter for lane in stage.drafter.lanes] == others
+        if kind != "trial" and end == "returns":
+            assert stage.metric("fallback_total", reason="drafter_error") == 0
+
+
+async def test_a_drafter_that_joins_again_during_its_last_call_is_used_again():
+    [drafter] = fake_drafters(1)
+    async with on_a_pool([drafter]) as stage:
+        drafter.gate.close()
+        requests = asyncio.create_task(stage.check_requests(4))
+        await drafter.gate.arrival()
+        stage.drafter.remove(drafter)
+        stage.drafter.add(drafter, "drafter 1")
+        drafter.gate.open()
+        await requests
+        await until(lambda: not stage.leftovers())
+        assert [lane.name for lane in stage.drafter.lanes] == ["drafter 1"]
+        assert drafter.num_calls > 2
+        assert stage.metric("fallback_total", reason="drafter_unavailable") == 0
 
 
 # ---- failures

@@ -10,8 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from diffuspec.control.draft_length import FixedDraftLength
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.coordinator.request import Request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import VerifierUnavailableError
 from diffuspec.core.interfaces import Drafter
@@ -26,6 +28,7 @@ from diffuspec.core.types import (
 )
 from diffuspec.telemetry.trace import Tracer
 from tests.support.fakes import (
+    EOS,
     FAKE_TARGET,
     FakeDrafter,
     FakeVerifier,
@@ -132,6 +135,16 @@ async def rest_of(stream: AsyncGenerator[RequestOutput]) -> list[int]:
     return [i async for output in stream for i in output.token_ids]
 
 
+def make_request(
+    prompt: Sequence[int] = PROMPT,
+    sampling: SamplingParams = SHORT,
+    speculation: SpeculationParams = FIXED,
+) -> Request:
+    """Return a request that no coordinator knows."""
+    length = FixedDraftLength(speculation.num_draft_tokens)
+    return Request("a", np.array(prompt, np.int32), sampling, speculation, length, (EOS,))
+
+
 def fake_drafter(strategy: Strategy = sometimes_right, hit_rate: float = 1.0) -> FakeDrafter:
     """Return a drafter that knows the fake target's tokens."""
     return FakeDrafter(oracle_of(FakeVerifier()), strategy, hit_rate=hit_rate)
@@ -221,10 +234,13 @@ class DraftCall(NamedTuple):
     num_pre_drafts: int  # for requests that are being verified
 
 
-def watch_drafts(stage: Stage, on_pre_drafts: Callable[[], None] = lambda: None) -> list[DraftCall]:
-    """Return a list that grows with each call of the stage's one drafter."""
+def watch_drafts(
+    stage: Stage, drafter: Any = None, on_pre_drafts: Callable[[], None] = lambda: None
+) -> list[DraftCall]:
+    """Return a list that grows with each call of a drafter, by default the stage's only one."""
     calls: list[DraftCall] = []
-    draft = stage.drafter.draft
+    drafter = drafter or stage.drafter
+    draft = drafter.draft
 
     async def watched(requests: Sequence[DraftRequest]) -> list[Draft]:
         states = {one.request_id: one.state for one in stage.coordinator.requests()}
@@ -235,14 +251,19 @@ def watch_drafts(stage: Stage, on_pre_drafts: Callable[[], None] = lambda: None)
         drafts: list[Draft] = await draft(requests)
         return drafts
 
-    stage.drafter.draft = watched
+    drafter.draft = watched
     return calls
 
 
-def hold_first_pre_drafts(stage: Stage) -> None:
-    """Close the drafter's gate before its first call with pre-drafts."""
-    is_first = iter([True])
-    watch_drafts(stage, lambda: stage.drafter.gate.close() if next(is_first, False) else None)
+def hold_first_pre_drafts(stage: Stage, drafter: Any = None) -> None:
+    """Close a drafter's gate before its first call with pre-drafts."""
+    drafter, is_first = drafter or stage.drafter, iter([True])
+
+    def close_once() -> None:
+        if next(is_first, False):
+            drafter.gate.close()
+
+    watch_drafts(stage, drafter, close_once)
 
 
 async def until(condition: Callable[[], Any]) -> None:
