@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from diffuspec.coordinator.admission import Admission
 from diffuspec.core.errors import OverloadedError, RequestCancelledError
 from diffuspec.core.params import SamplingParams
-from tests.support.stage import FOREVER, on_stage, until
+from diffuspec.telemetry.metrics import Metrics
+from tests.support.stage import FOREVER, make_request, on_stage, until
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
@@ -37,6 +39,28 @@ async def test_without_a_queue_a_request_may_follow_another_at_once():
     async with on_stage(max_sequences=1, max_waiting=0) as stage:
         for _ in range(5):
             assert await stage.tokens() == stage.plain()
+
+
+def test_a_request_gets_the_lowest_slot_that_is_free() -> None:
+    admission = Admission(64, Metrics())
+    requests = [make_request() for _ in range(5)]
+    for request in requests:
+        admission.submit(request)
+    assert admission.admit(3) == requests[:3] and not admission.admit(3)
+    assert [request.slot for request in requests[:3]] == [0, 1, 2]
+    admission.leave(requests[1])
+    admission.leave(requests[0])
+    assert admission.admit(3) == requests[3:]
+    assert [request.slot for request in requests[3:]] == [0, 1]
+
+
+def test_a_waiting_request_that_leaves_is_not_admitted() -> None:
+    admission, requests = Admission(64, Metrics()), [make_request() for _ in range(2)]
+    for request in requests:
+        admission.submit(request)
+    admission.leave(requests[0])
+    assert admission.admit(1) == requests[1:] and list(admission) == requests[1:]
+    assert admission.is_running(requests[1]) and not admission.is_running(requests[0])
 
 
 # ---- draining

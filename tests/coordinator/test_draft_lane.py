@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from diffuspec.coordinator.draft_lane import Breaker
+from diffuspec.coordinator.draft_lane import Breaker, DraftLane
+from diffuspec.core.errors import DrafterError
 from diffuspec.core.types import Draft, DraftRequest
 from tests.support.fakes import FakeDrafter, FakeVerifier, HangingDrafter, always_right, oracle_of
-from tests.support.stage import OFF, SHORT, on_stage, until
+from tests.support.stage import OFF, SHORT, make_request, on_stage, until
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
@@ -52,6 +53,39 @@ def test_the_breaker_allows_one_trial_at_a_time(clock):
 
 
 # ---- calls
+
+
+async def test_a_late_call_is_an_error_of_the_drafter():
+    drafter = HangingDrafter()
+    lane, request = DraftLane(drafter, "drafter"), make_request()
+    with pytest.raises(DrafterError, match=r"no draft within 2\.5 seconds"):
+        await lane.draft([request.draft_request()], [request], 2.5)
+    assert drafter.was_cancelled
+
+
+async def test_a_call_that_no_request_wants_any_more_returns_none():
+    drafter = HangingDrafter()
+    lane, requests = DraftLane(drafter, "drafter"), [make_request(), make_request()]
+    draft_requests = [request.draft_request() for request in requests]
+    call = asyncio.create_task(lane.draft(draft_requests, requests, 60.0))
+    await drafter.is_asked.wait()
+    lane.drop(requests[0])
+    lane.drop(requests[0])
+    await asyncio.sleep(1)
+    assert not call.done()
+    lane.drop(requests[1])
+    assert await call is None and drafter.was_cancelled
+
+
+async def test_the_load_of_a_lane_counts_draft_tokens_queued_and_in_a_call():
+    lane, requests = DraftLane(HangingDrafter(), "drafter"), [make_request(), make_request()]
+    for request in requests:
+        request.plan_draft()
+    lane.queue.put(requests[0])
+    lane.drafting = requests[1:]
+    assert lane.load == (8, 0)
+    lane.drop(requests[0])
+    assert lane.load == (4, 0)
 
 
 async def test_a_drafter_that_returns_too_few_drafts_has_failed(quiet):

@@ -7,9 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from diffuspec.algorithm.draft_tree import chain
+from diffuspec.coordinator.validation import check_draft
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Draft, DraftRequest
-from tests.support.fakes import FAKE_TARGET, FakeVerifier, always_right
+from tests.support.fakes import FAKE_TARGET, FakeVerifier, always_right, make_draft
 from tests.support.stage import FIXED, PRE_DRAFTING, PROMPT, SHORT, on_stage, overlapped
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
@@ -51,6 +53,30 @@ async def test_a_request_that_fills_the_context_exactly_is_answered():
 
 
 # ---- drafts
+
+
+@pytest.mark.parametrize(
+    ("draft", "message"),
+    [
+        (make_draft(chain(range(5))), "at most 4 nodes"),
+        (Draft(chain([1, 2]), (0.0,), 2), "as many confidences, got 2 and 1"),
+        (make_draft(chain([50])), "below 50, got 50"),
+        (make_draft(chain([-1])), "0 or more"),
+        (replace(make_draft(chain([1])), alternatives=((),)), "for none or for 2 places, got 1"),
+        (
+            replace(make_draft(chain([1])), alternatives=((), ((50, -1.0),))),
+            "alternative token ids must be from 0 to 49, got 50",
+        ),
+    ],
+)
+def test_an_invalid_draft_is_refused_with_the_value(draft: Draft, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        check_draft(draft, 4, FAKE_TARGET)
+
+
+def test_a_draft_at_the_limits_is_valid() -> None:
+    draft = make_draft(chain([0, 49, 0, 49]))
+    check_draft(replace(draft, alternatives=(((49, -1.0),),) * 5), 4, FAKE_TARGET)
 
 
 @pytest.mark.parametrize("alternatives", [((),), (((10**6, -1.0),),) * 5, (((-1, -1.0),),) * 5])
