@@ -1,7 +1,7 @@
 """From the drafter's logits to the pruned candidate lattice.
 
 Knows nothing of prefixes, models or the proxy. Logits may have been shaped and given the target's
-sampling noise before (diffuspec.sampling): only their softmax matters here.
+sampling noise before (diffuspec.algorithm.sampling): only their softmax matters here.
 """
 
 from __future__ import annotations

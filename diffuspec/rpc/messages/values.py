@@ -1,4 +1,4 @@
-"""Values of diffuspec.types as messages, and back.
+"""Values of diffuspec.core.types as messages, and back.
 
 Everything comes back as it went, floats to the last bit. What a message itself promises is checked
 here (dimensions, one confidence per node); what a value means is checked by the roles.
