@@ -126,7 +126,7 @@ class Stage:
                 f"queue of {lane.name}": list(lane.queue),
                 f"call of {lane.name}": lane.drafting,
                 f"trial of {lane.name}": lane.trial,
-                f"held by {lane.name}": lane.held_request_ids,
+                f"held by {lane.name}": not lane.is_gone and lane.held_request_ids,
             }
         return {place: kept for place, kept in places.items() if kept}
 
