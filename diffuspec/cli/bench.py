@@ -83,7 +83,7 @@ def run(
             ablations=ablations,
             pre_drafts=pre_drafts,
             trace=trace,
-            systems=tuple(name.strip() for name in systems.split(",")) if systems else (),
+            systems=() if systems is None else tuple(name.strip() for name in systems.split(",")),
         )
     )
     raise typer.Exit(code)

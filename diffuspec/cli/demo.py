@@ -1,4 +1,4 @@
-"""`diffuspec demo`: the embedded pair on a held-out question of every family."""
+"""`diffuspec demo`: the embedded pair on a held-out question of each family."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
     from diffuspec.bench.run import Record
     from diffuspec.engine import Engine
 
-_DIFFUSPEC = "cost_aware_best_first"  # the library's default, under the benchmark's name
+_DIFFUSPEC = "cost_aware_best_first"  # the benchmark's name of the default
 _SHOWN_FAMILY = "math_reasoning"
 _MIN_QUESTION_WIDTH, _WIDTH_OF_THE_REST = 10, 70
 
-Repeats = Annotated[int, typer.Option(min=1, help="Times each is run; the median counts.")]
-MaxTokens = Annotated[int, typer.Option(min=1, help="Longest answer.")]
+Repeats = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Times each answer is timed; the median counts.")
+]
+MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
 
 
 def run(repeats: Repeats = 3, max_tokens: MaxTokens = 256, threads: options.Threads = None) -> None:
-    """Show an answer, then plain decoding and DiffuSpec side by side.
+    """Show an answer of the embedded pair, then compare plain decoding and DiffuSpec.
 
-    Exits with 1 if any token differs.
+    Exits with 1 if tokens differ.
     """
     from diffuspec.bench.questions import first_per_family, load_questions
     from diffuspec.pairs.tiny import QUESTIONS, TARGET, tiny_config
@@ -41,7 +43,7 @@ def run(repeats: Repeats = 3, max_tokens: MaxTokens = 256, threads: options.Thre
     console = display.stdout_console()
     with options.open_engine(config, threads) as engine:
         _show_answer(engine, questions, max_tokens, console)
-        with Console(stderr=True).status("plain decoding and DiffuSpec, in turns"):
+        with Console(stderr=True).status("timing plain decoding and DiffuSpec in turns"):
             records = _measure(engine, questions, repeats, max_tokens)
     is_same = _show_table(questions, records, console)
     if not is_same:
@@ -75,7 +77,7 @@ def _measure(
 
 
 def _show_table(questions: Sequence[Question], records: Sequence[Record], console: Console) -> bool:
-    """Print a line per family; return whether all tokens are the same."""
+    """Print a line per family. Return whether all tokens are the same."""
     from diffuspec.bench.run import find_mismatches, median_answers
     from diffuspec.bench.stats import SPEC_BENCH, compute_rows
     from diffuspec.bench.systems import BASELINE
@@ -90,7 +92,7 @@ def _show_table(questions: Sequence[Question], records: Sequence[Record], consol
         family = drafted.family
         is_same = family not in differing if family in asked else not differing
         table.add_row(
-            "the first six" if family == SPEC_BENCH else family,
+            "the six families" if family == SPEC_BENCH else family,
             asked.get(family, ""),
             f"{plain.tokens_per_second:.0f}",
             f"{drafted.tokens_per_second:.0f}",

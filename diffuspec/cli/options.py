@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MODELS, _OUTPUT = "Models", "Output"
 _DRAFTING = "Drafting (changes the speed, never the answer)"
+MAX_THREADS = 256  # OpenMP crashes at a few thousand
 _NONE = "none"  # spelled out to switch a part off
 
 
@@ -49,7 +50,8 @@ Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
 Threads = Annotated[
-    int | None, typer.Option(min=1, help=_THREADS, metavar="N", rich_help_panel=_MODELS)
+    int | None,
+    typer.Option(min=1, max=MAX_THREADS, help=_THREADS, metavar="N", rich_help_panel=_MODELS),
 ]
 
 DraftLength = Annotated[

@@ -156,9 +156,8 @@ class StepSeries(Collector):
 
     def __init__(self) -> None:
         self._counts = dict.fromkeys(_COUNTERS, 0)
-        self._accepted: collections.Counter[int] = (
-            collections.Counter()
-        )  # drafts by accepted tokens
+        # Numbers of drafts, by their number of accepted tokens.
+        self._accepted: collections.Counter[int] = collections.Counter()
         self._pre_drafts: collections.Counter[str] = collections.Counter()
         self._fallbacks: collections.Counter[str] = collections.Counter()
         self._seconds = dict.fromkeys(_STAGES, 0.0)

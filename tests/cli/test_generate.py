@@ -264,6 +264,7 @@ def test_prompts_that_cannot_be_read(
     [
         ("--temperature hot", "--temperature must be a number, got 'hot'"),
         ("--threads 0", "--threads must be greater than or equal to 1, got '0'"),
+        ("--threads 257", "--threads must be less than or equal to 256, got '257'"),
         ("--stop-token-id x", "--stop-token-id must be an integer, got 'x'"),
         ("--tree bush", "invalid value for '--tree': 'bush' is not one of 'path', 'beams'"),
         ("--typo", "no such option: --typo"),
