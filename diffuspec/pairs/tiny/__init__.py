@@ -1,7 +1,7 @@
-"""The embedded default pair, so that everything runs for real on two CPU cores.
+"""The embedded pair: small models of the real architectures, for two CPU cores.
 
-A target and a diffusion drafter of the real architectures, a few million weights each, trained by
-the code in this package on a corpus that it makes itself, and an n-gram model over the same tokens.
+A target and a diffusion drafter of a few million weights each, and an n-gram model over the same
+tokens, trained by this package on a corpus that it generates.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ QUESTIONS = WEIGHTS / "questions.jsonl"
 
 
 def tiny_config(**overrides: object) -> EngineConfig:
-    """Return the configuration of the embedded pair; sections given by name replace its own.
+    """Return the configuration of the embedded pair, with sections replaced by `overrides`.
 
-    Without kenlm the drafter goes unassisted. Raises ConfigError when the weights are not there.
+    Without the package kenlm there is no n-gram model. Raises ConfigError if weights are missing.
     """
     if not (TARGET / "model.safetensors").exists():
         raise ConfigError(f"the embedded weights are missing from {WEIGHTS}; reinstall diffuspec")
@@ -37,6 +37,6 @@ def tiny_config(**overrides: object) -> EngineConfig:
         "search": {"ngram": NGRAM},
     }
     if importlib.util.find_spec("kenlm") is None:
-        logger.warning("kenlm is not installed: drafting without the n-gram proxy")
+        logger.warning("kenlm is not installed: drafting without the n-gram model")
         del sections["search"]
     return parse_config(sections | overrides)

@@ -13,7 +13,7 @@ from diffuspec.pairs import tiny
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def test_without_kenlm_the_drafter_goes_unassisted_and_says_so(monkeypatch, caplog):
+def test_without_kenlm_the_drafter_works_without_an_ngram_model_and_warns(monkeypatch, caplog):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     config = tiny.tiny_config()
     assert config.search.ngram is None and "kenlm is not installed" in caplog.text

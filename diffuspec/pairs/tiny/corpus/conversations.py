@@ -1,8 +1,8 @@
-"""The seeded corpus of the `tiny` pair: endless training conversations, held-out questions.
+"""The generated corpus of the tiny pair: training conversations and held-out questions.
 
-Everything is generated, nothing is downloaded. Which conversations are held out is decided
-by a hash of what the user says, so a training run and an evaluation agree without sharing a
-file. Source code is held out by module instead, because its excerpts overlap.
+A hash of the user's turns decides whether a conversation is held out, so that training and
+evaluation agree without a shared file. Source code is held out by module instead, because its
+excerpts overlap.
 """
 
 import json
@@ -60,7 +60,7 @@ class Question:
 
 
 def conversation(family: str, rng: random.Random, size: float = 1.0) -> Conversation:
-    """Draw one conversation of a family; `size` in [0, 1] bounds its length."""
+    """Draw one conversation of a family, whose length is bounded by `size` in [0, 1]."""
     if family not in _COMPOSERS:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
     if not 0.0 <= size <= 1.0:
@@ -69,7 +69,7 @@ def conversation(family: str, rng: random.Random, size: float = 1.0) -> Conversa
 
 
 def is_held_out(drawn: Conversation) -> bool:
-    """Whether training must never see this conversation; the same on every machine."""
+    """Whether a conversation is held out from training; the same on every machine."""
     if drawn.family == source.FAMILY:
         return source.is_held_out_module(source.module_of(drawn))
     return zlib.crc32("\n".join(drawn.turns).encode()) % _HELD_OUT_ONE_IN == 0
@@ -78,7 +78,7 @@ def is_held_out(drawn: Conversation) -> bool:
 def training_conversations(
     seed: int, size: float = 1.0, weights: Mapping[str, float] | None = None
 ) -> Iterator[Conversation]:
-    """Endless conversations that are not held out, families mixed by weight (default: evenly)."""
+    """Yield training conversations without end, families by weight (default: evenly)."""
     rng = random.Random(seed)
     shares = dict.fromkeys(FAMILIES, 1.0) if weights is None else dict(weights)
     families = list(shares)
@@ -90,7 +90,7 @@ def training_conversations(
 
 
 def held_out_questions(per_family: int, seed: int = 0) -> list[Question]:
-    """`per_family` distinct held-out questions of each family, at full size, numbered from 1."""
+    """Return distinct held-out questions of each family, at full size, numbered from 1."""
     rng = random.Random(seed)
     drawn = [one for family in FAMILIES for one in _held_out(family, per_family, rng)]
     return [
@@ -113,6 +113,6 @@ def _held_out(family: str, count: int, rng: random.Random) -> list[Conversation]
 
 
 def write_questions(questions: list[Question], path: Path) -> None:
-    """Write questions as JSON lines, the format that Spec-Bench's runners read."""
+    """Write questions as JSON lines in Spec-Bench's format."""
     lines = (json.dumps(asdict(question), ensure_ascii=False) for question in questions)
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

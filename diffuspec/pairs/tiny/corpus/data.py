@@ -1,6 +1,6 @@
-"""Training examples: conversations as token ids, in batches of like length.
+"""Training examples in batches of similar length.
 
-A chunk of batches is a function of (seed, chunk index, progress), so that training resumes exactly.
+A chunk is a function of seed, chunk index and progress, so that training resumes exactly.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def training_batches(
     tokens_per_batch: int,
     answered: Sequence[Example] = (),
 ) -> Iterator[list[Example]]:
-    """Yield one chunk of batches, each of examples of like length.
+    """Yield one chunk of batches, each of examples of similar length.
 
-    progress in [0, 1] steers the curriculum: passages and problems grow during the first 40 %.
-    When there are answers of the target's own, every other example is one of them.
+    progress: in [0, 1]; passages and problems grow until 0.4. If there are answered examples, they
+    are ANSWERED_SHARE of the chunk.
     """
     rng = random.Random(f"{seed}/{chunk}")
     longest = min(1.0, 0.15 + progress / 0.4)
@@ -59,21 +59,21 @@ def training_batches(
 
 
 def draw_conversation(family: str, rng: random.Random, size: float) -> Conversation:
-    """Draw from training's side of the corpus."""
+    """Draw a conversation of a family from the training set."""
     while is_held_out(drawn := conversation(family, rng, size)):
         pass
     return drawn
 
 
 def draw_example(encoder: Encoder, rng: random.Random, longest: float) -> Example:
-    """Draw from training's side of the corpus, families by weight."""
+    """Draw an example from the training set, families by weight."""
     family = rng.choices(list(FAMILY_WEIGHTS), weights=list(FAMILY_WEIGHTS.values()))[0]
     return encoder.conversation(draw_conversation(family, rng, longest * rng.random()))
 
 
 def _cut(examples: list[Example], tokens_per_batch: int) -> list[list[Example]]:
     batches: list[list[Example]] = [[]]
-    for example in examples:  # ascending: the newest one is the longest of its batch
+    for example in examples:  # ascending, so that the last one is the longest of its batch
         if batches[-1] and (len(batches[-1]) + 1) * example.num_tokens > tokens_per_batch:
             batches.append([])
         batches[-1].append(example)

@@ -1,8 +1,7 @@
-"""Drills: short artificial exercises for what the families need and rarely practise.
+"""Drills: short artificial exercises for skills that the families need but rarely practise.
 
-Repeating a run of tokens, finding the one of several runs that starts with a given token (what
-answering from passages is), and plain sums (what word problems are). A few per batch go a long
-way; most of them early.
+Repeating a run of tokens; recalling the run that starts with a given token, as in answers from
+passages; and sums, as in word problems. A few per batch are enough, most of them early.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ SUMS_SHARE = 0.6  # of the drills
 
 
 def drill_share(progress: float) -> float:
-    """Share of the examples that are drills at progress in [0, 1] of the training."""
+    """Return the share of drills among the examples, at progress in [0, 1]."""
     return LATE_SHARE + (EARLY_SHARE - LATE_SHARE) * max(0.0, 1 - 2 * progress)
 
 
 def drill(encoder: Encoder, rng: random.Random, source: Example) -> Example:
-    """Draw a drill; source lends its tokens."""
+    """Draw a drill over the tokens of `source`."""
     if rng.random() < SUMS_SHARE:
         return sums(encoder, rng)
     return rng.choice((repeat, recall))(encoder, rng, source)
 
 
 def repeat(encoder: Encoder, rng: random.Random, source: Example) -> Example:
-    """A run of tokens, to be said again. In half of them tokens occur several times."""
+    """Draw a run of tokens to repeat; in half of them tokens occur several times."""
     plain = _plain_tokens(encoder, source)
     count = rng.randint(MIN_RUN, MAX_RUN)
     if rng.random() < 0.5:
@@ -43,7 +42,7 @@ def repeat(encoder: Encoder, rng: random.Random, source: Example) -> Example:
 
 
 def recall(encoder: Encoder, rng: random.Random, source: Example) -> Example:
-    """Runs of the same few tokens, each after a key of its own; one key, to be gone on from."""
+    """Draw runs of the same few tokens, each after its key, and a key to continue from."""
     plain = _plain_tokens(encoder, source)
     num_runs = rng.randint(2, MAX_RUNS)
     keys = rng.sample(plain, min(len(plain), num_runs))
@@ -55,7 +54,7 @@ def recall(encoder: Encoder, rng: random.Random, source: Example) -> Example:
 
 
 def sums(encoder: Encoder, rng: random.Random) -> Example:
-    """Several sums, to be said again with their results."""
+    """Draw sums to repeat with their results."""
     asked, worked = [], []
     for _ in range(NUM_SUMS):
         line, result = _sum(rng)

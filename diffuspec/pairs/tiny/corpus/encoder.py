@@ -1,4 +1,4 @@
-"""Conversations as token ids, with marks on what the model must say."""
+"""Conversations as token ids, with marks on the answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from diffuspec.pairs.tiny.corpus.conversations import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One conversation. is_answer marks the tokens that the model must produce."""
+    """One conversation. is_answer marks the tokens of answers."""
 
     token_ids: list[int]
     is_answer: list[bool]
@@ -24,7 +24,7 @@ class Example:
 
 
 class Encoder:
-    """Turns conversations into examples."""
+    """Encodes conversations as the chat template does."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer: Any = tokenizer
@@ -51,11 +51,11 @@ class Encoder:
         return Example(token_ids, is_answer)
 
     def ids(self, text: str) -> list[int]:
-        """Token ids of plain text."""
+        """Return the token ids of plain text."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         text: str = self._tokenizer.decode(token_ids)
         return text

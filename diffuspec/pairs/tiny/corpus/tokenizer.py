@@ -1,7 +1,7 @@
-"""The tokenizer of the tiny pair: byte-level BPE in the manner of Qwen2, trained on the corpus.
+"""The tokenizer of the tiny pair: byte-level BPE like Qwen2's, trained on the corpus.
 
-Digits stand alone, ChatML marks the turns. The mask token of the drafter is not in here: it is the
-embedding row after the last id, so that a draft can never be spelled with it.
+Each digit is a token, ChatML marks the turns. The drafter's mask token is the embedding row after
+the tokenizer's last id, so that no text contains it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffuspec.pairs.tiny.corpus.conversations import Conversation, training_conversations
 
-VOCAB_SIZE = 4095  # ids the tokenizer defines
+VOCAB_SIZE = 4095  # ids of the tokenizer
 NUM_EMBEDDINGS = 4096
 MASK_TOKEN_ID = 4095
 
@@ -39,7 +39,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(conversations: Iterable[Conversation]) -> PreTrainedTokenizerFast:
-    """Fit the merges on the texts of the conversations."""
+    """Train the merges on the texts of conversations."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -68,7 +68,7 @@ def train_tokenizer(conversations: Iterable[Conversation]) -> PreTrainedTokenize
 
 
 def build_tokenizer(directory: Path, num_conversations: int = 40_000, seed: int = 1) -> None:
-    """Train on a sample of the training corpus and save."""
+    """Train on a sample of the training corpus, and save."""
     sample = itertools.islice(training_conversations(seed), num_conversations)
     train_tokenizer(sample).save_pretrained(directory)
 

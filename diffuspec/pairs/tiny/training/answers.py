@@ -1,7 +1,7 @@
-"""The target's own greedy answers to corpus questions, for aligning the drafter.
+"""The target's own greedy answers to corpus questions, to align the drafter with it.
 
-Where the target errs or knows a text only roughly, a drafter trained on the corpus predicts what
-should come; what counts is what the target will say.
+Where the target errs, a drafter trained on the corpus alone would predict the right text instead
+of the target's.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from diffuspec.pairs.tiny.corpus.data import FAMILY_WEIGHTS, draw_conversation
 from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
 
 MAX_ANSWER_TOKENS = 160
-CODE_SHARE = 0.15  # where target and corpus differ most
+CODE_SHARE = 0.15  # target and corpus differ most in code
 _BATCH = 64
 
 
 def write_answers(engine: Engine, path: Path, num_conversations: int, seed: int) -> None:
-    """Answer questions from training's side of the corpus; one JSON line each."""
+    """Answer questions of the training set, and write one JSON line for each."""
     encoder = Encoder(engine.tokenizer)
     rng = random.Random(seed)
     with path.open("w", encoding="utf-8") as file:
@@ -35,7 +35,7 @@ def write_answers(engine: Engine, path: Path, num_conversations: int, seed: int)
 
 
 def read_answers(path: Path) -> list[Example]:
-    """Return the answers as training examples."""
+    """Return the answers in a file as training examples."""
     examples = []
     for line in path.read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
@@ -56,7 +56,7 @@ def _draw(rng: random.Random) -> Conversation:
 def _answer(
     engine: Engine, encoder: Encoder, drawn: list[Conversation]
 ) -> Iterator[tuple[list[int], list[int]]]:
-    """Answer each conversation's last turn, the earlier answers being the corpus's."""
+    """Yield prompt and answer for each conversation's last turn, after the corpus's answers."""
     prompts = []
     for source in drawn:
         example = encoder.conversation(source)

@@ -1,11 +1,11 @@
-"""Teaching the target to copy, before it is taught anything else.
+"""The first phase of the target's training, in which it learns to copy.
 
-Four of the six families quote their prompt. The circuit that does it (one head finds the token
-before, a later head finds what followed it last time) takes a small model long to find by itself:
-nothing is gained by either half without the other. So in the first phase, of drills and of
-conversations that quote, a few heads are told where to look: at the place that the next token is
-copied from. A share of the batches goes on telling them: without it, what the first phase taught
-was lost within a few hundred steps of the corpus.
+Four of the six families quote their prompt. Copying needs a pair of heads: one finds the previous
+token, and one in a later layer finds the token that followed it last time. A small model takes
+long to learn the pair by itself, because neither head is of use without the other. So in the first
+phase, on drills and on conversations that quote, a guidance loss makes a few heads attend to the
+place that the next token is copied from. Later a share of the batches keeps this loss; without it,
+copying was lost within a few hundred steps on the corpus.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
 from diffuspec.pairs.tiny.training.optimisation import Optimizers, TrainingPlan
 from diffuspec.pairs.tiny.training.target import pad
 
-PREVIOUS_HEADS = [(0, 0)]  # (layer, head): look at the token before
+PREVIOUS_HEADS = [(0, 0)]  # (layer, head): attend to the previous token
 MATCH_HEADS = [(layer, head) for layer in (3, 6, 10, 12) for head in (0, 1)]
 PREVIOUS_SHARPNESS = 6.0
 GUIDANCE_WEIGHT = 0.3
 TOKENS_PER_BATCH = 2048
-MAX_TOKENS_AT_FIRST, MAX_TOKENS = 260, 420  # while copying forms; then as long as questions are
+MAX_TOKENS_AT_FIRST, MAX_TOKENS = 260, 420  # in the first phase; later, as long as questions
 QUOTING_FAMILIES = ("mt_bench", "summarization", "math_reasoning", "rag")
 DRILL_SHARE = 0.6
 MIN_COPIED = 2
@@ -39,7 +39,7 @@ REPORT_EVERY = 20
 
 
 def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, seed: int) -> None:
-    """Train with guided attention until nearly every copied token is right."""
+    """Train with guided attention until GOOD_ENOUGH of the copied tokens are right."""
     optimizers = Optimizers(model, TrainingPlan(1))
     rng, console = random.Random(seed), Console()
     for step in range(max_steps):
@@ -58,17 +58,17 @@ def learn_to_copy(model: Qwen2ForCausalLM, encoder: Encoder, max_steps: int, see
 
 
 def guided_batch_loss(model: Qwen2ForCausalLM, encoder: Encoder) -> torch.Tensor:
-    """The loss of one batch of such drills and conversations, guidance included."""
+    """Return the loss, with guidance, of one batch of drills and conversations that quote."""
     rng = random.Random(int(torch.randint(2**31, ())))  # torch's state is in the checkpoints
     loss, guidance, _ = _guided_loss(model, _draw(encoder, rng, MAX_TOKENS))
     return loss + GUIDANCE_WEIGHT * guidance
 
 
 def look_back(model: Qwen2ForCausalLM) -> None:
-    """Make heads look at the token before by their biases alone.
+    """Make heads attend to the previous token by their biases alone.
 
-    A constant query turned by one position against a constant key: the rotary scores of all
-    frequencies agree at distance 1 and at no other.
+    A constant query is rotated by one position against a constant key, so that the rotary scores
+    of all frequencies agree at distance 1 and at no other.
     """
     rope: Any = model.config.rope_parameters
     dim = model.config.head_dim
@@ -85,7 +85,7 @@ def look_back(model: Qwen2ForCausalLM) -> None:
 
 
 def _draw(encoder: Encoder, rng: random.Random, max_tokens: int) -> list[Example]:
-    """A batch of drills and of conversations that quote, of some 2,000 tokens."""
+    """Draw a batch of about TOKENS_PER_BATCH tokens of drills and conversations that quote."""
     batch: list[Example] = []
     while sum(example.num_tokens for example in batch) < TOKENS_PER_BATCH:
         family = rng.choice(QUOTING_FAMILIES)
@@ -100,7 +100,7 @@ def _draw(encoder: Encoder, rng: random.Random, max_tokens: int) -> list[Example
 def _guided_loss(
     model: Qwen2ForCausalLM, batch: list[Example]
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """Return the loss of the answers, the guidance loss, and the share of copies that are right."""
+    """Return the answers' loss, the guidance loss, and the share of right copies."""
     token_ids, is_answer = pad(batch)
     output = model.model(input_ids=token_ids, use_cache=False, output_attentions=True)
     wanted, labels = is_answer[:, 1:], token_ids[:, 1:]
@@ -126,7 +126,7 @@ def _missed(attention: torch.Tensor) -> torch.Tensor:
 
 
 def where_to_look(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Example, row and column: for answer tokens copied from one place, that place."""
+    """Return (example, row, column) of attention for the answer tokens copied from one place."""
     places = [
         (index, place - 1, source)
         for index, example in enumerate(batch)
@@ -137,10 +137,10 @@ def where_to_look(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def copied_from(example: Example) -> Iterator[tuple[int, int]]:
-    """Yield (place of an answer token, place it is copied from), where only one place fits.
+    """Yield (place of an answer token, place that it is copied from).
 
-    The answer is cut greedily into the longest runs that occur before it; a run of at least
-    MIN_COPIED tokens that occurs just once is a copy.
+    The answer is cut greedily into the longest runs that occur before it. A run of at least
+    MIN_COPIED tokens that occurs exactly once is a copy.
     """
     token_ids = example.token_ids
     place = 0
@@ -155,7 +155,7 @@ def copied_from(example: Example) -> Iterator[tuple[int, int]]:
 
 
 def _longest_run(token_ids: list[int], place: int) -> tuple[int, list[int]]:
-    """Length of the longest run from place that occurs earlier, and where it does."""
+    """Return the length of the longest run from `place` that occurs earlier, and its places."""
     length = 0
     sources = [i for i in range(place) if token_ids[i] == token_ids[place]]
     longest = sources

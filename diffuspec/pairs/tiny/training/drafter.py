@@ -1,12 +1,11 @@
-"""The tiny drafter: a few of the target's layers, trained on as a block-causal diffusion LM.
+"""The tiny drafter: some of the target's layers, trained further as a block-causal diffusion LM.
 
-One pass trains every kind of row at once. Clean rows are causal and predict the next token, as the
-last prefix row does when drafting. Masked rows stand at the positions of a block, see the clean
-tokens before the block and all of their block, and (the shift) predict the token after their own.
-Blocks start at random places of an answer and have random lengths, as drafts do.
+One pass trains both kinds of rows. Clean rows are causal and predict the next token, as the last
+prefix row does when drafting. Masked rows are at the positions of a block, attend to the clean
+tokens before it and to all of the block, and predict the token after their own (the shift). Blocks
+start at random places of an answer and have random lengths, as drafts do.
 
-All layers but one look back over a window only, so that a draft costs nearly the same behind any
-prefix.
+All layers but one attend to a window only, so that a draft costs nearly the same behind any prefix.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from diffuspec.pairs.tiny.corpus.encoder import Example
 from diffuspec.pairs.tiny.corpus.tokenizer import MASK_TOKEN_ID
 from diffuspec.pairs.tiny.training.target import pad, target_config
 
-# Chosen by dropping, one by one, the layer that the target misses least on held-out questions.
+# Found by dropping, one by one, the layer that costs least accuracy on held-out questions.
 TARGET_LAYERS = (0, 2, 3, 10, 12, 15)
-FULL_LAYER = 3  # sees the whole prefix: of all layers, copying from afar misses this one most
-WINDOW = 256  # tokens that a row of the other layers sees, itself included
+FULL_LAYER = 3  # attends to the whole prefix; copying over long distances needs it most
+WINDOW = 256  # tokens that a row of the other layers attends to, its own included
 MIN_BLOCK, MAX_BLOCK = 8, 32
 POSITION_DECAY = 0.97  # of the loss: a late token counts only if all before it were right
-REVEALED_SHARE = 0.15  # of the batches: some block tokens are given, for refinement steps
+REVEALED_SHARE = 0.15  # of the batches with some unmasked block tokens, for refinement steps
 PROBE_BLOCK = 24
 PROBES_PER_EXAMPLE = 10
 
@@ -59,21 +58,21 @@ class Blocks:
 
     positions: torch.Tensor  # of the row in its sequence
     block_ids: torch.Tensor
-    starts: torch.Tensor  # clean tokens the row may see
+    starts: torch.Tensor  # number of clean tokens that the row attends to
     labels: torch.Tensor  # the token after the row's own; -1: none
-    offsets: torch.Tensor  # place within the block
+    offsets: torch.Tensor  # of the row in its block
 
 
 def place_blocks(
     token_ids: torch.Tensor, is_answer: torch.Tensor, starts: torch.Tensor, length: int
 ) -> Blocks:
-    """Lay blocks of one length at starts [B, S]; labels end with the answer they start in."""
+    """Return blocks of one length at starts [B, S]; labels end with the block's first answer."""
     batch, num_tokens = token_ids.shape
     num_blocks = starts.shape[1]
     offsets = torch.arange(length).repeat(num_blocks).expand(batch, -1)
     row_starts = starts.repeat_interleave(length, dim=1)
     positions = row_starts + offsets
-    # Answers are numbered by how many non-answer tokens precede them.
+    # An answer's id is the number of other tokens before it.
     answer_ids = torch.where(is_answer, (~is_answer).cumsum(-1), -1)
     after = (positions + 1).clamp(max=num_tokens - 1)
     inside = positions + 1 < num_tokens
@@ -86,7 +85,7 @@ def place_blocks(
 def hidden_states(
     model: Qwen2ForCausalLM, token_ids: torch.Tensor, blocks: Blocks, block_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Hidden states [B, N + M, H] of the clean rows, then of the block rows."""
+    """Return hidden states [B, N + M, H] of the clean rows, then of the block rows."""
     batch, num_tokens = token_ids.shape
     num_rows = blocks.positions.shape[1]
     clean = torch.arange(num_tokens)
@@ -109,12 +108,12 @@ def hidden_states(
 
 
 def _scores(visible: torch.Tensor) -> torch.Tensor:
-    """What a mask [B, N, N] adds to attention scores [B, heads, N, N]."""
+    """Return the terms that a mask [B, N, N] adds to attention scores [B, heads, N, N]."""
     return torch.where(visible, 0.0, torch.finfo(torch.float32).min)[:, None]
 
 
 def draft_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:
-    """Cross-entropy of the clean rows on answers plus that of the masked rows."""
+    """Return the cross-entropy of clean rows on answers plus that of masked rows."""
     token_ids, is_answer = pad(batch)
     length = int(torch.randint(MIN_BLOCK, MAX_BLOCK + 1, ()))
     answered = int(is_answer.sum()) // len(batch)
@@ -136,7 +135,7 @@ def draft_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:
 
 
 def _mask(token_ids: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-    """Block tokens and labels: all masks, or now and then some tokens given away."""
+    """Return block tokens and labels; in REVEALED_SHARE of the calls some are not masked."""
     masks = torch.full_like(blocks.positions, MASK_TOKEN_ID)
     if torch.rand(()) >= REVEALED_SHARE:
         return masks, blocks.labels
@@ -153,7 +152,7 @@ def _mask(token_ids: torch.Tensor, blocks: Blocks) -> tuple[torch.Tensor, torch.
 
 @torch.inference_mode()
 def mean_acceptance(model: Qwen2ForCausalLM, batch: list[Example]) -> float:
-    """Committed tokens per step of argmax drafts, at evenly spread places of the answers."""
+    """Return committed tokens per step of argmax drafts at evenly spread places of answers."""
     token_ids, is_answer = pad(batch)
     spread = torch.linspace(0.0, 0.9, PROBES_PER_EXAMPLE)
     places = [torch.nonzero(row).squeeze(1) for row in is_answer]

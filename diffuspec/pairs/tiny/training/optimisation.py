@@ -1,7 +1,7 @@
-"""What both trainings share: optimisers, schedule, resumable checkpoints, the loop.
+"""Optimisers, schedule, resumable checkpoints and training loop of both models.
 
-Matrices are trained with Muon, everything else with AdamW, in bfloat16 autocast. The learning rate
-warms up, stays, and falls linearly to zero for the rest.
+Matrices are trained with Muon, all other weights with AdamW, in bfloat16 autocast. The learning
+rate warms up, stays constant, then falls linearly to zero.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DECAY_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """How long and how fast."""
+    """Length, batch size and learning rates of a training."""
 
     num_chunks: int
     tokens_per_batch: int = 2048
@@ -32,7 +32,7 @@ class TrainingPlan:
     other_lr: float = 1e-3
     seed: int = 7
     report_every: int = 25  # chunks
-    stop_after: int | None = None  # chunks of this plan done now; the rest another time
+    stop_after: int | None = None  # chunks after which to stop for now; None: all
 
 
 class Optimizers:
@@ -67,7 +67,7 @@ class Optimizers:
 
 
 def lr_scale(progress: float) -> float:
-    """Warm up, stay, fall to zero."""
+    """Return the factor of the learning rate at progress in [0, 1]."""
     return min(1.0, progress / WARMUP_SHARE + 0.02, (1 - progress) / DECAY_SHARE)
 
 
@@ -80,9 +80,9 @@ def train(
     checkpoint: Path,
     answered: Sequence[Example] = (),
 ) -> None:
-    """Run the plan from the last checkpoint, if there is one, to its end.
+    """Run the plan to its end, from the last checkpoint if there is one.
 
-    answered: examples whose answers are the target's own, for a drafter to learn from.
+    answered: examples with the target's own answers, for a drafter.
     """
     optimizers = Optimizers(model, plan)
     start = _resume(model, optimizers, checkpoint)

@@ -1,6 +1,6 @@
-"""The tiny target: a deep, narrow Qwen2 trained to answer.
+"""The tiny target: a Qwen2 trained to answer.
 
-Deep and narrow, because on a CPU such a shape pays least for verifying many tokens in one pass.
+It is deep and narrow, because on a CPU this shape verifies many tokens in one pass at least cost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def target_config() -> Qwen2Config:
 
 
 def pad(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids [B, N], right-padded with 0, and answer marks [B, N]."""
+    """Return token ids [B, N], right-padded with 0, and answer marks [B, N]."""
     longest = max(example.num_tokens for example in batch)
     token_ids = torch.zeros(len(batch), longest, dtype=torch.long)
     is_answer = torch.zeros(len(batch), longest, dtype=torch.bool)
@@ -46,11 +46,11 @@ def pad(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def next_token_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:
-    """Cross-entropy of the answers, and a little of the prompts, averaged by weight."""
+    """Return the cross-entropy of answers, and of prompts with PROMPT_LOSS_WEIGHT."""
     token_ids, is_answer = pad(batch)
     hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
     labels, wanted = token_ids[:, 1:], is_answer[:, 1:]
-    sampled = torch.rand(labels.shape) < PROMPT_LOSS_WEIGHT  # the prompt's weight, as a share
+    sampled = torch.rand(labels.shape) < PROMPT_LOSS_WEIGHT  # a share in place of a weight
     kept = wanted | (sampled & (labels != 0))
     logits = model.lm_head(hidden[kept]).float()
     return cross_entropy(logits, labels[kept])
@@ -58,7 +58,7 @@ def next_token_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tens
 
 @torch.inference_mode()
 def answer_accuracy(model: Qwen2ForCausalLM, batch: list[Example]) -> list[bool]:
-    """Whether greedy decoding would give each example's answers, token for token."""
+    """Return for each example whether greedy decoding gives its answers token for token."""
     token_ids, is_answer = pad(batch)
     logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
     right = (logits.argmax(-1) == token_ids[:, 1:]) | ~is_answer[:, 1:]

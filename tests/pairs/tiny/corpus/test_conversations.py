@@ -63,7 +63,7 @@ def test_unknown_families_and_sizes_are_refused() -> None:
         corpus.conversation("qa", random.Random(0), size=1.5)
 
 
-def test_training_never_sees_what_is_held_out() -> None:
+def test_training_never_sees_held_out_conversations() -> None:
     held_out = {tuple(question.turns) for question in corpus.held_out_questions(40)}
     trained = list(islice(corpus.training_conversations(seed=5), 20_000))
     assert not any(corpus.is_held_out(one) for one in trained)
@@ -138,7 +138,7 @@ def test_names_and_numbers_of_the_answer_come_from_the_text(family: str) -> None
         assert values <= set(re.findall(r"\w+", one.turns[0])), one
 
 
-def test_an_answer_quotes_the_passage_that_says_it() -> None:
+def test_an_answer_quotes_its_passage() -> None:
     for one in drawn("rag", 1000):
         quoted = one.answers[0].partition(" So ")[0]
         assert re.search(rf"Passage \d: {re.escape(quoted)}", one.turns[0])
@@ -187,7 +187,7 @@ def test_numbered_lists_keep_the_order_of_the_words() -> None:
         assert numbered == [(str(n), word) for n, word in enumerate(given, start=1)]
 
 
-def test_three_people_are_ordered_by_what_is_told() -> None:
+def test_three_people_are_ordered_by_the_comparisons() -> None:
     chats = [c for c in drawn("mt_bench", 2000) if re.search(r" than .*Who is the ", c.turns[0])]
     assert chats
     for chat in chats:
@@ -197,7 +197,7 @@ def test_three_people_are_ordered_by_what_is_told() -> None:
         assert f" is {', '.join(names)}." in chat.answers[0]
 
 
-def test_facts_are_what_school_teaches() -> None:
+def test_facts_are_true() -> None:
     answers = {one.answers[0].split(". ")[0] for one in drawn("qa", 8000)}
     assert {
         "The capital of France is Paris",

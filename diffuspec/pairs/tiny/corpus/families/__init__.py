@@ -1,8 +1,8 @@
-"""The kinds of conversation the `tiny` pair learns, one module each.
+"""The families of conversations that the tiny pair learns, one module each.
 
-Every family has `compose(rng, size) -> Conversation`. What the user says is drawn from
-`rng`; every answer is a function of what the user said, so there is one right answer and an
-exact text match is the measure. `size` in [0, 1] bounds the length of what is drawn.
+Every family has `compose(rng, size) -> Conversation`. The user's turns are drawn from `rng`, and
+each answer is a function of them, so that there is one right answer and exact match is the measure.
+`size` in [0, 1] bounds the length of the conversation.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the user says once, and the right answer to it."""
+    """One turn of the user, and the right answer."""
 
     turn: str
     answer: str

@@ -1,4 +1,4 @@
-"""Tables of what is true: countries, animals, elements, books, inventions, opposites."""
+"""Tables of facts: countries, animals, elements, books, inventions, opposites."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from diffuspec.pairs.tiny.corpus.families.pools import words
 
 
 def _rows(names: str, table: str) -> tuple[Mapping[str, str], ...]:
-    """Rows of `a | b | c` lines, keyed by the column names."""
+    """Parse lines `a | b | c` into rows keyed by the column names."""
     keys = names.split()
     lines = (line.split("|") for line in table.strip().splitlines())
     return tuple(dict(zip(keys, (cell.strip() for cell in cells), strict=True)) for cells in lines)

@@ -1,7 +1,7 @@
 """True facts of school knowledge, each asked in several ways.
 
-An answer does not depend on the phrasing, so a held-out question is a new way to ask for a
-fact that training has seen in other words.
+An answer does not depend on the phrasing, so a held-out question asks for a known fact in a new
+way.
 """
 
 import random
@@ -29,7 +29,7 @@ _FRAMES = ("{question}", "{question}", "I have a question. {question}")
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Facts of one form: what is filled in, the ways to ask, the answer."""
+    """Facts of one form: rows of slots, phrasings of the question, and the answer."""
 
     rows: tuple[Mapping[str, str], ...]
     questions: tuple[str, ...]
@@ -37,7 +37,7 @@ class _Kind:
 
 
 def compose(rng: random.Random, size: float) -> Conversation:
-    """Draw a fact and a way to ask for it; facts have one length, whatever the size."""
+    """Draw a fact and a phrasing. `size` has no effect."""
     kind = rng.choice(_kinds_by_share())
     row = rng.choice(kind.rows)
     question = rng.choice(kind.questions).format_map(row)
@@ -47,7 +47,7 @@ def compose(rng: random.Random, size: float) -> Conversation:
 
 @cache
 def _kinds_by_share() -> tuple[_Kind, ...]:
-    """Every kind as often as it has facts, so that facts are drawn evenly."""
+    """Return each kind once per fact, so that facts are drawn evenly."""
     return tuple(kind for kind in _kinds() for _ in kind.rows)
 
 
@@ -193,7 +193,7 @@ def _neighbour_kinds() -> Iterator[_Kind]:
 
 
 def _in_order(names: tuple[str, ...]) -> tuple[Mapping[str, str], ...]:
-    """Rows of a cycle of names: each with its place, and the names before and after it."""
+    """Return a row per name of a cycle: its place, and the names before and after it."""
     return tuple(
         {
             "name": name,

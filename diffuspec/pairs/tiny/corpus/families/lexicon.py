@@ -1,7 +1,7 @@
-"""The closed German and English lexicon, with the forms of a noun and what goes with what.
+"""The closed German and English lexicon, with the forms of nouns and the words that fit them.
 
-Only forms that need no guessing: the definite article in nominative and accusative, weak
-adjective endings after it, verbs in the third person singular. Both sides are unambiguous.
+It has only regular forms: the definite article in nominative and accusative, weak adjective
+endings after it, verbs in the third person singular. Both languages are unambiguous.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ class Noun:
     english: str
 
     def nominative(self, adjective: str = "") -> str:
-        """`der Tisch`, `der alte Tisch`."""
+        """Return `der Tisch`, or `der alte Tisch`."""
         article = {"m": "der", "f": "die", "n": "das"}[self.gender]
         return joined(article, adjective and _weak(adjective, "e"), self.german)
 
     def accusative(self, adjective: str = "") -> str:
-        """`den Tisch`, `den alten Tisch`; only the masculine differs from the nominative."""
+        """Return `den Tisch`, or `den alten Tisch`; only the masculine has a form of its own."""
         if self.gender != "m":
             return self.nominative(adjective)
         return joined("den", adjective and _weak(adjective, "en"), self.german)
 
 
 def joined(*words: str) -> str:
-    """The words that are not empty, with spaces between."""
+    """Join the words that are not empty with spaces."""
     return " ".join(word for word in words if word)
 
 
@@ -123,7 +123,7 @@ OBJECTS: Mapping[tuple[str, str], tuple[Noun, ...]] = {
     ("liest", "reads"): TEXTS,
     ("schreibt", "writes"): TEXTS,
 }
-# Verbs that a time makes odd: nobody knows the baker in the evening.
+# Verbs that do not go with a time: "In the evening the queen knows the baker."
 TIMELESS = (("liebt", "loves"), ("kennt", "knows"), ("wohnt", "lives"))
 ACTIONS = (
     ("schläft", "sleeps"),
@@ -188,7 +188,7 @@ TEXT_QUALITIES = (("lang", "long"), ("kurz", "short"), ("gut", "good"), ("neu", 
 
 
 def qualities(noun: Noun) -> tuple[tuple[str, str], ...]:
-    """Adjectives in both languages that make sense for a noun."""
+    """Return the adjectives, in both languages, that fit a noun."""
     if noun in PEOPLE or noun in ANIMALS:
         return BEING
     if noun in FOODS or noun in DRINKS:

@@ -1,6 +1,6 @@
-"""Short texts that a person asks for and then wants with one thing changed.
+"""Short texts on request, then once more with one thing changed.
 
-They have one length; `size` is there because every kind of talk is called alike.
+`size` has no effect; it is a parameter because all kinds of talk have the same signature.
 """
 
 import random
@@ -74,7 +74,7 @@ class _Story:
 
 
 def invitation(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """An invitation, then the same to another guest, on another day or in another city."""
+    """Draw an invitation, then the same for another guest, day or city."""
     host, guest, other = (person.name for person in people(rng, 3))
     (day, new_day), (city, new_city) = rng.sample(DAYS, 2), rng.sample(CITIES, 2)
     first = _Invitation(host, guest, rng.choice(_MEALS), day, rng.randint(1, 9), city)
@@ -99,7 +99,7 @@ def invitation(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
 
 
 def thanks(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """A note of thanks, then the same for another gift or to another giver."""
+    """Draw a note of thanks, then the same for another gift or giver."""
     writer, giver, other = people(rng, 3)
     gift, new_gift = rng.sample(_GIFTS, 2)
     event = rng.choice(("birthday", "wedding", "new job", "new house"))
@@ -129,13 +129,13 @@ def thanks(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
 
 
 def _addressed(letter: _Invitation | _Thanks) -> str:
-    """The letter, after a word on whom it is to now."""
+    """Return the letter after a phrase that names its new addressee."""
     text = letter.text()
     return f"With {text.partition(',')[0]} it reads: {text}"
 
 
 def story(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """A story, then the same with another hero, another find or another place."""
+    """Draw a story, then the same with another hero, find or place."""
     hero, new_hero = rng.sample(_HEROES, 2)
     find, new_find = rng.sample(_FINDS, 2)
     place, new_place = rng.sample(_PLACES, 2)

@@ -1,4 +1,4 @@
-"""Questions about one of several numbered passages, answered with what the passage says."""
+"""Questions about one of several numbered passages, answered with a quotation."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -29,9 +29,9 @@ _ASK = (
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A kind of thing: its passage, sentence by sentence, and the questions with conclusions.
+    """A topic: the sentences of its passage, and conclusions by question.
 
-    The first two sentences are always shown, and they hold every conclusion.
+    The first two sentences are always shown, and contain every conclusion.
     """
 
     draw: Callable[[random.Random], Slots]
@@ -47,12 +47,12 @@ class _Passage:
 
     @property
     def text(self) -> str:
-        """The passage as the user sees it."""
+        """The passage as shown to the model."""
         shown = self.subject.sentences[: self.num_sentences]
         return " ".join(shown).format_map(self.slots)
 
     def answer(self, question: str) -> str:
-        """What the passage says, and what follows from it."""
+        """Return the quotation and the conclusion from it."""
         said = " ".join(self.subject.sentences[:_NUM_EVIDENCE])
         conclusion = self.subject.questions[question]
         return f"{said} So {conclusion}.".format_map(self.slots)

@@ -1,6 +1,6 @@
-"""Names, places, times and things that the families share, and how they draw from them.
+"""Names, places, times and things shared by the families, and functions that draw from them.
 
-The words are few and common, so that a small tokenizer gives most of them one token.
+The words are few and common, so that most of them are one token of a small tokenizer.
 """
 
 import random
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of a text, a short way to write a pool down."""
+    """Return the words of a text, as a short notation for a pool."""
     return tuple(text.split())
 
 
@@ -61,7 +61,7 @@ def people(rng: random.Random, count: int) -> list[Person]:
 
 
 def person_named(name: str) -> Person:
-    """The person of a first name in the pools."""
+    """Return the person with a first name of the pools."""
     if name in GIRLS:
         return Person(name, "she", "her")
     return Person(name, "he", "his")
@@ -83,12 +83,12 @@ def scaled(rng: random.Random, low: int, high: int, size: float) -> int:
 
 
 def listed(items: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Return `a, b and c`."""
     if len(items) == 1:
         return items[0]
     return ", ".join(items[:-1]) + " and " + items[-1]
 
 
 def with_article(noun: str) -> str:
-    """`a key`, `an apple`."""
+    """Return `a key` or `an apple`."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -37,7 +37,7 @@ _FILLERS = (
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """A kind of story: four key sentences, the summary, and what only it needs."""
+    """A kind of story: four key sentences, the summary, and slots of its own."""
 
     key_sentences: tuple[str, str, str, str]
     summary: str
@@ -199,7 +199,7 @@ def _draw_slots(rng: random.Random, event: _Event) -> Slots:
 
 
 def _draw_sentences(rng: random.Random, event: _Event, count: int) -> list[str]:
-    """Fill up the key sentences, which keep their order, with fillers after the first."""
+    """Insert fillers after the first key sentence; key sentences keep their order."""
     sentences = list(event.key_sentences)
     for filler in rng.sample(_FILLERS, count - len(sentences)):
         sentences.insert(rng.randint(1, len(sentences)), filler)

@@ -46,7 +46,7 @@ def compose(rng: random.Random, size: float) -> Conversation:
 
 
 def _introduction(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Someone says who they are, then asks for one thing of it; one length at every size."""
+    """Draw a self-introduction, then a question about it. `size` has no effect."""
     name = people(rng, 1)[0].name
     city, hobby = rng.choice(CITIES), rng.choice(_HOBBIES)
     pet, pet_name = rng.choice(_PETS), rng.choice(PET_NAMES)
@@ -78,7 +78,7 @@ def _introduction(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
 
 
 def _numbering(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Words get numbers, and are then asked for by number or shown in another way."""
+    """Draw words to number, then a question by number or another form of the list."""
     items = rng.sample(_ITEMS, scaled(rng, 3, 6, size))
     request = rng.choice(("Give each of these words a number", "Number these words"))
     given, numbered = ", ".join(items), [f"{n}. {item}" for n, item in enumerate(items, 1)]
@@ -103,7 +103,7 @@ def _numbering(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """Three names from the most to the least, and the words of the comparison."""
+    """Three names in order, and the words of the comparison."""
 
     names: tuple[str, ...]
     most: str
@@ -114,13 +114,13 @@ class _Order:
         return f"the order from the {self.most} to the {self.least} is {', '.join(self.names)}."
 
     def concluded(self, word: str) -> str:
-        """The order, and who is the `word`, which is one of its two ends."""
+        """Return the order, and the person at the end that `word` names."""
         found = self.names[0] if word == self.most else self.names[-1]
         return f"{self.stated} This means that {found} is the {word}."
 
 
 def _order(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Three people are compared in pairs."""
+    """Draw comparisons of three people in pairs, and questions about their order."""
     more, most, least = rng.choice(_COMPARISONS)
     order = _Order(tuple(person.name for person in people(rng, 3)), most, least)
     first, middle, last = order.names
@@ -141,7 +141,7 @@ def _order(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
 
 
 def _packing(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """A packing list, then the same in one line, or who it is for, or how it begins and ends."""
+    """Draw a packing list, then its one-line form, its owner, or its first and last items."""
     name, city = people(rng, 1)[0].name, rng.choice(CITIES)
     items = [with_article(item) for item in rng.sample(_LUGGAGE, scaled(rng, 3, 6, size))]
     taken = listed(items)
@@ -163,7 +163,7 @@ def _packing(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
 
 
 def _week(rng: random.Random, size: float) -> tuple[Exchange, Exchange]:
-    """Plans for some days, written as a list; then one day of it is asked for."""
+    """Draw plans for some days to write as a list, then a question about one day."""
     name = people(rng, 1)[0].name
     count = scaled(rng, 3, 6, size)
     start = rng.randrange(len(DAYS) - count + 1)

@@ -67,7 +67,7 @@ def _request(
 
 
 def _draw_sentences(rng: random.Random, count: int) -> list[Sentence]:
-    """Sentences that share no word but articles and prepositions."""
+    """Draw sentences that share only articles and prepositions."""
     sentences: list[Sentence] = []
     said: set[str] = set()
     while len(sentences) < count:
@@ -90,7 +90,7 @@ def _opened(text: str) -> str:
 
 
 def _action(rng: random.Random) -> Sentence:
-    """Someone does something to an object, at times with a time put first."""
+    """Draw subject, verb and object, sometimes after a time."""
     verb = rng.choice(list(OBJECTS))
     subject = rng.choice(PEOPLE)
     target = rng.choice([noun for noun in OBJECTS[verb] if noun != subject])
@@ -106,14 +106,14 @@ def _action(rng: random.Random) -> Sentence:
 
 
 def _state(rng: random.Random) -> Sentence:
-    """Someone or something is so."""
+    """Draw a subject and an adjective: `Der Tisch ist alt.`"""
     noun = rng.choice(PEOPLE + ANIMALS + GOODS + DRINKS)
     german, english = rng.choice(qualities(noun))
     return Sentence(f"{noun.nominative()} ist {german}", f"the {noun.english} is {english}")
 
 
 def _description(rng: random.Random) -> Sentence:
-    """Someone of some quality does something somewhere."""
+    """Draw a subject with an adjective, a verb and a place."""
     noun = rng.choice(PEOPLE + ANIMALS)
     verb = rng.choice(ANIMAL_ACTIONS if noun in ANIMALS else ACTIONS)
     quality = rng.choice(BEING)
@@ -125,7 +125,7 @@ def _description(rng: random.Random) -> Sentence:
 
 
 def _stay(rng: random.Random) -> Sentence:
-    """Someone does something somewhere at some time."""
+    """Draw a subject, a verb, a place and a time."""
     noun = rng.choice(PEOPLE + ANIMALS)
     actions = ANIMAL_ACTIONS if noun in ANIMALS else ACTIONS
     verb = rng.choice([action for action in actions if action not in TIMELESS])

@@ -1,16 +1,4 @@
-"""Make the tiny pair again.
-
-    python -m diffuspec.pairs.tiny.training.train tokenizer
-    python -m diffuspec.pairs.tiny.training.train target
-    python -m diffuspec.pairs.tiny.training.train answers     # the target's own answers
-    python -m diffuspec.pairs.tiny.training.train drafter
-    python -m diffuspec.pairs.tiny.training.train ngram       # needs KenLM's build_binary
-    python -m diffuspec.pairs.tiny.training.train export      # into the package
-    python -m diffuspec.pairs.tiny.training.train evaluate    # held-out accuracy of the target
-
-Every step reads what the ones before left in the run folder. Training resumes from its last
-checkpoint when it is started again.
-"""
+"""`python -m diffuspec.pairs.tiny.train`: the commands that train and export the tiny pair."""
 
 from __future__ import annotations
 
@@ -47,15 +35,43 @@ from diffuspec.pairs.tiny.training.drafter import draft_loss, mean_acceptance, s
 from diffuspec.pairs.tiny.training.optimisation import TrainingPlan, train
 from diffuspec.pairs.tiny.training.target import answer_accuracy, next_token_loss, target_config
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
-RunDir = Annotated[Path, typer.Option(help="Where checkpoints live.")]
-Chunks = Annotated[int, typer.Option(help="Chunks of 16 batches of about 2,048 tokens.")]
-Threads = Annotated[int, typer.Option(help="CPU threads.")]
-Conversations = Annotated[int, typer.Option(help="Conversations to draw from the corpus.")]
-Start = Annotated[Path | None, typer.Option("--from", help="Go on from these weights.")]
+HELP = """Train the tiny pair, in this order:
+
+\b
+  tokenizer
+  target
+  answers      the target's own answers, for the drafter
+  drafter
+  ngram        needs KenLM's build_binary on PATH
+  export       into the package
+
+Every command reads the results of the ones before from the run folder. A training that was
+interrupted goes on from its last checkpoint. `evaluate` measures the exported target.
+"""
+
+app = typer.Typer(
+    help=HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+RunDir = Annotated[Path, typer.Option(metavar="DIR", help="Folder of checkpoints and results.")]
+Chunks = Annotated[
+    int, typer.Option(metavar="N", help="Chunks of 16 batches of about 2,048 tokens.")
+]
+Threads = Annotated[int, typer.Option(metavar="N", min=1, help="CPU threads.")]
+Conversations = Annotated[
+    int, typer.Option(metavar="N", help="Conversations to draw from the corpus.")
+]
+PerFamily = Annotated[int, typer.Option(metavar="N", min=1, help="Held-out questions per family.")]
+Start = Annotated[
+    Path | None,
+    typer.Option("--from", metavar="DIR", help="Start from the weights of this model."),
+]
 RUN = Path("runs/tiny")
 GUIDED_SHARE = 0.25  # of the target's batches
-ATTENTION = "eager"  # gives attention weights; twice as fast to train here as SDPA
+ATTENTION = "eager"  # returns attention weights; here it also trains twice as fast as SDPA
 
 
 @app.command()
@@ -95,9 +111,9 @@ def target(
 
 @app.command()
 def answers(run: RunDir = RUN, conversations: Conversations = 2500, threads: Threads = 2) -> None:
-    """Let the target answer questions from training's side of the corpus."""
+    """Answer questions of the training set with the target."""
     torch.set_num_threads(threads)
-    config = parse_config({"target": {"path": run / "target", "max_sequences": 16}})
+    config = parse_config({"target": {"path": _result(run, "target"), "max_sequences": 16}})
     with Engine.from_config(config) as engine:
         write_answers(engine, run / "answers.jsonl", conversations, seed=11)
 
@@ -106,12 +122,12 @@ def answers(run: RunDir = RUN, conversations: Conversations = 2500, threads: Thr
 def drafter(
     run: RunDir = RUN, chunks: Chunks = 220, threads: Threads = 2, start: Start = None
 ) -> None:
-    """Train the drafter, half of it on the target's own answers if they are there."""
+    """Train the drafter, if there are answers of the target half of it on those."""
     torch.set_num_threads(threads)
     torch.manual_seed(2)
     encoder = _encoder(run)
     held_out = held_out_examples(encoder, per_family=16)
-    model = _load(start) if start else start_from(_load(run / "target"))
+    model = _load(start) if start else start_from(_load(_result(run, "target")))
     model.set_attn_implementation(ATTENTION)
 
     def report() -> str:
@@ -129,7 +145,7 @@ def drafter(
 
 @app.command()
 def ngram(run: RunDir = RUN, conversations: Conversations = 60_000) -> None:
-    """Estimate the 3-gram over the corpus's token ids and make it a quantised binary."""
+    """Estimate the 3-gram over token ids of the corpus, as a quantised KenLM binary."""
     encoder = _encoder(run)
     drawn = itertools.islice(training_conversations(5, weights=FAMILY_WEIGHTS), conversations)
     write_arpa(estimate(_sentences(encoder, drawn)), run / "ngram.arpa")
@@ -137,21 +153,21 @@ def ngram(run: RunDir = RUN, conversations: Conversations = 60_000) -> None:
 
 
 @app.command()
-def export(run: RunDir = RUN, per_family: int = 24) -> None:
-    """Put weights (as float16), n-gram and held-out questions into the package."""
+def export(run: RunDir = RUN, per_family: PerFamily = 24) -> None:
+    """Write weights (as float16), n-gram and held-out questions into the package."""
     for name in ("target", "drafter"):
         model = Qwen2ForCausalLM.from_pretrained(
-            run / name, dtype=torch.float16, trust_remote_code=False
+            _result(run, name), dtype=torch.float16, trust_remote_code=False
         )
         model.save_pretrained(tiny.WEIGHTS / name)
         _tokenizer(run).save_pretrained(tiny.WEIGHTS / name)
-    shutil.copy(run / "ngram.bin", tiny.NGRAM)
+    shutil.copy(_result(run, "ngram.bin", "ngram"), tiny.NGRAM)
     write_questions(held_out_questions(per_family), tiny.QUESTIONS)
 
 
 @app.command()
-def evaluate(per_family: int = 100, threads: Threads = 2) -> None:
-    """Print how many held-out questions the exported target answers exactly."""
+def evaluate(per_family: PerFamily = 100, threads: Threads = 2) -> None:
+    """Print the number of held-out questions that the exported target answers exactly."""
     torch.set_num_threads(threads)
     model = _load(tiny.TARGET)
     encoder = Encoder(PreTrainedTokenizerFast.from_pretrained(tiny.TARGET))
@@ -161,7 +177,7 @@ def evaluate(per_family: int = 100, threads: Threads = 2) -> None:
 
 
 def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Example]]:
-    """The first held-out questions of each family."""
+    """Return the first held-out questions of each family."""
     families: dict[str, list[Example]] = defaultdict(list)
     for question in held_out_questions(per_family):
         answers = tuple(question.reference)
@@ -198,8 +214,17 @@ def _save(model: Qwen2ForCausalLM, run: Path, name: str) -> None:
 
 
 def _tokenizer(run: Path) -> PreTrainedTokenizerFast:
-    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(run / "tokenizer")
+    path = _result(run, "tokenizer")
+    loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(path)
     return loaded
+
+
+def _result(run: Path, name: str, command: str | None = None) -> Path:
+    """Return the result of an earlier command. Raises BadParameter if it is missing."""
+    path = run / name
+    if not path.exists():
+        raise typer.BadParameter(f"{path} is missing: run `{command or name}` first")
+    return path
 
 
 def _encoder(run: Path) -> Encoder:
