@@ -1,7 +1,7 @@
-"""Acceptance: how far a draft tree agrees with the target's own tokens.
+"""Acceptance: the part of a draft tree that agrees with the target's own tokens.
 
-Losslessness rests on this alone: every token returned is the target's own, drawn with the true
-tokens before it. The draft decides only how many of them one verification yields.
+Losslessness rests on this alone: every token returned is the target's own, drawn after the true
+tokens before it. The draft only decides how many tokens one verification yields.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from diffuspec.core.types import DraftTree
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What a draft tree came to."""
+    """The accepted part of a draft tree."""
 
     accepted_nodes: tuple[int, ...]  # root to leaf
     token_ids: tuple[int, ...]  # the accepted tokens, then the target's own: one more
 
 
 def accept(tree: DraftTree, target_token_ids: Sequence[int]) -> Acceptance:
-    """Walk down the tree while a child carries the token that the target has at its parent.
+    """Walk down the tree while a child carries the target's token at its parent.
 
     target_token_ids holds the target's token at the root, then at every node, [num_nodes + 1].
-    The token at the last accepted node ends the step: the correction where the draft disagrees,
-    the bonus where it has ended.
+    The target's token at the last accepted node ends the step: a correction if the draft disagrees
+    there, a bonus if the draft ends there.
     """
     assert len(target_token_ids) == tree.num_nodes + 1, "one target token per node and the root"
     accepted: list[int] = []
     token_ids = [target_token_ids[0]]
     current = -1
-    # One pass is enough: children come after their parent, and siblings differ.
+    # One pass is enough: children come after their parent, and siblings carry different tokens.
     for node, (parent, token_id) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
         if parent == current and token_id == token_ids[-1]:
             accepted.append(node)

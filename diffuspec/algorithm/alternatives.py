@@ -1,4 +1,4 @@
-"""Alternatives: the likeliest tokens after each place of a draft, for drafting ahead."""
+"""Alternatives: the likeliest tokens at the root and after each node, for pre-drafting."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HARDLY_REACHED = math.log(0.01)
 def find_alternatives(
     nodes: Sequence[Node], lattice: Lattice, scorer: Scorer, count: int
 ) -> tuple[_Likeliest, ...]:
-    """Return so many tokens for the root and for each node; see `Draft.alternatives`.
+    """Return at most `count` tokens for the root and for each node; see `Draft.alternatives`.
 
-    The proxy has its say on runners-up as on candidates, but not below nodes that are hardly ever
-    reached. The nodes must know their index.
+    The proxy scores runners-up as it does candidates, except below nodes that are reached with less
+    than 1 % probability. The nodes' `index` must be set.
     """
     columns = _columns(lattice, scorer.drafter_weight)
     unassisted = [_likeliest(column, column.logprobs, count) for column in columns] + [()]
@@ -42,7 +42,7 @@ def find_alternatives(
 
 
 def _columns(lattice: Lattice, weight: float) -> list[Column]:
-    """Return the lattice with its runners-up."""
+    """Return the lattice's columns, runners-up included."""
     columns = []
     rows = zip(lattice.token_ids.tolist(), lattice.logprobs.tolist(), strict=True)
     for ids, logprobs in rows:

@@ -1,8 +1,8 @@
-"""Draft trees: building them, checking them, and views of them as the verifier sees them.
+"""Draft trees: building, checking and pruning them, and their depths, paths and masks.
 
 A node is an index into a DraftTree; -1 is the root, the last prefix token. Drafters of this
-package list the nodes best first: every leading part of the list is closed under parents, and
-the first child of a node is its best. Nothing here knows probabilities or models.
+package list the nodes best first: every leading part of the list contains its nodes' parents, and
+the first child of a node is its best.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_chain(tree: DraftTree) -> bool:
 
 
 def validate(tree: DraftTree) -> None:
-    """Check what DraftTree promises. Raises InvalidRequestError naming the first wrong node."""
+    """Check the invariants of DraftTree. Raises InvalidRequestError naming the first bad node."""
     if _is_sound(tree):
         return
     num_tokens, num_parents = len(tree.token_ids), len(tree.parents)
@@ -47,7 +47,7 @@ def validate(tree: DraftTree) -> None:
 
 
 def _is_sound(tree: DraftTree) -> bool:
-    """The same question, answered at once."""
+    """Whether `validate` passes, by a faster test without the name of the bad node."""
     token_ids, parents = tree.token_ids, tree.parents
     if not len(token_ids) == len(parents) == len(set(zip(parents, token_ids, strict=False))):
         return False
@@ -68,7 +68,7 @@ def depths(tree: DraftTree) -> list[int]:
 
 
 def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """Return what each node sees of its tree: itself and its ancestors, [num_nodes, num_nodes]."""
+    """Return the mask in which a node sees itself and its ancestors, [num_nodes, num_nodes]."""
     mask = np.zeros((len(parents), len(parents)), np.bool_)
     for node, parent in enumerate(parents):
         if parent >= 0:
@@ -78,7 +78,7 @@ def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def path_to(tree: DraftTree, node: int) -> list[int]:
-    """Return the nodes from below the root down to this one; none for the root, -1."""
+    """Return the nodes from the root's child down to `node`; none for the root, -1."""
     path: list[int] = []
     while node >= 0:
         path.append(node)
@@ -88,7 +88,7 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
 
 
 def best_path(tree: DraftTree) -> list[int]:
-    """Return the nodes met by going from the root to the first child until there is none."""
+    """Return the nodes of the path from the root that follows first children to a leaf."""
     path: list[int] = []
     current = -1
     for node, parent in enumerate(tree.parents):
@@ -99,17 +99,17 @@ def best_path(tree: DraftTree) -> list[int]:
 
 
 def prune(tree: DraftTree, keep: Iterable[int]) -> DraftTree:
-    """Return the tree of the nodes to keep, in their old order.
+    """Return the tree of the nodes in `keep`, in their old order.
 
-    Raises InvalidRequestError when a node is kept without its parent.
+    Raises InvalidRequestError if a node is kept without its parent.
     """
     return _select(tree, sorted(set(keep)))
 
 
 def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
-    """Prune a draft's tree and what is said of its nodes.
+    """Prune a draft's tree, and the fields that describe its nodes.
 
-    The two sides' choices stay known for as much of the best path as is left.
+    The choices of drafter and proxy are kept for the part of the best path that remains.
     """
     kept = sorted(set(keep))
     left = set(kept)

@@ -1,7 +1,7 @@
-"""From the drafter's logits to the pruned candidate lattice.
+"""The pruned candidate lattice, built from the drafter's logits.
 
-Knows nothing of prefixes, models or the proxy. Logits may have been shaped and given the target's
-sampling noise before (diffuspec.algorithm.sampling): only their softmax matters here.
+The logits may already include the target's sampling noise (`diffuspec.algorithm.sampling`): only
+their softmax matters here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EMPTY_LATTICE = Lattice(
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """How columns of the lattice are cut."""
+    """How columns of the lattice are pruned."""
 
     candidate_mass: float  # tau of Eq. 7
     max_candidates: int  # M_max of Eq. 7
@@ -40,15 +40,15 @@ def build_lattices(
 ) -> list[Lattice]:
     """Build one lattice per request from all their logits, [sum of lengths, V], in order.
 
-    Log-probabilities are normalised over the full vocabulary; an id whose logit is -inf is no
-    candidate. A column keeps the fewest candidates whose mass reaches tau, M_max at most (Eq. 7).
-    The first column whose most probable token is EOS is the last one and holds EOS tokens alone
-    (no EOS is forced into the others: paths that end early would win, having fewer terms to their
-    sum). A request that wants alternatives keeps what Eq. 7 drops of M_max as runners-up.
-    Raises ValueError for logits that are not numbers.
+    Log-probabilities are normalised over the full vocabulary; ids whose logit is -inf are never
+    candidates. A column keeps the fewest candidates whose mass reaches tau, at most M_max (Eq. 7).
+    The first column whose most probable token is EOS is the last one, and holds EOS tokens only.
+    (EOS is not forced into other columns: paths that end early would win for having fewer terms in
+    their sum.) keeps_runners_up says for each request whether to keep, as runners-up, those of the
+    top M_max tokens that Eq. 7 drops. Raises ValueError for logits that are NaN.
 
-    What comes after the top candidates is plain Python on short lists: a model's forward leaves
-    nothing of an array library in the processor's caches, and each of its functions pays for that.
+    The code after the top-k is plain Python on short lists: right after a forward the array
+    library's code is out of the processor's caches, and every call into it costs more.
     """
     assert len(logits) == sum(lengths), "one row of logits per draft position"
     keeps_all = keeps_runners_up or [False] * len(lengths)
@@ -93,15 +93,15 @@ def _cut_at_eos(
     eos_token_ids: tuple[int, ...],
     keeps_runners_up: bool,
 ) -> Lattice:
-    """Drop the columns after the first whose most probable token is EOS; blank unused cells.
+    """Drop the columns after the first whose most probable token is EOS, and blank unused cells.
 
-    Works in place.
+    Writes to its arguments.
     """
     first_ids = token_ids[:, 0].tolist()
     stop = next((i for i, first in enumerate(first_ids) if first in eos_token_ids), len(sizes))
     if stop < len(sizes):
         token_ids, logprobs, sizes = token_ids[: stop + 1], logprobs[: stop + 1], sizes[: stop + 1]
-        # Every EOS token of this column, whatever tau says, and nothing else as a candidate.
+        # The candidates of this column are its EOS tokens, whatever their mass.
         sizes[stop] = _put_first(token_ids[stop], logprobs[stop], eos_token_ids)
     num_candidates = np.array(sizes, np.int32)
     if keeps_runners_up:
@@ -115,7 +115,7 @@ def _cut_at_eos(
 def _put_first(
     token_ids: NDArray[np.int32], logprobs: NDArray[np.float32], chosen: tuple[int, ...]
 ) -> int:
-    """Move these ids of a column to its front, in place; return how many of them it has."""
+    """Move the ids in `chosen` to the front of a column, in place; return their number."""
     pairs = list(zip(token_ids.tolist(), logprobs.tolist(), strict=True))
     first = [pair for pair in pairs if pair[0] in chosen and pair[1] > -math.inf]
     rest = [pair for pair in pairs if pair not in first]

@@ -1,9 +1,9 @@
 """The target's own token at every node, greedy or drawn with seeded noise.
 
 Gumbel-max: argmax(shaped logits + Gumbel noise) is a draw from softmax(shaped logits). The noise
-is a hash of (seed, absolute position, token id) and of nothing else, so what the target says at a
-position, given the tokens before it, does not depend on the draft, the batch or the worker.
-A drafter adds the same noise to its own logits and so guesses the drawn token, not the likeliest.
+is a hash of seed, absolute position and token id alone: the target's token at a position, given
+the tokens before it, does not depend on the draft, the batch or the worker. A drafter that adds the
+same noise to its own logits guesses the drawn token and not the likeliest one.
 
 Order of shaping: penalties, temperature, top-k, top-p. Ties go to the lowest token id throughout.
 """
@@ -27,7 +27,7 @@ _TOP_P_MARGIN = 1e-6  # a float32 sum of probabilities that should be p may fall
 
 @dataclass(frozen=True, slots=True, eq=False)
 class History:
-    """What was said before each row's token, for the penalties."""
+    """The tokens before each row's own, for the penalties."""
 
     prefix: TokenIds  # [num_tokens], prompt and committed tokens
     num_prompt_tokens: int
@@ -35,12 +35,12 @@ class History:
 
 
 def is_plain_argmax(requests: Sequence[VerifyRequest]) -> bool:
-    """Whether the target's tokens are the argmax of its logits for all of these."""
+    """Whether all requests take the argmax of the logits as they are: greedy, no penalties."""
     return all(r.sampling.is_greedy and not r.sampling.has_penalties for r in requests)
 
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return each row's argmax, the lowest of ties, and its logit; not a number where any is."""
+    """Return each row's argmax, the lowest id of ties, and its logit: NaN if the row has a NaN."""
     if logits.device.type == "cpu":  # numpy's is five times faster than torch's
         table = logits.float().numpy()
         token_ids: list[int] = table.argmax(axis=-1).tolist()
@@ -53,8 +53,8 @@ def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
 def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
     """Return the target's token at the root and at every node of each request, [R] int64.
 
-    logits [R, V] holds, for one request after the other, the row of its last prefix token and
-    then those of its tree's nodes in order. The result stays on the logits' device.
+    logits [R, V] holds, request by request, the row of the last prefix token and then the rows of
+    the tree's nodes in order. The result stays on the logits' device.
     """
     if is_plain_argmax(requests):
         return _argmax(logits)
@@ -77,8 +77,8 @@ def choose_tokens(
 ) -> Tensor:
     """Return the token drawn at each row of one request, [R] int64.
 
-    positions[r] is the absolute index that row r's token will have in the sequence. The history
-    is read for penalties only, and needed for them.
+    positions[r] is the absolute index that row r's token will have in the sequence. Requests with
+    penalties need the history.
     """
     assert history is not None or not params.has_penalties, "penalties need a history"
     return _argmax(perturb_logits(logits, params, positions, history))
@@ -92,23 +92,23 @@ def perturb_logits(
 ) -> Tensor:
     """Return shaped logits with the request's noise, [R, V]: their argmax is the token drawn.
 
-    Greedy requests get no noise. For a drafter the softmax of the result is what it knows of the
-    token that the target will draw; without a history it goes without penalties.
+    Greedy requests get no noise. A drafter takes the softmax of the result as its distribution of
+    the token that the target will draw. Without a history penalties are left out.
     """
     if params.has_penalties and history is not None:
         logits = _penalize(logits.float(), params, history)
     if params.is_greedy:
         return logits
-    assert params.seed is not None, "requests without a seed get one where they come in"
+    assert params.seed is not None, "sampled requests get a seed on admission"
     logits = logits.float() / max(params.temperature, _MIN_TEMPERATURE)
     logits = _filter(logits, params.top_k, params.top_p)
     return logits + gumbel_noise(params.seed, positions, logits.shape[-1], logits.device)
 
 
 def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLogprobs]:
-    """Return each row's log-probability of its chosen token and of the num_top likeliest.
+    """Return each row's log-probabilities of its chosen token and of the num_top likeliest.
 
-    logits [R, V] as the model gave them: what was asked of sampling does not show here.
+    logits [R, V] are the model's own, before penalties, temperature and filters.
     """
     logprobs = logits.float().log_softmax(dim=-1)
     own: list[float] = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
@@ -144,10 +144,10 @@ def gumbel_noise(
 ) -> Tensor:
     """Return standard Gumbel noise, [R, vocab_size] float32; row r is positions[r]'s.
 
-    Each value depends on (seed, position, token id) alone: a splitmix64 generator is started at
-    a hash of seed and position, and the token id counts its steps. Of each 64-bit output the top
-    32 bits give u in (0, 1), and -log(-log(1 - u)) is Gumbel; small u, where float32 is finest,
-    make the large values that win. vocab_size only says how many ids are wanted.
+    Each value depends on seed, position and token id alone: a splitmix64 generator is started at a
+    hash of seed and position, and the token id is the number of its steps. The top 32 bits of each
+    64-bit output give u in (0, 1), and -log(-log(1 - u)) is Gumbel-distributed. The large values,
+    which win, come from small u, where float32 is finest. Other vocab_sizes give the same values.
     """
     rows = torch.as_tensor(positions, dtype=torch.int64, device=device)
     start = _mix(_mix((rows + 1) * _GOLDEN) ^ seed)  # [R]; int64 arithmetic wraps around
@@ -162,7 +162,7 @@ def gumbel_noise(
 def _mix(values: Tensor) -> Tensor:
     """Apply splitmix64's finaliser to int64 values in place, and return them.
 
-    A bijection in which every input bit flips each output bit half of the time.
+    A bijection in which every input bit flips each output bit with probability 1/2.
     """
     values.bitwise_xor_(_logical_shift(values, 30)).mul_(_MIX_1)
     values.bitwise_xor_(_logical_shift(values, 27)).mul_(_MIX_2)
@@ -175,7 +175,7 @@ def _logical_shift(values: Tensor, num_bits: int) -> Tensor:
 
 
 def _penalize(logits: Tensor, params: SamplingParams, history: History) -> Tensor:
-    """Lower the logits of what was said: prefix and the row's own path, each row by itself."""
+    """Lower, in each row, the logits of the tokens in the prefix and on the row's path."""
     num_rows, vocab_size = logits.shape
     prefix = torch.tensor(history.prefix, dtype=torch.int64, device=logits.device)
     in_prompt = _count(prefix[: history.num_prompt_tokens], vocab_size) > 0  # [V]
@@ -198,10 +198,10 @@ def _count(token_ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Set to -inf what is outside the top k or outside the smallest set that holds mass p.
+    """Set to -inf the tokens outside the top k, or outside the smallest set of mass top_p.
 
-    The mass is measured after top-k. At least one token stays. Sums run in float64, so that no
-    order of summation, which may change with the shape of a batch, can change the set.
+    The mass is measured after top-k. At least one token stays. Sums are float64, so that the order
+    of summation, which may change with the shape of a batch, does not change the set.
     """
     vocab_size = logits.shape[-1]
     top_k = min(top_k or vocab_size, vocab_size)
@@ -226,7 +226,7 @@ def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 def _most_likely(logprobs: Tensor, num_values: int) -> Tensor:
     """Return each row's highest values in descending order, [R, num_values]."""
     if logprobs.device.type == "cpu":
-        # Many times faster than torch's own topk and sort, which drag the indices along.
+        # Many times faster than torch's topk and sort, which also move the indices.
         ascending = np.sort(logprobs.numpy(), axis=-1)
         return torch.from_numpy(ascending[:, -num_values:]).flip(-1)
     return logprobs.topk(num_values, dim=-1).values

@@ -1,7 +1,7 @@
-"""Columns of a lattice, scored by the drafter and a causal proxy together (Eq. 8).
+"""Scores of a lattice's columns by the drafter and a causal proxy together (Eq. 8).
 
-Plain Python on short lists: columns are mostly one to six candidates wide, where this is faster
-than any array library.
+Plain Python on short lists: most columns have one to six candidates, where this is faster than any
+array library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Column:
 
 @dataclass(slots=True, eq=False)
 class Scored:
-    """A column after one history. proxy_logprobs None: the proxy was not asked."""
+    """A column's scores after one history; proxy_logprobs is None if the proxy was not asked."""
 
     column: Column
     mixed: list[float]  # the terms of Eq. 8
@@ -38,14 +38,14 @@ class Scored:
 
     @property
     def proxy_choice(self) -> int:
-        """The token that the proxy alone would take; the drafter's where it was not asked."""
+        """The proxy's best token, or the drafter's if the proxy was not asked."""
         token_ids, logprobs = self.column.token_ids, self.proxy_logprobs
         return token_ids[0] if logprobs is None else token_ids[logprobs.index(max(logprobs))]
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A candidate that is taken after a history."""
+    """A candidate chosen after a history."""
 
     parent: Node | None
     scored: Scored
@@ -60,11 +60,11 @@ class Node:
 
 
 def columns_of(lattice: Lattice, weight: float, eos_token_ids: frozenset[int]) -> list[Column]:
-    """Return the lattice as lists, up to the first column that EOS ends.
+    """Return the lattice's columns as lists, up to the first that holds EOS tokens only.
 
-    EOS is dropped where there is anything else. A path that ended there would win for having
-    fewer terms (Eq. 8 is a sum, not a mean), and it would gain nothing: when EOS is what the
-    target says, it comes out of the verification of its parent anyway.
+    EOS is dropped from columns with other candidates. A path that ended there would win for having
+    fewer terms (Eq. 8 is a sum, not a mean), and would gain nothing: if the target's token is EOS,
+    the verification of its parent returns it anyway.
     """
     columns = []
     sizes = lattice.num_candidates.tolist()
@@ -91,9 +91,9 @@ def make_column(token_ids: list[int], logprobs: list[float], weight: float) -> C
 
 
 class Scorer:
-    """The terms of Eq. 8 for one request.
+    """Computes the terms of Eq. 8 for one request.
 
-    Without a proxy, or with a drafter weight of 1, the drafter's scores alone count.
+    Without a proxy, or with a drafter weight of 1, only the drafter's scores count.
     """
 
     def __init__(self, proxy: CausalProxy | None, request: DraftRequest) -> None:
@@ -104,7 +104,7 @@ class Scorer:
         self.drafter_weight = weight if self.has_proxy else 1.0
 
     def score(self, column: Column, states: Sequence[ProxyState]) -> list[Scored]:
-        """Score a column after each of the states; after equal ones only once."""
+        """Score a column after each of the states; equal states are scored once."""
         if self._proxy is None:
             return [Scored(column, column.weighted)] * len(states)
         rest, weighted = 1 - self.drafter_weight, column.weighted
@@ -149,9 +149,10 @@ class Scorer:
 def confidences(scored: Scored) -> list[float]:
     """Return ln P(candidate is right | its history is) for every candidate.
 
-    exp of Eq. 8's terms is no distribution. Normalised over the column it is one, the geometric
-    mean of the two sides, given that one of the candidates is right; and the drafter's mass on
-    the column is the probability of that. With lambda = 1 this is the drafter's own l_dlm.
+    The exponentials of Eq. 8's terms do not sum to 1. Normalised over the column they are the
+    distribution given that one of the candidates is right, the geometric mean of both sides; the
+    probability of that condition is the drafter's mass on the column. With lambda = 1 this is the
+    drafter's own l_dlm.
     """
     logprobs, mixed = scored.column.logprobs, scored.mixed
     if scored.proxy_logprobs is None or len(logprobs) == 1:

@@ -1,9 +1,9 @@
 """Causal-consistency path search (CPS): from a lattice to a draft tree.
 
-The drafter guesses every position by itself; a causal proxy says which guesses follow each other.
-Eq. 8 weighs the two: S(path) = sum of lambda * l_dlm + (1 - lambda) * l_ng, the proxy's term
-conditional on what comes before, all natural logarithms. Columns with a single candidate are not
-scored where nothing hangs on it.
+The drafter predicts every position independently; a causal proxy scores which candidates follow
+each other. Eq. 8 weighs both: S(path) = sum of lambda * l_dlm + (1 - lambda) * l_ng, in natural
+logarithms, with the proxy's term conditional on the tokens before. Columns with a single candidate
+are not scored where the score cannot change the result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from diffuspec.algorithm.scoring import Column, Node, Scored, Scorer, columns_of
 from diffuspec.core.interfaces import CausalProxy
 from diffuspec.core.types import Draft, DraftRequest, DraftTree, Lattice
 
-_Link: TypeAlias = "tuple[_Link | None, Scored, int]"  # of a beam: what is before it, its choice
+_Link: TypeAlias = (
+    "tuple[_Link | None, Scored, int]"  # of a beam: (previous link, scored column, choice)
+)
 
 
 class PathSearch:
     """`PathScorer` in this process: beam search (Eq. 8) or best-first expansion.
 
-    Without a proxy, or with a drafter weight of 1, the drafter's scores alone decide.
+    Without a proxy, or with a drafter weight of 1, only the drafter's scores count.
     """
 
     def __init__(
@@ -54,11 +56,11 @@ class PathSearch:
         return [replace(draft, search_seconds=seconds) for draft in drafts]
 
     def search_one(self, request: DraftRequest, lattice: Lattice) -> Draft:
-        """Return the draft tree of the shape that the request asks for, best nodes first.
+        """Return the draft tree of the request's shape, best nodes first.
 
-        path: the best path of the beam. beams: the paths of all its final beams, merged.
-        best_first: the max_nodes nodes that are likeliest to be reached. Any of them is cut to
-        max_nodes by what is least likely to be reached, and may be cut further in the same way.
+        path: the best path of the beam. beams: the paths of all final beams, merged. best_first:
+        the nodes likeliest to be reached. All are cut to the max_nodes nodes likeliest to be
+        reached, and a caller may cut them further from the end.
         """
         scorer = Scorer(self._proxy, request)
         columns = columns_of(lattice, scorer.drafter_weight, self._eos_token_ids)
@@ -82,7 +84,7 @@ def _beam_search(columns: list[Column], scorer: Scorer, width: int) -> list[_Lin
     for column in columns[:num_forced]:
         beam = (beam, Scored(column, column.weighted), 0)
     beams = [beam]
-    scores = [0.0]  # what all beams have in common is left out
+    scores = [0.0]  # without the forced columns, which all beams share
     states = []
     if num_forced < len(columns):
         states.append(scorer.begin([column.token_ids[0] for column in columns[:num_forced]]))
@@ -103,14 +105,14 @@ def _beam_search(columns: list[Column], scorer: Scorer, width: int) -> list[_Lin
 
 
 def _num_forced(columns: list[Column]) -> int:
-    """Return how many columns in front have a single candidate."""
+    """Return the number of leading columns with a single candidate."""
     sizes = (len(column.token_ids) for column in columns)
     return next((depth for depth, size in enumerate(sizes) if size > 1), len(columns))
 
 
 def _merge(beams: list[_Link | None]) -> list[Node]:
     """Return the nodes of all beams, each once, likeliest to be reached first."""
-    nodes: dict[int, Node] = {}  # by identity: beams share the links of their common beginning
+    nodes: dict[int, Node] = {}  # by id(link): beams share the links of their common beginning
     for link in beams:
         path: list[_Link] = []
         while link is not None and id(link) not in nodes:
@@ -129,12 +131,12 @@ def _merge(beams: list[_Link | None]) -> list[Node]:
 def _best_first(columns: list[Column], scorer: Scorer, max_nodes: int) -> list[Node]:
     """Return the max_nodes nodes likeliest to be reached, in that order.
 
-    The heap holds of every node the likeliest child not yet taken, or its children as yet unscored
-    with the most that the likeliest could come to. As no child is likelier than its parent, the
-    first of the heap is the likeliest of all that is left.
+    The heap holds, for every node taken, its likeliest child not yet taken, or an entry for its
+    unscored children with an upper bound of their reach. No child is likelier than its parent, so
+    the first entry of the heap is the likeliest remaining node.
     """
     nodes: list[Node] = []
-    serial = count()  # older entries first where two are as likely
+    serial = count()  # breaks ties: older entries first
     heap: list[tuple[float, int, int, Node | None, _Ranked | None, int]] = []
     if columns:
         heap.append((-columns[0].log_mass, next(serial), 0, None, None, 0))
@@ -161,7 +163,7 @@ def _best_first(columns: list[Column], scorer: Scorer, max_nodes: int) -> list[N
 
 @dataclass(slots=True, eq=False)
 class _Ranked:
-    """Candidates of a scored column, most likely to be right first."""
+    """Candidates of a scored column, likeliest first."""
 
     scored: Scored
     choices: Sequence[int]

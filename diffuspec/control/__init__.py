@@ -1,1 +1,1 @@
-"""What is learnt while decoding: draft lengths, costs, calibration, likely outcomes."""
+"""Control learnt while decoding: draft lengths, costs, calibration, likely outcomes."""

@@ -1,7 +1,7 @@
-"""How often something is right, given the probability that somebody gave it.
+"""Calibration: from a drafter's confidences to measured probabilities of acceptance.
 
-A diffusion LM's confidence is not a probability of acceptance: it knows nothing of the branch that
-the token hangs on. These counts make it one.
+A diffusion LM's confidence is not a probability of acceptance, because it does not depend on the
+branch that the token is on. Counts of accepted tokens by confidence turn it into one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,15 @@ _EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0
 _LOG_EDGES = [math.log(edge) for edge in _EDGES]
 _CENTRES = [(a + b) / 2 for a, b in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
 _PRIOR_WEIGHT = 6.0
-_MAX_WEIGHT = 400.0  # older counts fade once there are so many
+_MAX_WEIGHT = 400.0  # a cell's counts are halved when they reach this, so that old ones fade
 
 
 class Calibration:
-    """P(right) by what was said of it, on top of a wider calibration; alone it begins by belief."""
+    """P(right) by stated probability, counted in cells.
+
+    The prior of a cell is its value in the wider calibration, or the stated probability without
+    one.
+    """
 
     def __init__(self, wider: Calibration | None = None) -> None:
         self._wider = wider
@@ -27,7 +31,7 @@ class Calibration:
         self._right = [0.0] * len(_CENTRES)
 
     def probability(self, logprob: float) -> float:
-        """Return how likely something is right that was given this natural-log probability."""
+        """Return P(right) for a stated natural-log probability."""
         return self._in_cell(bisect_right(_LOG_EDGES, logprob))
 
     def count(self, logprob: float, is_right: bool) -> None:
@@ -44,14 +48,17 @@ class Calibration:
 
 
 class AcceptanceModel:
-    """P(node right | parent right) by confidence, on top of a wider model that learns too."""
+    """P(node right | parent right) by confidence.
+
+    The prior is the wider model's, which learns from the same observations.
+    """
 
     def __init__(self, wider: AcceptanceModel | None = None) -> None:
         self._wider = wider
         self._nodes: Calibration = Calibration(None if wider is None else wider._nodes)
 
     def reach(self, draft: Draft) -> list[float]:
-        """Return for each node the probability that it is accepted, its ancestors included."""
+        """Return each node's probability of being accepted with all of its ancestors."""
         reached: list[float] = []
         for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
             above = reached[parent] if parent >= 0 else 1.0
@@ -59,7 +66,7 @@ class AcceptanceModel:
         return reached
 
     def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
-        """Count every node whose parent was accepted, in the wider model too if it is shared."""
+        """Count the nodes whose parents were accepted; if is_shared, in the wider model too."""
         accepted = {-1, *verdict.accepted_nodes}
         for node, parent in enumerate(draft.tree.parents):
             if parent in accepted:

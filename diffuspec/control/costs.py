@@ -1,7 +1,7 @@
-"""What drafting and verifying cost on this hardware, learnt from the steps themselves.
+"""The cost of drafting and verifying on this hardware, measured while decoding.
 
-Everything a role's answer takes is in these times: the forward, the wait for the worker and the
-way there and back. Nothing is known beforehand; a curve with no point yet says so.
+A measured time is all that a role's answer takes: the forward, waiting for the worker and
+transport. Nothing is assumed in advance: a curve without measurements has is_known False.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
-_MAX_JUMP = 3.0  # measurement and mean are at most so many times each other: hiccups are no news
-_ALONE = 0.05  # of a verification, with drafting beside it, is as good as none
+_MAX_JUMP = 3.0  # clip outliers to 3x the mean, and the mean to 3x the measurement
+_ALONE = 0.05  # a verification counts as alone up to this share of it with drafting beside it
 _MAX_CROWDING = 1.5
-_MAX_CROWDED = 64  # verifications; then what is known of those alone is too old
-_NOTHING = 1e-9  # seconds, for what took no time by the clock: it is divided by
-_DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size has been seen
+_MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
+_MIN_SECONDS = 1e-9  # of any size: costs are divided by
+_DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size was measured
 
 
 @dataclass(slots=True)
 class _Point:
-    """Mean size and time of the measurements of one bucket, older ones fading."""
+    """Moving averages of the sizes and times measured in one bucket."""
 
     tokens: float
     seconds: float
@@ -43,18 +43,21 @@ class _Point:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """Rising seconds at ascending sizes; straight between them, of one slope beyond."""
+    """A rising, piecewise linear function through points at ascending sizes.
+
+    Before the first point and after the last it continues with `slope`.
+    """
 
     sizes: list[float]
     seconds: list[float]
     slope: float
-    lowest: float  # what anything takes
+    lowest: float  # seconds of any size, at least
 
     def at(self, size: float) -> float:
-        return max(self.drawn_at(size), self.lowest)
+        return max(self.unbounded_at(size), self.lowest)
 
-    def drawn_at(self, size: float) -> float:
-        """Return what the line says, however little that is."""
+    def unbounded_at(self, size: float) -> float:
+        """Return the line's value without the lower bound; it may be negative."""
         before = max(bisect_right(self.sizes, size) - 1, 0)
         start, seconds = self.sizes[before], self.seconds[before]
         slope = self.slope
@@ -76,7 +79,7 @@ class CostCurve:
         return bool(self._points)
 
     def observe(self, num_tokens: int, seconds: float) -> None:
-        """Learn from one measurement."""
+        """Add one measurement."""
         bucket = bisect_right(_BUCKET_STARTS, num_tokens)
         self._line = None
         if bucket in self._points:
@@ -85,18 +88,18 @@ class CostCurve:
             self._points[bucket] = _Point(num_tokens, seconds)
 
     def at(self, num_tokens: int) -> float:
-        """Return the seconds for one size; 0 before any observation."""
-        return self._drawn().at(num_tokens) if self._points else 0.0
+        """Return the seconds for one size; 0 before any measurement."""
+        return self._fitted().at(num_tokens) if self._points else 0.0
 
     def seconds(self, max_tokens: int) -> NDArray[np.float64]:
-        """Return the seconds for 0, 1, ... max_tokens tokens; zeros before any observation."""
+        """Return the seconds for 0, 1, ... max_tokens tokens; zeros before any measurement."""
         if not self._points:
             return np.zeros(max_tokens + 1)
         if self._line is None or len(self._table) <= max_tokens:
             self._table = self._tabulate(max(max_tokens, 64))
         return self._table[: max_tokens + 1]
 
-    def _drawn(self) -> _Line:
+    def _fitted(self) -> _Line:
         if self._line is None:
             known = sorted(self._points.values(), key=lambda point: point.tokens)
             sizes = [point.tokens for point in known]
@@ -104,29 +107,29 @@ class CostCurve:
             slope = _DEFAULT_SLOPE * seconds[0]
             if len(known) > 1:
                 slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
-            self._line = _Line(sizes, seconds, slope, max(seconds[0] * 0.1, _NOTHING))
+            self._line = _Line(sizes, seconds, slope, max(seconds[0] * 0.1, _MIN_SECONDS))
             self._table = np.zeros(0)
         return self._line
 
     def _tabulate(self, max_tokens: int) -> NDArray[np.float64]:
-        line = self._drawn()
+        line = self._fitted()
         ends = min(0.0, line.sizes[0]) - 1, max(max_tokens, line.sizes[-1]) + 1
         sizes = [ends[0], *line.sizes, ends[1]]
-        seconds = [line.drawn_at(ends[0]), *line.seconds, line.drawn_at(ends[1])]
+        seconds = [line.unbounded_at(ends[0]), *line.seconds, line.unbounded_at(ends[1])]
         table = np.interp(np.arange(max_tokens + 1), sizes, seconds)
         return np.maximum(table, line.lowest)
 
 
 @dataclass(slots=True)
 class StepCosts:
-    """The cost of a step's parts, and what else is in the batch. One per coordinator.
+    """The costs of a step's parts, and the load of the rest of the batch. One per coordinator.
 
-    other_rows, other_positions and other_tokens are what the rest of a batch fed to the target and
-    to the drafter and what it committed lately, so that a request in a full batch drafts less than
-    one that is alone. exposed_share is how much of a draft's time is waited for: all of it, unless
-    drafts are made ahead while the target verifies. crowding is how many seconds longer a
-    verification takes for each second of drafting beside it: 0 where the roles share nothing, up to
-    1 where they share a processor.
+    other_rows, other_positions and other_tokens are moving averages over recent batches: rows fed
+    to the target, masked positions fed to the drafter, and tokens committed, all of the other
+    requests of the batch. They make a request in a full batch draft less than one alone.
+    exposed_share is the part of a draft's time that is waited for: 1 unless there are pre-drafts.
+    crowding is the number of seconds that one second of drafting adds to a verification at the same
+    time: 0 if the roles share nothing, up to 1 if they share a processor.
     """
 
     verify: CostCurve = field(default_factory=CostCurve)  # by rows fed to the target
@@ -134,8 +137,8 @@ class StepCosts:
     overhead_seconds: float = 0.0
     exposed_share: float = 1.0
     crowding: float = 0.0
-    num_crowded: int = 0  # verifications in a row with drafting beside them
-    num_alone: int = 0  # verifications without
+    num_crowded: int = 0  # verifications in a row with drafting at the same time
+    num_alone: int = 0  # verifications without, in total
     other_rows: float = 0.0
     other_positions: float = 0.0
     other_tokens: float = 0.0
@@ -150,7 +153,7 @@ class StepCosts:
     ) -> None:
         """Learn from one verified batch: rows fed, requests in it, tokens committed by it.
 
-        drafting_seconds of the time the drafter was at work beside it.
+        For drafting_seconds of that time a draft call was in flight.
         """
         self._observe_alone_or_crowded(num_rows, seconds, drafting_seconds)
         others = (num_requests - 1) / num_requests
@@ -159,7 +162,7 @@ class StepCosts:
 
     @property
     def is_alone_wanted(self) -> bool:
-        """Whether it is time to see what a verification costs without drafting beside it."""
+        """Whether the next verification should run alone, to measure its cost without drafting."""
         every = 8 if self.num_alone < 2 else 32
         return self.num_crowded % every == every - 1
 
@@ -168,7 +171,7 @@ class StepCosts:
     ) -> None:
         if drafting_seconds <= _ALONE * seconds:
             if self.num_alone == 0 and self.num_crowded:
-                self.verify = CostCurve()  # what was taken for lack of better is known now
+                self.verify = CostCurve()  # it held estimates only: measure afresh
             self.num_crowded = 0
             self.num_alone += 1
             self.verify.observe(num_rows, seconds)
@@ -187,24 +190,24 @@ class StepCosts:
         others = (num_requests - 1) / num_requests
         self.other_positions += _SMOOTHING * (num_positions * others - self.other_positions)
 
-    def observe_draft_ahead(self, num_positions: int, seconds: float) -> None:
-        """Learn from a batch that was drafted ahead, perhaps beside drafts that were waited for."""
+    def observe_pre_drafts(self, num_positions: int, seconds: float) -> None:
+        """Learn from a batch of pre-drafts, possibly with drafts that requests waited for."""
         self.draft.observe(num_positions, seconds)
 
     def observe_wait(self, num_positions: int, seconds: float) -> None:
-        """Learn how long a sequence waited for a draft of that length that might be made ahead."""
+        """Learn how long a request waited for its draft; 0 seconds if a pre-draft was there."""
         whole = self.draft.at(num_positions)
         if whole > 0:
             share = min(seconds / whole, _MAX_JUMP)
             self.exposed_share += _SMOOTHING * (share - self.exposed_share)
 
     def observe_overhead(self, seconds: float) -> None:
-        """Learn the time of a step that is neither drafting nor verification."""
+        """Learn from the part of a step's time that is neither drafting nor verification."""
         self.overhead_seconds += _SMOOTHING * (seconds - self.overhead_seconds)
 
 
 class BusyTime:
-    """How long a role has been at work. Calls may overlap: busy is while there is any."""
+    """Total seconds with a call in flight; overlapping calls count once."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -222,5 +225,5 @@ class BusyTime:
             self._seconds += now - self._since
 
     def seconds(self, now: float) -> float:
-        """Return the busy seconds so far."""
+        """Return the total seconds with a call in flight, up to `now`."""
         return self._seconds + (now - self._since if self._num_calls else 0.0)

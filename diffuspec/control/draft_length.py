@@ -1,9 +1,9 @@
 """Adaptive draft length (ADL): how many tokens to draft, and how many of them to verify.
 
-`paper` is Eqs. 9-11 to the letter. They pin the length to its floor after the first rejection,
-because both averages are linear with equal weights and start at 0, so that the accepted one reaches
-the generated one only while every draft was accepted whole. `cost_aware` is ours: it maximises
-expected committed tokens per second from measured acceptance and measured costs.
+`paper` follows Eqs. 9-11 to the letter. They pin the length to its floor after the first rejection:
+both averages are linear with equal weights and start at 0, so the accepted one equals the generated
+one only while every draft is accepted whole. `cost_aware` is ours: it maximises the expected number
+of committed tokens per second, from measured acceptance and measured costs.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.params import DraftLengthPolicy, SpeculationParams
 from diffuspec.core.types import Draft, Verdict
 
-_FIRST_PAUSE, _LAST_PAUSE = 4.0, 20.0  # between probes, in what one costs; doubled by each in vain
-_PROBE_TOKENS = 8  # at most
-_GOOD_PROBE = 1.5  # times what it cost: there may be more to gain
+# Pauses between trials, in steps times a trial's cost; each trial that does not pay doubles it.
+_FIRST_PAUSE, _LAST_PAUSE = 4.0, 20.0
+_MAX_TRIAL_TOKENS = 8
+_GOOD_TRIAL = 1.5  # tokens committed, times the trial's cost: the next trial follows at once
 _SMOOTHING = 0.3
-_SHARED_DRAFTS = 12  # of each request teach the others: a long request says no more than a short
+_SHARED_DRAFTS = 12  # of each request update shared statistics, so that long requests do not lead
 _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
 
 class DraftLength(Protocol):
-    """Sizes one request's drafts. Knows nothing of what the tokens are."""
+    """Sizes one request's drafts."""
 
     def num_draft_tokens(self, limit: int) -> int:
-        """Return the length of the next draft, at most limit (1 or more); 0: go without one."""
+        """Return the length of the next draft, at most limit (1 or more); 0: decode without."""
         ...
 
-    def length_ahead(self, limit: int) -> int:
-        """Return the length of a draft that is made ahead and may never be used; 0: none."""
+    def pre_draft_length(self, limit: int) -> int:
+        """Return the length of a pre-draft, at most limit; 0: none. Changes nothing."""
         ...
 
-    def take_ahead(self, num_draft_tokens: int) -> None:
-        """The next draft is one made ahead, of this length."""
+    def use_pre_draft(self, num_draft_tokens: int) -> None:
+        """Note that the next draft is a pre-draft of this length."""
         ...
 
     def trim(self, draft: Draft) -> Draft:
-        """Return the part of a draft that is worth verifying."""
+        """Return the part of a draft worth verifying."""
         ...
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Learn from the outcome of a draft that was verified as trimmed."""
+        """Learn from the verdict on a trimmed draft."""
         ...
 
 
 class FixedDraftLength:
-    """Always the same length; 0 is plain decoding."""
+    """Drafts of one fixed length; 0 is plain decoding."""
 
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
@@ -63,10 +64,10 @@ class FixedDraftLength:
     def num_draft_tokens(self, limit: int) -> int:
         return min(self._num_draft_tokens, limit)
 
-    def length_ahead(self, limit: int) -> int:
+    def pre_draft_length(self, limit: int) -> int:
         return min(self._num_draft_tokens, limit)
 
-    def take_ahead(self, num_draft_tokens: int) -> None:
+    def use_pre_draft(self, num_draft_tokens: int) -> None:
         pass
 
     def trim(self, draft: Draft) -> Draft:
@@ -100,12 +101,12 @@ class PaperDraftLength(FixedDraftLength):
 
 
 class Economics:
-    """What every request of a coordinator shares: costs, calibration, typical survival."""
+    """Costs, calibration and survival, shared by all requests of a coordinator."""
 
     def __init__(self, max_draft_tokens: int) -> None:
         self.costs = StepCosts()
         self.acceptance = AcceptanceModel()
-        # P(the token at this depth is accepted), as the calibrated trees say, [max_draft_tokens]
+        # P(the token at each depth is accepted), averaged over calibrated trees, [max_draft_tokens]
         self.survival = np.power(0.85, np.arange(1, max_draft_tokens + 1, dtype=np.float64))
 
 
@@ -113,18 +114,18 @@ class Economics:
 class _Plan:
     num_draft_tokens: int
     is_worth_it: bool
-    cost: float = 1.0  # of the step, in plain steps
+    cost: float = 1.0  # of the step, in steps of plain decoding
 
 
 class CostAwareDraftLength:
-    """Maximise expected committed tokens per second.
+    """Maximises the expected number of committed tokens per second.
 
-    A draft is verified up to the number of nodes where (1 + sum of their reach) / (time of the
-    step) is largest, the likeliest nodes first. The length is the one where the same ratio, with
-    reach by depth averaged over the last drafts, is largest. When plain decoding beats both, the
-    request goes without drafts, but for a probe now and then, which is verified whole: what is
-    never verified is never seen to have become better. What others came to may not hold for this
-    request: probes are frequent in its beginning, and a good one is followed by another.
+    Of a draft, the likeliest nodes are verified, as many as maximise (1 + sum of their reach) /
+    (time of the step). The draft length maximises the same ratio, with the reach by depth averaged
+    over the last drafts. If plain decoding is faster than both, the request decodes without drafts
+    except for trials. A trial is a short draft that is verified whole, to notice when drafts have
+    become better. Statistics of other requests may not hold for this one, so trials are frequent at
+    the start of a request, and a good trial is followed by another at once.
     """
 
     def __init__(self, max_draft_tokens: int, economics: Economics) -> None:
@@ -134,31 +135,31 @@ class CostAwareDraftLength:
         self._survival = economics.survival[:max_draft_tokens].copy()
         self._num_nodes = 16.0
         self._steps_without_draft = 0
-        self._pause = 0.0  # until the next probe, in its costs; the first draft is always made
-        self._probe_cost = 1.0  # of the last probe's step, in plain steps
+        self._pause = 0.0  # before the next trial; 0: the first draft is always made
+        self._trial_cost = 1.0  # of the last trial's step, in steps of plain decoding
         self._drafted = 0
-        self._is_probe = False
+        self._is_trial = False
         self._num_drafts = 0
 
     def num_draft_tokens(self, limit: int) -> int:
-        self._is_probe = False
+        self._is_trial = False
         plan = self._plan(limit)
         if not plan.is_worth_it:
-            return self._probe(plan)
+            return self._trial(plan)
         self._pause = _FIRST_PAUSE
         return self._note(plan.num_draft_tokens)
 
-    def length_ahead(self, limit: int) -> int:
+    def pre_draft_length(self, limit: int) -> int:
         plan = self._plan(limit)
         return plan.num_draft_tokens if plan.is_worth_it else 0
 
-    def take_ahead(self, num_draft_tokens: int) -> None:
-        self._is_probe = False
+    def use_pre_draft(self, num_draft_tokens: int) -> None:
+        self._is_trial = False
         self._pause = _FIRST_PAUSE
         self._note(num_draft_tokens)
 
     def _plan(self, limit: int) -> _Plan:
-        """Return the length of the highest rate, and whether it beats plain decoding."""
+        """Return the length with the highest rate, and whether it beats plain decoding."""
         costs = self._shared.costs
         longest = min(limit, self._lengths[-1])
         lengths = [k for k in self._lengths if k < longest] + [longest]
@@ -174,10 +175,10 @@ class CostAwareDraftLength:
         rates = [tokens[k - 1] / (draft[k] + verify[num_nodes]) for k in lengths]
         best = int(np.argmax(rates))
         length = lengths[best]
-        plain = verify[0] + (draft[0] if others else 0.0)  # the others draft all the same
+        plain = verify[0] + (draft[0] if others else 0.0)  # the others draft in any case
         is_worth_it = bool(rates[best] >= (costs.other_tokens + 1) / plain)
         if not is_worth_it:
-            length = min(length, _PROBE_TOKENS)
+            length = min(length, _MAX_TRIAL_TOKENS)
         return _Plan(length, is_worth_it, float((draft[length] + verify[length]) / plain))
 
     def trim(self, draft: Draft) -> Draft:
@@ -185,7 +186,7 @@ class CostAwareDraftLength:
             return draft
         reach = np.array(self._acceptance.reach(draft))
         self._learn_survival(draft, reach)
-        if self._is_probe:
+        if self._is_trial:
             return draft
         order = np.argsort(-reach, kind="stable")  # parents first: reach only falls
         num_nodes = self._best_num_nodes(reach[order])
@@ -197,15 +198,15 @@ class CostAwareDraftLength:
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         self._acceptance.observe(draft, verdict, is_shared=self._num_drafts < _SHARED_DRAFTS)
         self._num_drafts += 1
-        if self._is_probe and 1 + verdict.num_accepted_tokens >= _GOOD_PROBE * self._probe_cost:
+        if self._is_trial and 1 + verdict.num_accepted_tokens >= _GOOD_TRIAL * self._trial_cost:
             self._pause = 0.0
 
-    def _probe(self, plan: _Plan) -> int:
-        """Return the length of a probe, or 0 while it is not time for one."""
+    def _trial(self, plan: _Plan) -> int:
+        """Return the length of a trial, or 0 during the pause before the next one."""
         if self._steps_without_draft < self._pause * plan.cost:
             self._steps_without_draft += 1
             return 0
-        self._is_probe, self._probe_cost = True, plan.cost
+        self._is_trial, self._trial_cost = True, plan.cost
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LAST_PAUSE)
         return self._note(plan.num_draft_tokens)
 
@@ -226,7 +227,7 @@ class CostAwareDraftLength:
         return int(np.argmax(tokens / (verify + spent)))
 
     def _learn_survival(self, draft: Draft, reach: NDArray[np.float64]) -> None:
-        """Average the reach by depth; past the draft's end it goes on falling as it fell."""
+        """Average the reach by depth, extrapolated geometrically past the draft's end."""
         size = len(self._survival)
         places = np.array(depths(draft.tree), np.int64) - 1
         seen = np.bincount(places, weights=reach, minlength=size)[:size]

@@ -1,7 +1,7 @@
 """The weight of the drafter against the causal proxy: lambda of Eq. 8, constant or adaptive.
 
-The proxy helps where text is formulaic and hurts where it is copied, so the best weight differs by
-request. The adaptive weight follows who was right lately where the two disagreed.
+The proxy helps in formulaic text and hurts in copied text, so the best weight differs by request.
+The adaptive weight moves towards the side that was right where the two disagreed recently.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _RATE = 0.12
 
 
 class AdaptiveWeight:
-    """Moves towards the side that was right, by disagreement."""
+    """A weight that moves towards the drafter or the proxy, whichever was right."""
 
     def __init__(self) -> None:
         self.value = _START
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Judge both sides at every position of the best path that the target reached."""
+        """Compare both sides at every position of the best path that the target reached."""
         path = best_path(draft.tree)
         choices = zip(
             draft.drafter_choices, draft.proxy_choices, path, verdict.token_ids, strict=False
@@ -31,4 +31,4 @@ class AdaptiveWeight:
                 goal = _HIGHEST if right == of_drafter else _LOWEST
                 self.value += _RATE * (goal - self.value)
             if draft.tree.token_ids[node] != right:
-                return  # what follows was chosen after another token
+                return  # later choices were made after a wrong token

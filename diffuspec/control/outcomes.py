@@ -1,9 +1,9 @@
-"""Outcomes: what a verification may end in, ranked, so that the likeliest are drafted ahead.
+"""Ranks the possible outcomes of a verification, so that the likeliest can be pre-drafted.
 
-An outcome is the last accepted node and the target's own token there. How likely a node is the
-last comes from the drafter's confidences, calibrated by what was accepted so far; what the target
-says there comes from the draft's alternatives and from what followed the same tokens earlier in the
-text. What the sum of the two is worth is learnt from the outcomes themselves.
+An outcome is the last accepted node and the target's own token there. The probability that a node
+is the last comes from the drafter's confidences, calibrated by past acceptance. The target's token
+comes from the draft's alternatives, and from the tokens that followed the same context earlier in
+the text. The sum of both scores is calibrated by past outcomes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import Draft, DraftTree, TokenIds, Verdict
 
 _HARDLY_REACHED = 0.01
-_MIN_ENDING = 0.05  # of a node's reach: children that are all sure are not all right
-_ALTERNATIVE_WEIGHT = 0.7  # of an alternative's probability, besides the repeats
+_MIN_ENDING = 0.05  # of a node's reach: confident children may all be wrong
+_ALTERNATIVE_WEIGHT = 0.7  # of an alternative's probability, in the sum with the repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,12 @@ class Outcome:
     token_id: int
 
     def committed(self, tree: DraftTree) -> tuple[int, ...]:
-        """Return the tokens that are committed when this happens."""
+        """Return the tokens that this outcome commits."""
         return (*(tree.token_ids[node] for node in path_to(tree, self.node)), self.token_id)
 
 
 def outcome_of(verdict: Verdict) -> Outcome:
-    """Return what happened."""
+    """Return the outcome that a verdict states."""
     last = verdict.accepted_nodes[-1] if verdict.accepted_nodes else -1
     return Outcome(last, verdict.token_ids[-1])
 
@@ -43,12 +43,12 @@ def outcome_of(verdict: Verdict) -> Outcome:
 @dataclass(frozen=True, slots=True)
 class RankedOutcome:
     outcome: Outcome
-    score: float  # what the ranking goes by
-    probability: float  # what such scores have come to
+    score: float  # orders the ranking
+    probability: float  # of outcomes with such scores, as measured
 
 
 class OutcomeModel:
-    """What the requests of a coordinator learn together."""
+    """Statistics shared by all requests of a coordinator."""
 
     def __init__(self) -> None:
         self.acceptance = AcceptanceModel()
@@ -57,7 +57,7 @@ class OutcomeModel:
 
 
 class OutcomeRanking:
-    """Ranks one request's outcomes. rank and observe take turns, once per verification."""
+    """Ranks one request's outcomes: call rank, then observe, for every verification."""
 
     def __init__(self, shared: OutcomeModel) -> None:
         self._shared = shared
@@ -86,10 +86,12 @@ class OutcomeRanking:
                 self._repeats_at[node] = self._repeats.after(contexts[node + 1], children[node + 1])
                 ends = max(ending[node + 1], _MIN_ENDING * reached)
                 self._score(scores, draft, node, reached, ends, children[node + 1])
-        positive = [item for item in scores.items() if item[1] > 0]  # no NaN, whoever made it
+        positive = [
+            item for item in scores.items() if item[1] > 0
+        ]  # drops NaN, which a drafter may have sent
         best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
         chances = [self._scores.probability(math.log(score)) for _, score in best]
-        certain = max(sum(chances), 1.0)  # one of them happens at most
+        certain = max(sum(chances), 1.0)  # at most one of them happens
         self._ranked = [
             RankedOutcome(outcome, score, chance / certain)
             for (outcome, score), chance in zip(best, chances, strict=True)
@@ -105,7 +107,7 @@ class OutcomeRanking:
         ends: float,
         children: set[int],
     ) -> None:
-        """Add the outcomes at one node; a child's token would have been accepted."""
+        """Add the outcomes at one node. Tokens of children are none: they would be accepted."""
         for token_id, logprob in draft.alternatives[node + 1] if draft.alternatives else ():
             if token_id not in children:
                 likely = math.exp(min(logprob, 0.0))
@@ -116,7 +118,7 @@ class OutcomeRanking:
             scores[outcome] = scores.get(outcome, 0.0) + score
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Learn from the verdict on the draft that was ranked last."""
+        """Learn from the verdict on the draft ranked last."""
         happened = outcome_of(verdict)
         self._acceptance.observe(draft, verdict)
         for repeat in self._repeats_at.get(happened.node, ()):

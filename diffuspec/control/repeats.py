@@ -1,7 +1,7 @@
-"""Repeats: what followed the same tokens earlier in a text.
+"""Repeats: tokens that followed the same context earlier in a text.
 
-Answers copy: names, numbers and phrases of the prompt and of themselves. After a wrong draft token
-the right one is, about every other time, what stood behind the same tokens before.
+Answers repeat names, numbers and phrases of the prompt and of themselves. About half of the time
+the token that corrects a wrong draft token followed the same context before.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from diffuspec.core.types import TokenIds
 
 MAX_MATCH = 4  # tokens of context compared
-MAX_REPEATS = 3  # answers given
-_MAX_PLACES = 16  # looked at, the latest first
+MAX_REPEATS = 3  # returned for one context
+_MAX_PLACES = 16  # earlier places compared, latest first
 
-# How often an answer was right that stood first, second, third, by the tokens matched (1 to 4);
-# measured on the embedded pair, where the draft went wrong.
+# P(right) of the first, second and third repeat, by number of tokens matched (1 to 4); measured on
+# the embedded pair at places where the draft was wrong.
 _PRIORS = ((0.4, 0.1, 0.07), (0.65, 0.2, 0.1), (0.6, 0.2, 0.1), (0.85, 0.25, 0.2))
 _PRIOR_WEIGHT = 6.0
-_MAX_WEIGHT = 400.0  # older counts fade once there are so many
+_MAX_WEIGHT = 400.0  # counts are halved when they reach this, so that old ones fade
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """A token that followed the same context before."""
+    """A token that followed the same context earlier."""
 
     token_id: int
     num_matched: int  # tokens of context, 1 to MAX_MATCH
@@ -33,22 +33,25 @@ class Repeat:
 
 
 class Repeats:
-    """An index over one growing text."""
+    """An index of the tokens of one growing text."""
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
         self._places: defaultdict[int, list[int]] = defaultdict(list)  # of each token, ascending
 
     def extend(self, text: TokenIds) -> None:
-        """Take in what a text has gained: it begins with what was taken in before."""
+        """Add the new tokens of a text, which must begin with the tokens added so far."""
         for token_id in text[len(self._tokens) :].tolist():
             self._places[token_id].append(len(self._tokens))
             self._tokens.append(token_id)
 
     def after(self, context: Sequence[int], besides: Collection[int] = ()) -> list[Repeat]:
-        """Return what followed the end of this context, at most MAX_REPEATS, likeliest first."""
+        """Return up to MAX_REPEATS tokens that followed the context's end, likeliest first.
+
+        Tokens in `besides` are left out.
+        """
         tokens = self._tokens
-        found: dict[int, int] = {}  # token id -> tokens matched, for the best of its places
+        found: dict[int, int] = {}  # token id -> most tokens matched at any place
         for place in reversed(self._places.get(context[-1], [])[-_MAX_PLACES:]):
             if place + 1 < len(tokens) and tokens[place + 1] not in besides:
                 num_matched = self._num_matched(context, place)
@@ -58,7 +61,7 @@ class Repeats:
         return [Repeat(token_id, length, rank) for rank, (token_id, length) in enumerate(best)]
 
     def _num_matched(self, context: Sequence[int], place: int) -> int:
-        """Return how many tokens up to this place are those at the context's end."""
+        """Return how many tokens before and at `place` equal the context's end."""
         limit = min(MAX_MATCH, len(context), place + 1)
         for length in range(1, limit):
             if self._tokens[place - length] != context[-1 - length]:
@@ -67,7 +70,7 @@ class Repeats:
 
 
 class RepeatRates:
-    """How often repeats are right, learnt from where drafts went wrong."""
+    """P(right) of repeats by match length and rank, learnt where drafts were wrong."""
 
     def __init__(self) -> None:
         self._seen = [[_PRIOR_WEIGHT] * MAX_REPEATS for _ in range(MAX_MATCH)]

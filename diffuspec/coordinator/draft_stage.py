@@ -256,7 +256,7 @@ class DraftStage:
         num_positions = sum(request.num_draft_tokens for request in requests)
         if jobs:
             num_positions += sum(job.pre_draft.num_draft_tokens for job in jobs)
-            self._costs.observe_draft_ahead(num_positions, seconds)
+            self._costs.observe_pre_drafts(num_positions, seconds)
         else:
             self._costs.observe_draft(num_positions, len(requests), seconds)
 

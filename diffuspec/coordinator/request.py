@@ -211,7 +211,7 @@ class Request:
     def plan_pre_drafts(self) -> int:
         """Return the length of pre-drafts for the coming verdict; 0: none are wanted."""
         room = self._room(num_more=1)
-        return self.draft_length.length_ahead(room) if room > 0 else 0
+        return self.draft_length.pre_draft_length(room) if room > 0 else 0
 
     def length_after(self, token_ids: Collection[int], planned: int) -> int:
         """Return `planned`, cut to what may be committed after these tokens.
@@ -268,7 +268,7 @@ class Request:
     def take_pre_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
         """Keep a pre-draft of this length; see take_draft."""
         self.num_draft_tokens = length
-        self.draft_length.take_ahead(length)
+        self.draft_length.use_pre_draft(length)
         self.take_draft(draft, target)
 
     def skip_draft(self, reason: str | None) -> None:

@@ -85,7 +85,7 @@ def test_validation_names_the_wrong_node(token_ids, parents, message):
         validate(DraftTree(token_ids, parents))
 
 
-def test_pruning_reindexes_what_is_kept():
+def test_pruning_renumbers_the_nodes_kept():
     assert prune(FORKED, [4, 0, 2]) == chain([5, 7, 9])
     assert prune(FORKED, [0, 3, 1]) == DraftTree((5, 6, 8), (-1, -1, 0))
     assert prune(FORKED, []) == EMPTY_TREE
@@ -108,7 +108,7 @@ def test_pruned_trees_are_valid_and_hold_the_same_paths(tree, data):
         assert [pruned.token_ids[node] for node in path_to(pruned, new)] == old_path
 
 
-def test_pruning_a_draft_keeps_what_is_known_of_its_nodes():
+def test_pruning_a_draft_keeps_the_fields_of_its_nodes():
     draft = Draft(
         FORKED,
         (-0.1, -0.2, -0.3, -0.4, -0.5),

@@ -67,7 +67,7 @@ def test_the_first_eos_argmax_ends_the_lattice_and_stands_alone():
     assert lattice.logprobs[1, 0] == pytest.approx(np.log(0.5), abs=1e-5)
 
 
-def test_neither_tau_nor_the_cap_takes_eos_from_its_column():
+def test_neither_tau_nor_max_candidates_removes_eos_from_its_column():
     sure = logits_of({7: 0.95, 6: 0.03})
     assert column(build_lattice(sure, pruning()), 0) == [7, 6]
     assert column(build_lattice(sure, pruning(width=1)), 0) == [7]
@@ -81,7 +81,7 @@ def test_eos_is_not_forced_into_other_columns():
     assert lattice.num_tokens_before_eos == 2
 
 
-def test_banned_ids_never_appear_and_hold_no_mass():
+def test_banned_ids_never_appear_and_have_no_mass():
     logits = logits_of({4: 0.5, 7: 0.2, 1: 0.24})
     logits[:, [4, 7]] = -torch.inf
     lattice = build_lattice(logits, pruning())
@@ -95,7 +95,7 @@ def test_ids_left_by_a_filter_bound_the_column():
     assert sorted(column(build_lattice(logits, pruning(tau=1.0)), 0)) == [2, 5]
 
 
-def test_half_precision_logits_and_a_small_vocabulary_are_fine():
+def test_half_precision_logits_and_a_small_vocabulary_are_accepted():
     lattice = build_lattice(torch.zeros(2, 8, dtype=torch.bfloat16), pruning(tau=1.0, eos=()))
     assert lattice.num_candidates.tolist() == [8, 8]
 
@@ -126,7 +126,7 @@ def test_columns_are_the_shortest_that_reach_tau(seed, tau, width):
         np.testing.assert_allclose(np.exp(lattice.logprobs[row, :count]), best[:count], rtol=1e-4)
 
 
-def test_runners_up_stay_behind_the_candidates_where_alternatives_are_wanted():
+def test_runners_up_follow_the_candidates_if_requested():
     logits = logits_of({3: 0.9, 1: 0.06}, {7: 0.5, 2: 0.4})
     plain, wanting = build_lattices(logits.repeat(2, 1), [2, 2], pruning(width=2), [False, True])
     assert plain.token_ids.tolist() == [[3, -1], [7, -1]]
@@ -135,7 +135,7 @@ def test_runners_up_stay_behind_the_candidates_where_alternatives_are_wanted():
     assert np.isfinite(wanting.logprobs).all()
 
 
-def test_banned_ids_are_no_runners_up():
+def test_banned_ids_are_not_runners_up():
     logits = logits_of({1: 0.9})
     logits[:, 2:] = -torch.inf
     lattice = build_lattices(logits, [1], pruning(), [True])[0]

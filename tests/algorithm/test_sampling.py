@@ -30,7 +30,7 @@ def draw(params, num_draws, logits=LOGITS, history=None, start=0):
 
 
 def assert_distribution(tokens, expected):
-    """Chi-square at the 0.1 % level; what has no probability must never be drawn."""
+    """Chi-square test at the 0.1 % level; tokens of probability 0 must never be drawn."""
     expected = np.asarray(expected)
     counts = np.bincount(tokens.numpy(), minlength=len(expected))
     possible = expected > 0
@@ -89,7 +89,7 @@ def test_top_p_at_its_boundary(top_p, num_kept):
     assert torch.isfinite(shaped).tolist() == [[num_kept > 1, True, num_kept > 2, False]]
 
 
-def test_among_equals_top_k_and_top_p_keep_the_lowest_ids():
+def test_top_k_and_top_p_keep_the_lowest_ids_of_ties():
     logits = torch.zeros(2, 1000)
     for params in (
         SamplingParams(temperature=1, seed=0, top_k=3),
@@ -138,7 +138,7 @@ def test_noise_does_not_depend_on_the_shape_of_the_batch():
 
 
 def test_noise_is_a_fixed_function():
-    """Written down once: a change of these numbers changes the text of every seeded request."""
+    """Changing these numbers would change the text of every seeded request."""
     noise = gumbel_noise(42, [0, 1000], 3, "cpu")
     reference = [
         [_reference_noise(42, position, token) for token in range(3)] for position in (0, 1000)
@@ -147,7 +147,7 @@ def test_noise_is_a_fixed_function():
 
 
 def _reference_noise(seed, position, token):
-    """The same in Python's integers."""
+    """The same function in Python's integers."""
     word = 2**64 - 1
 
     def mix(z):
@@ -193,7 +193,7 @@ def request(tree=EMPTY_TREE, **params):
 
 
 def rows_for(prefix_and_path):
-    """A target whose logits depend on everything before: a hash of it as the seed."""
+    """Logits that depend on all tokens before: a hash of them is the seed."""
     seed = hash(tuple(prefix_and_path)) % 2**31
     return torch.randn(10, generator=torch.Generator().manual_seed(seed))
 
@@ -244,7 +244,7 @@ def test_a_greedy_batch_takes_the_argmax():
     assert target_tokens(logits, batch).tolist() == logits.argmax(-1).tolist()
 
 
-def test_the_likeliest_is_the_lowest_of_ties_and_what_is_no_number_shows():
+def test_likeliest_takes_the_lowest_id_of_ties_and_reports_nan():
     token_ids, logits = likeliest(torch.tensor([[0.5, 2.0, 2.0], [-1.0, torch.nan, 3.0]]))
     assert token_ids[0] == 1 and logits[0] == 2.0
     assert math.isnan(logits[1])

@@ -16,7 +16,7 @@ PREFIX = np.arange(40, dtype=np.int32)
 
 
 class TrigramProxy:
-    """A made-up ln P(token | last two tokens) that counts what it is asked."""
+    """An arbitrary ln P(token | last two tokens) that counts the scores computed."""
 
     max_context_tokens = 2
 
@@ -79,7 +79,7 @@ def draft_of(columns, shape="path", *, proxy=None, beam_width=3, max_nodes=1000,
 
 
 def eq_8(columns, path, weight, proxy):
-    """S(path), with the proxy's state kept by hand."""
+    """S(path), computed independently of the search."""
     history, total = PREFIX.tolist(), 0.0
     for column, token in zip(columns, path, strict=True):
         proxy_term = proxy.logprob(tuple(history[-2:]), token)
@@ -185,7 +185,7 @@ def test_the_drafter_alone_decides_without_a_proxy_or_with_all_the_weight():
 
 
 @pytest.mark.parametrize("shape", ["path", "beams", "best_first"])
-def test_single_candidates_alone_need_no_proxy(shape):
+def test_columns_of_single_candidates_need_no_proxy(shape):
     columns = [{3: 0.9}, {4: 0.8}, {5: 0.95}]
     draft = draft_of(columns, shape, proxy=ForbiddenProxy())
     assert draft.tree == chain([3, 4, 5])
@@ -220,7 +220,7 @@ def test_the_stop_column_ends_every_path_with_eos(shape):
         assert is_last == (node not in parents) == (tree.token_ids[node] == EOS)
 
 
-def test_choices_tell_what_each_side_would_have_taken():
+def test_choices_are_the_best_candidates_of_each_side():
     class Counting(TrigramProxy):
         def logprob(self, state, token):
             return math.log(0.9 if token == state[-1] + 1 else 0.01)
@@ -259,7 +259,7 @@ async def test_a_batch_gives_one_draft_per_lattice_in_order():
 
 
 @pytest.mark.parametrize("shape", ["path", "beams", "best_first"])
-def test_alternatives_are_told_for_the_root_and_every_node_when_asked_for(shape):
+def test_the_root_and_every_node_have_alternatives_if_requested(shape):
     lattice = lattice_of({1: 0.6, 2: 0.3}, {3: 0.9}, {4: 0.5, 5: 0.4})
     lattice.token_ids[1, 1], lattice.logprobs[1, 1] = 7, math.log(0.05)  # a runner-up
     search = PathSearch(None)
@@ -273,7 +273,7 @@ def test_alternatives_are_told_for_the_root_and_every_node_when_asked_for(shape)
     assert draft.tree == search.search_one(request(shape, max_nodes=4), lattice).tree
 
 
-def test_the_proxy_has_a_say_in_the_order_of_the_alternatives():
+def test_the_proxy_affects_the_order_of_the_alternatives():
     lattice = lattice_of({1: 0.4, 2: 0.35, 3: 0.2})
     asked = replace(request("best_first", max_nodes=2, weight=0.3), num_alternatives=8)
     draft = PathSearch(TrigramProxy()).search_one(asked, lattice)

@@ -27,25 +27,25 @@ def reach_of(model: AcceptanceModel, confidence: float) -> float:
 
 
 @given(st.floats(0.001, 1.0))
-def test_at_first_the_drafter_is_believed(confidence):
+def test_a_new_model_returns_the_stated_confidence(confidence):
     assert reach_of(AcceptanceModel(), confidence) == pytest.approx(confidence, abs=0.06)
 
 
 @pytest.mark.parametrize(("confidence", "rate"), [(0.95, 0.3), (0.3, 0.9), (0.6, 0.6), (0.01, 0.5)])
-def test_it_converges_to_the_true_rate(confidence, rate):
+def test_the_model_converges_to_the_true_rate(confidence, rate):
     model = AcceptanceModel()
     teach(model, confidence, rate, 2000)
     assert reach_of(model, confidence) == pytest.approx(rate, abs=0.06)
 
 
-def test_it_follows_a_rate_that_changes():
+def test_the_model_follows_a_rate_that_changes():
     model = AcceptanceModel()
     teach(model, 0.9, 0.9, 2000)
     teach(model, 0.9, 0.1, 1000)
     assert reach_of(model, 0.9) == pytest.approx(0.1, abs=0.08)
 
 
-def test_reach_falls_along_a_path_and_branches_share_their_beginning():
+def test_reach_falls_along_a_path_and_branches_share_their_ancestors():
     tree = DraftTree((1, 2, 3, 4), (-1, 0, 0, 1))
     logs = tuple(math.log(c) for c in (0.9, 0.8, 0.15, 0.5))
     reach = AcceptanceModel().reach(Draft(tree, logs, 4))
@@ -64,7 +64,7 @@ def test_only_nodes_below_an_accepted_one_are_counted():
     assert reach_of(model, 0.3) == reach_of(AcceptanceModel(), 0.3)
 
 
-def test_a_request_overrides_what_is_shared_and_the_shared_learns_from_it():
+def test_a_request_overrides_the_shared_model_which_learns_from_it():
     shared = AcceptanceModel()
     teach(shared, 0.9, 0.9, 400)
     before = reach_of(shared, 0.9)
@@ -80,7 +80,7 @@ def test_a_request_overrides_what_is_shared_and_the_shared_learns_from_it():
 
 @settings(max_examples=50)
 @given(st.lists(st.floats(-50, 1, allow_nan=False), max_size=12), st.integers(0, 12))
-def test_reach_is_a_falling_probability_whatever_a_drafter_says(confidences, num_accepted):
+def test_reach_is_a_falling_probability_for_any_confidences(confidences, num_accepted):
     model = AcceptanceModel()
     size = len(confidences)
     draft = Draft(chain(range(size)), tuple(confidences), size)

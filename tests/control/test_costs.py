@@ -17,7 +17,7 @@ def curve_of(*points: tuple[int, float], times: int = 50) -> CostCurve:
     return curve
 
 
-def test_nothing_is_known_at_first():
+def test_a_new_curve_is_unknown_and_zero():
     curve = CostCurve()
     assert not curve.is_known
     assert curve.seconds(10).tolist() == [0] * 11
@@ -39,28 +39,28 @@ def test_one_size_costs_what_the_table_says(points, size):
     assert curve.at(size) == pytest.approx(curve.seconds(size)[-1])
 
 
-def test_between_two_sizes_it_is_a_straight_line():
+def test_between_two_sizes_the_curve_is_a_straight_line():
     table = curve_of((10, 1.0), (20, 2.0)).seconds(30)
     assert table[[10, 15, 20]] == pytest.approx([1.0, 1.5, 2.0])
 
 
-def test_beyond_what_was_seen_it_goes_on_as_steeply():
+def test_beyond_the_measured_sizes_the_curve_keeps_its_slope():
     table = curve_of((10, 1.0), (20, 2.0)).seconds(100)
     assert table[[5, 30, 100]] == pytest.approx([0.5, 3.0, 10.0])
 
 
-def test_a_size_seen_to_be_cheaper_than_a_smaller_one_costs_as_much():
+def test_a_size_measured_cheaper_than_a_smaller_one_costs_the_same():
     table = curve_of((10, 2.0), (20, 1.0)).seconds(20)
     assert table[10] == table[20] == pytest.approx(2.0)
 
 
-def test_one_size_alone_says_something_of_its_neighbours():
+def test_one_measured_size_gives_a_cost_to_its_neighbours():
     table = curve_of((16, 1.0)).seconds(32)
     assert table[16] == pytest.approx(1.0)
     assert 0.5 < table[1] < table[16] < table[32] < 2
 
 
-def test_it_follows_the_mean():
+def test_the_curve_follows_the_mean():
     curve = CostCurve()
     for seconds in [1.0, 2.0, 3.0] * 30:
         curve.observe(8, seconds)
@@ -68,7 +68,7 @@ def test_it_follows_the_mean():
 
 
 @pytest.mark.parametrize("position", [0, 1, 20])
-def test_a_hiccup_is_soon_forgotten(position):
+def test_an_outlier_has_little_effect_and_fades(position):
     curve = CostCurve()
     for number in range(40):
         curve.observe(8, 1.0 if number == position else 0.01)
@@ -77,21 +77,21 @@ def test_a_hiccup_is_soon_forgotten(position):
     assert curve.seconds(8)[8] == pytest.approx(0.01, rel=0.3)
 
 
-def test_a_first_measurement_of_nothing_does_not_stay():
+def test_a_first_measurement_of_zero_seconds_fades():
     curve = CostCurve()
     for seconds in [0.0, *[1.0] * 60]:
         curve.observe(8, seconds)
     assert curve.seconds(8)[8] == pytest.approx(1.0, rel=0.1)
 
 
-def test_a_request_alone_has_no_others_beside_it():
+def test_a_request_alone_has_no_other_load():
     costs = StepCosts()
     costs.observe_verify(20, 1, 5, 0.1)
     costs.observe_draft(16, 1, 0.1)
     assert (costs.other_rows, costs.other_tokens, costs.other_positions) == (0, 0, 0)
 
 
-def test_the_rest_of_the_batch_is_learnt():
+def test_the_load_of_the_rest_of_the_batch_is_averaged():
     costs = StepCosts()
     for _ in range(100):
         costs.observe_verify(40, 4, 12, 0.1)
@@ -103,7 +103,7 @@ def test_the_rest_of_the_batch_is_learnt():
     assert costs.overhead_seconds == pytest.approx(0.01, rel=0.01)
 
 
-def test_all_of_a_draft_is_waited_for_until_the_waits_say_otherwise():
+def test_the_exposed_share_starts_at_one_and_follows_the_waits():
     costs = StepCosts()
     costs.observe_wait(16, 1.0)
     assert costs.exposed_share == 1, "what a draft costs is not known yet"
@@ -117,7 +117,7 @@ def test_all_of_a_draft_is_waited_for_until_the_waits_say_otherwise():
     assert costs.exposed_share == pytest.approx(3.0, rel=0.01)
 
 
-def test_what_drafting_beside_a_verification_costs_it_is_learnt():
+def test_crowding_is_the_slowdown_of_verification_by_drafting():
     for crowding in (0.0, 0.4, 1.0):
         costs = StepCosts()
         for number in range(200):
@@ -127,7 +127,7 @@ def test_what_drafting_beside_a_verification_costs_it_is_learnt():
         assert costs.verify.seconds(20)[20] == pytest.approx(0.03, rel=0.02)
 
 
-def test_a_verification_that_is_never_alone_is_learnt_all_the_same():
+def test_verifications_that_are_never_alone_are_measured_too():
     costs = StepCosts()
     for _ in range(200):
         costs.observe_verify(20, 1, 3, 0.03, 0.02)
@@ -137,14 +137,14 @@ def test_a_verification_that_is_never_alone_is_learnt_all_the_same():
     assert costs.num_crowded == 400
 
 
-def test_drafts_made_ahead_cost_time_and_leave_the_batch_as_it_was():
+def test_pre_drafts_update_the_cost_but_not_the_load_of_the_batch():
     costs = StepCosts()
-    costs.observe_draft_ahead(64, 0.2)
+    costs.observe_pre_drafts(64, 0.2)
     assert costs.draft.seconds(64)[64] == pytest.approx(0.2)
     assert costs.other_positions == 0
 
 
-def test_a_role_is_busy_while_any_call_is_under_way():
+def test_overlapping_calls_count_once_as_busy_time():
     busy = BusyTime()
     busy.begin(1.0)
     busy.begin(2.0)

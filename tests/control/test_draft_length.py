@@ -1,4 +1,4 @@
-"""The draft-length controllers, in worlds whose costs and acceptance are known."""
+"""The draft-length controllers, in simulations with known costs and acceptance."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lengths_after(controller: PaperDraftLength, outcomes: list[tuple[int, int]])
 # ---- the paper's controller (Eqs. 9-11)
 
 
-def test_the_paper_drafts_30_then_20_for_ever_after_a_rejection():
+def test_the_paper_drafts_30_tokens_then_always_20_after_a_rejection():
     outcomes = [(30, 3)] + [(20, 20)] * 20
     assert lengths_after(PaperDraftLength(PAPER), outcomes) == [30] + [20] * 21
 
@@ -97,13 +97,13 @@ def test_no_policy_drafts_past_the_limit(policy):
 
 
 @pytest.mark.parametrize("policy", ["paper", "cost_aware", "fixed"])
-def test_a_length_ahead_is_the_next_one_and_asking_changes_nothing(policy):
+def test_the_pre_draft_length_is_the_next_length_and_asking_changes_nothing(policy):
     params = SpeculationParams(policy=policy, num_draft_tokens=7)
     controller = make_draft_length(params, PAPER, Economics(30))
-    ahead = [controller.length_ahead(limit) for limit in (1, 3, NO_LIMIT, NO_LIMIT)]
+    ahead = [controller.pre_draft_length(limit) for limit in (1, 3, NO_LIMIT, NO_LIMIT)]
     assert ahead[:2] == [1, 3] and ahead[2] == ahead[3] == controller.num_draft_tokens(NO_LIMIT)
-    controller.take_ahead(3)
-    assert controller.length_ahead(NO_LIMIT) == ahead[3]
+    controller.use_pre_draft(3)
+    assert controller.pre_draft_length(NO_LIMIT) == ahead[3]
 
 
 def test_a_fixed_length_stays_and_trims_nothing():
@@ -118,7 +118,7 @@ def test_a_fixed_length_stays_and_trims_nothing():
 
 
 def verified_alone(points: list[tuple[int, float]]) -> Economics:
-    """Costs of verification as measured, (rows, seconds), each often."""
+    """Economics with these costs of verification, (rows, seconds), each measured 60 times."""
     economics = Economics(30)
     for rows, seconds in points * 60:
         economics.costs.observe_verify(rows, 1, 1, seconds)
@@ -151,7 +151,7 @@ def best_by_brute_force(draft: Draft, economics: Economics) -> float:
     a_tree(),
     st.lists(st.tuples(st.sampled_from([1, 3, 6, 11]), st.floats(1e-3, 1.0)), min_size=1),
 )
-def test_what_is_verified_is_the_best_part_of_the_draft(draft, points):
+def test_the_verified_part_of_a_draft_has_the_highest_rate(draft, points):
     economics = verified_alone(points)
     expected = best_by_brute_force(draft, economics)
     trimmed = CostAwareDraftLength(30, economics).trim(draft)
@@ -164,7 +164,7 @@ def test_what_is_verified_is_the_best_part_of_the_draft(draft, points):
     assert rate == pytest.approx(expected, rel=1e-9)
 
 
-def test_all_of_a_draft_is_verified_while_nothing_is_known_of_costs():
+def test_the_whole_draft_is_verified_before_any_cost_is_measured():
     draft = raw_draft(9)
     draft = Draft(draft.tree, (-3.0,) * 9, 9)
     assert CostAwareDraftLength(30, Economics(30)).trim(draft) is draft
@@ -178,13 +178,13 @@ class World:
     """Every drafted token is right with one probability; costs are straight lines."""
 
     probability: float
-    confidence: float | None = None  # what the drafter says; None: the truth
+    confidence: float | None = None  # the drafter's own; None: the true probability
     draft: tuple[float, float] = (3e-3, 5e-5)  # seconds, seconds per token
     verify: tuple[float, float] = (3e-3, 2e-4)
     overhead: float = 5e-4
 
     def best_rate(self) -> float:
-        """Tokens per second of the best constant draft length, none at all included."""
+        """Tokens per second of the best constant draft length, no drafts included."""
         rates = [1 / (self._verifying(0) + self.overhead)]
         for k in range(1, 31):
             tokens = sum(self.probability**i for i in range(k + 1))
@@ -251,7 +251,7 @@ WORLDS = {
 
 
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_it_comes_near_the_best_constant_length(world):
+def test_the_rate_comes_near_that_of_the_best_constant_length(world):
     shared = Economics(30)
     first = world.run(CostAwareDraftLength(30, shared), shared, num_steps=300)
     second = world.run(CostAwareDraftLength(30, shared), shared, num_steps=300)
@@ -259,14 +259,14 @@ def test_it_comes_near_the_best_constant_length(world):
     assert second.rate > 0.9 * world.best_rate(), "when it knows"
 
 
-def test_drafts_are_long_when_verifying_and_drafting_cost_nothing_more():
+def test_drafts_are_long_if_further_tokens_cost_nothing():
     shared = Economics(30)
     world = World(0.9, draft=(1e-3, 0), verify=(5e-3, 0))
     run = world.run(CostAwareDraftLength(30, shared), shared, num_steps=200)
     assert np.mean(run.lengths[-50:]) > 20
 
 
-def test_useless_drafts_are_given_up_but_for_probes():
+def test_useless_drafts_stop_except_for_trials():
     shared = Economics(30)
     world = World(0.02, confidence=0.9)
     run = world.run(CostAwareDraftLength(30, shared), shared, num_steps=400)
@@ -275,7 +275,7 @@ def test_useless_drafts_are_given_up_but_for_probes():
     assert min(np.diff(tried)) > 16
 
 
-def test_probes_find_out_that_drafts_have_become_good():
+def test_trials_notice_that_drafts_have_become_good():
     shared = Economics(30)
     controller = CostAwareDraftLength(30, shared)
     World(0.02, confidence=0.9).run(controller, shared, num_steps=300)
@@ -284,7 +284,7 @@ def test_probes_find_out_that_drafts_have_become_good():
     assert good.run(controller, shared, num_steps=100).rate > 0.85 * good.best_rate()
 
 
-def test_a_new_request_is_given_a_chance_after_one_that_could_not_be_drafted():
+def test_a_new_request_gets_trials_after_one_with_useless_drafts():
     shared = Economics(30)
     World(0.02, confidence=0.9).run(CostAwareDraftLength(30, shared), shared, num_steps=300)
     good = World(0.95, confidence=0.9)
@@ -292,7 +292,7 @@ def test_a_new_request_is_given_a_chance_after_one_that_could_not_be_drafted():
     assert run.rate > 0.75 * good.best_rate()
 
 
-def test_probes_of_a_request_are_frequent_at_first_and_one_that_is_good_leads_to_more():
+def test_trials_are_frequent_at_first_and_a_good_one_leads_to_more():
     shared = Economics(30)
     useless = World(0.02, confidence=0.9)
     for _ in range(5):
@@ -307,7 +307,7 @@ def test_probes_of_a_request_are_frequent_at_first_and_one_that_is_good_leads_to
 
 
 def a_batch_of(num_requests: int) -> Economics:
-    """What is known after a while with so many requests in every batch; costs are straight."""
+    """Economics after many batches of num_requests requests, with linear costs."""
     economics = Economics(30)
     for size in (1, 4, 16, 31) * 30:
         rows = positions = size * num_requests
@@ -339,7 +339,7 @@ def test_the_end_of_a_request_does_not_make_others_draft_less():
     assert (economics.survival > 0.9 * before).all()
 
 
-def test_drafts_that_the_drafter_ends_early_are_made_shorter():
+def test_drafts_get_shorter_if_the_drafter_ends_them_early():
     controller = CostAwareDraftLength(30, a_batch_of(1))
     lengths = [controller.num_draft_tokens(NO_LIMIT)]
     for _ in range(8):
@@ -349,7 +349,7 @@ def test_drafts_that_the_drafter_ends_early_are_made_shorter():
     assert lengths[-1] < lengths[0]
 
 
-def test_drafts_that_nobody_waits_for_are_longer():
+def test_drafts_that_are_not_waited_for_are_longer():
     chosen = []
     for exposed in (1.0, 0.0):
         economics = a_batch_of(1)
@@ -360,10 +360,10 @@ def test_drafts_that_nobody_waits_for_are_longer():
     assert chosen[0] < chosen[1]
 
 
-def test_nothing_is_drafted_ahead_when_plain_decoding_is_faster():
+def test_there_are_no_pre_drafts_if_plain_decoding_is_faster():
     economics = a_batch_of(1)
     economics.survival[:] = 1e-3
     controller = CostAwareDraftLength(30, economics)
-    assert controller.length_ahead(NO_LIMIT) == 0
+    assert controller.pre_draft_length(NO_LIMIT) == 0
     assert controller.num_draft_tokens(NO_LIMIT) > 0, "a request's first draft is always made"
     assert controller.num_draft_tokens(NO_LIMIT) == 0

@@ -16,13 +16,13 @@ def drafted(tokens: list[int], of_drafter: tuple[int, ...], of_proxy: tuple[int,
     return Draft(chain(tokens), (0.0,) * len(tokens), len(tokens), of_drafter, of_proxy)
 
 
-def test_it_moves_towards_the_side_that_was_right():
+def test_the_weight_moves_towards_the_side_that_was_right():
     draft = drafted([5], (5,), (6,))
     assert judged(draft, 5) > START
     assert judged(draft, 6) < START
 
 
-def test_it_stays_when_both_or_neither_were_right():
+def test_the_weight_stays_if_both_or_neither_were_right():
     assert judged(drafted([5], (5,), (5,)), 5) == START
     assert judged(drafted([5], (5,), (6,)), 7) == START
 
@@ -39,11 +39,11 @@ def test_the_token_after_a_wrong_one_is_judged_by_the_best_path():
     assert judged(draft, 6, 8) > START
 
 
-def test_it_stays_between_its_bounds():
+def test_the_weight_stays_between_its_bounds():
     draft = drafted([5], (5,), (6,))
     assert 0.9 < judged(draft, 5, times=200) <= 0.95
     assert 0.25 <= judged(draft, 6, times=200) < 0.3
 
 
-def test_without_a_proxy_nothing_is_learnt():
+def test_the_weight_stays_without_a_proxy():
     assert judged(drafted([5], (5,), ()), 6) == START

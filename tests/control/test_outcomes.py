@@ -21,7 +21,7 @@ def logs(*probabilities: float) -> tuple[float, ...]:
     return tuple(math.log(probability) for probability in probabilities)
 
 
-def told(*columns: dict[int, float]) -> tuple[tuple[tuple[int, float], ...], ...]:
+def alternatives_of(*columns: dict[int, float]) -> tuple[tuple[tuple[int, float], ...], ...]:
     return tuple(tuple(zip(c, logs(*c.values()), strict=True)) for c in columns)
 
 
@@ -30,7 +30,7 @@ DRAFT = Draft(
     chain([10, 11]),
     logs(0.9, 0.4),
     2,
-    alternatives=told({10: 0.9, 20: 0.08}, {11: 0.4, 21: 0.35, 22: 0.2}, {23: 0.9}),
+    alternatives=alternatives_of({10: 0.9, 20: 0.08}, {11: 0.4, 21: 0.35, 22: 0.2}, {23: 0.9}),
 )
 
 
@@ -43,7 +43,7 @@ def verdict(nodes: tuple[int, ...], token_id: int) -> Verdict:
     return Verdict((*(10 + node for node in nodes), token_id), nodes)
 
 
-def test_the_likeliest_come_first_wherever_they_stand():
+def test_outcomes_of_all_nodes_are_ranked_by_probability():
     assert ranked(DRAFT) == [
         Outcome(1, 23),  # 0.9 * 0.4 * 0.9
         Outcome(0, 21),  # 0.9 * 0.35
@@ -52,11 +52,11 @@ def test_the_likeliest_come_first_wherever_they_stand():
     ]
 
 
-def test_a_child_is_no_outcome_it_would_have_been_accepted():
+def test_the_token_of_a_child_is_not_an_outcome():
     assert not {Outcome(-1, 10), Outcome(0, 11)} & set(ranked(DRAFT))
 
 
-def test_an_outcome_says_what_is_committed_with_it():
+def test_an_outcome_lists_the_tokens_that_it_commits():
     tree = DraftTree((5, 6, 7), (-1, -1, 1))
     assert Outcome(2, 9).committed(tree) == (6, 7, 9)
     assert Outcome(-1, 9).committed(tree) == (9,)
@@ -64,15 +64,15 @@ def test_an_outcome_says_what_is_committed_with_it():
     assert outcome_of(Verdict((4,), ())) == Outcome(-1, 4)
 
 
-def test_what_followed_the_same_tokens_before_is_an_outcome_too():
+def test_a_repeat_of_earlier_text_is_an_outcome_too():
     prefix = np.array([7, 8, 10, 30, 7, 8], np.int32)  # after 8 and then 10 there was 30
     draft = Draft(chain([10, 11]), logs(0.9, 0.5), 2)
     assert ranked(draft, prefix)[0] == Outcome(0, 30)
 
 
-def test_both_sides_add_up_where_they_agree():
+def test_scores_of_alternatives_and_repeats_add_up():
     prefix = np.array([7, 8, 21, 5, 7, 8], np.int32)
-    draft = Draft(chain([10]), logs(0.5), 1, alternatives=told({20: 0.3, 21: 0.2}, {}))
+    draft = Draft(chain([10]), logs(0.5), 1, alternatives=alternatives_of({20: 0.3, 21: 0.2}, {}))
     scores = {
         one.outcome.token_id: one.score
         for one in OutcomeRanking(OutcomeModel()).rank(draft, prefix)
@@ -80,20 +80,20 @@ def test_both_sides_add_up_where_they_agree():
     assert scores[21] > scores[20]
 
 
-def test_probabilities_become_those_of_what_happened():
+def test_probabilities_converge_to_the_measured_rate():
     shared, rng = OutcomeModel(), random.Random(0)
-    hits = told_so = 0.0
+    hits = claimed = 0.0
     for step in range(600):
         ranking = OutcomeRanking(shared)
         first = ranking.rank(DRAFT, PREFIX)[0]
         happens = rng.random() < 0.25
         ranking.observe(DRAFT, verdict((0, 1), 23) if happens else verdict((), 49))
         if step >= 300:
-            hits, told_so = hits + happens, told_so + first.probability
-    assert told_so / 300 == pytest.approx(hits / 300, abs=0.06)
+            hits, claimed = hits + happens, claimed + first.probability
+    assert claimed / 300 == pytest.approx(hits / 300, abs=0.06)
 
 
-def test_a_request_learns_which_repeats_are_right_for_all_others():
+def test_requests_share_the_success_rates_of_repeats():
     shared = OutcomeModel()
     prefix = np.array([7, 8, 30, 9, 7, 8], np.int32)
     draft = Draft(chain([10]), logs(0.5), 1)
@@ -107,7 +107,7 @@ def test_a_request_learns_which_repeats_are_right_for_all_others():
     assert after.score < before.score / 2 and after.probability < before.probability / 2
 
 
-def test_a_verdict_before_any_ranking_teaches_and_breaks_nothing():
+def test_a_verdict_before_any_ranking_does_no_harm():
     ranking = OutcomeRanking(OutcomeModel())
     ranking.observe(DRAFT, verdict((0,), 21))
     assert ranked(DRAFT, ranking=ranking)
@@ -126,7 +126,7 @@ def a_draft(draw: st.DrawFn) -> Draft:
 
 @settings(max_examples=150)
 @given(a_draft(), st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(0, 9))
-def test_whatever_a_drafter_says_the_ranking_is_in_order_and_bounded(draft, prefix, token_id):
+def test_any_draft_gives_an_ordered_and_bounded_ranking(draft, prefix, token_id):
     ranking = OutcomeRanking(OutcomeModel())
     text = np.array(prefix, np.int32)
     for _ in range(3):

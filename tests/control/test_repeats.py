@@ -26,11 +26,11 @@ def test_the_last_token_of_a_text_is_followed_by_nothing():
     assert over(1, 2).after([5]) == []
 
 
-def test_tokens_that_are_known_already_are_left_out():
+def test_tokens_given_in_besides_are_left_out():
     assert [one.token_id for one in over(2, 9, 2, 8, 1).after([2], besides={8})] == [9]
 
 
-def test_a_text_is_taken_in_as_it_grows():
+def test_the_index_follows_a_growing_text():
     repeats = over(1, 2, 3)
     repeats.extend(np.array([1, 2, 3, 1], np.int32))
     assert repeats.after([3, 1]) == [Repeat(2, 1, 0)]
@@ -47,7 +47,7 @@ def test_no_more_context_is_compared_than_needed():
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.lists(st.integers(0, 3), min_size=1, max_size=6),
 )
-def test_what_is_said_was_there(text, context):
+def test_every_repeat_occurs_in_the_text(text, context):
     found = over(*text).after(context)
     assert len(found) <= MAX_REPEATS
     lengths = [one.num_matched for one in found]
