@@ -44,7 +44,7 @@ class Addresses:
     metrics_port: int | None = None  # of a coordinator, on loopback
 
     def check(self, role: Role, config: PipelineConfig) -> None:
-        """Raise ConfigError for what is missing, malformed, without use for the role, or taken."""
+        """Raise ConfigError for missing, malformed and unused addresses, and for ports in use."""
         given = {
             "--verifier": self.verifier,
             "--path-scorer": self.path_scorer,

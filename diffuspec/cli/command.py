@@ -78,7 +78,7 @@ def _no_type(ctx: object) -> str:
 
 
 def _run(run: Callable[..., Any], *args: Any, **options: Any) -> NoReturn:
-    """Call typer's own main, and exit with the code of what it returns or raises."""
+    """Call typer's main, and exit with the code for its result or error."""
     options["standalone_mode"] = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print ? for what a narrow encoding lacks
@@ -100,7 +100,7 @@ def _run(run: Callable[..., Any], *args: Any, **options: Any) -> NoReturn:
 
 
 def _report_usage(error: Any) -> int:
-    """Print what is wrong with an option or argument, and where its help is; return 2."""
+    """Print a usage error and the command that shows the help. Return 2."""
     if type(error).__name__ != "NoArgsIsHelpError":  # typer has printed the help instead
         help_of = "" if error.ctx is None else f" (see {error.ctx.command_path} --help)"
         _print_error(_describe(error) + help_of)

@@ -1,4 +1,4 @@
-"""Addresses on the command line: what is wrong with them is said at once."""
+"""Addresses on the command line are checked before anything starts."""
 
 from __future__ import annotations
 

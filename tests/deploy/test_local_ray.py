@@ -1,4 +1,4 @@
-"""A cluster of its own: Ctrl-C and its end leave nothing behind."""
+"""Connecting to a cluster, and starting one that leaves no files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}})):
 """
 
 
-def test_an_interrupt_takes_effect_at_the_end_of_what_holds_it() -> None:
+def test_an_interrupt_takes_effect_at_the_end_of_the_block() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), _interrupts_held():
         signal.raise_signal(signal.SIGINT)

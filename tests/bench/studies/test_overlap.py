@@ -1,4 +1,4 @@
-"""The benchmark of overlap, in virtual time: what it must reach, and what it reports."""
+"""The study of overlap, in virtual time: its figures and its plot."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def measure(
 
 
 @pytest.mark.parametrize("foresight", [0.0, 0.4, 0.8, 1.0])
-def test_overlap_reaches_what_the_hit_rate_allows(virtual_time, foresight):
+def test_overlap_reaches_the_speed_that_its_hit_rate_allows(virtual_time, foresight):
     rows = measure(foresight=foresight)
     for (system, fan_out), row in rows.items():
         assert row.share_of_ideal > 0.95, (system, fan_out)
@@ -75,7 +75,7 @@ def test_without_outcomes_overlap_is_sequential_decoding(virtual_time):
 
 
 @pytest.mark.parametrize("draft_seconds", [0.001, 0.01, 0.029, 0.035, 0.1])
-def test_what_is_chosen_by_cost_is_never_much_worse_than_any_number(virtual_time, draft_seconds):
+def test_auto_is_never_much_slower_than_the_best_number_of_outcomes(virtual_time, draft_seconds):
     rows = measure(pace=Pace(0.03, draft_seconds))
     best = max(row.tokens_per_second for row in rows.values())
     assert rows[OVERLAPPED, "auto"].tokens_per_second > 0.9 * best  # it learns meanwhile

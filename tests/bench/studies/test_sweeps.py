@@ -1,4 +1,4 @@
-"""The paper's ablations: what they vary, and a sweep on a small random pair."""
+"""The paper's ablations, and a sweep on a small random pair."""
 
 from pathlib import Path
 
