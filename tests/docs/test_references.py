@@ -19,7 +19,7 @@ from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans
 TOP_LEVEL = ("actors", "deploy", "diffuspec", "docs", "protos", "tests")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
-CLASS = re.compile(r"([A-Z]\w*[a-z]\w*)(\.\w+)?(\(\))?")
+CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
 NOT_HERE = (".venv/", "dist/", "FILE.yaml")  # made by commands, or placeholders
 
 
