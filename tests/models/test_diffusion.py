@@ -126,7 +126,7 @@ async def test_block_causal_prefix_is_computed_once(save_drafter: SaveDrafter) -
     drafter.close()
 
 
-async def test_a_long_prefix_is_read_in_pieces_beside_the_drafts_of_others(
+async def test_a_long_prefix_is_prefilled_in_pieces_while_others_are_drafted(
     save_drafter: SaveDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("diffuspec.models.diffusion.MAX_PREFILL_ROWS", 16)
@@ -351,7 +351,7 @@ async def test_bad_requests_are_refused_before_any_work(
     drafter.close()
 
 
-async def test_failing_forward_becomes_a_drafter_error_and_leaves_nothing(
+async def test_a_failing_forward_raises_drafter_error_and_clears_the_cache(
     save_drafter: SaveDrafter, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = load(save_drafter(kind))
@@ -368,7 +368,7 @@ async def test_failing_forward_becomes_a_drafter_error_and_leaves_nothing(
     drafter.close()
 
 
-async def test_logits_that_are_not_numbers_are_an_error(save_drafter: SaveDrafter) -> None:
+async def test_nan_logits_are_an_error(save_drafter: SaveDrafter) -> None:
     drafter = load(save_drafter("block_causal"))
     with torch.inference_mode():
         embedding = drafter.runner.model.get_input_embeddings().weight
@@ -388,7 +388,7 @@ async def test_released_requests_leave_their_slot(save_drafter: SaveDrafter) -> 
     for name in "abcdef":
         await drafter.lattices([request(PREFIX, name)])
         await drafter.release(name)
-    await drafter.release("nobody")
+    await drafter.release("unknown")
     drafter.close()
 
 

@@ -93,7 +93,7 @@ def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
 def feed_by(
     runner: ModelRunner, slot: int, token_ids: NDArray[Any], steps: Sequence[int]
 ) -> torch.Tensor:
-    """Return the logits of every token, so many of them fed at a time."""
+    """Return the logits of every token, feeding steps[i] tokens in forward i."""
     first, logits = 0, []
     runner.cache.truncate(slot, 0)
     for step in steps:
@@ -105,7 +105,7 @@ def feed_by(
     return torch.cat(logits)
 
 
-def test_exact_rows_do_not_depend_on_their_share_of_the_threads_work(tmp_path: Path) -> None:
+def test_exact_rows_do_not_depend_on_how_threads_divide_the_work(tmp_path: Path) -> None:
     """Elementwise kernels take the last elements of a thread's share in another way."""
     torch.manual_seed(0)
     wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})

@@ -111,7 +111,9 @@ def qwen2(save_target: Callable[[str], Path]) -> Iterator[CausalTarget]:
     target.close()
 
 
-async def test_plain_greedy_decoding_is_transformers_own(target: CausalTarget, family: str) -> None:
+async def test_plain_greedy_decoding_equals_transformers_generate(
+    target: CausalTarget, family: str
+) -> None:
     model = make_model(family)
     model.generation_config.eos_token_id = None
     expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=NUM_NEW, do_sample=False)
@@ -132,7 +134,7 @@ async def test_no_draft_changes_the_text(target: CausalTarget, sampling: Samplin
 
 
 @pytest.mark.parametrize("kind", ["longrope", "dynamic"])
-async def test_angles_stay_the_same_up_to_the_end_of_the_context(tmp_path: Path, kind: str) -> None:
+async def test_angles_are_fixed_up_to_the_end_of_the_context(tmp_path: Path, kind: str) -> None:
     """The first has others beyond 128 positions, the second beyond 256."""
     model = make_longrope_model() if kind == "longrope" else make_dynamic_model()
     size = 128 if kind == "longrope" else MAX_POSITIONS
@@ -181,7 +183,7 @@ async def test_accepted_branch_is_kept_in_the_cache(qwen2: CausalTarget) -> None
     assert verdict.token_ids == tuple(truth[4:9])
 
 
-async def test_cache_follows_a_prefix_that_went_back(qwen2: CausalTarget) -> None:
+async def test_a_shortened_prefix_rolls_the_cache_back(qwen2: CausalTarget) -> None:
     expected = await decode(qwen2, GREEDY)
     await verify_one(qwen2, request([*PROMPT, 1, 2, 3, 4, 5]))
     verdict = await verify_one(qwen2, request(PROMPT))
@@ -300,7 +302,7 @@ async def test_bad_batches_are_refused_before_any_work(qwen2: CausalTarget) -> N
     assert await qwen2.verify([]) == []
 
 
-async def test_logits_that_are_not_numbers_fail_and_leave_nothing_behind(
+async def test_nan_logits_fail_and_clear_the_cache(
     qwen2: CausalTarget,
 ) -> None:
     expected = await decode(qwen2, GREEDY, 1)
@@ -318,7 +320,7 @@ async def test_logits_that_are_not_numbers_fail_and_leave_nothing_behind(
 
 
 @pytest.mark.parametrize("part", ["_forward", "cache.commit"])
-async def test_what_fails_in_a_step_becomes_a_verifier_error(
+async def test_failures_in_a_step_raise_verifier_error(
     qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     expected = await decode(qwen2, GREEDY, 1)

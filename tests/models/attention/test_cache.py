@@ -57,7 +57,7 @@ def test_own_slot_is_cut_to_the_common_prefix() -> None:
     assert cache.acquire("a", tokens(1, 2, 9, 4, 5)) == (0, 2)
 
 
-def test_busy_slot_lends_its_prefix() -> None:
+def test_the_prefix_of_a_busy_slot_is_copied() -> None:
     cache = make_cache()
     feed(cache, "a", tokens(1, 2, 3, 4))
     slot, cached = cache.acquire("b", tokens(1, 2, 3, 7))
@@ -127,11 +127,11 @@ def test_overlapping_branch_rows_survive_the_move() -> None:
     assert content(cache, slot, 4) == [1, 11, 12, 13]
 
 
-def test_releasing_an_unknown_request_is_fine() -> None:
-    make_cache().release("nobody")
+def test_releasing_an_unknown_request_does_nothing() -> None:
+    make_cache().release("unknown")
 
 
-def test_clearing_wipes_rows_that_are_not_numbers() -> None:
+def test_clearing_zeroes_rows_with_nans() -> None:
     cache = make_cache()
     slot, _ = feed(cache, "a", tokens(1, 2))
     cache.layers(slot)[0][:, :2] = torch.nan

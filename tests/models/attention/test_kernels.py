@@ -10,7 +10,7 @@ from diffuspec.models.attention.packed import View
 
 
 @pytest.mark.parametrize("num_masked", [0, 5, 30])
-def test_one_operation_gives_what_three_give(num_masked: int) -> None:
+def test_the_fused_kernel_equals_the_kernel_of_three_operations(num_masked: int) -> None:
     query, keys, values = torch.randn(6, 5, 8), torch.randn(2, 30, 8), torch.randn(2, 30, 8)
     mask = torch.randn(5, num_masked) if num_masked else None
     view = View(0, 30, mask)

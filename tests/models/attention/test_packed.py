@@ -79,7 +79,7 @@ def test_full_attention(save_target: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("num_cached", [0, 20])
-def test_windows_hold_beside_any_other_mask(
+def test_windows_combine_with_any_other_mask(
     save_target: Callable[[str], Path], num_cached: int
 ) -> None:
     name, window = "qwen2 with windows", 7

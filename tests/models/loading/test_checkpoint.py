@@ -139,8 +139,8 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "corrupt header": (garble_header, "corrupt safetensors header"),
     "missing shard": (lose_a_shard, "model-1.safetensors is named in the index but missing"),
     "empty index": (lose_the_weight_map, "has no weight_map"),
-    "angles that drafts change": (replace_by_longrope, "must be at most 128, got 256"),
-    "attention of its own": (replace_by_gpt_neo, "the attention of gpt_neo is not supported"),
+    "length-dependent angles": (replace_by_longrope, "must be at most 128, got 256"),
+    "unsupported attention": (replace_by_gpt_neo, "the attention of gpt_neo is not supported"),
     "no positions, GPT-2": (write("config.json", '{"model_type": "gpt2"}'), "n_positions must be"),
     "missing weight": (lose_a_weight, "1 missing weights .* model.layers.1.mlp.up_proj.weight"),
     "unexpected weight": (add_a_weight, "1 unexpected weights .* stray"),
@@ -178,7 +178,7 @@ def test_bad_directories_are_refused_before_weights_are_read(
         load_model(path, num_slots=1, is_target=True)
 
 
-def test_path_that_is_no_directory(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         load_model(tmp_path / "nowhere", num_slots=1)
     (tmp_path / "file").touch()

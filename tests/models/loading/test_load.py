@@ -68,13 +68,13 @@ def test_sharded_weights_load(save_target: SaveTarget) -> None:
     assert load_model(path, num_slots=1).runner.vocab_size == VOCAB_SIZE
 
 
-def test_dtype_is_what_was_asked_for(save_target: SaveTarget) -> None:
+def test_the_dtype_is_the_requested_one(save_target: SaveTarget) -> None:
     runner = load_model(save_target("qwen2"), dtype="bfloat16", num_slots=1).runner
     assert runner.cache.dtype == torch.bfloat16
     assert next(runner.model.parameters()).dtype == torch.bfloat16
 
 
-def test_context_longer_than_trained_for_is_refused(save_target: SaveTarget) -> None:
+def test_a_context_longer_than_the_trained_one_is_refused(save_target: SaveTarget) -> None:
     with pytest.raises(ModelLoadError, match="trained for 256 positions, max_model_len is 257"):
         load_model(save_target("qwen2"), num_slots=1, max_len=257)
 

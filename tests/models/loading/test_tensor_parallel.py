@@ -1,4 +1,4 @@
-"""A model over two ranks says what it says in one process."""
+"""A model over two ranks decodes as it does in one process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def _decode_with_trees(target: LockstepTarget, truth: list[int]) -> list[i
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "mistral", "tiny", "exact"])
-def test_every_family_says_what_it_says_in_one_process(
+def test_two_ranks_decode_as_one_process_does(
     tmp_path: Path, follower: Follower, family: str
 ) -> None:
     exact = family == "exact"

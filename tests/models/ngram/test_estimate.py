@@ -50,7 +50,7 @@ def load(model: NgramModel) -> kenlm.Model:
         ("zipf", 3, None),
     ],
 )
-def test_estimates_what_lmplz_estimates(
+def test_estimates_equal_those_of_lmplz(
     name: str, order: int, discount_fallback: tuple[float, float, float] | None
 ) -> None:
     model = estimate(read_corpus(name), order=order, discount_fallback=discount_fallback)
@@ -143,7 +143,7 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path: Path) -
         ([3], 3, "sentence 0 is not a sequence of ids"),
     ],
 )
-def test_a_corpus_that_cannot_be_used_is_an_error(
+def test_an_unusable_corpus_is_an_error(
     sentences: list[list[int]], order: int, message: str
 ) -> None:
     with pytest.raises(NgramError, match=message):

@@ -23,11 +23,13 @@ def put_build_binary_on_path(folder: Path, script: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_text_and_binary_say_the_same_of_themselves(small_arpa: Path, small_binary: Path) -> None:
+def test_text_and_binary_have_the_same_numbers_of_ngrams(
+    small_arpa: Path, small_binary: Path
+) -> None:
     assert read_num_ngrams(small_arpa) == read_num_ngrams(small_binary) == (22, 116, 154)
 
 
-def test_our_arpa_says_what_was_estimated(tmp_path: Path) -> None:
+def test_our_arpa_file_lists_the_estimated_numbers_of_ngrams(tmp_path: Path) -> None:
     model = estimate(read_corpus("small"), order=4)
     write_arpa(model, tmp_path / "model.arpa")
     assert read_num_ngrams(tmp_path / "model.arpa") == tuple(map(len, model.tables))
@@ -61,7 +63,7 @@ def test_conversion_asks_for_a_trie_of_8_bits(
     assert (tmp_path / "small.bin").read_text().startswith(f"-q 8 -b 8 trie {small_arpa} ")
 
 
-def test_conversion_refuses_what_is_no_arpa(
+def test_conversion_refuses_files_that_are_not_arpa(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_build_binary_on_path(tmp_path, "exit 0", monkeypatch)

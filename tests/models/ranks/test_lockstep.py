@@ -54,12 +54,12 @@ def alone(qwen2: Ranks) -> Iterator[CausalTarget]:
 
 
 def slot_of(share: CausalTarget, request_id: str) -> Slot:
-    """Look without touching: what one rank's cache does, the others' have to do."""
+    """Return a request's slot without acquiring it, which would change this rank's cache only."""
     slots = share.runner.cache._slots
     return next(slot for slot in slots if slot.request_id == request_id)
 
 
-async def test_plain_greedy_decoding_is_transformers_own(qwen2: Ranks) -> None:
+async def test_plain_greedy_decoding_equals_transformers_generate(qwen2: Ranks) -> None:
     model = make_model("qwen2")
     model.generation_config.eos_token_id = None
     expected = model.generate(torch.tensor([PROMPT]), max_new_tokens=NUM_NEW, do_sample=False)
@@ -97,7 +97,7 @@ async def test_each_rank_holds_its_share_of_heads_and_weights(
     assert qwen2.share.runner.vocab_size == alone.runner.vocab_size
 
 
-async def test_a_released_prefix_is_still_there_for_the_next_request(
+async def test_the_prefix_of_a_released_request_can_be_reused(
     qwen2: Ranks, alone: CausalTarget
 ) -> None:
     prefix = (await decode(alone, GREEDY))[:24]
@@ -111,13 +111,13 @@ async def test_a_released_prefix_is_still_there_for_the_next_request(
     assert outcomes(await qwen2.target.verify(more)) == outcomes(await alone.verify(more))
 
 
-async def test_bad_requests_are_refused_before_any_rank_is_told(qwen2: Ranks) -> None:
+async def test_bad_requests_are_refused_before_anything_is_broadcast(qwen2: Ranks) -> None:
     with pytest.raises(InvalidRequestError, match="below 118, got 500"):
         await qwen2.target.verify([request([3, 500])])
     assert len(await qwen2.target.verify([request(PROMPT)])) == 1
 
 
-async def test_logits_that_are_not_numbers_fail_on_all_ranks_and_leave_nothing_behind(
+async def test_nan_logits_fail_on_all_ranks_and_clear_their_caches(
     qwen2: Ranks, alone: CausalTarget
 ) -> None:
     good = request(PROMPT, request_id="bad")

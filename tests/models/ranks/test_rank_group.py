@@ -1,4 +1,4 @@
-"""Ranks find each other, and miss each other when they are gone, late or out of step."""
+"""Ranks join a group, and notice ranks that are lost, late or out of step."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def other(tmp_path: Path) -> Iterator[Ranks]:
     follower.close()
 
 
-async def test_a_rank_that_dies_is_missed_at_once(other: Ranks) -> None:
+async def test_the_loss_of_a_rank_is_noticed_at_once(other: Ranks) -> None:
     await other.target.verify([request(PROMPT)])
     other.follower.process.kill()
     other.follower.process.wait()
@@ -58,7 +58,7 @@ async def test_ranks_that_disagree_give_no_verdict(
     assert "different verdicts in step 2" in other.follower.hear()
 
 
-def test_a_group_that_does_not_get_together_says_so() -> None:
+def test_a_group_names_the_ranks_that_did_not_join() -> None:
     limits = RankLimits(meet_seconds=0.5)
     store = open_meeting_point(HOST, limits)
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""What ranks tell each other arrives as it was sent, and nothing else is taken for it."""
+"""Steps survive encoding and decoding, and other messages are refused."""
 
 from __future__ import annotations
 
