@@ -26,8 +26,8 @@ setup: $(STAMP) ## Install diffuspec and everything it needs into .venv
 demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray cluster of its own
 	$(BIN)/python -m deploy.demo $(ARGS)
 
-check: lint ## Lint, then the tests that start no processes; git runs it before a commit
-	$(PYTEST) -m 'not process' $(ARGS)
+check: lint ## Lint, then the tests that neither start processes nor take long; for every commit
+	$(PYTEST) --numprocesses 2 -m 'not process and not slow' $(ARGS)
 
 test: lint ## Lint, then all tests; ARGS=--cov: with coverage, as continuous integration does
 	$(PYTEST) $(ARGS)

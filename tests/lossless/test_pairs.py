@@ -119,7 +119,9 @@ def _ask(roles: Roles, job: Job, name: str) -> AsyncGenerator[RequestOutput]:
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["random", "random, overlapped", "tiny"]
+    scope="module",
+    loop_scope="module",
+    params=["random", "random, overlapped", pytest.param("tiny", marks=pytest.mark.slow)],
 )
 async def pair(
     request: pytest.FixtureRequest, target_path: Callable[[str], Path], drafter_path: Path

@@ -110,7 +110,7 @@ def test_questions_are_written_one_per_line(tmp_path: Path) -> None:
 
 def test_too_many_held_out_questions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "_MAX_DRAWS_PER_QUESTION", 1)  # not seconds of draws
-    with pytest.raises(ValueError, match="has only .* held-out questions, asked for 1000"):
+    with pytest.raises(ValueError, match="held-out questions, asked for 1000"):
         corpus.held_out_questions(1000)
 
 
