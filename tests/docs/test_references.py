@@ -20,6 +20,7 @@ TOP_LEVEL = ("actors", "deploy", "diffuspec", "docs", "protos", "tests")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
+DEPLOY = ("bench", "demo", "grpc")
 NOT_HERE = (".venv/", "dist/", "FILE.yaml")  # made by commands, or placeholders
 
 
@@ -150,6 +151,23 @@ def test_every_command_has_the_options_that_are_shown(path: Path):
         known = {option for one in command.params for option in [*one.opts, *one.secondary_opts]}
         used = {word.partition("=")[0] for word in rest if word.startswith("--")}
         assert used <= known | {"--help"}, words
+
+
+@everywhere
+def test_every_option_that_is_named_alone_belongs_to_a_command(path: Path):
+    programs = [["diffuspec"], *(["python", "-m", f"deploy.{one}"] for one in DEPLOY)]
+    known = {"--help"} | {one for words in programs for one in options(entry_point(words)[0])}
+    for span in current_code_spans(path):
+        if span.startswith("--"):
+            assert span.split()[0] in known, span
+
+
+def options(command: Any) -> Iterator[str]:
+    """Yield the options of a command and of all its subcommands."""
+    for one in command.params:
+        yield from (*one.opts, *one.secondary_opts)
+    for below in getattr(command, "commands", {}).values():
+        yield from options(below)
 
 
 def entry_point(words: list[str]) -> tuple[Any, list[str]]:
