@@ -66,7 +66,7 @@ class DrafterActor:
             self._resources.push_async_callback(self._scorer.close)
             self._scorer.remote = await self._connect(scorer_address)
         await self._draft_once()
-        self._servicer = DrafterServicer(self._drafter)
+        self._servicer = DrafterServicer(self._drafter, info)
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)

@@ -41,7 +41,7 @@ class PathScorerActor:
             await scorer.search([self_test.draft_request(info)], [self_test.lattice(info)])
 
         await search()
-        self._servicer = PathScorerServicer(scorer)
+        self._servicer = PathScorerServicer(scorer, info)
         limits = config.limits(config.deadlines.search_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)

@@ -13,9 +13,8 @@ from diffuspec.control.outcomes import OutcomeModel, OutcomeRanking, RankedOutco
 from diffuspec.coordinator.pre_drafts import PreDraft, PreDrafts
 from diffuspec.coordinator.request import Request
 from diffuspec.core.params import MAX_OUTCOMES
-from diffuspec.core.types import EMPTY_DRAFT, DraftRequest, Verdict
+from diffuspec.core.types import EMPTY_DRAFT, MAX_PRE_DRAFTS, DraftRequest, Verdict
 
-_MAX_BATCH = 128  # pre-drafts in one batch, over all requests
 _UNPRICED = 4  # pre-drafts for each request while costs are unknown
 
 
@@ -97,8 +96,8 @@ class PreDraftPlanner:
                 else:
                     chosen += candidates
         priced.sort(key=lambda candidate: candidate.ranked.probability, reverse=True)
-        chosen += priced[: self._num_worth_it(priced[:_MAX_BATCH], urgent, now)]
-        jobs = [_job(candidate) for candidate in chosen[:_MAX_BATCH]]
+        chosen += priced[: self._num_worth_it(priced[:MAX_PRE_DRAFTS], urgent, now)]
+        jobs = [_job(candidate) for candidate in chosen[:MAX_PRE_DRAFTS]]
         for candidate, job in zip(chosen, jobs, strict=False):
             job.pre_drafts.send(candidate.ranked, job.pre_draft)
         return jobs

@@ -36,6 +36,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
 MAX_ALTERNATIVES = 8
+MAX_PRE_DRAFTS = 128  # in one batch, over all requests
 NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
 

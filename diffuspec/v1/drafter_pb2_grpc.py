@@ -28,11 +28,15 @@ if _version_not_supported:
 class DrafterServiceStub(object):
     """Proposes what may come after a prefix.
 
-    Streams carry many steps at once; responses come in any order and name their step. A step that
-    fails has an error in its response: INVALID_ARGUMENT, FAILED_PRECONDITION for a prefix that the
-    worker does not hold, RESOURCE_EXHAUSTED for too many steps at once, INTERNAL when drafting
-    failed. The stream itself ends with INVALID_ARGUMENT for bytes that are no message, and with
-    UNAUTHENTICATED without the deployment's token.
+    A stream carries many steps at once; responses come in any order and name their step. A step that
+    fails has an error in its response: INVALID_ARGUMENT for a batch that is malformed or larger than
+    the role was built for, FAILED_PRECONDITION for a prefix that the worker does not hold,
+    RESOURCE_EXHAUSTED for too many steps at once, INTERNAL when drafting failed.
+
+    The stream itself ends with INVALID_ARGUMENT for bytes that are not a message and for a step_id
+    that was used, UNAVAILABLE when it has been idle for too long, DEADLINE_EXCEEDED when the client
+    does not read, RESOURCE_EXHAUSTED when too many streams are open, and UNAUTHENTICATED without the
+    deployment's token.
     """
 
     def __init__(self, channel):
@@ -51,11 +55,15 @@ class DrafterServiceStub(object):
 class DrafterServiceServicer(object):
     """Proposes what may come after a prefix.
 
-    Streams carry many steps at once; responses come in any order and name their step. A step that
-    fails has an error in its response: INVALID_ARGUMENT, FAILED_PRECONDITION for a prefix that the
-    worker does not hold, RESOURCE_EXHAUSTED for too many steps at once, INTERNAL when drafting
-    failed. The stream itself ends with INVALID_ARGUMENT for bytes that are no message, and with
-    UNAUTHENTICATED without the deployment's token.
+    A stream carries many steps at once; responses come in any order and name their step. A step that
+    fails has an error in its response: INVALID_ARGUMENT for a batch that is malformed or larger than
+    the role was built for, FAILED_PRECONDITION for a prefix that the worker does not hold,
+    RESOURCE_EXHAUSTED for too many steps at once, INTERNAL when drafting failed.
+
+    The stream itself ends with INVALID_ARGUMENT for bytes that are not a message and for a step_id
+    that was used, UNAVAILABLE when it has been idle for too long, DEADLINE_EXCEEDED when the client
+    does not read, RESOURCE_EXHAUSTED when too many streams are open, and UNAUTHENTICATED without the
+    deployment's token.
     """
 
     def Draft(self, request_iterator, context):
@@ -84,11 +92,15 @@ def add_DrafterServiceServicer_to_server(servicer, server):
 class DrafterService(object):
     """Proposes what may come after a prefix.
 
-    Streams carry many steps at once; responses come in any order and name their step. A step that
-    fails has an error in its response: INVALID_ARGUMENT, FAILED_PRECONDITION for a prefix that the
-    worker does not hold, RESOURCE_EXHAUSTED for too many steps at once, INTERNAL when drafting
-    failed. The stream itself ends with INVALID_ARGUMENT for bytes that are no message, and with
-    UNAUTHENTICATED without the deployment's token.
+    A stream carries many steps at once; responses come in any order and name their step. A step that
+    fails has an error in its response: INVALID_ARGUMENT for a batch that is malformed or larger than
+    the role was built for, FAILED_PRECONDITION for a prefix that the worker does not hold,
+    RESOURCE_EXHAUSTED for too many steps at once, INTERNAL when drafting failed.
+
+    The stream itself ends with INVALID_ARGUMENT for bytes that are not a message and for a step_id
+    that was used, UNAVAILABLE when it has been idle for too long, DEADLINE_EXCEEDED when the client
+    does not read, RESOURCE_EXHAUSTED when too many streams are open, and UNAUTHENTICATED without the
+    deployment's token.
     """
 
     @staticmethod

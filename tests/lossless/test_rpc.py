@@ -70,11 +70,11 @@ async def remote_engine(
     search = make_path_search(roles.config.search, roles.target.info)
     async with contextlib.AsyncExitStack() as stack:
         scorers = await stack.enter_async_context(
-            serving(PathScorerServicer(search), security=security, limits=limits)
+            serving(PathScorerServicer(search, roles.target.info), security=security, limits=limits)
         )
         drafter = DiffuSpecDrafter(roles.model, await scorers.connect(RemotePathScorer))
         drafters = await stack.enter_async_context(
-            serving(DrafterServicer(drafter), security=security, limits=limits)
+            serving(DrafterServicer(drafter, roles.target.info), security=security, limits=limits)
         )
         verifiers = await stack.enter_async_context(
             serving(VerifierServicer(roles.target), security=security, limits=limits)

@@ -42,7 +42,7 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE
 from diffuspec.v1 import drafter_pb2
-from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, oracle_of
+from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
 from tests.support.serving import serving
 
 GREEDY = SamplingParams()
@@ -102,7 +102,7 @@ async def test_a_cancelled_call_leaves_the_stream_to_the_others(security):
 async def test_a_late_answer_is_an_unavailable_role_and_the_next_call_goes_through(security):
     verifier = FakeVerifier()
     drafter = FakeDrafter(oracle_of(verifier), always_right)
-    servicers = (VerifierServicer(verifier), DrafterServicer(drafter))
+    servicers = (VerifierServicer(verifier), DrafterServicer(drafter, FAKE_TARGET))
     async with serving(*servicers, security=security) as wire:
         remote_verifier = await wire.connect(RemoteVerifier, deadline_seconds=0.1)
         remote_drafter = await wire.connect(RemoteDrafter, deadline_seconds=0.1)
@@ -218,7 +218,7 @@ async def test_a_client_that_reads_no_responses_loses_its_stream(is_done_writing
     drafter = FakeDrafter(oracle_of(FakeVerifier()), bulky)
     limits = RpcLimits(max_stall_seconds=0.2)
     async with (
-        serving(DrafterServicer(drafter), security=security, limits=limits) as wire,
+        serving(DrafterServicer(drafter, FAKE_TARGET), security=security, limits=limits) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
         stub: Any = channel.stream_stream(f"/{DRAFTER_SERVICE}/Draft")

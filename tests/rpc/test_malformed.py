@@ -105,8 +105,8 @@ def servicers() -> Iterator[list[RoleServicer]]:
     model = DiffusionDrafter.load(config.drafter, target.info)
     search = make_path_search(config.search, target.info)
     yield [
-        DrafterServicer(DiffuSpecDrafter(model, search)),
-        PathScorerServicer(search),
+        DrafterServicer(DiffuSpecDrafter(model, search), target.info),
+        PathScorerServicer(search, target.info),
         VerifierServicer(target),
         CoordinatorServicer(FakeFrontend()),
     ]
@@ -175,7 +175,7 @@ async def test_no_bytes_bring_a_server_down(method, servicers, security):
     rng = random.Random(method)
     message = MESSAGES[method]
     async with (
-        serving(*servicers, security=security, limits=RpcLimits(max_rows=64)) as wire,
+        serving(*servicers, security=security) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
         prober = Prober(channel, security)
@@ -206,7 +206,7 @@ async def test_a_stream_of_nonsense_ends_with_invalid_argument(method, servicers
 
 @pytest.mark.parametrize(
     ("released", "complaint"),
-    [(["r"] * 65, "at most 64 requests, got 65"), (["r" * 33], "at most 32 characters, got 33")],
+    [(["r"] * 65, "at most 64 requests, got 65"), (["r" * 33], "from 0 to 32, got 33")],
 )
 async def test_a_message_releases_no_more_than_a_stream_holds(
     servicers, security, released, complaint
@@ -235,3 +235,47 @@ async def test_the_id_of_a_prefix_is_bounded(servicers, security):
         prober = Prober(channel, security)
         _, errors = await prober.send("DrafterService/Draft", message.SerializeToString())
         assert errors == ["INVALID_ARGUMENT InvalidRequestError"]
+
+
+def spoilt_search() -> list[tuple[str, Message]]:
+    found = []
+    for ids, logprobs in (([[10**6, 10]], [[-0.5, -1.5]]), ([[9, 10]], [[np.inf, 0.5]])):
+        message: Any = drafting(path_scorer_pb2.SearchRequest)
+        del message.lattices[:]
+        counts = np.array([2], np.int32)
+        one = Lattice(np.array(ids, np.int32), np.array(logprobs, np.float32), counts, 1)
+        message.lattices.extend([convert.lattice_to_proto(one)] * 2)
+        found.append(("PathScorerService/Search", message))
+    return found
+
+
+def spoilt_draft() -> list[tuple[str, Message]]:
+    wide: Any = drafting(drafter_pb2.DraftRequest)
+    long: Any = drafting(drafter_pb2.DraftRequest)
+    for _ in range(1001):
+        wide.rows.add().CopyFrom(wide.rows[0])
+    long.prefixes[0].token_ids.extend([5] * 10**6)
+    return [("DrafterService/Draft", wide), ("DrafterService/Draft", long)]
+
+
+def spoilt_verify() -> list[tuple[str, Message]]:
+    found = []
+    for num_prompt_tokens in (0, 9, 2**32 - 1):
+        message: Any = verifying()
+        message.rows[0].num_prompt_tokens = num_prompt_tokens
+        found.append(("VerifierService/Verify", message))
+    return found
+
+
+async def test_what_is_beyond_a_role_is_refused_before_work_and_leaves_it_healthy(
+    servicers, security
+):
+    async with (
+        serving(*servicers, security=security) as wire,
+        grpc.aio.insecure_channel(wire.address) as channel,
+    ):
+        prober = Prober(channel, security)
+        for method, message in (*spoilt_search(), *spoilt_draft(), *spoilt_verify()):
+            _, errors = await prober.send(method, message.SerializeToString())
+            assert errors == ["INVALID_ARGUMENT InvalidRequestError"], method
+        assert all(servicer.is_healthy() for servicer in servicers)

@@ -9,11 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES
-from diffuspec.core.types import MAX_ALTERNATIVES, DraftRequest, TokenIds, VerifyRequest
-from diffuspec.rpc.limits import RpcLimits
+from diffuspec.core.types import DraftRequest, Lattice, TokenIds, VerifyRequest
+from diffuspec.rpc.messages.bounds import Bounds, check_seed
 from diffuspec.rpc.messages.prefixes import (
-    TOKEN_SIZE,
     Held,
     PrefixStore,
     apply_delta,
@@ -26,6 +24,7 @@ from diffuspec.rpc.messages.prefixes import (
 from diffuspec.rpc.messages.values import (
     TREE_SHAPE_NAMES,
     TREE_SHAPES,
+    lattice_from_proto,
     tree_from_proto,
     tree_to_proto,
 )
@@ -112,9 +111,9 @@ class BatchReader:
     requests alike.
     """
 
-    def __init__(self, store: PrefixStore, limits: RpcLimits, scope: str) -> None:
+    def __init__(self, store: PrefixStore, bounds: Bounds, scope: str) -> None:
         self._store = store
-        self._limits = limits
+        self._bounds = bounds
         self.scope = scope
         self._forgotten: list[str] = []
 
@@ -125,10 +124,14 @@ class BatchReader:
 
     def draft_requests(self, batch: DraftingBatch) -> list[DraftRequest]:
         """Raises InvalidRequestError, and StalePrefixError for a base that is not held."""
-        held = self._read_prefixes(batch.prefixes, len(batch.rows))
-        prefixes = self._row_prefixes(batch.rows, held)
+        bounds = self._bounds
+        bounds.check_batch(len(batch.prefixes), len(batch.rows), bounds.max_draft_rows)
         for row in batch.rows:
-            _check(row)
+            bounds.check_draft_row(row)
+            if row.tree_shape not in TREE_SHAPE_NAMES:
+                raise InvalidRequestError(f"there is no tree shape {row.tree_shape}")
+        held = self._read_prefixes(batch.prefixes)
+        prefixes = self._row_prefixes(batch.rows, held)
         return [
             DraftRequest(
                 request_id=self.scope + batch.prefixes[row.prefix].request_id,
@@ -143,10 +146,26 @@ class BatchReader:
             for row, prefix in zip(batch.rows, prefixes, strict=True)
         ]
 
+    def lattices(self, batch: SearchRequest) -> list[Lattice]:
+        """Return one lattice per row. Raises InvalidRequestError."""
+        if len(batch.lattices) != len(batch.rows):
+            raise InvalidRequestError(
+                f"a batch must have a lattice per row, got {len(batch.lattices)} for "
+                f"{len(batch.rows)} rows"
+            )
+        lattices = [lattice_from_proto(lattice) for lattice in batch.lattices]
+        for lattice, row in zip(lattices, batch.rows, strict=True):
+            self._bounds.check_lattice(lattice, row.num_draft_tokens)
+        return lattices
+
     def verify_requests(self, batch: VerifyBatch) -> list[VerifyRequest]:
         """Raises InvalidRequestError, and StalePrefixError for a base that is not held."""
-        held = self._read_prefixes(batch.prefixes, len(batch.rows))
+        bounds = self._bounds
+        bounds.check_batch(len(batch.prefixes), len(batch.rows), bounds.target.max_sequences)
+        held = self._read_prefixes(batch.prefixes)
         prefixes = self._row_prefixes(batch.rows, held)
+        for row, prefix in zip(batch.rows, prefixes, strict=True):
+            bounds.check_verify_row(row, len(prefix))
         return [
             VerifyRequest(
                 request_id=self.scope + batch.prefixes[row.prefix].request_id,
@@ -158,59 +177,24 @@ class BatchReader:
             for row, prefix in zip(batch.rows, prefixes, strict=True)
         ]
 
-    def _read_prefixes(self, deltas: Sequence[PrefixDelta], num_rows: int) -> list[Held]:
-        limit = self._limits.max_rows
-        if max(len(deltas), num_rows) > limit:
-            raise InvalidRequestError(
-                f"a batch must have at most {limit} prefixes and rows, got {len(deltas)} and "
-                f"{num_rows}"
-            )
-        held = []
+    def _read_prefixes(self, deltas: Sequence[PrefixDelta]) -> list[Held]:
         for delta in deltas:
-            check_id(delta.request_id, self._limits)
-            held.append(apply_delta(self._store, delta))
+            self._bounds.check_delta(delta)
+        held = [apply_delta(self._store, delta) for delta in deltas]
         self._forgotten += self._store.trim()
+        for one in held:
+            check_seed(one.sampling)
         return held
 
     def _row_prefixes(
         self, rows: Iterable[DraftRow | VerifyRow], held: Sequence[Held]
     ) -> list[TokenIds]:
         prefixes = []
-        num_bytes, limit = 0, self._limits.max_prefix_tokens * TOKEN_SIZE
         for row in rows:
             if row.prefix >= len(held):
                 raise InvalidRequestError(f"a row builds on prefix {row.prefix} of {len(held)}")
-            data = held[row.prefix].data
-            if row.token_ids:
-                data += pack_token_ids(row.token_ids)
-                num_bytes += len(data)
-                if num_bytes > limit:
-                    raise InvalidRequestError(
-                        f"a batch's prefixes have more than {self._limits.max_prefix_tokens} tokens"
-                    )
+            base = held[row.prefix]
+            self._bounds.check_prefix(base.num_tokens + len(row.token_ids), row.token_ids)
+            data = base.data + pack_token_ids(row.token_ids) if row.token_ids else base.data
             prefixes.append(to_token_ids(data))
         return prefixes
-
-
-def check_id(request_id: str, limits: RpcLimits) -> None:
-    """Raises InvalidRequestError for an id that nobody needs."""
-    if len(request_id) > limits.max_id_length:
-        raise InvalidRequestError(
-            f"a request id must have at most {limits.max_id_length} characters, got "
-            f"{len(request_id)}"
-        )
-
-
-def _check(row: DraftRow) -> None:
-    """Refuse what would cost a worker more than any draft may."""
-    bounds = (
-        ("num_draft_tokens", row.num_draft_tokens, 1, MAX_DRAFT_TOKENS),
-        ("max_nodes", row.max_nodes, 1, MAX_TREE_NODES),
-        ("drafter_weight", row.drafter_weight, 0, 1),
-        ("num_alternatives", row.num_alternatives, 0, MAX_ALTERNATIVES),
-    )
-    for name, value, low, high in bounds:
-        if not low <= value <= high:
-            raise InvalidRequestError(f"{name} must be from {low} to {high}, got {value}")
-    if row.tree_shape not in TREE_SHAPE_NAMES:
-        raise InvalidRequestError(f"there is no tree shape {row.tree_shape}")

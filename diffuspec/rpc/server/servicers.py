@@ -7,8 +7,7 @@ from typing import Any
 
 import grpc
 
-from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.interfaces import Drafter, PathScorer, Verifier
+from diffuspec.core.interfaces import Drafter, PathScorer, TargetInfo, Verifier
 from diffuspec.core.types import DraftRequest, Lattice, VerifyRequest
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages import values as convert
@@ -63,10 +62,10 @@ class DrafterServicer(RoleServicer, drafter_pb2_grpc.DrafterServiceServicer):
 
     service = DRAFTER_SERVICE
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, target: TargetInfo) -> None:
         self._drafter = drafter
         self._drafting = StepService(
-            drafter_pb2.DraftResponse, _read_drafts, self._draft, drafter.release
+            drafter_pb2.DraftResponse, _read_drafts, self._draft, drafter.release, target
         )
         self.steps = (self._drafting,)
 
@@ -87,10 +86,10 @@ class PathScorerServicer(RoleServicer, path_scorer_pb2_grpc.PathScorerServiceSer
 
     service = PATH_SCORER_SERVICE
 
-    def __init__(self, scorer: PathScorer) -> None:
+    def __init__(self, scorer: PathScorer, target: TargetInfo) -> None:
         self._scorer = scorer
         self._searching = StepService(
-            path_scorer_pb2.SearchResponse, _read_search, self._search, _hold_nothing
+            path_scorer_pb2.SearchResponse, _read_search, self._search, _hold_nothing, target
         )
         self.steps = (self._searching,)
 
@@ -116,7 +115,7 @@ class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
     def __init__(self, verifier: Verifier) -> None:
         self._verifier = verifier
         self._verifying = StepService(
-            verifier_pb2.VerifyResponse, _read_verify, self._verify, verifier.release
+            verifier_pb2.VerifyResponse, _read_verify, self._verify, verifier.release, verifier.info
         )
         self.steps = (self._verifying,)
 
@@ -144,10 +143,7 @@ def _read_drafts(message: Any, reader: BatchReader) -> list[DraftRequest]:
 def _read_search(
     message: path_scorer_pb2.SearchRequest, reader: BatchReader
 ) -> tuple[list[DraftRequest], list[Lattice]]:
-    requests = reader.draft_requests(message)
-    if len(message.lattices) != len(requests):
-        raise InvalidRequestError(f"{len(message.lattices)} lattices for {len(requests)} rows")
-    return requests, [convert.lattice_from_proto(lattice) for lattice in message.lattices]
+    return reader.draft_requests(message), reader.lattices(message)
 
 
 def _read_verify(message: verifier_pb2.VerifyRequest, reader: BatchReader) -> list[VerifyRequest]:

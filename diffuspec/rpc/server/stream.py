@@ -14,8 +14,10 @@ import grpc
 from google.protobuf.message import Message
 
 from diffuspec.core.errors import InvalidRequestError, OverloadedError, WorkerError
+from diffuspec.core.interfaces import TargetInfo
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.messages.batches import BatchReader, check_id
+from diffuspec.rpc.messages.batches import BatchReader
+from diffuspec.rpc.messages.bounds import Bounds, check_id
 from diffuspec.rpc.messages.prefixes import PrefixStore
 from diffuspec.rpc.messages.status import (
     IdleStreamError,
@@ -37,7 +39,7 @@ class StepService(Generic[Batch]):
     """One streaming method of a role.
 
     `read` makes a batch of a message, at once and in order, because each message changes what the
-    next one builds on; `work` returns a response without id and times.
+    next one builds on; `work` returns a response without id and times. `target` bounds batches.
     """
 
     def __init__(
@@ -46,11 +48,13 @@ class StepService(Generic[Batch]):
         read: Callable[[Any, BatchReader], Batch],
         work: Callable[[Batch], Awaitable[Any]],
         release: Release,
+        target: TargetInfo,
     ) -> None:
         self.response: Any = response
         self.read = read
         self.work = work
         self.release = release
+        self.target = target
         self._stream_numbers = itertools.count(1)
         self._cleanups: set[asyncio.Task[None]] = set()
         self.begin(DEFAULT_LIMITS, StepHealth(DEFAULT_LIMITS.max_step_seconds))
@@ -87,7 +91,8 @@ class _Stream:
         self._service = service
         self._context = context
         self._prefixes = PrefixStore(limits.max_prefixes, limits.max_prefix_tokens)
-        self._reader = BatchReader(self._prefixes, limits, scope)
+        bounds = Bounds(service.target, limits.max_id_length)
+        self._reader = BatchReader(self._prefixes, bounds, scope)
         self._last_step_id = 0
         self._steps: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
@@ -172,7 +177,7 @@ class _Stream:
                 f"{len(request_ids)}"
             )
         for request_id in request_ids:
-            check_id(request_id, limits)
+            check_id(request_id, limits.max_id_length)
 
     def _begin_releases(self, request_ids: Iterable[str]) -> None:
         """Not awaited here: a role may release only after the step that it is working on."""

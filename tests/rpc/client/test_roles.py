@@ -16,7 +16,13 @@ from diffuspec.rpc.client.roles import (
     RemoteVerifier,
 )
 from diffuspec.rpc.server.servicers import DrafterServicer, PathScorerServicer, VerifierServicer
-from tests.support.fakes import FakeDrafter, FakeVerifier, oracle_of, right_branch_is_late
+from tests.support.fakes import (
+    FAKE_TARGET,
+    FakeDrafter,
+    FakeVerifier,
+    oracle_of,
+    right_branch_is_late,
+)
 from tests.support.lattice_fakes import FakeLatticeModel, FakePathScorer
 from tests.support.serving import serving
 
@@ -47,7 +53,7 @@ async def test_a_remote_verifier_gives_the_local_verdicts(security):
 
 async def test_a_remote_drafter_sees_the_requests_and_gives_the_local_drafts(security):
     drafter = FakeDrafter(oracle_of(FakeVerifier()), right_branch_is_late)
-    async with serving(DrafterServicer(drafter), security=security) as wire:
+    async with serving(DrafterServicer(drafter, FAKE_TARGET), security=security) as wire:
         remote = await wire.connect(RemoteDrafter)
         requests = [draft_request([1, 2]), draft_request([1, 2, 9]), draft_request([5], "b")]
         found = await remote.draft(requests)
@@ -63,7 +69,7 @@ async def test_a_remote_drafter_sees_the_requests_and_gives_the_local_drafts(sec
 
 async def test_a_remote_path_scorer_gives_the_local_drafts(security):
     model, scorer = FakeLatticeModel(oracle_of(FakeVerifier())), FakePathScorer()
-    async with serving(PathScorerServicer(scorer), security=security) as wire:
+    async with serving(PathScorerServicer(scorer, FAKE_TARGET), security=security) as wire:
         remote_scorer = await wire.connect(RemotePathScorer)
         requests = [draft_request([4, 5]), draft_request([4, 5, 6])]
         lattices = await model.lattices(requests)
@@ -77,7 +83,7 @@ async def test_a_remote_path_scorer_gives_the_local_drafts(security):
 async def test_released_requests_are_let_go(role, security):
     verifier = FakeVerifier()
     drafter = FakeDrafter(oracle_of(verifier), right_branch_is_late)
-    servicers = (DrafterServicer(drafter), VerifierServicer(verifier))
+    servicers = (DrafterServicer(drafter, FAKE_TARGET), VerifierServicer(verifier))
     async with serving(*servicers, security=security) as wire:
         if role == "drafter":
             remote = await wire.connect(RemoteDrafter)
@@ -97,7 +103,7 @@ async def test_released_requests_are_let_go(role, security):
 
 async def test_two_coordinators_may_name_their_requests_alike(security):
     drafter = FakeDrafter(oracle_of(FakeVerifier()), right_branch_is_late)
-    async with serving(DrafterServicer(drafter), security=security) as wire:
+    async with serving(DrafterServicer(drafter, FAKE_TARGET), security=security) as wire:
         for prefix in ([1, 2], [3, 4]):
             remote = await wire.connect(RemoteDrafter)
             await remote.draft([draft_request(prefix)])

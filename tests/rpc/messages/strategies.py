@@ -57,6 +57,8 @@ samplings = st.builds(
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
 )
 
+seeded_samplings = samplings.map(SamplingParams.with_seed)
+
 speculations = st.builds(
     SpeculationParams,
     policy=st.sampled_from(["paper", "cost_aware", "fixed", "off"]),
@@ -126,7 +128,9 @@ def verdicts(draw):
     return Verdict(tokens, nodes, known, draw(seconds), draw(seconds))
 
 
-prefixes = st.lists(token_ids, max_size=12).map(lambda tokens: np.array(tokens, np.int32))
+prefixes = st.lists(token_ids, min_size=1, max_size=12).map(
+    lambda tokens: np.array(tokens, np.int32)
+)
 
 draft_requests = st.builds(
     DraftRequest,
@@ -136,18 +140,18 @@ draft_requests = st.builds(
     tree_shape=st.sampled_from(["path", "beams", "best_first"]),
     max_nodes=st.integers(1, MAX_TREE_NODES),
     drafter_weight=st.floats(0, 1),
-    sampling=samplings,
+    sampling=seeded_samplings,
     num_alternatives=st.integers(0, MAX_ALTERNATIVES),
 )
 
-verify_requests = st.builds(
-    VerifyRequest,
-    request_id=st.sampled_from("abc"),
-    prefix=prefixes,
-    num_prompt_tokens=counts,
-    tree=trees(),
-    sampling=samplings,
-)
+
+@st.composite
+def verify_requests(draw):
+    prefix = draw(prefixes)
+    num_prompt_tokens = draw(st.integers(1, len(prefix)))
+    name, sampling = draw(st.sampled_from("abc")), draw(seeded_samplings)
+    return VerifyRequest(name, prefix, num_prompt_tokens, draw(trees()), sampling)
+
 
 infos = st.builds(
     TargetInfo, counts, counts, counts, eos_token_ids=tuples(token_ids), max_tree_nodes=counts

@@ -19,7 +19,7 @@ from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 from diffuspec.rpc.services import DRAFTER_SERVICE, HEALTH_SERVICE, VERIFIER_SERVICE
-from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, oracle_of
+from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
 from tests.support.serving import serving
 
 REQUEST = VerifyRequest("a", np.array([1], np.int32), 1, EMPTY_TREE, SamplingParams())
@@ -166,7 +166,7 @@ async def test_a_role_at_work_is_not_probed():
 
 async def test_each_service_answers_for_itself(security):
     verifier = FakeVerifier()
-    drafter = DrafterServicer(FakeDrafter(oracle_of(verifier), always_right))
+    drafter = DrafterServicer(FakeDrafter(oracle_of(verifier), always_right), FAKE_TARGET)
     async with serving(VerifierServicer(verifier), drafter, security=security) as wire:
         remote = await wire.connect(RemoteVerifier)
         verifier.error = VerifierError("no")
