@@ -152,7 +152,9 @@ class CoordinatorActor:
         server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
         self._server = server
-        await self._resources.enter_async_context(self._health.probed(self._ask_verifier))
+        await self._resources.enter_async_context(
+            self._health.checked_when_idle(self._ask_verifier)
+        )
         await self._resources.enter_async_context(self._heartbeat)
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
         return Ready(server.address, verifier.info, digest)

@@ -70,7 +70,9 @@ class DrafterActor:
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
-        await self._resources.enter_async_context(self._servicer.health.probed(self._draft_once))
+        await self._resources.enter_async_context(
+            self._servicer.health.checked_when_idle(self._draft_once)
+        )
         await self._resources.enter_async_context(self._heartbeat)
         return server.address
 
@@ -97,7 +99,7 @@ class DrafterActor:
     async def try_draft(self) -> None:
         """Draft once, as a trial after failed steps. Raises DrafterError."""
         assert self._servicer is not None, "start() comes first"
-        await self._servicer.health.prove(self._draft_once)
+        await self._servicer.health.check(self._draft_once)
 
     async def stop(self) -> None:
         """Finish the steps under way and end the server."""

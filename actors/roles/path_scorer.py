@@ -45,7 +45,7 @@ class PathScorerActor:
         limits = config.limits(config.deadlines.search_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
-        await self._resources.enter_async_context(self._servicer.health.probed(search))
+        await self._resources.enter_async_context(self._servicer.health.checked_when_idle(search))
         await self._resources.enter_async_context(self._heartbeat)
         return server.address
 

@@ -96,7 +96,7 @@ class VerifierRank:
         servicer = VerifierServicer(steps)
         server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
-        await self._resources.enter_async_context(servicer.health.probed(steps.test))
+        await self._resources.enter_async_context(servicer.health.checked_when_idle(steps.test))
         return server.address
 
     async def run(self) -> None:

@@ -16,7 +16,7 @@ class RpcLimits:
     max_message_bytes: int = 16 * 1024 * 1024
     max_calls_per_method: int = 256  # open on one server, streams too; health checks beside them
     max_calls_in_flight: int = 16  # on one stream
-    max_prefixes: int = 1024  # that one stream remembers, and that one message lets go
+    max_prefixes: int = 1024  # held by one stream, and released by one message
     max_id_length: int = 1024  # of a request
     max_prefix_tokens: int = 4 * 1024 * 1024  # of those prefixes together
     max_prompt_tokens: int = 1024 * 1024  # of a request, and of what is committed of its answer

@@ -23,7 +23,7 @@ class TlsFiles:
     """PEM files for mutual TLS: the authority that signed both sides, and one's own certificate.
 
     server_name is the name in the server's certificate where that is not the address dialled:
-    one certificate may serve machines whose addresses nobody knows beforehand.
+    one certificate may serve machines whose addresses are not known in advance.
     """
 
     ca: Path

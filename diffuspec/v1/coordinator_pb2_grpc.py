@@ -57,7 +57,7 @@ class CoordinatorServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Answers one prompt, one increment per step until finish_reason is set. A client that ends the
+        """Answers one prompt, one response per step until finish_reason is set. A client that ends the
         call cancels the request.
 
         Errors: INVALID_ARGUMENT for a prompt or an option that cannot be, RESOURCE_EXHAUSTED when the

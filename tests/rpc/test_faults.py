@@ -294,7 +294,7 @@ async def test_a_server_without_the_prefix_is_sent_it_whole(security):
                 prefix = [ord(name) % 50] * length
                 [found] = await remote.verify([verify_request(*prefix, request_id=name)])
                 assert found.token_ids == (verifier.next_token(prefix, GREEDY),)
-        assert len(verifier.held) == 1  # what the stream forgets the role lets go
+        assert len(verifier.held) == 1  # the role releases what the stream forgets
 
 
 async def test_a_server_that_ends_fails_what_waits_and_is_found_again(security):
@@ -414,7 +414,7 @@ async def test_a_stopped_server_is_noticed_at_the_deadline(process, security):
     await remote.close()
 
 
-async def test_nobody_at_the_address_is_said_so(security):
+async def test_an_address_without_a_server_is_unavailable(security):
     async with RoleServer([VerifierServicer(FakeVerifier())], security) as server:
         address = server.address
     with pytest.raises(VerifierUnavailableError, match="UNAVAILABLE"):

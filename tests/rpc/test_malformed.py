@@ -140,7 +140,7 @@ def is_message(kind: type[Message], data: bytes) -> bool:
     return True
 
 
-class Prober:
+class RawClient:
     """Sends bytes as they are, and tells how the call ended and what errors were in the stream."""
 
     def __init__(self, channel: grpc.aio.Channel, security: Security) -> None:
@@ -178,16 +178,16 @@ async def test_no_bytes_bring_a_server_down(method, servicers, security):
         serving(*servicers, security=security) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
-        prober = Prober(channel, security)
+        client = RawClient(channel, security)
         for data in mutations(message, rng):
-            code, errors = await prober.send(method, data)
+            code, errors = await client.send(method, data)
             if not is_message(type(message), data):
                 assert code == grpc.StatusCode.INVALID_ARGUMENT, data
             else:
                 assert code in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT), data
             for error in errors:
                 assert error.startswith(NAMED), (data, error)
-        code, errors = await prober.send(method, message.SerializeToString())
+        code, errors = await client.send(method, message.SerializeToString())
         assert (code, errors) == (grpc.StatusCode.OK, [])
 
 
@@ -232,8 +232,8 @@ async def test_the_id_of_a_prefix_is_bounded(servicers, security):
         serving(*servicers, security=security, limits=RpcLimits(max_id_length=32)) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
-        prober = Prober(channel, security)
-        _, errors = await prober.send("DrafterService/Draft", message.SerializeToString())
+        client = RawClient(channel, security)
+        _, errors = await client.send("DrafterService/Draft", message.SerializeToString())
         assert errors == ["INVALID_ARGUMENT InvalidRequestError"]
 
 
@@ -274,8 +274,8 @@ async def test_what_is_beyond_a_role_is_refused_before_work_and_leaves_it_health
         serving(*servicers, security=security) as wire,
         grpc.aio.insecure_channel(wire.address) as channel,
     ):
-        prober = Prober(channel, security)
+        client = RawClient(channel, security)
         for method, message in (*spoilt_search(), *spoilt_draft(), *spoilt_verify()):
-            _, errors = await prober.send(method, message.SerializeToString())
+            _, errors = await client.send(method, message.SerializeToString())
             assert errors == ["INVALID_ARGUMENT InvalidRequestError"], method
         assert all(servicer.is_healthy() for servicer in servicers)

@@ -85,7 +85,7 @@ class Connection:
         return stream
 
     async def check_health(self, service: str, timeout: float) -> bool:
-        """Return whether a service is SERVING. False too when nobody answers in time."""
+        """Return whether a service is SERVING. False too when no answer comes in time."""
         try:
             return bool(await self.health(service, timeout) == HealthCheckResponse.SERVING)
         except DiffuspecError:

@@ -25,7 +25,7 @@ from diffuspec.v1 import coordinator_pb2
 
 _CALL_SECONDS = 10.0
 
-# Of an answer that is not read so much is sent, some hundred outputs; gRPC's own is 64 KiB.
+# The most that is sent of an answer that is not read: about 100 outputs. The default is 64 KiB.
 _OPTIONS = (("grpc.http2.lookahead_bytes", 16 * 1024),)
 _GREEDY = SamplingParams()
 
@@ -115,5 +115,5 @@ class RemoteCoordinator:
         return status_from_proto(response)
 
     async def check_health(self, timeout: float) -> bool:
-        """Return whether the service is SERVING. False too when nobody answers in time."""
+        """Return whether the service is SERVING. False too when no answer comes in time."""
         return await self._connection.check_health(COORDINATOR_SERVICE, timeout)

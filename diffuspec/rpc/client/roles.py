@@ -84,7 +84,7 @@ class _RemoteRole:
         await self._connection.close()
 
     async def check_health(self, timeout: float) -> bool:
-        """Return whether the role is SERVING. False too when nobody answers in time."""
+        """Return whether the role is SERVING. False too when no answer comes in time."""
         return await self._connection.check_health(self.method.service, timeout)
 
     @property

@@ -42,7 +42,7 @@ class Method(Generic[Request, Response]):
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[Response]):
-    """A response, and what of its time was spent on the way."""
+    """A response, and the seconds of its round trip that the worker did not need."""
 
     response: Response
     transport_seconds: float
@@ -176,8 +176,8 @@ class _Stream:
         self._received = received
         self._outgoing: deque[bytes] = deque()
         self._has_outgoing: asyncio.Future[None] | None = None  # the writer waits for it
-        # The tasks alone own the call, and are let go when it ends: what failed with this stream's
-        # error may keep the stream, and a call that is kept holds its connection open.
+        # Only the tasks refer to the call, and they are dropped when it ends: a failed step may
+        # keep this stream alive by its traceback, and a live call keeps its connection open.
         call = connection.open_stream(method.service, method.name)
         # Tasks of their own: cancelling a read or a write would end the call for every step.
         writer = asyncio.create_task(self._write(call))

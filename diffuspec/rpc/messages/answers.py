@@ -111,16 +111,16 @@ def _known(names: Any, number: int, field: str) -> Any:
     return names[number]
 
 
-def request_output_to_proto(increment: RequestOutput) -> coordinator_pb2.GenerateResponse:
+def request_output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateResponse:
     return coordinator_pb2.GenerateResponse(
-        token_ids=increment.token_ids,
-        num_accepted_tokens=increment.num_accepted_tokens,
-        text=increment.text,
-        pieces=increment.pieces,
-        logprobs=[logprobs_to_proto(one) for one in increment.logprobs or ()],
-        finish_reason=_FINISH_REASONS[increment.finish_reason],
-        step=step_to_proto(increment.step),
-        seed=increment.seed,
+        token_ids=output.token_ids,
+        num_accepted_tokens=output.num_accepted_tokens,
+        text=output.text,
+        pieces=output.pieces,
+        logprobs=[logprobs_to_proto(one) for one in output.logprobs or ()],
+        finish_reason=_FINISH_REASONS[output.finish_reason],
+        step=step_to_proto(output.step),
+        seed=output.seed,
     )
 
 

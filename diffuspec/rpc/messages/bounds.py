@@ -58,7 +58,7 @@ class Bounds:
         _require("num_alternatives", row.num_alternatives, 0, MAX_ALTERNATIVES)
 
     def check_verify_row(self, row: VerifyRow, num_tokens: int) -> None:
-        """Check a row whose prefix has so many tokens."""
+        """Check a row whose prefix has `num_tokens` tokens."""
         _require("num_prompt_tokens", row.num_prompt_tokens, 1, num_tokens)
         tree = row.tree
         _require("nodes of a draft tree", len(tree.token_ids), 0, self.target.max_tree_nodes)
@@ -98,7 +98,7 @@ def check_id(request_id: str, max_length: int) -> None:
 
 
 def check_seed(sampling: SamplingParams) -> None:
-    """Raises InvalidRequestError where a role would have to draw a seed of its own."""
+    """Raises InvalidRequestError for sampling without a seed: a role draws none itself."""
     if sampling.lacks_seed:
         raise InvalidRequestError("seed must be given to sample, got None")
 

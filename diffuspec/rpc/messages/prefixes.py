@@ -36,13 +36,13 @@ class Held(NamedTuple):
         return len(self.data) // TOKEN_SIZE
 
     def hasher_at(self, num_tokens: int) -> hashlib.blake2b:
-        """Return the hasher over the first so many tokens; not to be updated."""
+        """Return the hasher over the first `num_tokens` tokens; it must not be updated."""
         if num_tokens == self.num_tokens:
             return self.hasher
         return _hasher(self.data[: num_tokens * TOKEN_SIZE])
 
     def extended(self, num_tokens: int, tail: bytes, sampling: SamplingParams) -> Held:
-        """Return the first so many tokens with others after them."""
+        """Return the first `num_tokens` tokens, followed by those of `tail`."""
         hasher = self.hasher_at(num_tokens)
         if tail:
             hasher = hasher.copy()

@@ -1,6 +1,6 @@
 """grpc.health.v1: a role is SERVING when its steps succeed, not when its process is there.
 
-A role that nobody asks takes a small step of its own now and then, so that it knows.
+A role that is idle takes a small step of its own now and then, so that its status stays true.
 """
 
 from __future__ import annotations
@@ -26,19 +26,17 @@ from diffuspec.core.errors import (
 logger = logging.getLogger(__name__)
 
 _RECENT_SECONDS = 10.0
-_PROBE_SECONDS = 1.0  # between probes of a role that idles after a failure
+_CHECK_SECONDS = 1.0  # between checks whether an idle role has to take a step
 _CALLERS_FAULT = (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError)
 _WATCH_SECONDS = 0.5
 
 
 class StepHealth:
-    """Watches the steps of one role.
+    """Tells from its steps whether a role is healthy.
 
-    Healthy: no step has been waiting for longer than the bound while nothing else was done
-    either, and the last step succeeded, or one has lately. So a role that hangs is unhealthy, and
-    healthy again once it has got over it. Steps that fail by the caller's fault say nothing. A
-    role that has not been asked yet is taken for healthy; one that is probed does not wait for
-    callers to show that it is well again, or no more.
+    It is while the last step, or one within the last 10 seconds, succeeded, and no step has been
+    under way for longer than `max_step_seconds` without another one succeeding in that time.
+    Failures that are the caller's fault do not count. A role without a step so far is healthy.
     """
 
     def __init__(
@@ -64,21 +62,21 @@ class StepHealth:
         return self._clock() - self._succeeded_at <= _RECENT_SECONDS
 
     @contextlib.asynccontextmanager
-    async def probed(self, probe: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-        """While the context is open, take a step whenever the last ones do not tell how it is."""
-        probing = asyncio.create_task(self._keep_probing(probe))
+    async def checked_when_idle(self, step: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+        """Take a step, while the context is open, whenever recent ones do not tell the health."""
+        checking = asyncio.create_task(self._keep_checking(step))
         try:
             yield
         finally:
-            probing.cancel()
+            checking.cancel()
 
-    async def prove(self, probe: Callable[[], Awaitable[None]]) -> None:
-        """Take a step. Raises what it fails with."""
+    async def check(self, step: Callable[[], Awaitable[None]]) -> None:
+        """Take a step and count it. Raises what it raises."""
         with self.step():
-            await probe()
+            await step()
 
     def step(self) -> _WatchedStep:
-        """Return a context to do one step in."""
+        """Return a context for one step."""
         return _WatchedStep(self)
 
     def begin(self) -> int:
@@ -95,15 +93,15 @@ class StepHealth:
         elif issubclass(error, Exception) and not issubclass(error, _CALLERS_FAULT):
             self._has_failed = True
 
-    async def _keep_probing(self, probe: Callable[[], Awaitable[None]]) -> None:
+    async def _keep_checking(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:
-            await asyncio.sleep(_PROBE_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
             if self._started or (self._succeeded_lately and not self._has_failed):
                 continue
             try:
-                await self.prove(probe)
+                await self.check(step)
             except Exception as error:
-                logger.debug("a probe failed: %s", error)
+                logger.debug("a health check failed: %s", error)
 
 
 class _WatchedStep:

@@ -52,7 +52,7 @@ class RoleServicer:
             service.draining.set()
 
     async def finish(self) -> None:
-        """Wait until what the role holds for streams that ended is let go."""
+        """Wait until the role has released the requests of ended streams."""
         for service in self.steps:
             await service.finish()
 
@@ -151,4 +151,4 @@ def _read_verify(message: verifier_pb2.VerifyRequest, reader: BatchReader) -> li
 
 
 async def _hold_nothing(request_id: str) -> None:
-    """A path search keeps nothing from one call to the next."""
+    """Release nothing: a path search keeps nothing from one call to the next."""

@@ -201,7 +201,7 @@ async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
 def impatient(monkeypatch) -> None:
     """Have roles test themselves often."""
     monkeypatch.setattr(health, "_RECENT_SECONDS", 0.1)
-    monkeypatch.setattr(health, "_PROBE_SECONDS", 0.05)
+    monkeypatch.setattr(health, "_CHECK_SECONDS", 0.05)
 
 
 async def becomes_healthy(client: RemoteCoordinator, is_healthy: bool) -> None:

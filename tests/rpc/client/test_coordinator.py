@@ -1,4 +1,4 @@
-"""Prompts over the wire: text, ids and chats in, the same increments out."""
+"""Prompts over the wire: text, ids and chats in, the same outputs out."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STATUS = ServiceStatus(
 )
 
 
-def increment(
+def output(
     token_id: int, finish_reason: FinishReason | None = None, text: str = "ä b"
 ) -> RequestOutput:
     return RequestOutput(
@@ -53,7 +53,7 @@ def increment(
 
 
 class FakeFrontend:
-    """Answers with as many increments as max_tokens says, or until it is told to stop."""
+    """Answers with as many outputs as max_tokens says, or until it is told to stop."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Prompt, SamplingParams, SpeculationParams | None, str | None]] = []
@@ -76,11 +76,11 @@ class FakeFrontend:
         self.committed = [*committed_token_ids]
         try:
             for token_id in range(sampling.max_tokens - 1):
-                yield increment(token_id, text=self.text)
+                yield output(token_id, text=self.text)
             await self.may_finish.wait()
             if self.error is not None:
                 raise self.error
-            yield increment(99, FinishReason.LENGTH)
+            yield output(99, FinishReason.LENGTH)
         finally:
             self.is_closed.set()
 
@@ -106,13 +106,13 @@ async def coordinator(
     ["some text", [1, 2, 3], [], [{"role": "user", "content": "hello"}]],
     ids=["text", "ids", "no ids", "chat"],
 )
-async def test_a_prompt_arrives_as_it_was_sent_and_so_do_the_increments(prompt, security):
+async def test_a_prompt_arrives_as_it_was_sent_and_so_do_the_outputs(prompt, security):
     frontend = FakeFrontend()
     sampling = SamplingParams(0.5, 0.9, 4, -7, max_tokens=3, stop=("x",), logprobs=1)
     speculation = SpeculationParams("fixed", 7, "path", 9, "adaptive")
     async with coordinator(frontend, security) as remote:
         found = [one async for one in remote.stream(prompt, sampling, speculation, "id-1")]
-    assert found == [increment(0), increment(1), increment(99, FinishReason.LENGTH)]
+    assert found == [output(0), output(1), output(99, FinishReason.LENGTH)]
     assert frontend.calls == [(prompt, sampling, speculation, "id-1")]
 
 
@@ -204,7 +204,7 @@ async def test_the_status_is_told(security):
         assert await remote.check_health(5)
 
 
-async def test_a_call_whose_connection_is_closed_fails_and_cancels_nobody(security):
+async def test_a_call_whose_connection_is_closed_fails_and_does_not_cancel_its_caller(security):
     frontend, is_asked = FakeFrontend(), asyncio.Event()
 
     async def hang() -> ServiceStatus:

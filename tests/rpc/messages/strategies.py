@@ -168,7 +168,7 @@ step_stats = st.builds(
     pre_draft=st.sampled_from([None, "hit", "miss"]),
 )
 
-increments = st.builds(
+outputs = st.builds(
     RequestOutput,
     token_ids=tuples(token_ids),
     num_accepted_tokens=counts,

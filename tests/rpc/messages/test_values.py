@@ -43,8 +43,8 @@ ROUND_TRIPS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] =
         convert_answers.speculation_to_proto,
         lambda message: convert_answers.speculation_from_proto(message, CONFIGURED),
     ),
-    "increment": (
-        strategies.increments,
+    "output": (
+        strategies.outputs,
         convert_answers.request_output_to_proto,
         convert_answers.request_output_from_proto,
     ),

@@ -109,17 +109,17 @@ def test_what_callers_do_wrong_says_nothing(health):
 @pytest.mark.virtual_time
 async def test_a_role_that_idles_after_a_failure_finds_out_how_it_is():
     health = StepHealth(max_step_seconds=5.0, clock=asyncio.get_running_loop().time)
-    is_well, num_probes = True, 0
+    is_well, num_checks = True, 0
 
-    async def probe() -> None:
-        nonlocal num_probes
-        num_probes += 1
+    async def step() -> None:
+        nonlocal num_checks
+        num_checks += 1
         if not is_well:
             raise VerifierError("no")
 
-    async with health.probed(probe):
+    async with health.checked_when_idle(step):
         await asyncio.sleep(60)
-        assert health.is_healthy and 3 <= num_probes <= 7
+        assert health.is_healthy and 3 <= num_checks <= 7
         is_well = False
         await asyncio.sleep(12)
         assert not health.is_healthy
@@ -134,14 +134,14 @@ async def test_a_role_that_idles_after_a_failure_finds_out_how_it_is():
 
 
 @pytest.mark.virtual_time
-async def test_a_probe_that_hangs_is_a_step_that_does():
+async def test_a_health_check_that_hangs_counts_as_a_step_that_hangs():
     health = StepHealth(max_step_seconds=5.0, clock=asyncio.get_running_loop().time)
     may_end = asyncio.Event()
 
-    async def probe() -> None:
+    async def step() -> None:
         await may_end.wait()
 
-    async with health.probed(probe):
+    async with health.checked_when_idle(step):
         await asyncio.sleep(10)
         assert not health.is_healthy
         may_end.set()
@@ -150,13 +150,13 @@ async def test_a_probe_that_hangs_is_a_step_that_does():
 
 
 @pytest.mark.virtual_time
-async def test_a_role_at_work_is_not_probed():
+async def test_a_role_at_work_takes_no_step_of_its_own():
     health = StepHealth(max_step_seconds=5.0, clock=asyncio.get_running_loop().time)
 
-    async def probe() -> None:
-        raise AssertionError("nobody asked for this")
+    async def step() -> None:
+        raise AssertionError("the role is at work")
 
-    async with health.probed(probe):
+    async with health.checked_when_idle(step):
         for _ in range(30):
             with health.step():
                 await asyncio.sleep(0.5)

@@ -24,7 +24,7 @@ LIMITS = RpcLimits(max_unread_outputs=8, max_stall_seconds=30.0)
 
 
 class Client:
-    """Takes so many outputs of a call, and no more."""
+    """Takes `num_read` outputs of a call, and no more."""
 
     def __init__(self, num_read: int) -> None:
         self.num_read = num_read
