@@ -21,7 +21,7 @@ from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
-from diffuspec.models.loading.tensor_parallel import sharding_options
+from diffuspec.models.loading.tensor_parallel import only_available_accelerators, sharding_options
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
 
@@ -120,7 +120,7 @@ def _read_weights(
 ) -> Any:
     path = checkpoint.path
     try:
-        with quiet():
+        with quiet(), only_available_accelerators():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 path,
                 config=config,

@@ -6,7 +6,9 @@ a forward is complete on every rank, and the same to the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ def sharding_options(
     if num_ranks == 1:
         return {}
     check_divides(path, config, num_ranks)
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     where = "cpu" if accelerator is None else accelerator.type
     if where != device.type:
         raise ModelLoadError(
@@ -55,3 +57,19 @@ def sharding_options(
             f"{device.type}: set the device to {where}, or hide the accelerator from the process"
         )
     return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}
+
+
+@contextlib.contextmanager
+def only_available_accelerators() -> Iterator[None]:
+    """Have transformers spread a model over the CPU where no accelerator is available.
+
+    It asks torch which accelerator it was built for: "cuda" for the default build on Linux, which
+    many machines without a GPU have installed.
+    """
+    built_for = torch._C._get_accelerator
+    if torch.accelerator.current_accelerator(check_available=True) is None:
+        torch._C._get_accelerator = lambda *_: torch.device("cpu")
+    try:
+        yield
+    finally:
+        torch._C._get_accelerator = built_for
