@@ -28,6 +28,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec generate --file question.txt --temperature 0.8 --seed 7
   echo "What sound does an owl make?" | diffuspec generate --json
   diffuspec generate "Hello" --target DIR --drafter DIR --ngram FILE
+  diffuspec generate "Hello" --target DIR --drafter-kind pld
   diffuspec generate --raw "def add(a, b):" --target DIR --drafter DIR
 """
 
@@ -56,6 +57,7 @@ def run(
     sampling: Given = NOTHING_GIVEN,
     target: options.Target = None,
     drafter: options.Drafter = None,
+    drafter_kind: options.DrafterKind = None,
     ngram: options.Ngram = None,
     config: options.Config = None,
     threads: options.Threads = None,
@@ -70,7 +72,7 @@ def run(
     if how.logprobs is not None and not json:
         raise InvalidRequestError("--logprobs needs --json")
     drafting = {**options.policy(draft_length), **speculation}
-    settings = options.engine_config(config, target, drafter, ngram, drafting)
+    settings = options.engine_config(config, target, drafter, drafter_kind, ngram, drafting)
     if not chat and settings.target.path == TARGET:
         logger.warning("the embedded target was trained on chats only; it cannot continue text")
     request = _prompt(read_prompt(prompt, file), chat, system)

@@ -12,6 +12,7 @@ from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_parameters
 from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse_config
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
+from diffuspec.drafters import KINDS, DrafterKind as AnyDrafterKind
 from diffuspec.pairs.tiny import TARGET, tiny_config
 
 if TYPE_CHECKING:
@@ -41,12 +42,17 @@ _DRAFTER = (
     "The diffusion LM that drafts; none: plain decoding."
     " Default: the embedded one, none with --target."
 )
+_DRAFTER_KIND = (
+    "What drafts: diffuspec is a diffusion LM, pld repeats what followed the last tokens earlier in"
+    " the text. Default: diffuspec."
+)
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
 _THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
 
 Target = Annotated[Path | None, model(_TARGET, "DIR")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
+DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, "|".join(KINDS))]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
 Threads = Annotated[
@@ -96,24 +102,24 @@ def engine_config(
     config: Path | None = None,
     target: Path | None = None,
     drafter: str | None = None,
+    drafter_kind: str | None = None,
     ngram: str | None = None,
     speculation: Given = NOTHING_GIVEN,
 ) -> EngineConfig:
     """Compose the configuration: a file, or a target alone, or the embedded pair; then options.
 
     speculation: overrides parameters of its section. Raises InvalidRequestError for a wrong one,
-    ConfigError, also for options that have no effect without a drafter.
+    ConfigError, also for options that have no effect on the drafter or without one.
     """
     base = _base(config, target)
     data = base.model_dump()
     if target is not None:
         data["target"]["path"] = target
-    if drafter == _NONE:
-        data["drafter"] = None
-    elif drafter is not None:
-        data["drafter"] = {**(data["drafter"] or {}), "path": Path(drafter)}
-    if data["drafter"] is None:
+    data["drafter"] = section = _drafter_section(data["drafter"], drafter, drafter_kind)
+    if section is None:
         _check_plain(ngram, speculation)
+    elif ngram not in (None, _NONE) and not _kind(section).needs_path_scorer:
+        raise ConfigError(f"--ngram has no effect on a drafter of the kind {section['kind']}")
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
     data["speculation"] = asdict(replace(base.speculation, **speculation))
@@ -123,6 +129,29 @@ def engine_config(
         least = speculation["max_nodes"]
         data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], least)
     return parse_config(data)
+
+
+def _drafter_section(
+    configured: dict[str, Any] | None, drafter: str | None, kind: str | None
+) -> dict[str, Any] | None:
+    """Return the section of the drafter after the options. Raises ConfigError."""
+    if drafter == _NONE:
+        if kind is not None:
+            raise ConfigError("--drafter none and --drafter-kind exclude each other")
+        return None
+    section = configured or {}
+    if kind is not None and kind != section.get("kind"):
+        section = {"kind": kind}
+    if drafter is not None:
+        if not _kind(section).has_model:
+            raise ConfigError(f"--drafter DIR has no effect on the kind {section['kind']}")
+        section = {**section, "path": Path(drafter)}
+    return section or None
+
+
+def _kind(section: dict[str, Any]) -> AnyDrafterKind[Any]:
+    """Return the kind that a section names; what it names wrongly is refused later."""
+    return KINDS.get(section.get("kind", ""), KINDS["diffuspec"])
 
 
 def _check_plain(ngram: str | None, speculation: Given) -> None:

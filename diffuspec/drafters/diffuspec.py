@@ -10,7 +10,6 @@ from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.interfaces import LatticeModel, PathScorer
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.drafters.kind import DrafterKind, Target
-from diffuspec.text.tokenizer import check_shared_vocabulary
 
 
 class DiffuSpecDrafter:
@@ -40,6 +39,7 @@ def _load(
     config: DiffuSpecConfig, target: Target, path_scorer: PathScorer | None
 ) -> DiffuSpecDrafter:
     from diffuspec.models.diffusion import DiffusionDrafter  # torch
+    from diffuspec.text.tokenizer import check_shared_vocabulary  # transformers
 
     assert path_scorer is not None, "the registry says that it is needed"
     if target.vocabulary is not None:

@@ -10,6 +10,7 @@ import pytest
 
 from diffuspec.cli import display
 from diffuspec.core.config import EngineConfig
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, ModelLoadError, OverloadedError, VerifierError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput
@@ -134,7 +135,7 @@ def models(config: EngineConfig) -> tuple[str, str | None, str | None]:
     drafter, ngram = config.drafter, config.search.ngram
     return (
         str(config.target.path),
-        None if drafter is None else str(drafter.path),
+        None if drafter is None else str(getattr(drafter, "path", drafter.kind)),
         None if ngram is None else str(ngram),
     )
 
@@ -149,6 +150,10 @@ def models(config: EngineConfig) -> tuple[str, str | None, str | None]:
         ("--target big", ("big", None, None)),
         ("--target big --drafter d --ngram n.arpa", ("big", "d", "n.arpa")),
         ("--config FILE", ("yaml/target", "yaml/drafter", "yaml.bin")),
+        ("--drafter-kind pld", ("tiny/target", "pld", "tiny/ngram.bin")),
+        ("--drafter-kind diffuspec", ("tiny/target", "tiny/drafter", "tiny/ngram.bin")),
+        ("--target big --drafter-kind pld", ("big", "pld", None)),
+        ("--config FILE --drafter-kind pld", ("yaml/target", "pld", "yaml.bin")),
         ("--config FILE --target big --drafter none", ("big", None, "yaml.bin")),
     ],
 )
@@ -178,7 +183,7 @@ def test_options_override_a_field_and_keep_the_others_of_the_file(
     diffuspec("generate", "Hi", "--config", file, "--drafter", "other", "--tree", "beams")
     config = engine.last.config
     assert config.target.max_sequences == 3
-    assert config.drafter is not None
+    assert isinstance(config.drafter, DiffuSpecConfig)
     assert (str(config.drafter.path), config.drafter.prefix_cache) == ("other", False)
     assert (config.speculation.max_nodes, config.speculation.tree_shape) == (9, "beams")
 
@@ -223,6 +228,11 @@ def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeE
         ("--file nowhere.txt", "give the prompt as the argument or with --file, not both"),
         ("--drafter none --ngram f.bin", "--ngram has no effect without a drafter"),
         ("--target other --ngram f.bin", "--ngram has no effect without a drafter"),
+        ("--drafter none --drafter-kind pld", "--drafter none and --drafter-kind exclude each"),
+        ("--drafter d --drafter-kind pld", "--drafter DIR has no effect on the kind pld"),
+        ("--ngram f.bin --drafter-kind pld", "--ngram has no effect on a drafter of the kind pld"),
+        ("--drafter-kind oracle", "drafter.kind must be 'diffuspec' or 'pld', got 'oracle'"),
+        ("--target other --drafter-kind diffuspec", "drafter.path is missing"),
         ("--drafter none --tree path", "the drafting options have no effect without a drafter"),
         ("--draft-length soon", "--draft-length must be paper, cost_aware, fixed, off or a number"),
         ("--draft-length 500", "num_draft_tokens must be from 1 to 128, got 500"),

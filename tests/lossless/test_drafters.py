@@ -15,8 +15,11 @@ from hypothesis import given, settings, strategies as st
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.core.drafter_config import PromptLookupConfig
 from diffuspec.core.errors import DrafterError, VerifierUnavailableError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
+from diffuspec.drafters import LocalDrafter
+from diffuspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests.support.fakes import (
     DISHONEST,
     FAKE_TARGET,
@@ -38,7 +41,7 @@ STRATEGIES = (*HONEST, *DISHONEST)
 
 async def answers_of(
     verifier: FakeVerifier,
-    drafter: FakeDrafter | DrafterPool,
+    drafter: FakeDrafter | LocalDrafter | DrafterPool,
     jobs: Sequence[Job],
     arrival: Arrival,
     **settings: Any,
@@ -174,6 +177,31 @@ def test_no_failure_changes_what_a_target_says(
         answers = asyncio.run(
             answers_of(verifier, pool_of(drafters), jobs, "together", overlap=overlap)
         )
+    assert_plain(verifier, jobs, answers)
+
+
+@settings(max_examples=60)
+@given(
+    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    num_tokens=st.integers(2, 5),
+    overlap=st.booleans(),
+    arrival=st.sampled_from(["alone", "together", "one after the other"]),
+)
+def test_no_repetition_that_is_looked_up_changes_what_a_target_says(
+    jobs, num_tokens, overlap, arrival
+):
+    """The target knows a few tokens only, so that everything stands in the text already."""
+    info = replace(FAKE_TARGET, vocab_size=num_tokens, eos_token_ids=(0,))
+    verifier, drafter = FakeVerifier(info), PromptLookupDrafter(PromptLookupConfig(), (0,))
+    jobs = [
+        replace(
+            job,
+            prompt=tuple(i % num_tokens for i in job.prompt),
+            sampling=replace(job.sampling, stop_token_ids=()),
+        )
+        for job in jobs
+    ]
+    answers = asyncio.run(answers_of(verifier, drafter, jobs, arrival, overlap=overlap))
     assert_plain(verifier, jobs, answers)
 
 
