@@ -121,7 +121,7 @@ def test_files_parse_back(tmp_path: Path) -> None:
     assert data["skipped"] == [{"question_id": 9, "turn": 1}]
     assert len(data["draft_costs"]) == 4
     assert data["machine"]["num_threads"] == torch.get_num_threads()
-    assert data["machine"]["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(data["machine"]["versions"]["torch"])  # 2.13.0+cpu
 
 
 def test_markdown_has_every_table_with_as_many_cells_as_columns(tmp_path: Path) -> None:
