@@ -62,7 +62,9 @@ class Asked:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pipeline(cluster: Cluster) -> AsyncIterator[Pipeline]:
     """Two requests are decoded at a time; the others wait."""
-    config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.5})
+    config = tiny_pipeline(
+        {"drafter": None}, deadlines={"health_seconds": 0.5, "drain_seconds": 100}
+    )
     async with Pipeline(config) as pipeline:
         yield pipeline
 
