@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,15 @@ with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}})):
 """
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Handle SIGINT as Python does, although a job in the background is started to ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_takes_effect_at_the_end_of_the_block() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), _interrupts_held():
