@@ -160,7 +160,8 @@ def read_yaml(path: Path) -> dict[str, object]:
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"cannot read configuration {path}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"cannot read configuration {path}: {reason}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"configuration {path} must be a mapping with named sections")
     return data

@@ -101,11 +101,11 @@ async def watched(
     stream: AsyncIterator[RequestOutput], reached: asyncio.Event
 ) -> AsyncIterator[RequestOutput]:
     num_tokens = 0
-    async for increment in stream:
-        num_tokens += len(increment.token_ids)
+    async for output in stream:
+        num_tokens += len(output.token_ids)
         if num_tokens >= NUM_READ:
             reached.set()
-        yield increment
+        yield output
 
 
 async def kill_coordinator(pipeline: Pipeline) -> None:

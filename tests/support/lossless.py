@@ -94,5 +94,7 @@ async def answer_all(ask: Ask, jobs: Sequence[Job], arrival: Arrival = "together
         if arrival == "alone":
             await task
         elif arrival == "one after the other":
-            await has_begun.wait()
+            begun = asyncio.create_task(has_begun.wait())
+            await asyncio.wait((begun, task), return_when=asyncio.FIRST_COMPLETED)
+            begun.cancel()
     return list(await asyncio.gather(*tasks))
