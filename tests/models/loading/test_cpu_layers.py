@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from diffuspec.models.loading import cpu_layers
 from diffuspec.models.loading.cpu_layers import FastRMSNorm, PackedLinear, use_cpu_layers
 from tests.support.models import FAMILIES, make_model
 
@@ -19,6 +20,18 @@ def test_logits_stay_the_same(family: str, num_rows: int) -> None:
     expected = model(token_ids, use_cache=False).logits
     use_cpu_layers(model)
     assert (model(token_ids, use_cache=False).logits - expected).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("is_intel", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_a_layer_computes_the_same_on_any_processor(
+    monkeypatch: pytest.MonkeyPatch, is_intel: bool, num_rows: int
+) -> None:
+    monkeypatch.setattr(cpu_layers, "is_intel", lambda: is_intel)
+    layer, inputs = torch.nn.Linear(8, 12), torch.linspace(-1, 1, 8 * num_rows).view(1, -1, 8)
+    difference = PackedLinear(layer.weight, layer.bias)(inputs) - layer(inputs)
+    assert difference.abs().max() < 1e-6
 
 
 def test_every_layer_is_replaced() -> None:
