@@ -55,11 +55,14 @@ class RoleReport:
 
 
 class Pipeline:
-    """Belongs to the event loop that it was started in. Use it as an async context manager."""
+    """Belongs to the event loop that it was started in. Use it as an async context manager.
 
-    def __init__(self, config: PipelineConfig) -> None:
+    token: what every call between roles, and to the coordinator, must carry; None: a new one.
+    """
+
+    def __init__(self, config: PipelineConfig, token: str | None = None) -> None:
         self.config = config
-        self._token = new_token()
+        self.token = new_token() if token is None else token
         self._placement: Placement | None = None
         self._coordinator: CoordinatorSupervisor | None = None
         self._drafters: tuple[DrafterSupervisor, ...] = ()
@@ -78,13 +81,19 @@ class Pipeline:
         assert self._coordinator is not None, "start() comes first"
         return self._coordinator
 
+    @property
+    def address(self) -> str:
+        """The coordinator's "host:port", for a `RemoteCoordinator`; "" while there is none."""
+        actor = self._coordinator.actor if self._coordinator is not None else None
+        return actor.ready.address if actor is not None else ""
+
     async def start(self) -> None:
         """Place and start all roles; return once prompts are answered and every drafter was tried.
 
         A drafter that fails does not fail the start: status() names the reason. Raises
         PlacementError, ConfigError, ModelLoadError and VerifierError, and leaves nothing behind.
         """
-        self._placement = placement = await Placement.reserve(self.config, self._token)
+        self._placement = placement = await Placement.reserve(self.config, self.token)
         try:
             self._coordinator = coordinator = CoordinatorSupervisor(placement)
             self._drafters = tuple(
@@ -188,8 +197,7 @@ class Pipeline:
         """Return every actor's place and address."""
         coordinator = self.coordinator
         actor = coordinator.actor
-        address = actor.ready.address if actor is not None else ""
-        reports = [_report("coordinator", actor, address, coordinator.problem)]
+        reports = [_report("coordinator", actor, self.address, coordinator.problem)]
         for one in self._drafters:
             roles = [(one.name, one.drafter)]
             if self.config.has_path_scorers:

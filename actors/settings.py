@@ -74,12 +74,37 @@ class RpcSettings(Section):
     tls: TlsSettings | None = Field(
         None, description="Certificates; null: all roles must be on one machine."
     )
+    host: str | None = Field(
+        None,
+        description="Address at which the coordinator listens; null: that of its node with TLS, "
+        "127.0.0.1 without.",
+    )
+    port: int = Field(
+        0,
+        ge=0,
+        le=65_535,
+        description="Port of the coordinator; 0: any free one. A second pipeline on the same node "
+        "needs another.",
+    )
+    token_file: FilePath | None = Field(
+        None,
+        description="File with the token that every call must carry, on the node that starts the "
+        "pipeline; null: the variable DIFFUSPEC_TOKEN, and without it a new token.",
+    )
     max_message_bytes: int = Field(
         DEFAULT_LIMITS.max_message_bytes,
         ge=65_536,
         le=2**30,
         description="Size of the largest message between roles, in bytes.",
     )
+
+    @model_validator(mode="after")
+    def _an_address_to_dial(self) -> Self:
+        if self.host in ("", "0.0.0.0", "::"):
+            raise ValueError(
+                f"host must be an address that the other roles can reach, got {self.host!r}"
+            )
+        return self
 
 
 class PipelineConfig(Section):

@@ -25,6 +25,7 @@ from deploy.local_ray import ray_cluster
 from deploy.rested import rested
 from deploy.runs import Run, Streaming, answer, one_at_a_time, progress_bar
 from deploy.step_cost import StepCost, cost_table, median_ms, step_cost
+from deploy.tokens import given_token
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, first_per_family, load_questions, rotated
 from diffuspec.cli.command import Command
@@ -148,7 +149,7 @@ async def _measure(
     ):
         resting = rested(engine)
         task = progress.add_task("starting the actors", total=len(questions) * len(modes))
-        async with Pipeline(config) as pipeline:
+        async with Pipeline(config, given_token(config)) as pipeline:
             services: dict[str, Streaming] = {name: pipeline for name in modes}
             services |= {_IN_PROCESS: engine, _RESTED: resting}
             for name in modes:  # a warm-up

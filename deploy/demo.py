@@ -22,6 +22,7 @@ from actors.pipeline import Pipeline, RoleReport
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.local_ray import ray_cluster
 from deploy.runs import Run, answer, one_at_a_time, progress_bar
+from deploy.tokens import given_token
 from diffuspec.bench.questions import Question, first_per_family, load_questions, rotated
 from diffuspec.cli.command import Command
 from diffuspec.cli.display import stdout_console
@@ -114,7 +115,7 @@ async def _measure(
     total = len(questions) * repeats * len(modes)
     with progress_bar() as progress:
         task = progress.add_task("starting the actors", total=total)
-        async with Pipeline(config) as pipeline:
+        async with Pipeline(config, given_token(config)) as pipeline:
             console.print(_places(await pipeline.describe()))
             for reason in (await pipeline.status()).degraded_reasons:
                 console.print(f"degraded: {reason}")

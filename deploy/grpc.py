@@ -16,10 +16,8 @@ from actors.settings import PipelineConfig, load_pipeline
 from deploy import role_process
 from deploy.addresses import LOOPBACK, Addresses, Role
 from deploy.role_process import serve
+from deploy.tokens import TOKEN_VARIABLE, read_token
 from diffuspec.cli.command import EXIT_FAILURE, Server
-from diffuspec.core.errors import ConfigError
-
-TOKEN_VARIABLE = "DIFFUSPEC_TOKEN"
 
 EXAMPLE = f"""
 The embedded pair on one machine, each command in a terminal of its own. Every role waits for the
@@ -87,7 +85,8 @@ _Check = Annotated[
 _TokenFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help=f"The deployment's token. Default: the variable {TOKEN_VARIABLE}."
+        metavar="FILE",
+        help=f"The deployment's token. Default: rpc.token_file, or the variable {TOKEN_VARIABLE}.",
     ),
 ]
 
@@ -109,14 +108,15 @@ def run(
 ) -> None:
     """Serve one role of a pipeline over gRPC until SIGTERM."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    pipeline, token = load_pipeline(config), read_token(token_file)
+    pipeline = load_pipeline(config)
+    token = read_token(pipeline, token_file)
     if check:
         is_serving = asyncio.run(role_process.check(role, pipeline, token, check))
         raise typer.Exit(0 if is_serving else EXIT_FAILURE)
     _prepare_process(_role_settings(role, pipeline))
     addresses = Addresses(
         host,
-        port,
+        port or (pipeline.rpc.port if role == "coordinator" else 0),
         verifier,
         path_scorer,
         tuple(drafter or ()),
@@ -125,23 +125,6 @@ def run(
         metrics_port,
     )
     asyncio.run(serve(role, pipeline, token, addresses, announce=typer.echo))
-
-
-def read_token(path: Path | None) -> str:
-    """Return the deployment's token, from a file or the environment. Raises ConfigError."""
-    if path is None:
-        token = os.environ.get(TOKEN_VARIABLE, "")
-    else:
-        try:
-            token = path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the token in {path}: {error}") from error
-    if not token:
-        raise ConfigError(
-            f"no token: set {TOKEN_VARIABLE} or give --token-file, the same for all roles of a "
-            "deployment"
-        )
-    return token
 
 
 def _role_settings(role: Role, config: PipelineConfig) -> RoleSettings:

@@ -39,7 +39,7 @@ or `load_pipeline(path)` of `actors.settings`; the engine's sections stand there
 
 Unknown keys, keys given twice and values of another type are errors that name the key. The defaults
 of the algorithm are the paper's constants ([arXiv 2510.02358](https://arxiv.org/abs/2510.02358)).
-Nothing here is read from environment variables.
+Nothing here is read from environment variables, but the token that `rpc.token_file` names may be.
 """
 
 _ENGINE = """\

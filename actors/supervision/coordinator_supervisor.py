@@ -69,8 +69,11 @@ class CoordinatorSupervisor(Supervisor[Service]):
         handle = placement.create_coordinator(self.num_starts + 1)
 
         async def start(place: Place) -> Ready:
-            host = placement.host(place)
-            ready: Ready = await handle.start.remote(partial(open_verifier, placement), host)
+            host, opened = (
+                config.rpc.host or placement.host(place),
+                partial(open_verifier, placement),
+            )
+            ready: Ready = await handle.start.remote(opened, host, config.rpc.port)
             return ready
 
         seconds = config.deadlines.start_seconds

@@ -24,9 +24,10 @@ from actors.pipeline import Pipeline, RoleReport
 from actors.roles.coordinator import CoordinatorActor
 from actors.settings import PipelineConfig
 from actors.supervision.role_actor import ActorLostError
-from diffuspec.core.errors import RequestCancelledError
+from diffuspec.core.errors import ConfigError, RequestCancelledError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.telemetry.trace import numbered
 from tests.actors.conftest import tiny_pipeline
 from tests.support.ray_cluster import NODE
@@ -116,7 +117,9 @@ def expected() -> Callable[[SamplingParams], tuple[int, ...]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pipeline(nodes, expected, tls, tmp_path_factory) -> AsyncIterator[Pipeline]:
     trace = tmp_path_factory.mktemp("trace") / "trace.json"
-    async with Pipeline(make_config(rpc={"tls": tls}, trace=trace)) as pipeline:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        rpc = {"tls": tls, "port": server.getsockname()[1]}
+    async with Pipeline(make_config(rpc=rpc, trace=trace), "a-token-for-tests") as pipeline:
         yield pipeline
 
 
@@ -159,6 +162,18 @@ async def test_answers_are_those_of_one_process(pipeline, expected):
     assert tokens == expected(SHORT) and num_drafts > 0
     assert (await pipeline.status()).degraded_reasons == ()
     assert "diffuspec_spec_decode_num_drafts_total" in await pipeline.metrics()
+
+
+async def test_programs_with_the_token_reach_the_coordinator_at_its_port(pipeline, expected):
+    config = pipeline.config
+    assert pipeline.address.endswith(f":{config.rpc.port}")
+    security = config.security("a-token-for-tests")
+    client = await RemoteCoordinator.connect(pipeline.address, security)
+    tokens = [i async for step in client.stream(MESSAGES, SHORT) for i in step.token_ids]
+    await client.close()
+    assert tuple(tokens) == expected(SHORT)
+    with pytest.raises(ConfigError, match="token is missing or wrong"):
+        await RemoteCoordinator.connect(pipeline.address, config.security("another-token"))
 
 
 async def test_a_scorer_that_dies_is_replaced_beside_the_same_drafter(pipeline, expected):

@@ -53,6 +53,8 @@ def test_a_file_is_read(tmp_path: Path):
             {"placement": {"drafter": {"count": 0}}},
             "drafter.count must be 1 or more, got 0",
         ),
+        ({"rpc": {"host": "0.0.0.0"}}, "host must be an address that the other roles can reach"),
+        ({"rpc": {"port": 70_000}}, "rpc.port must be at most 65535, got 70000"),
         ({"placement": {"verifier": {"num_gpus": 1.5}}}, "share of one GPU or whole GPUs, got 1.5"),
         (
             {"placement": {"drafter": {"num_gpus": 0.9}, "path_scorer": {"num_gpus": 0.2}}},

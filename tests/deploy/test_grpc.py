@@ -186,7 +186,7 @@ def test_a_port_in_use_is_refused_before_models_are_loaded(config):
 def test_without_a_token_nothing_starts(config, tmp_path):
     with Role(config, "--role", "verifier", token=None) as role:
         code, said = role.end()
-    assert code == 2 and "set DIFFUSPEC_TOKEN or give --token-file" in said
+    assert code == 2 and "set DIFFUSPEC_TOKEN, or give --token-file" in said
     missing = ("--token-file", str(tmp_path / "none"))
     with Role(config, "--role", "verifier", *missing, token=None) as role:
         code, said = role.end()
