@@ -59,7 +59,8 @@ class DrafterActor:
             raise ConfigError("engine.drafter is not configured: there is nothing to serve")
         self._info = info
         self._scorer = _ReplaceableScorer() if config.has_path_scorers else None
-        load, target = kind_of(drafter).load, Target(info, vocabulary)
+        target = Target(info, vocabulary, config.engine.target.path)
+        load = kind_of(drafter).load
         self._drafter = await asyncio.to_thread(load, drafter, target, self._scorer)
         self._resources.callback(self._drafter.close)
         if self._scorer is not None:

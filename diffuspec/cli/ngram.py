@@ -13,9 +13,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from diffuspec.cli.corpus import CorpusReader
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 from diffuspec.pairs.tiny import TARGET
+from diffuspec.text.corpus import CorpusReader
 
 EXAMPLES = """[bold]Examples[/bold]
 

@@ -43,8 +43,8 @@ _DRAFTER = (
     " Default: the embedded one, none with --target."
 )
 _DRAFTER_KIND = (
-    "What drafts: diffuspec is a diffusion LM, pld repeats what followed the last tokens earlier in"
-    " the text. Default: diffuspec."
+    "What drafts: diffuspec is a diffusion LM; pld and samd repeat what followed the last tokens"
+    " earlier in the text. Default: diffuspec."
 )
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."

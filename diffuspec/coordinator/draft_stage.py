@@ -276,7 +276,7 @@ class DraftStage:
 
     def _take_draft(self, request: Request, draft: Draft) -> None:
         if not draft.tree.num_nodes:
-            self._skip_draft([request], "empty_draft")
+            self._skip_draft([request], None)  # nothing to propose is no fault
             return
         try:
             request.take_draft(draft, self._target)

@@ -56,7 +56,30 @@ class PromptLookupConfig(Section):
     )
 
 
+class SuffixAutomatonConfig(Section):
+    """SAM decoding (SAMD): what followed the longest match in the text, or in others. No model."""
+
+    kind: Literal["samd"] = Field("samd", description=_KIND)
+    num_draft_tokens: int = Field(
+        40, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
+    )
+    draft_tokens_per_match: float = Field(
+        4.0, ge=0, le=MAX_DRAFT_TOKENS, description="Tokens to draft for each token that matched."
+    )
+    texts: FilePath | None = Field(
+        None,
+        description="Earlier answers or other texts to draft from, too: a text file, or a .jsonl "
+        "file with a line of token_ids, text or messages for each.",
+    )
+    max_text_tokens: int = Field(
+        200_000,
+        ge=1,
+        le=10_000_000,
+        description="Most tokens of the texts to read, of about 0.5 KB of memory each.",
+    )
+
+
 DrafterConfig: TypeAlias = Annotated[
-    DiffuSpecConfig | PromptLookupConfig,
+    DiffuSpecConfig | PromptLookupConfig | SuffixAutomatonConfig,
     Field(discriminator="kind"),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import DrafterConfig
-from diffuspec.drafters import diffuspec, prompt_lookup
+from diffuspec.drafters import diffuspec, prompt_lookup, samd
 from diffuspec.drafters.kind import DrafterKind, LocalDrafter, Target
 from diffuspec.drafters.path_search import make_path_search
 
@@ -19,6 +19,7 @@ __all__ = ["KINDS", "DrafterKind", "LocalDrafter", "Target", "kind_of", "load_dr
 KINDS: dict[str, DrafterKind[Any]] = {
     "diffuspec": diffuspec.KIND,
     "pld": prompt_lookup.KIND,
+    "samd": samd.KIND,
 }
 
 

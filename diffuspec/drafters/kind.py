@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 from diffuspec.core.interfaces import Drafter, PathScorer, TargetInfo
@@ -18,6 +19,7 @@ class Target:
 
     info: TargetInfo
     vocabulary: str | None  # see vocabulary_digest; None: token ids are not compared
+    path: Path | None = None  # its directory, with its tokenizer; None: not known here
 
 
 class LocalDrafter(Drafter, Protocol):

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from diffuspec.core.drafter_config import PromptLookupConfig
 from diffuspec.core.interfaces import PathScorer
-from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, DraftTree, TokenIds
+from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
+from diffuspec.drafters.tree_builder import TreeBuilder
 
 # P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
 # drafted ones included. Measured on the embedded pair's questions.
@@ -32,9 +34,9 @@ class PromptLookupDrafter:
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order; an empty one where no place is found."""
         started = time.perf_counter()
-        found = [self._look_up(request) for request in requests]
+        drafts = [self._draft(request) for request in requests]
         seconds = time.perf_counter() - started
-        return [self._make_draft(*one, seconds) if one[0] else EMPTY_DRAFT for one in found]
+        return [replace(draft, draft_seconds=seconds) for draft in drafts]
 
     async def release(self, request_id: str) -> None:
         pass
@@ -42,25 +44,15 @@ class PromptLookupDrafter:
     def close(self) -> None:
         pass
 
-    def _look_up(self, request: DraftRequest) -> tuple[list[int], int]:
-        """Return the tokens to draft, EOS at most as the last, and how many tokens matched."""
+    def _draft(self, request: DraftRequest) -> Draft:
         config, prefix = self._config, request.prefix
         length = min(config.num_draft_tokens, request.num_draft_tokens, request.max_nodes)
         start, num_matched = find_repeat(prefix, config.max_ngram_tokens, length)
-        token_ids: list[int] = prefix[start : start + length].tolist() if num_matched else []
-        if not request.sampling.ignore_eos:
-            ends = (i for i, token_id in enumerate(token_ids) if token_id in self._eos_token_ids)
-            token_ids = token_ids[: next(ends, length) + 1]
-        return token_ids, num_matched
-
-    def _make_draft(self, token_ids: list[int], num_matched: int, seconds: float) -> Draft:
-        size = len(token_ids)
-        return Draft(
-            DraftTree(tuple(token_ids), tuple(range(-1, size - 1))),
-            tuple(_confidence(num_matched + depth) for depth in range(size)),
-            num_tokens_before_eos=size - (token_ids[-1] in self._eos_token_ids),
-            draft_seconds=seconds,
-        )
+        builder = TreeBuilder(request, self._eos_token_ids)
+        if num_matched:
+            confidences = [_confidence(num_matched + depth) for depth in range(length)]
+            builder.add_chain(prefix[start : start + length].tolist(), confidences)
+        return builder.draft()
 
 
 def find_repeat(text: TokenIds, max_ngram_tokens: int, num_following: int) -> tuple[int, int]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from diffuspec.cli.corpus import CorpusReader
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.ngram.arpa import write_arpa
 from diffuspec.models.ngram.estimate import estimate
 from diffuspec.models.ngram.kenlm_file import read_num_ngrams
+from diffuspec.text.corpus import CorpusReader
 from tests.cli.conftest import error_line
 
 Run = Callable[..., Any]
@@ -64,7 +64,7 @@ def test_text_and_conversations_go_through_the_tokenizer(
 def test_long_text_is_cut_at_line_ends(
     pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("diffuspec.cli.corpus.PIECE_CHARACTERS", 8)
+    monkeypatch.setattr("diffuspec.text.corpus.PIECE_CHARACTERS", 8)
     file = tmp_path / "some.txt"
     file.write_text("abcdef\nab\nabcdefghijkl\nx", encoding="utf-8")
     assert [len(piece) for piece in read([file], pair[0])] == [10, 13, 1]

@@ -51,7 +51,7 @@ async def test_a_long_prompt_has_its_first_token_before_the_drafter_reads_it():
         assert min(len(r.prefix) for batch in stage.drafter.batches for r in batch) == 101
 
 
-async def test_empty_drafts_do_not_shorten_later_drafts():
+async def test_empty_drafts_are_no_fault_and_do_not_shorten_later_drafts():
     def late(rng: random.Random, request: DraftRequest, truth: list[int]) -> Draft:
         is_ready = len(request.prefix) > len(PROMPT) + 2
         return (always_right if is_ready else empty)(rng, request, truth)
@@ -59,8 +59,7 @@ async def test_empty_drafts_do_not_shorten_later_drafts():
     async with on_stage() as stage:
         stage.drafter.strategy = late
         steps = await stage.steps(PROMPT, FOREVER, SpeculationParams(policy="paper"))
-        fallbacks = [step.fallback for step in steps]
-        assert fallbacks[:3] == ["empty_draft"] * 3 and set(fallbacks[3:]) == {None}
+        assert {step.fallback for step in steps} == {None}
         assert steps[3].num_draft_tokens == DraftLengthConfig().max_draft_tokens
         assert not any(step.num_draft_tokens for step in steps[:3])
 

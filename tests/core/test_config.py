@@ -51,7 +51,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"target": TARGET, "drafter": {"kind": "oracle", "path": "d"}},
-        "drafter.kind must be 'diffuspec' or 'pld', got 'oracle'",
+        "drafter.kind must be 'diffuspec', 'pld'",
     ),
     (
         {"target": TARGET, "drafter": {"kind": "pld", "max_ngram_tokens": 0}},

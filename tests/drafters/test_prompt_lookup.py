@@ -11,7 +11,7 @@ import pytest
 from diffuspec.control.calibration import _LOG_EDGES
 from diffuspec.core.drafter_config import PromptLookupConfig
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_DRAFT, DraftRequest
+from diffuspec.core.types import DraftRequest
 from diffuspec.drafters.prompt_lookup import PromptLookupDrafter, find_repeat
 
 EOS = 9
@@ -84,7 +84,7 @@ async def test_a_batch_is_drafted_in_order_each_from_its_own_text() -> None:
     requests = [request([1, 2, 1], 1), request([1, 2, 3], 1), request([5, 6, 7, 5], 2)]
     drafts = await drafter().draft(requests)
     assert [draft.tree.token_ids for draft in drafts] == [(2,), (), (6, 7)]
-    assert drafts[1] == EMPTY_DRAFT and len({d.draft_seconds for d in drafts if d.confidences}) == 1
+    assert len({draft.draft_seconds for draft in drafts}) == 1
 
 
 async def test_confidence_rises_with_the_tokens_matched_and_tells_them_apart() -> None:

@@ -15,11 +15,12 @@ from hypothesis import given, settings, strategies as st
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
-from diffuspec.core.drafter_config import PromptLookupConfig
+from diffuspec.core.drafter_config import PromptLookupConfig, SuffixAutomatonConfig
 from diffuspec.core.errors import DrafterError, VerifierUnavailableError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.drafters import LocalDrafter
 from diffuspec.drafters.prompt_lookup import PromptLookupDrafter
+from diffuspec.drafters.samd import SuffixAutomatonDrafter
 from tests.support.fakes import (
     DISHONEST,
     FAKE_TARGET,
@@ -186,13 +187,18 @@ def test_no_failure_changes_what_a_target_says(
     num_tokens=st.integers(2, 5),
     overlap=st.booleans(),
     arrival=st.sampled_from(["alone", "together", "one after the other"]),
+    kind=st.sampled_from(["pld", "samd"]),
 )
-def test_no_repetition_that_is_looked_up_changes_what_a_target_says(
-    jobs, num_tokens, overlap, arrival
+def test_no_repetition_that_is_found_changes_what_a_target_says(
+    jobs, num_tokens, overlap, arrival, kind
 ):
     """The target knows a few tokens only, so that everything stands in the text already."""
     info = replace(FAKE_TARGET, vocab_size=num_tokens, eos_token_ids=(0,))
-    verifier, drafter = FakeVerifier(info), PromptLookupDrafter(PromptLookupConfig(), (0,))
+    drafters: dict[str, LocalDrafter] = {
+        "pld": PromptLookupDrafter(PromptLookupConfig(), (0,)),
+        "samd": SuffixAutomatonDrafter(SuffixAutomatonConfig(), (0,), 2, [[1, 0, 1, 1, 0] * 9]),
+    }
+    verifier, drafter = FakeVerifier(info), drafters[kind]
     jobs = [
         replace(
             job,

@@ -78,7 +78,6 @@ class Pair:
     min_acceptance_length: float  # of greedy answers
     overlap: bool
     plainly: dict[SamplingParams, list[Answer]] = field(default_factory=dict)  # answered so far
-    fallbacks: frozenset[str | None] = frozenset({None})  # that a step may have
 
     def speculations(self, offset: int = 0) -> list[SpeculationParams]:
         """Return one for each prompt: all policies and shapes in turn."""
@@ -143,11 +142,8 @@ async def pair(
         max_tokens, acceptance_length = 64, 1.3
     else:
         config, prompts = _random_pair(target_path("qwen2"), drafter_path, overlap)
-    is_lookup = config.drafter is not None and config.drafter.kind == "pld"
-    fallbacks = frozenset({None, "empty_draft"} if is_lookup else {None})  # nothing was repeated
     with Engine.from_config(config) as engine:
-        pair = Pair(engine, engine, prompts, max_tokens, acceptance_length, overlap)
-        yield replace(pair, fallbacks=fallbacks)
+        yield Pair(engine, engine, prompts, max_tokens, acceptance_length, overlap)
         await engine.stop()
 
 
@@ -183,7 +179,7 @@ async def test_drafting_changes_the_speed_and_nothing_else(pair, name):
     for expected, found in zip(plain, drafted, strict=True):
         found.assert_same(expected)
         assert sum(step.num_committed_tokens for step in found.steps) == len(found.token_ids)
-        assert {step.fallback for step in found.steps} <= pair.fallbacks
+        assert {step.fallback for step in found.steps} == {None}
     if name == "greedy":
         num_tokens = sum(len(answer.token_ids) for answer in drafted)
         num_steps = sum(answer.num_steps for answer in drafted)

@@ -1,7 +1,7 @@
-"""Reading text, conversations and token ids for the estimate of an n-gram model.
+"""Reading text, conversations and token ids from files, as sequences of token ids.
 
 A text file is cut at line ends into pieces of about PIECE_CHARACTERS; each line of a .jsonl file is
-one piece. Each piece becomes one sentence of the estimate.
+one piece. An n-gram model takes each piece as one sentence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class CorpusReader:
         self._tokenizer_dir = tokenizer_dir
         self._num_bytes = sum(file.stat().st_size for file in files)
 
-    def read(self, on_progress: Callable[[float], None]) -> Iterator[Sequence[int]]:
+    def read(
+        self, on_progress: Callable[[float], None] = lambda _: None
+    ) -> Iterator[Sequence[int]]:
         """Yield the pieces, and call on_progress with the share of bytes read.
 
         Raises ConfigError and ModelLoadError, naming file and line.

@@ -1,0 +1,166 @@
+"""SAM decoding (SAMD): what followed the longest end of the text that was seen before is drafted.
+
+Rule and constants of Spec-Bench's model/samd without an auxiliary drafter ("sam_only"), after Hu et
+al., SAM Decoding (arXiv 2411.10666). One suffix automaton for each request over its own prompt and
+answer, and one over texts given beforehand, if there are any; a match in these has to be longer by
+a bias. The longer the match, the longer the draft: a chain from the own text, and from the texts a
+tree of what followed most often.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+import numpy as np
+
+from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
+from diffuspec.core.drafter_config import SuffixAutomatonConfig
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.interfaces import PathScorer
+from diffuspec.core.types import NO_TOKENS, Draft, DraftRequest, TokenIds
+from diffuspec.drafters.kind import DrafterKind, Target
+from diffuspec.drafters.tree_builder import TreeBuilder
+
+_MAX_REWIND = 512  # tokens at the end of a prefix that are taken back without a new automaton
+_MAX_MATCH = 64  # tokens compared with the texts; a longer match drafts no more
+_TEXT_BIAS = 5  # tokens that a match in the texts must be longer by than one in the own text
+_MAX_WIDTH = 8  # nodes at one depth of the tree from the texts
+_BOUNDARY = -1  # between texts; no token
+
+# P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
+# drafted ones included. Measured on the embedded pair's questions.
+_PRIORS = (0.31, 0.57, 0.66, 0.82, 0.82, 0.82, 0.87, 0.87, 0.87, 0.93)
+_CONFIDENCES = tuple(math.log(prior) for prior in _PRIORS)
+
+
+class SuffixAutomatonDrafter:
+    """Drafts from the prefix and the given texts alone.
+
+    A request's automaton is a cache: it follows the request's prefix, a hypothetical one too, and
+    is made again where it cannot. If requests are not released, those of the latest are kept.
+    """
+
+    def __init__(
+        self,
+        config: SuffixAutomatonConfig,
+        eos_token_ids: Sequence[int],
+        max_requests: int,
+        texts: Iterable[Sequence[int]] = (),
+    ) -> None:
+        """`texts` are lists of token ids; see SuffixAutomatonConfig.texts."""
+        self._config = config
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._max_requests = max_requests
+        self._own: OrderedDict[str, _OwnText] = OrderedDict()
+        self._texts = _Texts(texts, config.max_text_tokens)
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, in order; an empty one where nothing stood before."""
+        started = time.perf_counter()
+        drafts = [self._draft(request) for request in requests]
+        seconds = time.perf_counter() - started
+        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+
+    async def release(self, request_id: str) -> None:
+        self._own.pop(request_id, None)
+
+    def close(self) -> None:
+        self._own.clear()
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        builder, prefix = TreeBuilder(request, self._eos_token_ids), request.prefix
+        own = self._own_text(request.request_id).follow(prefix)
+        given = self._texts.match(prefix)
+        if given.num_tokens - _TEXT_BIAS > own.num_tokens:
+            self._texts.grow(builder, given, self._length(given, request))
+        elif own.num_tokens:
+            start, length = own.end + 1, self._length(own, request)
+            confidences = [_confidence(own.num_tokens + depth) for depth in range(length)]
+            builder.add_chain(prefix[start : start + length].tolist(), confidences)
+        return builder.draft()
+
+    def _length(self, match: Match, request: DraftRequest) -> int:
+        """Return how many tokens to draft after a match."""
+        config = self._config
+        length = 1 + int(config.draft_tokens_per_match * match.num_tokens)
+        return min(length, config.num_draft_tokens, request.num_draft_tokens)
+
+    def _own_text(self, request_id: str) -> _OwnText:
+        own = self._own.setdefault(request_id, _OwnText())
+        self._own.move_to_end(request_id)
+        if len(self._own) > self._max_requests:
+            self._own.popitem(last=False)
+        return own
+
+
+@dataclass(slots=True)
+class _OwnText:
+    """The automaton of one request's prefix."""
+
+    prefix: TokenIds = field(default_factory=lambda: NO_TOKENS)
+    automaton: SuffixAutomaton = field(default_factory=lambda: SuffixAutomaton((), _MAX_REWIND))
+
+    def follow(self, prefix: TokenIds) -> Match:
+        """Change the automaton into that of another prefix; return the match of its end."""
+        size = min(len(prefix), len(self.prefix))
+        differs = np.flatnonzero(prefix[:size] != self.prefix[:size])
+        num_shared = int(differs[0]) if len(differs) else size
+        if not self.automaton.rewind(num_shared):
+            self.automaton, num_shared = SuffixAutomaton((), _MAX_REWIND), 0
+        self.automaton.extend(prefix[num_shared:].tolist())
+        self.prefix = prefix
+        return self.automaton.repeat()
+
+
+class _Texts:
+    """The automaton of texts that were given beforehand."""
+
+    def __init__(self, texts: Iterable[Sequence[int]], max_tokens: int) -> None:
+        token_ids = (one for text in texts for one in (*text, _BOUNDARY))
+        self._automaton = SuffixAutomaton(islice(token_ids, max_tokens))
+        self._counts = self._automaton.counts()
+
+    def match(self, prefix: TokenIds) -> Match:
+        """Return the longest end of a prefix that stands in a text."""
+        return self._automaton.match(prefix[-_MAX_MATCH:].tolist())
+
+    def grow(self, builder: TreeBuilder, match: Match, num_tokens: int) -> None:
+        """Add the tokens that followed a match most often, the likeliest to be reached first.
+
+        At most num_tokens of them.
+        """
+        counts, automaton = self._counts, self._automaton
+
+        def expand(state: int, depth: int) -> Iterator[tuple[int, float, int]]:
+            right = _confidence(match.num_tokens + depth - 1)
+            for token_id, after in automaton.after(state).items():
+                if token_id != _BOUNDARY:
+                    yield token_id, right + math.log(counts[after] / counts[state]), after
+
+        builder.add_likeliest(match.state, expand, num_tokens, num_tokens, _MAX_WIDTH)
+
+
+def _confidence(num_matched: int) -> float:
+    return _CONFIDENCES[min(num_matched, len(_CONFIDENCES)) - 1]
+
+
+def _load(
+    config: SuffixAutomatonConfig, target: Target, path_scorer: PathScorer | None
+) -> SuffixAutomatonDrafter:
+    texts: Iterable[Sequence[int]] = ()
+    if config.texts is not None:
+        from diffuspec.text.corpus import CorpusReader  # transformers, as it reads
+
+        if target.path is None:
+            raise ConfigError("drafter.texts needs the directory of the target, for its tokenizer")
+        texts = CorpusReader([config.texts], target.path).read()
+    info = target.info
+    return SuffixAutomatonDrafter(config, info.eos_token_ids, info.max_sequences, texts)
+
+
+KIND = DrafterKind(SuffixAutomatonConfig, _load, needs_path_scorer=False, has_model=False)

@@ -1,0 +1,106 @@
+"""Draft trees grown node by node, as drafters without a lattice make them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from diffuspec.algorithm.draft_tree import best_path
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, DraftTree
+
+ROOT = -1
+
+S = TypeVar("S")
+Expand: TypeAlias = Callable[[S, int], Iterable[tuple[int, float, S]]]
+"""(state, depth) -> token ids after it, their ln P(right | parent right), the states they lead to.
+
+The depth is that of the tokens, 1 below the root.
+"""
+
+
+class _Candidate(NamedTuple):
+    cost: float  # -ln P(reached)
+    order: int  # of discovery, for ties
+    parent: int
+    depth: int
+    token_id: int
+    confidence: float
+    state: object
+
+
+class TreeBuilder:
+    """A draft for one request, at most its max_nodes nodes, none below the end of an answer."""
+
+    def __init__(self, request: DraftRequest, eos_token_ids: Collection[int]) -> None:
+        self._max_nodes = request.max_nodes
+        self._ends = () if request.sampling.ignore_eos else eos_token_ids
+        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token id
+        self._confidences: list[float] = []
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._nodes) >= self._max_nodes
+
+    def add(self, parent: int, token_id: int, confidence: float) -> int | None:
+        """Return the node of a token below a parent, an old or a new one; None: it has no place.
+
+        confidence: natural-log P(right | parent right), of a new node.
+        """
+        node = self._nodes.get((parent, token_id))
+        if node is None and not self.is_full:
+            node = self._nodes[parent, token_id] = len(self._nodes)
+            self._confidences.append(confidence)
+        return node
+
+    def is_end(self, token_id: int) -> bool:
+        """Whether the token ends the answer: nothing is drafted after it."""
+        return token_id in self._ends
+
+    def add_chain(self, token_ids: Iterable[int], confidences: Iterable[float]) -> None:
+        """Add tokens below each other from the root on, up to the first that ends the answer."""
+        parent = ROOT
+        for token_id, confidence in zip(token_ids, confidences, strict=False):
+            node = self.add(parent, token_id, confidence)
+            if node is None or self.is_end(token_id):
+                return
+            parent = node
+
+    def add_likeliest(
+        self, state: S, expand: Expand[S], max_tokens: int, max_depth: int, max_width: int
+    ) -> None:
+        """Add the tokens likeliest to be reached, from a state of the root on.
+
+        At most max_tokens of them, at most max_width at one depth.
+        """
+        order, widths, heap = count(), Counter[int](), list[_Candidate]()
+
+        def discover(node: int, depth: int, cost: float, state: object) -> None:
+            for token_id, confidence, after in expand(state, depth):  # type: ignore[arg-type]
+                one = (cost - confidence, next(order), node, depth, token_id, confidence, after)
+                heappush(heap, _Candidate(*one))
+
+        discover(ROOT, 1, 0.0, state)
+        while heap and max_tokens:
+            one = heappop(heap)
+            if widths[one.depth] == max_width:
+                continue
+            node = self.add(one.parent, one.token_id, one.confidence)
+            if node is None:
+                return
+            widths[one.depth] += 1
+            max_tokens -= 1
+            if one.depth < max_depth and not self.is_end(one.token_id):
+                discover(node, one.depth + 1, one.cost, one.state)
+
+    def draft(self) -> Draft:
+        """Return the draft, without its times."""
+        if not self._nodes:
+            return EMPTY_DRAFT
+        parents, token_ids = zip(*self._nodes, strict=True)
+        tree = DraftTree(token_ids, parents)
+        path = best_path(tree)
+        num_before = len(path) - self.is_end(token_ids[path[-1]])
+        return Draft(tree, tuple(self._confidences), num_before)
