@@ -82,5 +82,6 @@ $(STAMP): pyproject.toml constraints.txt
 	    { echo 'error: Python.h is needed, because KenLM is compiled on installation (apt install python3-dev)' >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch $(TORCH_ARGS)
+	.ci/install_kenlm $(BIN)/python
 	$(PIP) --editable '.[dev]'
 	@touch $@

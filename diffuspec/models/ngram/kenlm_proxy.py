@@ -100,8 +100,8 @@ def _import_kenlm() -> Any:
         import kenlm
     except ImportError as error:
         raise MissingDependencyError(
-            "the n-gram proxy needs the package kenlm: `pip install kenlm` (needs a C++ compiler)."
-            " Drafting also works without a proxy"
+            "the n-gram proxy needs the package kenlm: `pip install kenlm` (needs a C++ compiler; "
+            "with Python 3.13 see .ci/install_kenlm). Drafting also works without a proxy"
         ) from error
     return kenlm
 
