@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from diffuspec.cli import bench, demo, generate, ngram
-from diffuspec.cli.command import Command, Commands
+from diffuspec.cli import bench, demo, generate, ngram, serve
+from diffuspec.cli.command import Command, Commands, Server
 
 app = typer.Typer(
     cls=Commands,
@@ -23,6 +23,7 @@ app = typer.Typer(
     epilog="Start with [bold]diffuspec demo[/bold]. Every command has --help.",
 )
 app.command("generate", cls=Command, epilog=generate.EXAMPLES)(generate.run)
+app.command("serve", cls=Server, epilog=serve.EXAMPLES)(serve.run)
 app.command("demo", cls=Command)(demo.run)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)
 _ngram = typer.Typer(cls=Commands, no_args_is_help=True, help="N-gram models over token ids.")

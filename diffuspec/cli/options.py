@@ -99,17 +99,19 @@ def open_engine(
 
 
 def engine_config(
-    config: Path | None = None,
+    config: Path | EngineConfig | None = None,
     target: Path | None = None,
     drafter: str | None = None,
     drafter_kind: str | None = None,
     ngram: str | None = None,
     speculation: Given = NOTHING_GIVEN,
+    max_sequences: int | None = 1,
 ) -> EngineConfig:
     """Compose the configuration: a file, or a target alone, or the embedded pair; then options.
 
-    speculation: overrides parameters of its section. Raises InvalidRequestError for a wrong one,
-    ConfigError, also for options that have no effect on the drafter or without one.
+    max_sequences: without a file; None: the default. speculation: overrides parameters of its
+    section. Raises InvalidRequestError for a wrong one, ConfigError, also for options that have no
+    effect on the drafter or without one.
     """
     base = _base(config, target)
     data = base.model_dump()
@@ -123,8 +125,8 @@ def engine_config(
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
     data["speculation"] = asdict(replace(base.speculation, **speculation))
-    if config is None:
-        data["target"]["max_sequences"] = 1  # one prompt is answered
+    if config is None and max_sequences is not None:
+        data["target"]["max_sequences"] = max_sequences
     if "max_nodes" in speculation:
         least = speculation["max_nodes"]
         data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], least)
@@ -162,9 +164,9 @@ def _check_plain(ngram: str | None, speculation: Given) -> None:
         raise ConfigError("the drafting options have no effect without a drafter (--drafter DIR)")
 
 
-def _base(config: Path | None, target: Path | None) -> EngineConfig:
+def _base(config: Path | EngineConfig | None, target: Path | None) -> EngineConfig:
     if config is not None:
-        return load_config(config)
+        return load_config(config) if isinstance(config, Path) else config
     if target is not None:
         return EngineConfig(target=TargetConfig(path=target))
     return tiny_config()

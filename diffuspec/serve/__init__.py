@@ -1,0 +1,1 @@
+"""The service over HTTP: OpenAI's API over any engine, in this process or on a cluster."""

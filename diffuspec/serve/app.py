@@ -1,0 +1,120 @@
+"""The HTTP application: OpenAI's API over a backend.
+
+`create_app` has no part in what serves it: uvicorn in `server`, or Ray Serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from diffuspec.serve.backend import Backend
+from diffuspec.serve.http import errors
+from diffuspec.serve.http.completions import Completions
+from diffuspec.serve.http.edge import Edge
+from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.settings import ServeSettings
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def create_app(
+    backend: Backend, settings: ServeSettings, lifespan: Callable[[FastAPI], Any] | None = None
+) -> FastAPI:
+    """Return the application. `lifespan` is the application's own, as FastAPI takes it."""
+    app = FastAPI(title="diffuspec", version=package_version(), lifespan=lifespan)
+    errors.install(app)
+    app.add_middleware(Edge)
+    _add_completions(app, Completions(backend, settings))
+    _add_models(app, backend)
+    _add_health(app, backend)
+    return app
+
+
+def package_version() -> str:
+    try:
+        return version("diffuspec")
+    except PackageNotFoundError:
+        return "0+checkout"
+
+
+def _add_completions(app: FastAPI, completions: Completions) -> None:
+    async def chat(request: Request) -> Response:
+        """Answer a conversation."""
+        return await completions.answer("/v1/chat/completions", request)
+
+    async def complete(request: Request) -> Response:
+        """Continue a text."""
+        return await completions.answer("/v1/completions", request)
+
+    app.add_api_route("/v1/chat/completions", chat, methods=["POST"])
+    app.add_api_route("/v1/completions", complete, methods=["POST"])
+
+
+def _add_models(app: FastAPI, backend: Backend) -> None:
+    def describe() -> dict[str, Any]:
+        model = backend.model
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "diffuspec",
+            "max_model_len": model.max_model_len,
+        }
+
+    async def models() -> JSONResponse:
+        """List the served model."""
+        return JSONResponse({"object": "list", "data": [describe()]})
+
+    async def model(name: str) -> JSONResponse:
+        """Describe the served model."""
+        if name != backend.model.name:
+            raise HttpError(404, "no such model: see /v1/models", "model_not_found")
+        return JSONResponse(describe())
+
+    app.add_api_route("/v1/models", models, methods=["GET"])
+    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
+
+
+def _add_health(app: FastAPI, backend: Backend) -> None:
+    async def health() -> JSONResponse:
+        """Tell that the process is alive."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready() -> JSONResponse:
+        """Tell whether requests can be answered now: 200, or 503 and why not."""
+        return await _readiness(backend)
+
+    async def show_version() -> JSONResponse:
+        """Return the version of diffuspec."""
+        return JSONResponse({"version": app.version})
+
+    async def metrics() -> PlainTextResponse:
+        """Return the Prometheus series."""
+        return PlainTextResponse(await backend.metrics(), media_type=_METRICS_TYPE)
+
+    app.add_api_route("/health", health, methods=["GET"])
+    app.add_api_route("/ready", ready, methods=["GET"])
+    app.add_api_route("/version", show_version, methods=["GET"])
+    app.add_api_route("/metrics", metrics, methods=["GET"])
+
+
+async def _readiness(backend: Backend) -> JSONResponse:
+    status = await backend.status()
+    broken = [
+        one.name for one in status.roles if one.name.startswith("verifier") and not one.is_healthy
+    ]
+    if broken:
+        raise HttpError(503, f"not ready: {', '.join(broken)}", "not_ready", kind="server_error")
+    return JSONResponse(
+        {
+            "status": "degraded" if status.degraded_reasons else "ready",
+            "running": status.num_running,
+            "waiting": status.num_waiting,
+        }
+    )

@@ -1,0 +1,63 @@
+"""The seam between HTTP and what answers: an engine of this process, or pipelines of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import RequestOutput, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The model as clients see it."""
+
+    name: str
+    created: int  # seconds since 1970
+    max_model_len: int  # prompt and output tokens of one request
+    vocab_size: int  # token ids that the tokenizer knows: 0 .. vocab_size - 1
+    speculation: SpeculationParams = field(default_factory=SpeculationParams)  # the default
+
+
+class Backend(Protocol):
+    """Answers prompts for the HTTP application. Belongs to the application's event loop.
+
+    A backend that is not ready yet, or not at the moment, raises VerifierUnavailableError from any
+    of its members; clients get 503 and may try again.
+    """
+
+    @property
+    def model(self) -> ServedModel: ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The target's tokenizer, as `load_tokenizer` returns it. Safe to use in threads."""
+        ...
+
+    def stream(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield what every step adds; closing the generator cancels the request within one step.
+
+        speculation None: the deployment's own. Raises InvalidRequestError and OverloadedError
+        before the first output, WorkerError and RequestCancelledError at any time.
+        """
+        ...
+
+    async def status(self) -> ServiceStatus:
+        """Return the state of roles and requests within a second or two.
+
+        No request can be answered while a role whose name begins with "verifier" is not healthy.
+        """
+        ...
+
+    async def metrics(self) -> str:
+        """Return the Prometheus series as text."""
+        ...

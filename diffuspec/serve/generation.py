@@ -1,0 +1,85 @@
+"""All outputs of a job from a backend, as one stream, within a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeAlias
+
+from diffuspec.core.params import SpeculationParams
+from diffuspec.core.types import RequestOutput
+from diffuspec.serve.backend import Backend
+from diffuspec.serve.openai.parsing import Generation
+
+Indexed: TypeAlias = tuple[int, RequestOutput]
+
+_MAX_UNREAD = 64  # outputs of all generations; a backend waits for a client that is slower
+
+
+async def outputs(
+    backend: Backend,
+    generations: Sequence[Generation],
+    speculation: SpeculationParams | None,
+    request_id: str,
+    max_seconds: float,
+) -> AsyncGenerator[Indexed]:
+    """Yield the outputs of all generations as they come, with their index.
+
+    Closing the generator cancels what still runs. The first error ends all; TimeoutError when they
+    are not finished in time.
+    """
+    deadline = asyncio.get_running_loop().time() + max_seconds
+    streams = [_indexed(backend, generation, speculation, request_id) for generation in generations]
+    merged = streams[0] if len(streams) == 1 else _merge(streams)
+    async with aclosing(merged):
+        while True:
+            async with asyncio.timeout_at(deadline):
+                output = await anext(merged, None)
+            if output is None:
+                return
+            yield output
+
+
+async def _indexed(
+    backend: Backend,
+    generation: Generation,
+    speculation: SpeculationParams | None,
+    request_id: str,
+) -> AsyncGenerator[Indexed]:
+    stream = backend.stream(
+        generation.prompt_token_ids, generation.sampling, speculation, request_id
+    )
+    async with aclosing(stream):
+        async for output in stream:
+            yield generation.index, output
+
+
+async def _merge(streams: Sequence[AsyncGenerator[Indexed]]) -> AsyncGenerator[Indexed]:
+    queue: asyncio.Queue[Indexed | BaseException | None] = asyncio.Queue(_MAX_UNREAD)
+
+    async def pump(stream: AsyncGenerator[Indexed]) -> None:
+        end: BaseException | None = None
+        async with aclosing(stream):
+            try:
+                async for output in stream:
+                    await queue.put(output)
+            except Exception as error:
+                end = error
+        await queue.put(end)
+
+    tasks = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        num_running = len(tasks)
+        while num_running:
+            item = await queue.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
+                num_running -= 1
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)

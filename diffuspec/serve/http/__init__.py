@@ -1,0 +1,1 @@
+"""The HTTP side of the service: routes, streams of events, limits, keys and errors."""

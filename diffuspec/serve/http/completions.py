@@ -1,0 +1,96 @@
+"""POST /v1/chat/completions and /v1/completions."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from diffuspec.serve.backend import Backend
+from diffuspec.serve.generation import Indexed, outputs
+from diffuspec.serve.http.body import read_json
+from diffuspec.serve.http.connection import unless_gone
+from diffuspec.serve.http.errors import answer_for
+from diffuspec.serve.http.events import DONE, EventStream, event
+from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.openai.parsing import Endpoint, Generation, Job, check_model, encode, parse
+from diffuspec.serve.openai.replies import Reply, make_reply
+from diffuspec.serve.settings import ServeSettings
+
+
+class Completions:
+    """Answers the requests of both endpoints."""
+
+    def __init__(self, backend: Backend, settings: ServeSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._tokenizing = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
+
+    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+        """Answer a request, streaming or not, within the time that the settings allow."""
+        settings = self._settings
+        body = await read_json(request, settings.max_body_bytes, settings.body_seconds)
+        return await unless_gone(
+            self._answer(endpoint, body, request.state.request_id), request.receive
+        )
+
+    async def _answer(self, endpoint: Endpoint, body: Any, request_id: str) -> Response:
+        model = self._backend.model
+        if not check_model(body, model):
+            raise HttpError(404, "no such model: see /v1/models", "model_not_found")
+        job = parse(endpoint, body, model)
+        loop = asyncio.get_running_loop()
+        tokenizer = self._backend.tokenizer
+        generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)
+        reply = make_reply(
+            job, generations, tokenizer, id=request_id, model=model.name, created=int(time.time())
+        )
+        stream = self._outputs(job, generations, request_id)
+        if job.stream:
+            return await self._stream(reply, stream)
+        async with aclosing(stream):
+            async for index, output in stream:
+                reply.add(index, output)
+        return JSONResponse(reply.whole())
+
+    def _outputs(
+        self, job: Job, generations: Sequence[Generation], request_id: str
+    ) -> AsyncGenerator[Indexed]:
+        seconds = self._settings.request_seconds
+        return outputs(self._backend, generations, job.speculation, request_id, seconds)
+
+    async def _stream(self, reply: Reply, stream: AsyncGenerator[Indexed]) -> Response:
+        """Await the first output before the headers, so that early errors have their status."""
+        try:
+            first = await anext(stream)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return EventStream(_events(reply, first, stream), {}, self._settings.write_seconds)
+
+
+async def _events(
+    reply: Reply, first: Indexed, stream: AsyncGenerator[Indexed]
+) -> AsyncGenerator[bytes]:
+    """Yield the events of a stream; [DONE] only after success."""
+    async with aclosing(stream):
+        try:
+            begun = b"".join(map(event, reply.begin()))
+            yield begun + _chunk(reply, first)
+            async for output in stream:
+                if data := _chunk(reply, output):
+                    yield data
+            yield b"".join(map(event, reply.end())) + DONE
+        except Exception as error:
+            yield event(answer_for(error).body())
+
+
+def _chunk(reply: Reply, output: Indexed) -> bytes:
+    chunk = reply.chunk(*output)
+    return b"" if chunk is None else event(chunk)

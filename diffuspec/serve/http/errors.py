@@ -1,0 +1,57 @@
+"""Errors as responses, all of them in OpenAI's shape; what is unexpected is logged without text."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from diffuspec.core.errors import DiffuspecError, InvalidRequestError, OverloadedError
+from diffuspec.serve.http.connection import ClientGoneError
+from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
+
+logger = logging.getLogger(__name__)
+
+_CODES = {404: "not_found", 405: "method_not_allowed", 422: "invalid_request"}
+
+
+def install(app: FastAPI) -> None:
+    """Let an application answer all errors as `respond` does."""
+
+    async def on_error(request: Request, error: Exception) -> Response:
+        return respond(error)
+
+    for kind in (DiffuspecError, TimeoutError, HTTPException, Exception):
+        app.add_exception_handler(kind, on_error)
+
+
+def respond(error: Exception) -> Response:
+    """Return the response to an error."""
+    if isinstance(error, ClientGoneError):
+        return Response(status_code=499)  # nobody reads it
+    answer = answer_for(error)
+    return JSONResponse(answer.body(), answer.status, dict(answer.headers))
+
+
+def answer_for(error: Exception) -> ErrorAnswer:
+    """Return how an error is told, and log those that are ours to repair."""
+    if isinstance(error, HTTPException):
+        code = _CODES.get(error.status_code)
+        return ErrorAnswer(error.status_code, str(error.detail), "invalid_request_error", code)
+    answer = answer_to(error)
+    if not isinstance(error, InvalidRequestError | OverloadedError | HttpError | TimeoutError):
+        log_failure(error)
+    return answer
+
+
+def log_failure(error: Exception) -> None:
+    """Log where an error comes from; its message could hold a user's text if it is not ours."""
+    if isinstance(error, DiffuspecError):
+        logger.warning("a request failed: %s: %s", type(error).__name__, error)
+    else:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        logger.error("a request failed: %s\n%s", type(error).__name__, frames)

@@ -1,0 +1,62 @@
+"""A stream of server-sent events, as OpenAI's clients read it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from diffuspec.serve.http.connection import ClientGoneError, unless_gone
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """Return one event. The JSON has no line breaks and no bare control characters."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+
+
+class EventStream(Response):
+    """Sends events as they come; ends their generator when the client goes or stops reading."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, events: AsyncGenerator[bytes], headers: Mapping[str, str], write_seconds: float
+    ) -> None:
+        """`events` must not raise: errors are events too."""
+        super().__init__(headers={"x-accel-buffering": "no", **headers})
+        del self.headers["content-length"]
+        self._events = events
+        self._write_seconds = write_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_gone(self._send(send), receive)
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._events):
+            await self._write(
+                send,
+                {
+                    "type": "http.response.start",
+                    "status": self.status_code,
+                    "headers": self.raw_headers,
+                },
+            )
+            async for data in self._events:
+                message = {"type": "http.response.body", "body": data, "more_body": True}
+                await self._write(send, message)
+            await self._write(send, {"type": "http.response.body", "body": b""})
+
+    async def _write(self, send: Send, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._write_seconds):
+                await send(message)
+        except (TimeoutError, OSError) as error:
+            raise ClientGoneError("the client stopped reading") from error

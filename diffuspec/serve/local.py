@@ -1,0 +1,56 @@
+"""An engine of this process behind the HTTP application."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from prometheus_client import generate_latest
+
+from diffuspec.core.interfaces import RoleStatus, ServiceStatus
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import RequestOutput, TokenIds
+from diffuspec.engine import Engine
+from diffuspec.serve.backend import ServedModel
+
+
+class EngineBackend:
+    """A `Backend` over an engine. The caller closes the engine."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        """`name` is the model's name for clients."""
+        info = engine.verifier.info
+        self.model = ServedModel(
+            name, int(time.time()), info.max_model_len, info.vocab_size, engine.default_speculation
+        )
+        self._engine = engine
+
+    @property
+    def tokenizer(self) -> Any:
+        return self._engine.tokenizer
+
+    def stream(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str,
+    ) -> AsyncGenerator[RequestOutput]:
+        """See `Backend.stream`."""
+        return self._engine.stream(prompt_token_ids.tolist(), sampling, speculation, request_id)
+
+    async def status(self) -> ServiceStatus:
+        """Return the requests; the roles are objects of this process, which cannot fail alone."""
+        requests = self._engine.requests()
+        num_waiting = sum(request.state == "waiting" for request in requests)
+        return ServiceStatus(
+            roles=(RoleStatus("verifier"),),
+            num_running=len(requests) - num_waiting,
+            num_waiting=num_waiting,
+            requests=requests,
+        )
+
+    async def metrics(self) -> str:
+        """Return the Prometheus series as text."""
+        return generate_latest(self._engine.metrics.registry).decode()

@@ -1,0 +1,75 @@
+"""Answers while they grow, and the usage block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
+from diffuspec.serve.openai.parsing import Generation
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came of one generation so far."""
+
+    generation: Generation
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    steps: list[StepStats] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    seed: int | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        self.text += output.text
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.steps.append(output.step)
+        self.finish_reason = output.finish_reason
+        self.seed = output.seed
+
+
+def usage(answers: Sequence[Answer], num_choices: int) -> dict[str, Any]:
+    """Return OpenAI's usage block. A prompt counts once for all its choices.
+
+    `speculation` is our own: steps, acceptance, hits of pre-drafts.
+    """
+    prompts = [answer.generation.prompt_token_ids for answer in answers[::num_choices]]
+    num_prompt_tokens = sum(map(len, prompts))
+    num_tokens = sum(len(answer.token_ids) for answer in answers)
+    steps = [step for answer in answers for step in answer.steps]
+    accepted = sum(step.num_accepted_tokens for step in steps)
+    drafted = sum(step.num_tree_nodes for step in steps)
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+        },
+        "speculation": _speculation(steps, num_tokens),
+    }
+
+
+def _speculation(steps: Sequence[StepStats], num_tokens: int) -> dict[str, Any]:
+    drafts = [step for step in steps if step.num_tree_nodes]
+    deepest = max((step.num_accepted_tokens for step in drafts), default=0)
+    reached = [
+        sum(step.num_accepted_tokens > position for step in drafts) for position in range(deepest)
+    ]
+    hits = sum(step.pre_draft == "hit" for step in steps)
+    tried = hits + sum(step.pre_draft == "miss" for step in steps)
+    return {
+        "steps": len(steps),
+        "acceptance_length": round(num_tokens / len(steps), 3) if steps else 0.0,
+        "drafts": len(drafts),
+        "draft_tokens": sum(step.num_tree_nodes for step in drafts),
+        "acceptance_by_position": [round(count / len(drafts), 3) for count in reached],
+        "pre_draft_hit_rate": round(hits / tried, 3) if tried else None,
+        "fallback_steps": sum(step.fallback is not None for step in steps),
+    }

@@ -1,0 +1,99 @@
+"""Errors as OpenAI's clients expect them: a status, and a JSON object with type, code and param."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffuspec.core import errors
+from diffuspec.core.errors import DiffuspecError, InvalidRequestError
+
+
+class BadRequestError(InvalidRequestError):
+    """A body that is wrong, and where. Messages never contain a user's text."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class HttpError(DiffuspecError):
+    """A refusal that has no place in the library's tree: of a key, a path, a size, a time."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        *,
+        kind: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.answer = ErrorAnswer(status, message, kind, code, headers=headers or {})
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorAnswer:
+    """An error as it goes to a client."""
+
+    status: int
+    message: str
+    kind: str
+    code: str | None = None
+    param: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """Return the JSON object, also the data of an event inside of a stream."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": self.kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+
+_RETRY = {"retry-after": "1"}
+_NO_RETRY = {"x-should-retry": "false"}  # heeded by openai-python
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+# What happens inside is told in the log and to those who run the service, not to clients.
+_ANSWERS: dict[type[BaseException], ErrorAnswer] = {
+    errors.OverloadedError: ErrorAnswer(
+        429, "too many requests are waiting; try again later", "rate_limit_error", "overloaded",
+        headers=_RETRY,
+    ),
+    errors.RequestCancelledError: ErrorAnswer(
+        503, "the service is shutting down; try again later", _SERVER, "cancelled", headers=_RETRY
+    ),
+    errors.VerifierUnavailableError: ErrorAnswer(
+        503, "the model is not available now; try again later", _SERVER, "unavailable",
+        headers=_RETRY,
+    ),
+    errors.WorkerError: ErrorAnswer(
+        503, "a worker failed; the same request may succeed", _SERVER, "worker_failed"
+    ),
+    TimeoutError: ErrorAnswer(
+        504, "the request took longer than the service allows", _SERVER, "timeout",
+        headers=_NO_RETRY,
+    ),
+}  # fmt: skip
+_UNKNOWN = ErrorAnswer(500, "internal error", _SERVER, "internal_error", headers=_NO_RETRY)
+
+
+def answer_to(error: BaseException) -> ErrorAnswer:
+    """Return how an error is told to a client: by the nearest class that has an answer."""
+    if isinstance(error, HttpError):
+        return error.answer
+    if isinstance(error, InvalidRequestError):
+        code = getattr(error, "code", None)
+        if isinstance(error, errors.ContextLengthError):
+            code = "context_length_exceeded"
+        return ErrorAnswer(400, str(error), _INVALID, code, getattr(error, "param", None))
+    return next((_ANSWERS[one] for one in type(error).__mro__ if one in _ANSWERS), _UNKNOWN)

@@ -1,0 +1,229 @@
+"""Outputs as the objects of OpenAI's API: whole answers, and chunks of a stream."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from diffuspec.core.types import RequestOutput, TokenLogprobs
+from diffuspec.serve.openai.answers import Answer, usage
+from diffuspec.serve.openai.parsing import Generation, Job
+from diffuspec.serve.openai.token_texts import TokenTexts
+
+
+class Reply(ABC):
+    """The reply to one job, while its outputs arrive."""
+
+    object: str  # OpenAI's name of the whole
+    chunk_object: str
+
+    def __init__(
+        self,
+        job: Job,
+        generations: Sequence[Generation],
+        tokenizer: Any,
+        *,
+        id: str,
+        model: str,
+        created: int,
+    ) -> None:
+        """`id` is the request's; `created` are seconds since 1970."""
+        self._job = job
+        self._texts = TokenTexts(tokenizer)
+        self._answers = [Answer(generation) for generation in generations]
+        self._head = {"id": id, "created": created, "model": model}
+
+    @property
+    def is_finished(self) -> bool:
+        return all(answer.finish_reason is not None for answer in self._answers)
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        """Take an output of the generation with this index."""
+        self._answers[index].add(output)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the object of a request that does not stream. All answers are finished."""
+        choices = [self._choice(answer) for answer in self._answers]
+        return self._object(self.object, choices) | {"usage": self._usage()}
+
+    def begin(self) -> list[dict[str, Any]]:
+        """Return the chunks that come before all outputs."""
+        return []
+
+    def chunk(self, index: int, output: RequestOutput) -> dict[str, Any] | None:
+        """Take an output; return what it adds as a chunk, None when that is nothing."""
+        self.add(index, output)
+        if not self._is_worth_a_chunk(output):
+            return None
+        chunk = self._object(self.chunk_object, [self._delta(index, output)])
+        if self._job.continuous_usage:
+            return chunk | {"usage": self._usage()}
+        return chunk | {"usage": None} if self._job.include_usage else chunk
+
+    def end(self) -> list[dict[str, Any]]:
+        """Return the chunks that come after all outputs."""
+        if not self._job.include_usage:
+            return []
+        return [self._object(self.chunk_object, []) | {"usage": self._usage()}]
+
+    @abstractmethod
+    def _choice(self, answer: Answer) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]: ...
+
+    def _is_worth_a_chunk(self, output: RequestOutput) -> bool:
+        """Tokens may release no text: of an incomplete character, or of a stop string's start."""
+        return bool(output.text or output.finish_reason or output.logprobs) or (
+            self._job.return_token_ids
+        )
+
+    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"object": kind, **self._head, "choices": choices}
+
+    def _usage(self) -> dict[str, Any]:
+        return usage(self._answers, self._job.num_choices)
+
+
+class ChatReply(Reply):
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def begin(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": ""}
+        choices = [
+            {"index": answer.generation.index, "delta": delta, "logprobs": None}
+            for answer in self._answers
+        ]
+        return [
+            self._object(self.chunk_object, [choice | {"finish_reason": None}])
+            for choice in choices
+        ]
+
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": answer.generation.index,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": self._logprobs(answer.token_ids, answer.logprobs),
+            "finish_reason": answer.finish_reason,
+        }
+        if self._job.return_token_ids:
+            choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
+            choice["token_ids"] = answer.token_ids
+        return choice
+
+    def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": {"content": output.text},
+            "logprobs": self._logprobs(output.token_ids, output.logprobs or ()),
+            "finish_reason": output.finish_reason,
+        }
+        if self._job.return_token_ids:
+            choice["token_ids"] = output.token_ids
+        return choice
+
+    def _logprobs(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> dict[str, Any] | None:
+        if self._job.sampling.logprobs is None:
+            return None
+        content = []
+        for token_id, found in zip(token_ids, logprobs, strict=True):
+            top = [self._token(*pair) for pair in found.top]
+            content.append(self._token(token_id, found.logprob) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self._texts.raw(token_id)
+        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+class CompletionReply(Reply):
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def begin(self) -> list[dict[str, Any]]:
+        if not self._job.echo:
+            return []
+        return [
+            self._object(
+                self.chunk_object, [self._text(answer, self._prompt(answer), None, None, ())]
+            )
+            for answer in self._answers
+        ]
+
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        echoed = self._prompt(answer) if self._job.echo else ""
+        logprobs = self._logprobs(answer.token_ids, answer.logprobs, 0)
+        choice = self._text(
+            answer, echoed + answer.text, logprobs, answer.finish_reason, answer.token_ids
+        )
+        if self._job.return_token_ids:
+            choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
+        return choice
+
+    def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]:
+        answer = self._answers[index]
+        offset = len(answer.text) - len(output.text)
+        logprobs = self._logprobs(output.token_ids, output.logprobs or (), offset)
+        return self._text(answer, output.text, logprobs, output.finish_reason, output.token_ids)
+
+    def _text(
+        self,
+        answer: Answer,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        finish_reason: str | None,
+        token_ids: Sequence[int],
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": answer.generation.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        if self._job.return_token_ids:
+            choice["token_ids"] = list(token_ids)
+        return choice
+
+    def _prompt(self, answer: Answer) -> str:
+        """Return the prompt as text: as it was sent, or of the token ids that were sent."""
+        prompt = self._job.prompts[answer.generation.index // self._job.num_choices]
+        if isinstance(prompt, str):
+            return prompt
+        return self._texts.text(answer.generation.prompt_token_ids.tolist())
+
+    def _logprobs(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offset: int
+    ) -> dict[str, Any] | None:
+        """Return OpenAI's older form; `offset` is where the first token begins in the text."""
+        if self._job.sampling.logprobs is None:
+            return None
+        tokens = [self._texts.raw(token_id).decode(errors="replace") for token_id in token_ids]
+        offsets = [offset + sum(map(len, tokens[:place])) for place in range(len(tokens))]
+        return {
+            "tokens": tokens,
+            "token_logprobs": [found.logprob for found in logprobs],
+            "top_logprobs": [
+                {self._texts.raw(i).decode(errors="replace"): value for i, value in found.top}
+                for found in logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+
+def make_reply(
+    job: Job,
+    generations: Sequence[Generation],
+    tokenizer: Any,
+    *,
+    id: str,
+    model: str,
+    created: int,
+) -> Reply:
+    """Return the reply of the job's endpoint."""
+    is_chat = job.endpoint == "/v1/chat/completions"
+    kind, prefix = (ChatReply, "chatcmpl") if is_chat else (CompletionReply, "cmpl")
+    return kind(job, generations, tokenizer, id=f"{prefix}-{id}", model=model, created=created)

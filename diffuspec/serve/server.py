@@ -1,0 +1,133 @@
+"""The application on uvicorn, over an engine of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from diffuspec.core.errors import ConfigError
+from diffuspec.engine import Engine
+from diffuspec.serve.app import create_app
+from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.settings import ServeSettings
+
+_KEEP_ALIVE_SECONDS = 75
+_GRACE_SECONDS = 5  # after the drain, for the last errors to be sent
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a bound socket that does not listen yet. Raises ConfigError, OSError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"host {host!r} is not an address here: {error.strerror}") from error
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}") from error
+    return bound
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    """Whether only programs of this machine can connect."""
+    return ipaddress.ip_address(bound.getsockname()[0]).is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM form."""
+
+    certificate: Path
+    key: Path
+
+
+class Server(uvicorn.Server):
+    """Serves an application until SIGINT or SIGTERM, then closes its socket and drains.
+
+    A second SIGINT ends it at once.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        bound: socket.socket,
+        drain: Callable[[], Awaitable[None]],
+        max_drain_seconds: float,
+        on_ready: Callable[[str], None],
+        tls: Tls | None = None,
+    ) -> None:
+        """`drain` refuses new requests and ends the others in `max_drain_seconds`.
+
+        `on_ready` is called with the URL.
+        """
+        super().__init__(
+            uvicorn.Config(
+                app,
+                access_log=False,
+                server_header=False,
+                log_config=None,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=round(max_drain_seconds) + _GRACE_SECONDS,
+                ssl_certfile=None if tls is None else tls.certificate,
+                ssl_keyfile=None if tls is None else tls.key,
+            )
+        )
+        self._bound = bound
+        self._drain = drain
+        self._on_ready = on_ready
+
+    @property
+    def url(self) -> str:
+        host, port, *_ = self._bound.getsockname()
+        host = f"[{host}]" if ":" in host else host
+        return f"http{'s' if self.config.is_ssl else ''}://{host}:{port}"
+
+    async def run_until_stopped(self) -> None:
+        """Serve; return when a signal has come and the running requests have ended."""
+        await self.serve([self._bound])
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready(self.url)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        draining = asyncio.ensure_future(self._drain())
+        await super().shutdown(sockets)
+        await draining
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let signals stop the server, and not be raised again when it has stopped."""
+        with super().capture_signals():
+            yield
+            self._captured_signals.clear()
+
+
+async def serve_engine(
+    engine: Engine,
+    name: str,
+    settings: ServeSettings,
+    bound: socket.socket,
+    on_ready: Callable[[str], None],
+    tls: Tls | None = None,
+) -> None:
+    """Serve an engine as the model `name` until a signal comes; close the engine."""
+    async with engine:
+        app = create_app(EngineBackend(engine, name), settings)
+        seconds = settings.drain_seconds
+        server = Server(app, bound, lambda: engine.stop(seconds), seconds, on_ready, tls)
+        await server.run_until_stopped()

@@ -1,0 +1,61 @@
+"""OpenAI's own client against the embedded pair."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.support.service import MODEL
+
+ASKED: Any = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_a_chat_is_answered_with_usage_and_acceptance(client: OpenAI):
+    reply = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0)
+    [choice] = reply.choices
+    assert "Paris" in choice.message.content and choice.finish_reason == "stop"
+    usage = reply.usage
+    details = usage.completion_tokens_details
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+    assert 0 < details.accepted_prediction_tokens < usage.completion_tokens
+    assert usage.model_extra["speculation"]["acceptance_length"] > 1
+
+
+def test_a_streamed_chat_has_the_same_text(client: OpenAI):
+    whole = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            model=MODEL,
+            messages=ASKED,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == whole.choices[0].message.content
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+
+
+def test_a_batch_of_prompts_is_completed_in_order(client: OpenAI):
+    reply = client.completions.create(
+        model=MODEL, prompt=["One", "Two"], n=2, echo=True, temperature=0, max_tokens=3
+    )
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    assert [choice.text[:3] for choice in reply.choices] == ["One", "One", "Two", "Two"]
+
+
+def test_an_unknown_model_is_not_found(client: OpenAI):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.chat.completions.create(model="another", messages=ASKED)
+    assert caught.value.code == "model_not_found"
+
+
+def test_models_are_listed(client: OpenAI):
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL

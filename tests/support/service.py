@@ -1,0 +1,73 @@
+"""The HTTP service, over engines of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerFast
+
+from diffuspec.core.config import parse_config
+from diffuspec.engine import Engine
+from diffuspec.serve.app import create_app
+from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.server import Server, bind
+from diffuspec.serve.settings import ServeSettings
+from tests.support.checkpoints import CHAT_TEMPLATE, NUM_IDS, byte_tokenizer
+from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
+
+MODEL = "a-model"
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that runs in a thread of its own."""
+
+    url: str
+    engine: Engine
+
+
+@contextmanager
+def serving(make_engine: Callable[[], Engine], settings: ServeSettings) -> Iterator[Service]:
+    """Serve an engine on a free port of loopback."""
+    started = threading.Event()
+    found: list[tuple[Server, Engine]] = []
+
+    async def serve() -> None:
+        async with make_engine() as engine:
+            app = create_app(EngineBackend(engine, MODEL), settings)
+            server = Server(
+                app,
+                bind("127.0.0.1", 0),
+                drain=lambda: engine.stop(settings.drain_seconds),
+                max_drain_seconds=settings.drain_seconds,
+                on_ready=lambda url: started.set(),
+            )
+            found.append((server, engine))
+            await server.run_until_stopped()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(60)
+    [(server, engine)] = found
+    try:
+        yield Service(server.url, engine)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def fake_engine(verifier: FakeVerifier | None = None, max_waiting: int = 64) -> Engine:
+    """Return an engine over fake roles that know the ids of `byte_tokenizer`."""
+    verifier = verifier or FakeVerifier(replace(FAKE_TARGET, vocab_size=NUM_IDS))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=byte_tokenizer(), eos_token="<|end|>", chat_template=CHAT_TEMPLATE
+    )
+    config = parse_config(
+        {"target": {"path": Path("nowhere")}, "coordinator": {"max_waiting": max_waiting}}
+    )
+    return Engine(config, verifier, FakeDrafter(oracle_of(verifier), always_right), tokenizer)
