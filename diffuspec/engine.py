@@ -22,7 +22,7 @@ from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter, LatticeModel, RequestStatus, Verifier
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import MAX_CHOICES, SamplingParams, SpeculationParams
 from diffuspec.core.types import (
     NO_TOKENS,
     FinishReason,
@@ -36,6 +36,7 @@ from diffuspec.drafters import Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.telemetry.metrics import Metrics, RequestStats, summarize
 from diffuspec.telemetry.trace import Tracer
+from diffuspec.text.bad_words import encode_bad_words
 from diffuspec.text.detokenizer import Detokenizer, backend
 from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
@@ -160,17 +161,22 @@ class Engine:
         prompts: Sequence[Prompt],
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
+        n: int = 1,
     ) -> list[Completion]:
         """Answer all prompts, decoding them together. Not to be called from a coroutine.
 
-        Calls from several threads take turns; use `stream` for requests that come and go.
+        Each prompt gets n answers, which follow each other in the list; their seeds are those of
+        `SamplingParams.choice`. Calls from several threads take turns; use `stream` for requests
+        that come and go.
         """
+        if not 1 <= n <= MAX_CHOICES:
+            raise InvalidRequestError(f"n must be from 1 to {MAX_CHOICES}, got {n}")
         if not is_list_of_prompts(prompts):
             raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
         with self._turns:
             if self._runner is None:
                 self._runner = asyncio.Runner()
-            return self._runner.run(self._complete_all(prompts, sampling, speculation))
+            return self._runner.run(self._complete_all(prompts, sampling, speculation, n))
 
     async def complete(
         self,
@@ -224,17 +230,23 @@ class Engine:
         prompts: Sequence[Prompt],
         sampling: SamplingParams,
         speculation: SpeculationParams | None,
+        n: int,
     ) -> list[Completion]:
         num_sequences = self.verifier.info.max_sequences
         admitted = asyncio.Semaphore(num_sequences + self.config.coordinator.max_waiting)
 
-        async def one(prompt: Prompt) -> Completion:
+        async def one(prompt: Prompt, how: SamplingParams) -> Completion:
             async with admitted:
-                return await self.complete(prompt, sampling, speculation)
+                return await self.complete(prompt, how, speculation)
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt)) for prompt in prompts]
+                tasks = [
+                    group.create_task(one(prompt, base.choice(index)))
+                    for prompt in prompts
+                    for base in [sampling.with_seed()]
+                    for index in range(n)
+                ]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
@@ -248,8 +260,8 @@ class Engine:
         committed: TokenIds = NO_TOKENS,
     ) -> AsyncGenerator[RequestOutput]:
         coordinator = await self._started()
-        sampling = sampling.with_seed()
-        text = Detokenizer(backend(self.tokenizer), sampling.stop)
+        sampling = encode_bad_words(sampling.with_seed(), self.tokenizer)
+        text = Detokenizer(backend(self.tokenizer), sampling.stop, sampling.min_tokens)
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id, committed)
         async with contextlib.aclosing(stream):

@@ -5,38 +5,26 @@ is a hash of seed, absolute position and token id alone: the target's token at a
 the tokens before it, does not depend on the draft, the batch or the worker. A drafter that adds the
 same noise to its own logits guesses the drawn token and not the likeliest one.
 
-Order of shaping: penalties, temperature, top-k, top-p. Ties go to the lowest token id throughout.
+What is drawn from, and in which order parameters shape it, is in `shaping`. Ties go to the lowest
+token id throughout.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from diffuspec.algorithm.draft_tree import depths
+from diffuspec.algorithm.shaping import History, shape
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import TokenIds, TokenLogprobs, VerifyRequest
-
-_MIN_TEMPERATURE = 1e-6  # above 0 and below this, logits would leave the range of float32
-_TOP_P_MARGIN = 1e-6  # a float32 sum of probabilities that should be p may fall short by this
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class History:
-    """The tokens before each row's own, for the penalties."""
-
-    prefix: TokenIds  # [num_tokens], prompt and committed tokens
-    num_prompt_tokens: int
-    paths: Sequence[Sequence[int]]  # [R], the tokens between the prefix and the row's own
+from diffuspec.core.types import DraftTree, TokenLogprobs, VerifyRequest
 
 
 def is_plain_argmax(requests: Sequence[VerifyRequest]) -> bool:
-    """Whether all requests take the argmax of the logits as they are: greedy, no penalties."""
-    return all(r.sampling.is_greedy and not r.sampling.has_penalties for r in requests)
+    """Whether all requests take the argmax of the logits as they are: greedy, nothing shaped."""
+    return all(r.sampling.is_greedy and not r.sampling.shapes_logits for r in requests)
 
 
 def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
@@ -50,7 +38,9 @@ def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
     return [int(token_id) for token_id, _ in both], [logit for _, logit in both]
 
 
-def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
+def target_tokens(
+    logits: Tensor, requests: Sequence[VerifyRequest], eos_token_ids: Collection[int]
+) -> Tensor:
     """Return the target's token at the root and at every node of each request, [R] int64.
 
     logits [R, V] holds, request by request, the row of the last prefix token and then the rows of
@@ -64,8 +54,9 @@ def target_tokens(logits: Tensor, requests: Sequence[VerifyRequest]) -> Tensor:
         start += len(rows)
         num_tokens = len(request.prefix)
         positions = [num_tokens, *(num_tokens + depth for depth in depths(request.tree))]
-        history = _history(request) if request.sampling.has_penalties else None
-        chosen.append(choose_tokens(rows, request.sampling, positions, history))
+        paths = _paths(request.tree) if request.sampling.shapes_logits else ()
+        history = History(request.prefix, request.num_prompt_tokens, paths)
+        chosen.append(choose_tokens(rows, request.sampling, positions, history, eos_token_ids))
     return torch.cat(chosen)
 
 
@@ -73,36 +64,31 @@ def choose_tokens(
     logits: Tensor,
     params: SamplingParams,
     positions: Sequence[int],
-    history: History | None = None,
+    history: History,
+    eos_token_ids: Collection[int] = (),
 ) -> Tensor:
-    """Return the token drawn at each row of one request, [R] int64.
-
-    positions[r] is the absolute index that row r's token will have in the sequence. Requests with
-    penalties need the history.
-    """
-    assert history is not None or not params.has_penalties, "penalties need a history"
-    return _argmax(perturb_logits(logits, params, positions, history))
+    """Return the token drawn at each row of one request, [R] int64; see `perturb_logits`."""
+    return _argmax(perturb_logits(logits, params, positions, history, eos_token_ids))
 
 
 def perturb_logits(
     logits: Tensor,
     params: SamplingParams,
     positions: Sequence[int],
-    history: History | None = None,
+    history: History,
+    eos_token_ids: Collection[int] = (),
 ) -> Tensor:
     """Return shaped logits with the request's noise, [R, V]: their argmax is the token drawn.
 
-    Greedy requests get no noise. A drafter takes the softmax of the result as its distribution of
-    the token that the target will draw. Without a history penalties are left out.
+    positions[r] is the absolute index that row r's token will have in the sequence. Greedy requests
+    get no noise. A drafter takes the softmax of the result as its distribution of the token that
+    the target will draw.
     """
-    if params.has_penalties and history is not None:
-        logits = _penalize(logits.float(), params, history)
+    shaped = shape(logits, params, positions, history, eos_token_ids)
     if params.is_greedy:
-        return logits
+        return shaped
     assert params.seed is not None, "sampled requests get a seed on admission"
-    logits = logits.float() / max(params.temperature, _MIN_TEMPERATURE)
-    logits = _filter(logits, params.top_k, params.top_p)
-    return logits + gumbel_noise(params.seed, positions, logits.shape[-1], logits.device)
+    return shaped + gumbel_noise(params.seed, positions, shaped.shape[-1], shaped.device)
 
 
 def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLogprobs]:
@@ -126,12 +112,12 @@ def _argmax(logits: Tensor) -> Tensor:
     return logits.argmax(dim=-1)
 
 
-def _history(request: VerifyRequest) -> History:
-    tree = request.tree
+def _paths(tree: DraftTree) -> list[tuple[int, ...]]:
+    """Return the tokens from the prefix down to the root and to every node."""
     paths: list[tuple[int, ...]] = [()]
     for parent, token_id in zip(tree.parents, tree.token_ids, strict=True):
         paths.append((*paths[parent + 1], token_id))
-    return History(request.prefix, request.num_prompt_tokens, paths)
+    return paths
 
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # splitmix64's increment, as a signed 64-bit integer
@@ -172,61 +158,3 @@ def _mix(values: Tensor) -> Tensor:
 def _logical_shift(values: Tensor, num_bits: int) -> Tensor:
     """Shift right and fill with zeros; torch fills int64 with the sign."""
     return (values >> num_bits).bitwise_and_((1 << (64 - num_bits)) - 1)
-
-
-def _penalize(logits: Tensor, params: SamplingParams, history: History) -> Tensor:
-    """Lower, in each row, the logits of the tokens in the prefix and on the row's path."""
-    num_rows, vocab_size = logits.shape
-    prefix = torch.tensor(history.prefix, dtype=torch.int64, device=logits.device)
-    in_prompt = _count(prefix[: history.num_prompt_tokens], vocab_size) > 0  # [V]
-    in_output = _count(prefix[history.num_prompt_tokens :], vocab_size)
-    in_output = in_output.expand(num_rows, vocab_size).clone()
-    pairs = [(row, token) for row, path in enumerate(history.paths) for token in path]
-    if pairs:
-        rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=logits.device).unbind(dim=1)
-        in_output.index_put_((rows, tokens), in_output.new_ones(len(pairs)), accumulate=True)
-    repeated = in_prompt | (in_output > 0)
-    factor = params.repetition_penalty
-    weakened = torch.where(logits > 0, logits / factor, logits * factor)
-    logits = torch.where(repeated, weakened, logits)
-    return logits - params.presence_penalty * (in_output > 0) - params.frequency_penalty * in_output
-
-
-def _count(token_ids: Tensor, vocab_size: int) -> Tensor:
-    counts = torch.zeros(vocab_size, device=token_ids.device)
-    return counts.index_add_(0, token_ids, counts.new_ones(len(token_ids)))
-
-
-def _filter(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Set to -inf the tokens outside the top k, or outside the smallest set of mass top_p.
-
-    The mass is measured after top-k. At least one token stays. Sums are float64, so that the order
-    of summation, which may change with the shape of a batch, does not change the set.
-    """
-    vocab_size = logits.shape[-1]
-    top_k = min(top_k or vocab_size, vocab_size)
-    if top_k == vocab_size and top_p == 1:
-        return logits
-    logprobs = logits.log_softmax(dim=-1)
-    top = _most_likely(logprobs, top_k)
-    counts = torch.full_like(top[:, :1], top_k, dtype=torch.int64)
-    if top_p < 1:
-        probabilities = top.exp().double()
-        mass = probabilities.cumsum(dim=-1)
-        total = mass[:, -1:] if top_k < vocab_size else 1.0
-        is_needed = mass - probabilities < top_p * total - _TOP_P_MARGIN
-        counts = is_needed.sum(dim=-1, keepdim=True).clamp(min=1)
-    cutoff = top.gather(-1, counts - 1)
-    num_tied = counts - (top > cutoff).sum(dim=-1, keepdim=True)
-    tied = logprobs == cutoff
-    kept = (logprobs > cutoff) | (tied & (tied.cumsum(dim=-1) <= num_tied))
-    return logprobs.masked_fill(~kept, -torch.inf)
-
-
-def _most_likely(logprobs: Tensor, num_values: int) -> Tensor:
-    """Return each row's highest values in descending order, [R, num_values]."""
-    if logprobs.device.type == "cpu":
-        # Many times faster than torch's topk and sort, which also move the indices.
-        ascending = np.sort(logprobs.numpy(), axis=-1)
-        return torch.from_numpy(ascending[:, -num_values:]).flip(-1)
-    return logprobs.topk(num_values, dim=-1).values

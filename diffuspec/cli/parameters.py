@@ -54,7 +54,7 @@ def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
         metavar=_metavar(parameter),
         rich_help_panel=panel,
     )
-    kind: Any = parameter.kind
+    kind: Any = str if parameter.is_mapping else parameter.kind
     if parameter.words:
         kind = Literal[parameter.words] if kind is str else str
     return inspect.Parameter(
@@ -67,12 +67,28 @@ def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
 
 def _given(parameters: list[Parameter], values: dict[str, Any]) -> Given:
     """Take the values of parameters that were set out of all values of a command."""
-    taken = {parameter: values.pop(parameter.name) for parameter in parameters}
+    taken = [(parameter, values.pop(parameter.name)) for parameter in parameters]
     return {
-        parameter.name: _number_or_word(parameter, value)
-        for parameter, value in taken.items()
+        parameter.name: _read(parameter, value)
+        for parameter, value in taken
         if value is not None and value is not False
     }
+
+
+def _read(parameter: Parameter, value: Any) -> Any:
+    return _mapping(value) if parameter.is_mapping else _number_or_word(parameter, value)
+
+
+def _mapping(entries: list[str]) -> dict[str, Any]:
+    """Return the entries KEY=NUMBER as a mapping; what is no number stays a text, to be refused."""
+    given: dict[str, Any] = {}
+    for entry in entries:
+        key, _, number = entry.partition("=")
+        try:
+            given[key] = float(number)
+        except ValueError:
+            given[key] = number
+    return given
 
 
 def _number_or_word(parameter: Parameter, value: Any) -> Any:
@@ -101,6 +117,8 @@ def _help(parameter: Parameter) -> str:
 def _metavar(parameter: Parameter) -> str | None:
     if parameter.kind is bool:
         return None
+    if parameter.is_mapping:
+        return "TOKEN_ID=X"
     if parameter.kind is str and parameter.words:
         return "|".join(parameter.words)
     return "|".join((_PLACES[parameter.kind], *parameter.words))

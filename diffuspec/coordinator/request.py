@@ -250,6 +250,7 @@ class Request:
             drafter_weight=weight,
             sampling=self.sampling,
             num_alternatives=MAX_ALTERNATIVES if is_pre_drafting else 0,
+            num_prompt_tokens=self.num_prompt_tokens,
         )
 
     def take_draft(self, draft: Draft, target: TargetInfo) -> None:

@@ -34,11 +34,9 @@ def check_request(
         raise InvalidRequestError(
             f"max_nodes must be at most {info.max_tree_nodes}, got {speculation.max_nodes}"
         )
-    too_high = [i for i in sampling.stop_token_ids if not 0 <= i < info.vocab_size]
-    if too_high:
-        raise InvalidRequestError(
-            f"stop_token_ids must be from 0 to {info.vocab_size - 1}, got {too_high[0]}"
-        )
+    sampling.check_token_ids(info.vocab_size)
+    if sampling.bad_words:
+        raise InvalidRequestError("bad_words must be encoded: see encode_bad_words")
     if committed is not None:
         _check_token_ids("committed token ids", committed, info.vocab_size)
         if len(committed) >= sampling.max_tokens:

@@ -8,12 +8,15 @@ the command line, its key in the configuration and its field in the messages com
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Interval, Len
 
-from diffuspec.core.parameter import check_fields, declare
+from diffuspec.core.checks import check_fields
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.parameter import declare
 
 TreeShape: TypeAlias = Literal["path", "beams", "best_first"]
 DraftLengthPolicy: TypeAlias = Literal["paper", "cost_aware", "fixed", "off"]
@@ -21,13 +24,22 @@ DraftLengthPolicy: TypeAlias = Literal["paper", "cost_aware", "fixed", "off"]
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_CHOICES = 8  # answers to one prompt
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARACTERS = 128
+MAX_LOGIT_BIASES = 300
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
+_MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
+_NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
 
 StopString: TypeAlias = Annotated[str, Len(1, MAX_STOP_STRING_CHARACTERS)]
+BadWord: TypeAlias = Annotated[str, Len(1, MAX_BAD_WORD_CHARACTERS)]
+BadTokens: TypeAlias = Annotated[tuple[int, ...], Len(1, _MAX_BAD_TOKENS)]
+Bias: TypeAlias = Annotated[float, Interval(ge=-100, le=100)]
 Penalty: TypeAlias = Annotated[float, Interval(ge=-10, le=10)]
 
 
@@ -35,9 +47,9 @@ Penalty: TypeAlias = Annotated[float, Interval(ge=-10, le=10)]
 class SamplingParams:
     """How the target's distribution is shaped and when a request ends.
 
-    With a seed the output is a function of the prompt and these parameters alone. `stop` and
-    `stop_token_ids` may be given as lists, `stop` also as one string; numbers of numpy become
-    Python's, since they go on into JSON and messages. Raises InvalidRequestError.
+    With a seed the output is a function of the prompt and these parameters alone. Lists become
+    tuples, one `stop` string or bad word alone a tuple of one, and numbers of numpy Python's, since
+    they go on into JSON and messages. Raises InvalidRequestError.
     """
 
     temperature: Annotated[float, Interval(ge=0, le=10)] = declare(
@@ -48,6 +60,10 @@ class SamplingParams:
     )
     top_k: Annotated[int, Interval(ge=0)] = declare(
         0, "Draw from this many of the likeliest tokens; 0: all."
+    )
+    min_p: Annotated[float, Interval(ge=0, le=1)] = declare(
+        0.0,
+        "Draw from tokens that have at least this share of the likeliest's probability; 0: all.",
     )
     seed: Annotated[int, Interval(ge=-(2**63), le=2**63 - 1)] | None = declare(
         None, "The same seed gives the same answer; without one each request draws its own."
@@ -63,7 +79,22 @@ class SamplingParams:
     frequency_penalty: Penalty = declare(
         0.0, "Subtracted from a token's logit once for each time it is in the answer."
     )
+    logit_bias: Annotated[Mapping[int, Bias], Len(0, MAX_LOGIT_BIASES)] = declare(
+        {}, "Added to the logit of a token, by its id; -100 all but bans it, 100 all but forces it."
+    )
+    bad_words: Annotated[tuple[BadWord, ...], Len(0, MAX_BAD_WORDS)] = declare(
+        (),
+        "Never say this: the last token of its token sequence is masked where the ones before it "
+        "stand, as encoded with a space before it and without.",
+        option="bad-word",
+    )
+    bad_words_token_ids: Annotated[tuple[BadTokens, ...], Len(0, 2 * MAX_BAD_WORDS)] = declare(
+        (), "The same for token sequences; bad_words join them where the tokenizer is.", option=None
+    )
     max_tokens: Annotated[int, Interval(ge=1)] = declare(256, "Longest answer, in tokens.")
+    min_tokens: Annotated[int, Interval(ge=0)] = declare(
+        0, "Mask EOS and stop tokens, and overlook stop strings, in this many tokens of the answer."
+    )
     stop: Annotated[tuple[StopString, ...], Len(0, MAX_STOP_STRINGS)] = declare(
         (), "End before this text."
     )
@@ -79,6 +110,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens must be at most max_tokens, {self.max_tokens}, got {self.min_tokens}"
+            )
 
     @property
     def is_greedy(self) -> bool:
@@ -93,6 +128,16 @@ class SamplingParams:
         """Return these with a fresh seed if they lack one. To be done once, where prompts enter."""
         return replace(self, seed=secrets.randbits(_NUM_SEED_BITS)) if self.lacks_seed else self
 
+    def choice(self, index: int) -> SamplingParams:
+        """Return the parameters of one of several answers to a prompt: the seed grows by `index`.
+
+        A greedy request's answers are all the same.
+        """
+        if self.seed is None or not index:
+            return self
+        seed = (self.seed + index + _NUM_SEEDS // 2) % _NUM_SEEDS - _NUM_SEEDS // 2
+        return replace(self, seed=seed)
+
     @property
     def has_penalties(self) -> bool:
         return (
@@ -100,6 +145,27 @@ class SamplingParams:
             or self.presence_penalty != 0
             or self.frequency_penalty != 0
         )
+
+    @property
+    def shapes_logits(self) -> bool:
+        """Whether anything but the temperature changes which token is the likeliest."""
+        return bool(
+            self.has_penalties or self.logit_bias or self.bad_words_token_ids or self.min_tokens
+        )
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raises InvalidRequestError for a token id that a vocabulary of this size has not."""
+        named: dict[str, Collection[int]] = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": self.logit_bias,
+            "bad_words_token_ids": [i for ids in self.bad_words_token_ids for i in ids],
+        }
+        for name, token_ids in named.items():
+            wrong = [i for i in token_ids if not 0 <= i < vocab_size]
+            if wrong:
+                raise InvalidRequestError(
+                    f"{name} must be from 0 to {vocab_size - 1}, got {wrong[0]}"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,7 @@ class DraftRequest:
     drafter_weight: float  # lambda of Eq. 8: 1 trusts the drafter alone
     sampling: SamplingParams
     num_alternatives: int = 0  # wanted at each node, at most MAX_ALTERNATIVES
+    num_prompt_tokens: int = 0  # of the prefix; the others are the answer so far
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from diffuspec.algorithm.lattice import EMPTY_LATTICE, Pruning, build_lattices
 from diffuspec.algorithm.sampling import perturb_logits
+from diffuspec.algorithm.shaping import History
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
@@ -214,10 +215,19 @@ class DiffusionDrafter:
         first = 0
         for draft in (draft for group in groups for draft in group):
             last = first + len(draft.block)
-            draft.update(_perturb(logits[first:last], draft.request))
+            draft.update(self._perturb(logits[first:last], draft.request))
             first = last
         for plan in plans:
             self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
+
+    def _perturb(self, logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
+        """Shape and add the target's own sampling noise, to guess its token instead of the mode."""
+        sampling, prefix = request.sampling, request.prefix
+        if sampling.is_greedy and not sampling.shapes_logits:
+            return logits
+        positions = range(len(prefix), len(prefix) + len(logits))
+        history = History(prefix, request.num_prompt_tokens, [()] * len(logits))
+        return perturb_logits(logits, sampling, positions, history, self._pruning.eos_token_ids)
 
     def _ban(self, logits: torch.Tensor) -> None:
         """Set to -inf the logits of ids unknown to the target, and of the mask."""
@@ -259,14 +269,6 @@ def _joined(drafts: Sequence[_Draft]) -> torch.Tensor:
     """Return the logits of all drafts, [sum of k, V]."""
     logits = [draft.logits for draft in drafts if draft.logits is not None]
     return logits[0] if len(logits) == 1 else torch.cat(logits)
-
-
-def _perturb(logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
-    """Add the target's own sampling noise, to guess the sampled token instead of the mode."""
-    if request.sampling.is_greedy:
-        return logits
-    first = len(request.prefix)
-    return perturb_logits(logits, request.sampling, range(first, first + len(logits)))
 
 
 def _cut(prefix: TokenIds, limit: int) -> TokenIds:

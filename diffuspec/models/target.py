@@ -133,6 +133,7 @@ class CausalTarget:
             raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
         if request.sampling.lacks_seed:
             raise InvalidRequestError("seed must be given to sample, got None")
+        request.sampling.check_token_ids(vocab_size)
         max_nodes = self._info.max_tree_nodes
         if tree.num_nodes > max_nodes:
             raise InvalidRequestError(
@@ -204,7 +205,7 @@ class CausalTarget:
             self._check_finite(plans, largest)
         else:
             self._check_finite(plans, logits.amax(dim=-1).tolist())
-            token_ids = target_tokens(logits, requests).tolist()
+            token_ids = target_tokens(logits, requests, self._info.eos_token_ids).tolist()
         return [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
 
     def _check_finite(self, plans: Sequence[_Plan], largest: Sequence[float]) -> None:

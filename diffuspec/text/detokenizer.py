@@ -1,7 +1,8 @@
 """Text of committed tokens: characters and stop strings may span tokens and steps.
 
 Text is released once it cannot become part of a stop string. The stop string that is complete
-first ends the text, however it was split into tokens.
+first ends the text, however it was split into tokens; one that is complete within the first
+`min_tokens` tokens is overlooked.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _MAX_BEGUN = 3  # bytes of an incomplete character, hence tokens
 class Detokenizer:
     """The text of one answer, token by token."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
         self._stop = stop
+        self._num_unchecked = min_tokens  # tokens to come that no stop string ends with
         self._held = ""  # may be the beginning of a stop string
         self._undecoded: list[int] = []  # ids of an incomplete character
         added = tokenizer.get_added_tokens_decoder().items()
@@ -31,6 +33,10 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Return the text that one more token releases, often none. Sets is_stopped."""
+        self._num_unchecked -= 1
+        return self._decode(token_id)
+
+    def _decode(self, token_id: int) -> str:
         if token_id in self._special_ids:
             return ""
         piece: str | None = self._stream.step(self._tokenizer, token_id)
@@ -56,7 +62,7 @@ class Detokenizer:
         self._stream, self._undecoded = DecodeStream(skip_special_tokens=True), []
         released = self._release(self._tokenizer.decode(ids[:cut]))
         for token_id in ids[cut:]:
-            released += "" if self.is_stopped else self.push(token_id)
+            released += "" if self.is_stopped else self._decode(token_id)
         return released
 
     def _may_cut(self, ids: list[int], cut: int) -> bool:
@@ -69,7 +75,7 @@ class Detokenizer:
             return piece
         text = self._held + piece
         found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
+        if found and self._num_unchecked < 0:
             self.is_stopped = True
             self._held = ""
             return text[: min(found)[1]]

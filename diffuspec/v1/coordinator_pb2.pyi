@@ -39,12 +39,6 @@ PRE_DRAFT_RESULT_UNSPECIFIED: PreDraftResult
 PRE_DRAFT_RESULT_HIT: PreDraftResult
 PRE_DRAFT_RESULT_MISS: PreDraftResult
 
-class TokenSequence(_message.Message):
-    __slots__ = ("token_ids",)
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -90,12 +84,12 @@ class GenerateRequest(_message.Message):
     COMMITTED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     text: str
-    tokens: TokenSequence
+    tokens: _types_pb2.TokenSequence
     chat: Chat
     sampling: _types_pb2.SamplingParams
     speculation: SpeculationParams
     committed_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., committed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[_types_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., committed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepStats(_message.Message):
     __slots__ = ("num_draft_tokens", "num_tree_nodes", "num_accepted_tokens", "num_committed_tokens", "tree_depth", "draft_seconds", "search_seconds", "verify_seconds", "step_seconds", "fallback", "transport_seconds", "pre_draft", "num_wasted_draft_tokens", "verify_idle_seconds", "draft_idle_seconds")

@@ -6,7 +6,6 @@ import torch
 
 from diffuspec.algorithm.draft_tree import chain, path_to
 from diffuspec.algorithm.sampling import (
-    History,
     choose_tokens,
     gumbel_noise,
     likeliest,
@@ -14,17 +13,22 @@ from diffuspec.algorithm.sampling import (
     target_tokens,
     token_logprobs,
 )
+from diffuspec.algorithm.shaping import History
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftTree, VerifyRequest
 from tests.support.trees import merge_paths
 
 PROBABILITIES = [0.3, 0.2, 0.15, 0.1, 0.08, 0.07, 0.05, 0.03, 0.015, 0.005]
 LOGITS = torch.tensor(PROBABILITIES).log()
+EOS = (7,)
 PREFIX = np.array([3, 1, 4, 1, 5], dtype=np.int32)
 PREFIX.flags.writeable = False
 
 
-def draw(params, num_draws, logits=LOGITS, history=None, start=0):
+NO_HISTORY = History(PREFIX, 3, ())
+
+
+def draw(params, num_draws, logits=LOGITS, history=NO_HISTORY, start=0):
     rows = logits.expand(num_draws, -1)
     return choose_tokens(rows, params, range(start, start + num_draws), history)
 
@@ -85,7 +89,9 @@ def test_top_p_is_measured_after_temperature_and_top_k():
 )
 def test_top_p_at_its_boundary(top_p, num_kept):
     logits = torch.tensor([[0.25, 0.5, 0.25, 0.0]]).log()
-    shaped = perturb_logits(logits, SamplingParams(temperature=1, seed=0, top_p=top_p), [0])
+    shaped = perturb_logits(
+        logits, SamplingParams(temperature=1, seed=0, top_p=top_p), [0], NO_HISTORY
+    )
     assert torch.isfinite(shaped).tolist() == [[num_kept > 1, True, num_kept > 2, False]]
 
 
@@ -95,7 +101,7 @@ def test_top_k_and_top_p_keep_the_lowest_ids_of_ties():
         SamplingParams(temperature=1, seed=0, top_k=3),
         SamplingParams(temperature=1, seed=0, top_p=0.003),
     ):
-        finite = torch.isfinite(perturb_logits(logits, params, [4, 5]))
+        finite = torch.isfinite(perturb_logits(logits, params, [4, 5], NO_HISTORY))
         assert finite.nonzero().tolist() == [[r, i] for r in range(2) for i in range(3)]
 
 
@@ -122,11 +128,6 @@ def test_repetition_divides_positive_logits():
     history = History(np.array([0, 1], dtype=np.int32), 2, [()])
     assert perturb_logits(logits, params, [2], history).tolist() == [[2.0, -2.0, 2.5, -3.0]]
     assert choose_tokens(logits, params, [2], history).tolist() == [2]
-
-
-def test_penalties_need_a_history():
-    with pytest.raises(AssertionError, match="history"):
-        choose_tokens(LOGITS[None], SamplingParams(presence_penalty=1), [0])
 
 
 def test_noise_does_not_depend_on_the_shape_of_the_batch():
@@ -185,7 +186,7 @@ def test_noise_of_neighbouring_tokens_is_independent():
 def test_ties_go_to_the_lowest_id():
     logits = torch.zeros(3, 5000, dtype=torch.bfloat16)
     logits[:, [4000, 77, 4999]] = 1.0
-    assert choose_tokens(logits, SamplingParams(), [0, 1, 2]).tolist() == [77, 77, 77]
+    assert choose_tokens(logits, SamplingParams(), [0, 1, 2], NO_HISTORY).tolist() == [77, 77, 77]
 
 
 def request(tree=EMPTY_TREE, **params):
@@ -213,17 +214,20 @@ def rows_of(verify_request):
         {"temperature": 0.7, "top_p": 0.9, "top_k": 6, "seed": 1},
         {"repetition_penalty": 1.3, "presence_penalty": 0.5},
         {"temperature": 1.2, "seed": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
+        {"temperature": 1.2, "seed": 0, "min_p": 0.3, "logit_bias": {2: 1.5, 7: -2}},
+        {"min_tokens": 4, "stop_token_ids": (2,)},
+        {"bad_words_token_ids": ((2, 2, 5), (7,), (1, 5, 2)), "temperature": 1.0, "seed": 3},
     ],
 )
 def test_every_node_gets_the_token_of_decoding_one_at_a_time(params):
     tree = merge_paths([(2, 2, 5, 2), (2, 7, 7), (9,), (2, 2, 1)])
     verify = request(tree, **params)
-    tokens = target_tokens(rows_of(verify), [verify]).tolist()
+    tokens = target_tokens(rows_of(verify), [verify], EOS).tolist()
     for row, node in enumerate(range(-1, tree.num_nodes)):
         said = [tree.token_ids[i] for i in path_to(tree, node)]
         prefix = np.array([*PREFIX.tolist(), *said], dtype=np.int32)
         alone = VerifyRequest("r", prefix, 3, EMPTY_TREE, verify.sampling)
-        assert target_tokens(rows_of(alone), [alone]).tolist() == [tokens[row]]
+        assert target_tokens(rows_of(alone), [alone], EOS).tolist() == [tokens[row]]
 
 
 def test_a_batch_of_different_requests_is_its_requests_one_by_one():
@@ -232,16 +236,17 @@ def test_a_batch_of_different_requests_is_its_requests_one_by_one():
         request(),
         request(DraftTree((4, 6, 6), (-1, -1, 0)), presence_penalty=2.0),
         request(chain([5]), temperature=1.0, seed=0, top_p=0.5),
+        request(chain([5, 2]), logit_bias={3: 5}),
     ]
     logits = torch.cat([rows_of(one) for one in batch])
-    alone = [target_tokens(rows_of(one), [one]) for one in batch]
-    assert target_tokens(logits, batch).tolist() == torch.cat(alone).tolist()
+    alone = [target_tokens(rows_of(one), [one], EOS) for one in batch]
+    assert target_tokens(logits, batch, EOS).tolist() == torch.cat(alone).tolist()
 
 
 def test_a_greedy_batch_takes_the_argmax():
     batch = [request(chain([1, 2])), request()]
     logits = torch.cat([rows_of(one) for one in batch])
-    assert target_tokens(logits, batch).tolist() == logits.argmax(-1).tolist()
+    assert target_tokens(logits, batch, EOS).tolist() == logits.argmax(-1).tolist()
 
 
 def test_likeliest_takes_the_lowest_id_of_ties_and_reports_nan():
@@ -253,7 +258,7 @@ def test_likeliest_takes_the_lowest_id_of_ties_and_reports_nan():
 def test_a_drafter_with_the_same_noise_guesses_the_drawn_token():
     params = SamplingParams(temperature=1.0, seed=8)
     drawn = draw(params, 300)
-    guesses = perturb_logits(LOGITS.expand(300, -1), params, range(300)).argmax(-1)
+    guesses = perturb_logits(LOGITS.expand(300, -1), params, range(300), NO_HISTORY).argmax(-1)
     assert torch.equal(drawn, guesses)
     assert (drawn != 0).float().mean() > 0.5  # where the likeliest token would mostly be wrong
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -23,6 +23,7 @@ class Params:
     size: Annotated[int, Interval(ge=1, le=9)] | Literal["auto"] = declare("auto", "How large.")
     shape: Literal["round", "square"] = declare("round", "Which shape.", option="form")
     weights: tuple[int, ...] = declare((), "How heavy.", option="weight")
+    prices: Mapping[int, float] = declare({}, "What each one costs.", option="price")
     is_new: bool = declare(False, "Never used before.")
     secret: int = declare(0, "Nothing for a command line.", option=None)
 
@@ -55,6 +56,8 @@ def run() -> Callable[[str], Any]:
         ("--size much", {"size": "much"}),  # for the class to refuse
         ("--form square --is-new", {"shape": "square", "is_new": True}),
         ("--weight 3 --weight 0", {"weights": [3, 0]}),
+        ("--price 7=-1.5 --price 8=2", {"prices": {"7": -1.5, "8": 2.0}}),
+        ("--price 7 --price 8=x", {"prices": {"7": "", "8": "x"}}),  # for the class to refuse
     ],
 )
 def test_a_command_gets_the_parameters_that_were_set(
@@ -67,7 +70,11 @@ def test_help_says_range_default_and_choices(run: Callable[[str], Any]) -> None:
     text = " ".join(run("--help").stdout.replace("│", " ").split())
     assert "N|auto How large. From 1 to 9. Default: auto." in text
     assert "round|square Which shape. Default: round." in text
-    assert "How heavy. Repeatable." in text and "secret" not in text
+    assert (
+        "How heavy. Repeatable." in text
+        and "TOKEN_ID=X What each one costs." in text
+        and "secret" not in text
+    )
 
 
 @pytest.mark.parametrize("arguments", ["--form oval", "--weight x", "--secret 1"])

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import pytest
 from annotated_types import Interval, Len
 from pydantic import TypeAdapter
 
+from diffuspec.core.checks import check_fields
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.parameter import check_fields, declare, declared, spell
+from diffuspec.core.parameter import declare, declared, spell
 from diffuspec.core.params import SamplingParams, SpeculationParams
+
+Price: TypeAlias = Annotated[float, Interval(ge=-1, le=1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +24,29 @@ class Params:
     shape: Literal["round", "square"] = declare("round", "Which shape.", option="form")
     names: Annotated[tuple[Annotated[str, Len(1, 3)], ...], Len(0, 2)] = declare((), "Names.")
     weight: Annotated[float, Interval(gt=0, le=1)] | None = declare(None, "How heavy.")
+    runs: Annotated[tuple[Annotated[tuple[int, ...], Len(1, 3)], ...], Len(0, 2)] = declare(
+        (), "Runs of numbers."
+    )
+    prices: Annotated[Mapping[int, Price], Len(0, 2)] = declare({}, "What each one costs.")
 
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 def test_a_declaration_is_read_from_the_annotation() -> None:
-    size, shape, names, weight = declared(Params)
+    size, shape, names, weight, runs, prices = declared(Params)
     assert (size.kind, size.words, size.bounds) == (int, ("auto",), Interval(ge=1, le=9))
     assert (shape.kind, shape.words, shape.option) == (str, ("round", "square"), "form")
     assert (names.kind, names.length, names.num_items) == (str, Len(1, 3), Len(0, 2))
     assert (weight.kind, weight.is_optional, weight.default) == (float, True, None)
+    assert (runs.kind, runs.length, runs.num_items) == (int, Len(1, 3), Len(0, 2))
+    assert runs.is_nested and not names.is_nested
+    assert (prices.kind, prices.bounds, prices.num_items) == (
+        float,
+        Interval(ge=-1, le=1),
+        Len(0, 2),
+    )
+    assert prices.is_mapping and prices.default == {}
     assert [one.help for one in (size, shape)] == ["How large.", "Which shape."]
 
 
@@ -53,11 +69,39 @@ def test_values_of_every_alternative_are_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("size", 10), ("weight", 0), ("shape", "oval"), ("names", ["long"])]
+    ("field", "value"),
+    [
+        ("size", 10),
+        ("weight", 0),
+        ("shape", "oval"),
+        ("names", ["long"]),
+        ("runs", [[]]),
+        ("runs", [[1, 2, 3, 4]]),
+        ("runs", [[1]] * 3),
+        ("runs", [1]),
+        ("runs", "ab"),
+        ("runs", [[1.5]]),
+        ("prices", {1: 2}),
+        ("prices", {-1: 0}),
+        ("prices", {"x": 0}),
+        ("prices", {True: 0}),
+        ("prices", {1: "high"}),
+        ("prices", {1: 0, "1": 0}),
+        ("prices", {1: 0, 2: 0, 3: 0}),
+        ("prices", [(1, 0)]),
+    ],
 )
-def test_values_out_of_range_are_refused(field: str, value: object) -> None:
+def test_values_out_of_range_are_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidRequestError, match=f"^{field} must "):
-        Params(**{field: value})  # type: ignore[arg-type]
+        Params(**{field: value})
+
+
+def test_keys_of_a_mapping_may_be_digits_as_in_json() -> None:
+    prices: Any = {"7": 1, 8: -0.5}
+    params = Params(prices=prices)
+    assert params.prices == {7: 1.0, 8: -0.5}
+    prices["7"] = 0  # it is a copy
+    assert params.prices[7] == 1.0 and hash(params) == hash(Params())
 
 
 @pytest.mark.parametrize("cls", [Params, SamplingParams, SpeculationParams])
@@ -66,7 +110,7 @@ def test_pydantic_reads_the_same_declaration(cls: type) -> None:
     for parameter in declared(cls):
         field = schema[parameter.name]
         assert field["description"] == parameter.help
-        assert field["default"] == (
+        assert field.get("default", {}) == (
             list(parameter.default) if field.get("type") == "array" else parameter.default
         )
         if parameter.bounds.le is not None and parameter.num_items is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,14 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
         ("seed", 2**63, "seed must be from -9223372036854775808 to 9223372036854775807, got"),
         ("stop_token_ids", 5, "stop_token_ids must be a list of integers, got 5"),
         ("stop_token_ids", [1.5], r"stop_token_ids must be an integer, got 1\.5"),
+        ("min_p", 1.5, r"min_p must be from 0 to 1, got 1\.5"),
+        ("min_tokens", 257, "min_tokens must be at most max_tokens, 256, got 257"),
+        ("logit_bias", {5: 101}, "logit_bias must be from -100 to 100, got 101"),
+        ("logit_bias", dict.fromkeys(range(301), 1), "at most 300 entries, got 301"),
+        ("logit_bias", [5], r"logit_bias must be a mapping from token ids to numbers, got \[5\]"),
+        ("logit_bias", {"a": 1}, "logit_bias must have token ids as its keys, got 'a'"),
+        ("bad_words", ["a"] * 65, "bad_words must have at most 64 strings, got 65"),
+        ("bad_words_token_ids", [[]], "bad_words_token_ids must be lists of 1 to 513 integers"),
         ("ignore_eos", "no", "ignore_eos must be True or False, got 'no'"),
     ],
 )
@@ -82,6 +91,26 @@ def test_lists_become_tuples_so_that_parameters_can_be_compared():
     assert hash(SamplingParams(**given)) == hash(
         SamplingParams(stop=("a", "b"), stop_token_ids=(3,))
     )
+
+
+def test_choices_differ_in_their_seeds_alone():
+    sampling = SamplingParams(temperature=0.5, seed=2**63 - 2)
+    choices = [sampling.choice(index) for index in range(3)]
+    assert [one.seed for one in choices] == [2**63 - 2, 2**63 - 1, -(2**63)]
+    assert {replace(one, seed=0) for one in choices} == {replace(sampling, seed=0)}
+    assert SamplingParams().choice(2) == SamplingParams()
+
+
+def test_token_ids_of_another_vocabulary_are_refused():
+    for name, value in (
+        ("stop_token_ids", [3, 50]),
+        ("logit_bias", {50: 1}),
+        ("bad_words_token_ids", [[1, 50]]),
+    ):
+        given: dict[str, Any] = {name: value}
+        SamplingParams(**given).check_token_ids(51)
+        with pytest.raises(InvalidRequestError, match=f"{name} must be from 0 to 49, got 50"):
+            SamplingParams(**given).check_token_ids(50)
 
 
 def test_numbers_of_numpy_become_plain_ones():

@@ -23,7 +23,7 @@ from diffuspec.core.params import DraftLengthPolicy, SamplingParams, Speculation
 from diffuspec.core.types import DraftRequest, FinishReason
 from diffuspec.models.target import CausalTarget
 from tests.support.checkpoints import byte_tokenizer
-from tests.support.fakes import DISHONEST, HONEST, FakeDrafter, Strategy, always_right, mixed
+from tests.support.fakes import DISHONEST, EOS, HONEST, FakeDrafter, Strategy, always_right, mixed
 from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
 
 SAMPLINGS = {
@@ -34,6 +34,14 @@ SAMPLINGS = {
     "hot, top-k": SamplingParams(temperature=1.5, top_k=20, top_p=0.95, seed=3),
     "penalised": SamplingParams(
         temperature=0.7, seed=4, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.2
+    ),
+    "restricted": SamplingParams(
+        temperature=1.2,
+        seed=5,
+        min_p=0.02,
+        min_tokens=9,
+        logit_bias={EOS: 4, **dict.fromkeys(range(100, 200), -3)},
+        bad_words_token_ids=tuple((one, other) for one in range(0, 60, 5) for other in (70, 90)),
     ),
 }
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed")

@@ -135,3 +135,12 @@ def test_the_beginning_of_a_stop_string_is_released_at_the_end():
     stream = Detokenizer(BYTES, ["END"])
     assert push_all(stream, encode("aEN")) == ["a", "", "", "EN"]
     assert not stream.is_stopped
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "text"), [(0, "a"), (3, "a"), (4, "aEN"), (5, "aEND"), (6, "aENDx")]
+)
+def test_stop_strings_that_are_complete_within_min_tokens_are_overlooked(min_tokens, text):
+    stream = Detokenizer(BYTES, ["END", "ND", "Dx", "xE"], min_tokens)
+    assert "".join(push_all(stream, encode("aENDxEND"))) == text
+    assert stream.is_stopped

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, VerifyRequest
-from diffuspec.rpc.messages.bounds import Bounds, check_seed
+from diffuspec.rpc.messages.bounds import Bounds
 from diffuspec.rpc.messages.prefixes import (
     Held,
     PrefixStore,
@@ -59,6 +59,7 @@ def encode_draft_rows(
                 max_nodes=request.max_nodes,
                 drafter_weight=request.drafter_weight,
                 num_alternatives=request.num_alternatives,
+                num_prompt_tokens=request.num_prompt_tokens,
             )
             for request, place in zip(requests, places, strict=True)
         ]
@@ -142,6 +143,7 @@ class BatchReader:
                 drafter_weight=row.drafter_weight,
                 sampling=held[row.prefix].sampling,
                 num_alternatives=row.num_alternatives,
+                num_prompt_tokens=row.num_prompt_tokens,
             )
             for row, prefix in zip(batch.rows, prefixes, strict=True)
         ]
@@ -183,7 +185,7 @@ class BatchReader:
         held = [apply_delta(self._store, delta) for delta in deltas]
         self._forgotten += self._store.trim()
         for one in held:
-            check_seed(one.sampling)
+            self._bounds.check_sampling(one.sampling)
         return held
 
     def _row_prefixes(

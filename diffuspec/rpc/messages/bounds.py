@@ -51,6 +51,12 @@ class Bounds:
         _require("tokens of a row's prefix", num_tokens, 1, self.target.max_model_len)
         self._check_token_ids(hypothetical)
 
+    def check_sampling(self, sampling: SamplingParams) -> None:
+        """Check what a role cannot make itself: a seed, and ids of its vocabulary."""
+        if sampling.lacks_seed:
+            raise InvalidRequestError("seed must be given to sample, got None")
+        sampling.check_token_ids(self.target.vocab_size)
+
     def check_draft_row(self, row: DraftRow) -> None:
         _require("num_draft_tokens", row.num_draft_tokens, 1, MAX_DRAFT_TOKENS)
         _require("max_nodes", row.max_nodes, 1, MAX_TREE_NODES)
@@ -95,12 +101,6 @@ class Bounds:
 def check_id(request_id: str, max_length: int) -> None:
     """Raises InvalidRequestError for an id that is longer than any coordinator's."""
     _require("characters of a request id", len(request_id), 0, max_length)
-
-
-def check_seed(sampling: SamplingParams) -> None:
-    """Raises InvalidRequestError for sampling without a seed: a role draws none itself."""
-    if sampling.lacks_seed:
-        raise InvalidRequestError("seed must be given to sample, got None")
 
 
 def _require(name: str, value: float, low: float, high: float) -> None:

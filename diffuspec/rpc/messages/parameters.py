@@ -31,6 +31,7 @@ class _Slot:
     field: str  # of its value
     flags: Mapping[str, str]  # the bool field of each word that may stand in place of a number
     numbers: Mapping[str, int]  # the enum's number of each word of a choice
+    is_nested: bool = False  # in messages of token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ def parameters_to_proto(params: object, kind: type[M]) -> M:
             given[slot.field] = slot.numbers[value]
         elif slot.flags and value in slot.flags:
             given[slot.flags[value]] = True
+        elif slot.is_nested:
+            given[slot.field] = [{"token_ids": token_ids} for token_ids in value]
         else:
             given[slot.field] = value
     try:
@@ -66,13 +69,22 @@ def parameters_from_proto(message: Message, defaults: P) -> P:
     for field, value in message.ListFields():
         name, words = fields[field.name]
         if words is None:
-            given[name] = value if isinstance(value, int | float | str) else tuple(value)
+            given[name] = _plain(value)
         elif value in words:
             given[name] = words[value]
         elif field.enum_type is not None:
             right = ", ".join(words.values())
             raise InvalidRequestError(f"{name} must be one of {right}, got {value}")
     return replace(defaults, **given)
+
+
+def _plain(value: Any) -> Any:
+    """Return a field's value as one of Python's own types."""
+    if isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return dict(value)
+    return tuple([one if isinstance(one, int | str) else tuple(one.token_ids) for one in value])
 
 
 def enum_numbers(enum: EnumDescriptor) -> dict[str, int]:
@@ -100,7 +112,7 @@ def _find_slot(parameter: Parameter, message: Descriptor) -> _Slot:
     if field.enum_type is not None:
         return _Slot(parameter.name, field.name, {}, enum_numbers(field.enum_type))
     flags = {word: _flag(word, field) for word in parameter.words}
-    return _Slot(parameter.name, field.name, flags, {})
+    return _Slot(parameter.name, field.name, flags, {}, parameter.is_nested)
 
 
 def _flag(word: str, number: FieldDescriptor) -> str:

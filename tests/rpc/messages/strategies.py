@@ -55,6 +55,11 @@ samplings = st.builds(
     stop_token_ids=tuples(token_ids, 4),
     ignore_eos=st.booleans(),
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
+    min_p=st.floats(0, 1),
+    min_tokens=st.integers(0, 1),
+    logit_bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=4),
+    bad_words=tuples(texts.filter(len), 4),
+    bad_words_token_ids=tuples(tuples(token_ids).filter(len), 4),
 )
 
 seeded_samplings = samplings.map(SamplingParams.with_seed)

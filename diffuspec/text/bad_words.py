@@ -1,0 +1,30 @@
+"""Bad words as token sequences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import SamplingParams
+
+
+def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams:
+    """Return the parameters with their bad words as token ids.
+
+    Each word is encoded as it begins a text and as it follows a space; other ways to spell it in
+    tokens are not banned. Raises InvalidRequestError for text that no tokenizer takes.
+    """
+    if not sampling.bad_words:
+        return sampling
+    sequences = dict.fromkeys(sampling.bad_words_token_ids)
+    for word in sampling.bad_words:
+        bare = word.lstrip(" ")
+        for text in (bare, f" {bare}"):
+            try:
+                encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
+            except TypeError as error:  # lone surrogates
+                raise InvalidRequestError(f"bad_words must be valid Unicode: {error}") from error
+            sequences[tuple(encoding.ids)] = None
+    sequences.pop((), None)  # of a word that is spaces only, and of what a tokenizer drops
+    return replace(sampling, bad_words=(), bad_words_token_ids=tuple(sequences))

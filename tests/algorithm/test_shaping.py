@@ -1,0 +1,75 @@
+"""The masks and the bias of a request, each row by the tokens before it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diffuspec.algorithm.shaping import History, shape
+from diffuspec.core.params import SamplingParams
+
+EOS = 9
+PREFIX = np.array([5, 6, 1, 2], np.int32)  # a prompt of two tokens, an answer of two
+UNIFORM = torch.zeros(1, 10)
+
+
+def shape_rows(paths: list[tuple[int, ...]], **params: Any) -> torch.Tensor:
+    """Shape rows of equal logits after the prefix and these paths."""
+    history = History(PREFIX, 2, paths)
+    positions = [len(PREFIX) + len(path) for path in paths]
+    sampling = SamplingParams(**params)
+    return shape(UNIFORM.expand(len(paths), -1), sampling, positions, history, (EOS,))
+
+
+def masked(logits: torch.Tensor) -> list[list[int]]:
+    return [row.isneginf().nonzero().flatten().tolist() for row in logits]
+
+
+def test_no_end_comes_before_min_tokens() -> None:
+    found = shape_rows([(), (3,), (3, 3)], min_tokens=4, stop_token_ids=(4,))
+    assert masked(found) == [[4, 9], [4, 9], []]
+
+
+def test_the_last_token_of_a_bad_word_is_masked_after_its_others() -> None:
+    bad = ((2, 7), (1, 2, 3, 8), (6, 1, 2, 5), (0,))
+    found = shape_rows([(), (3,), (2,)], bad_words_token_ids=bad)
+    assert masked(found) == [[0, 7], [0, 8], [0, 7]]  # (6, 1, 2, 5) would begin in the prompt
+
+
+def test_a_row_after_unknown_tokens_is_masked_as_far_as_known() -> None:
+    sampling = SamplingParams(bad_words_token_ids=((2, 7), (0,)), min_tokens=4)
+    history = History(PREFIX, 2, [(), ()])
+    found = shape(UNIFORM.expand(2, -1), sampling, [4, 6], history, (EOS,))
+    assert masked(found) == [[0, 7, 9], [0]]
+
+
+def test_masks_give_way_where_they_leave_no_token() -> None:
+    bad = tuple((token,) for token in range(10))
+    assert masked(shape_rows([()], bad_words_token_ids=bad)) == [[]]
+
+
+@pytest.mark.parametrize(("min_p", "num_kept"), [(0.0, 4), (0.2, 3), (0.5, 2), (1.0, 1)])
+def test_min_p_is_a_share_of_the_likeliest_after_the_temperature(
+    min_p: float, num_kept: int
+) -> None:
+    logits = torch.tensor([[0.5, 0.49, 0.3, 0.1]]).log()  # squared: 1, 0.96, 0.36, 0.04
+    sampling = SamplingParams(temperature=0.5, seed=0, min_p=min_p)
+    shaped = shape(logits, sampling, [4], History(PREFIX, 2, ()), (EOS,))
+    assert shaped.isfinite().sum() == num_kept
+
+
+def test_a_bias_is_added_before_penalties_and_temperature() -> None:
+    found = shape_rows(
+        [()], logit_bias={1: 2.0, 3: -1.0}, repetition_penalty=2.0, temperature=0.5, seed=0
+    )
+    assert found[0, [0, 1, 3]].tolist() == [0.0, 2.0, -2.0]  # 1 is in the answer
+
+
+def test_given_logits_stay_as_they_are() -> None:
+    logits = torch.zeros(1, 10)
+    sampling = SamplingParams(logit_bias={1: 2.0}, bad_words_token_ids=((0,),))
+    shape(logits, sampling, [4], History(PREFIX, 2, [()]), (EOS,))
+    assert not logits.any()
