@@ -183,6 +183,32 @@ class Pipeline:
         text: str = await actor.call("metrics", seconds=_STATUS_SECONDS)
         return text
 
+    async def num_requests(self) -> int:
+        """Return how many requests run and wait; 0 while there is no coordinator."""
+        actor = self.coordinator.actor
+        if actor is None:
+            return 0
+        try:
+            return int(await actor.call("num_requests", seconds=_STATUS_SECONDS))
+        except ActorLostError:
+            return 0
+
+    async def fatal_problem(self) -> str:
+        """Return why this pipeline will not answer again; "" if it does or may.
+
+        It is lost when its placement group is, or when there was no coordinator for as long as one
+        may take to be placed and started.
+        """
+        placement, coordinator = self._placement, self._coordinator
+        if self._is_draining or placement is None or coordinator is None:
+            return ""
+        if await asyncio.to_thread(placement.is_removed):
+            return "the placement group was removed"
+        deadlines = self.config.deadlines
+        if coordinator.seconds_out > deadlines.placement_seconds + deadlines.start_seconds:
+            return f"no coordinator for {coordinator.seconds_out:.0f} s: {coordinator.problem}"
+        return ""
+
     async def link_bytes(self) -> dict[str, tuple[int, int]]:
         """Return the bytes sent and received on each link between roles. Raises ActorLostError."""
         actor = (await self.coordinator.serving()).actor

@@ -87,8 +87,13 @@ class Placement:
         remove_placement_group(self.group)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
-                while ray.util.placement_group_table(self.group)["state"] != "REMOVED":
+                while not self.is_removed():
                     await asyncio.sleep(_POLL_SECONDS)
+
+    def is_removed(self) -> bool:
+        """Whether the bundles are given back, by release() or by somebody else. Asks the head."""
+        table: Any = ray.util.placement_group_table(self.group)
+        return bool(table["state"] == "REMOVED")
 
     def host(self, place: Place) -> str:
         """Return the address for an actor to listen at: with TLS its node's, else loopback."""

@@ -234,6 +234,10 @@ class CoordinatorActor:
             requests=self.engine.requests(),
         )
 
+    async def num_requests(self) -> int:
+        """Return how many requests run and wait."""
+        return self._gauge("running") + self._gauge("waiting")
+
     async def metrics(self) -> str:
         """Return the Prometheus series as text."""
         return generate_latest(self.engine.metrics.registry).decode()

@@ -45,10 +45,16 @@ class Supervisor(ABC, Generic[Thing]):
         self.num_starts = 0
         self.recoveries: deque[Recovery] = deque(maxlen=_MAX_RECOVERIES)
         self._thing: Thing | None = None
+        self._out_since = time.monotonic()
         self._is_closed = False  # nothing will be in service any more
         self._changed = asyncio.Event()
         self._has_tried = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def seconds_out(self) -> float:
+        """Seconds for which nothing has been in service; 0 while something is."""
+        return time.monotonic() - self._out_since if self._thing is None else 0.0
 
     @abstractmethod
     async def bring_up(self) -> Thing:
@@ -147,6 +153,8 @@ class Supervisor(ABC, Generic[Thing]):
             log_problem(f"{self.name} was not ended", error)
 
     def _set(self, thing: Thing | None, problem: str) -> None:
+        if self._thing is not None:
+            self._out_since = time.monotonic()
         self._thing, self.problem = thing, problem
         self._changed.set()
         self._changed = asyncio.Event()

@@ -1,0 +1,211 @@
+"""What the HTTP application runs over on a cluster: pipelines, asked over gRPC.
+
+A request goes to the pipeline that fits its prompt best. When that is lost or shuts down, the rest
+of the answer comes from another one: tokens depend on prompt, parameters and seed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from actors.service.pool import Link, PipelinePool
+from actors.service.routing import Router, prompt_blocks
+from actors.service.series import merge_series
+from actors.settings import PipelineConfig
+from actors.supervision.resumption import ResumedAnswer
+from diffuspec.core.errors import (
+    DiffuspecError,
+    OverloadedError,
+    RequestCancelledError,
+    VerifierUnavailableError,
+    WorkerError,
+)
+from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import RequestOutput, TokenIds
+from diffuspec.rpc.messages.status import TransportError
+from diffuspec.serve.backend import ServedModel
+
+_CHECK_SECONDS = 1.0
+_MAX_MOVES = 16  # of one request from a pipeline to another
+_NO_PIPELINE = "no pipeline can answer now; try again later"
+
+
+class PipelinesBackend:
+    """A `Backend` over the pipelines of a pool, which the caller opens and closes.
+
+    patience_seconds: longest wait for another pipeline when one is lost under a request.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: PipelineConfig,
+        tokenizer: Any,
+        pool: PipelinePool,
+        list_series: Callable[[], Awaitable[dict[str, str]]],
+        patience_seconds: float,
+    ) -> None:
+        """`name` is the model's name for clients; list_series returns each pipeline's series."""
+        self.tokenizer = tokenizer
+        self.pool = pool
+        self._name, self._created = name, int(time.time())
+        self._speculation = config.engine.speculation
+        self._list_series = list_series
+        self._patience_seconds = patience_seconds
+        self._router = Router()
+        self._info: TargetInfo | None = None
+
+    @property
+    def model(self) -> ServedModel:
+        """The model that the pipelines serve. Raises VerifierUnavailableError before any did."""
+        if self._info is None:
+            known = (link.member.info for link in self.pool.links)
+            self._info = next((info for info in known if info is not None), None)
+        if self._info is None:
+            raise VerifierUnavailableError(_NO_PIPELINE)
+        info = self._info
+        return ServedModel(
+            self._name, self._created, info.max_model_len, info.vocab_size, self._speculation
+        )
+
+    async def stream(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str,
+    ) -> AsyncGenerator[RequestOutput]:
+        """See `Backend.stream`."""
+        request = _Request(self, prompt_token_ids, sampling.with_seed(), speculation, request_id)
+        answer = ResumedAnswer(request.ask, request.wait_for_another, request_id)
+        async with contextlib.aclosing(answer.stream()) as increments:
+            async for increment in increments:
+                yield increment
+
+    async def status(self) -> ServiceStatus:
+        """Return the state of the pipelines, of their roles, and of all requests."""
+        links = self.pool.links
+        found = await asyncio.gather(*map(_status, links))
+        is_served = any(link.is_healthy and link.member.accepts_requests for link in links)
+        roles = [RoleStatus("verifier", "", is_served, "" if is_served else _NO_PIPELINE)]
+        reasons: list[str] = []
+        for link, status in zip(links, found, strict=True):
+            name = f"pipeline {link.member.name}"
+            roles.append(RoleStatus(name, link.member.address, link.is_healthy, link.problem))
+            roles += [replace(role, name=f"{name}: {role.name}") for role in status.roles]
+            reasons += [f"{name}: {one}" for one in (link.problem, *status.degraded_reasons) if one]
+        return ServiceStatus(
+            roles=tuple(roles),
+            degraded_reasons=tuple(reasons),
+            num_running=sum(status.num_running for status in found),
+            num_waiting=sum(status.num_waiting for status in found),
+            requests=tuple(one for status in found for one in status.requests),
+            num_unlisted_requests=sum(status.num_unlisted_requests for status in found),
+        )
+
+    async def metrics(self) -> str:
+        """Return the Prometheus series of all pipelines, a few seconds old, as text."""
+        return merge_series(await self._list_series())
+
+    def choose(self, blocks: Sequence[bytes]) -> list[Link]:
+        """Return the pipelines to ask for a prompt, in order."""
+        usable = self.pool.usable()
+        loads = {name: link.num_requests for name, link in usable.items()}
+        return [usable[name] for name in self._router.rank(blocks, loads)]
+
+    def chosen(self, blocks: Sequence[bytes], link: Link) -> None:
+        """Note that a pipeline has taken a prompt."""
+        self._router.remember(blocks, link.member.name)
+
+    async def another(self, error: TransportError) -> None:
+        """Wait for a pipeline to ask. Raises `error` if there is none in time."""
+        try:
+            async with asyncio.timeout(self._patience_seconds):
+                await self.pool.wait_until_usable()
+        except TimeoutError:
+            raise error from None
+
+
+class _Request:
+    """One request on its way from pipeline to pipeline."""
+
+    def __init__(
+        self,
+        backend: PipelinesBackend,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str,
+    ) -> None:
+        self._backend = backend
+        self._blocks = prompt_blocks(prompt)
+        self._parameters = (prompt.tolist(), sampling, speculation, request_id)
+        self._num_moves = 0
+
+    async def ask(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+        return self._rest(committed)
+
+    async def wait_for_another(self, error: TransportError) -> None:
+        self._num_moves += 1
+        if self._num_moves > _MAX_MOVES:
+            raise error
+        await self._backend.another(error)
+
+    async def _rest(self, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+        """Yield what follows the committed tokens, from the first pipeline that takes the request.
+
+        Raises TransportError when it should be asked for again elsewhere.
+        """
+        refusal: DiffuspecError | None = None
+        for link in self._backend.choose(self._blocks):
+            try:
+                async with contextlib.aclosing(self._from(link, committed)) as increments:
+                    async for increment in increments:
+                        yield increment
+                return
+            except OverloadedError as error:
+                refusal = error
+        if refusal is not None:
+            raise refusal
+        raise (TransportError if self._num_moves else VerifierUnavailableError)(_NO_PIPELINE)
+
+    async def _from(self, link: Link, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+        """Yield what one pipeline answers."""
+        client = link.client
+        if client is None:
+            raise TransportError(f"{link.member.name} has gone")
+        link.num_open += 1
+        stream = client.stream(*self._parameters, committed)
+        try:
+            async with contextlib.aclosing(stream):
+                self._backend.chosen(self._blocks, link)
+                async for increment in stream:
+                    yield increment
+        except TransportError as error:
+            link.lost(str(error))
+            raise
+        except VerifierUnavailableError as error:
+            link.lost(str(error))
+            if not self._backend.pool.usable():
+                raise
+            raise TransportError(f"{link.member.name}: {error}") from error
+        except RequestCancelledError as error:
+            if await client.check_health(_CHECK_SECONDS):
+                raise  # somebody wanted it so
+            link.lost(str(error))
+            raise TransportError(f"{link.member.name} shuts down: {error}") from error
+        finally:
+            link.num_open -= 1
+
+
+async def _status(link: Link) -> ServiceStatus:
+    if link.client is not None and not link.is_lost:
+        with contextlib.suppress(WorkerError):
+            return await link.client.status()
+    return ServiceStatus(())

@@ -1,0 +1,70 @@
+"""The directory: which pipelines there are, where their coordinators listen, and with which token.
+
+Pipeline replicas announce themselves again and again; one that stops doing so is left out. Nothing
+is kept on disk: a directory that is started again knows all pipelines one announcement later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from diffuspec.core.interfaces import TargetInfo
+
+ANNOUNCE_SECONDS = 0.5  # between two announcements of a pipeline
+EXPIRY_SECONDS = 5.0  # after the last announcement
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A pipeline, as its replica announces it."""
+
+    name: str  # of the replica: another one for each replica ever started
+    address: str  # of the coordinator; "" while there is none
+    token: str = field(repr=False)
+    node_id: str  # of the coordinator
+    info: TargetInfo | None  # None while there is no coordinator
+    accepts_requests: bool = True  # False: it finishes the requests that it has
+    num_requests: int = 0  # running and waiting
+    reason: str = ""  # why there is no coordinator
+
+
+class Directory:
+    """A plain class: a deployment of Serve runs it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._members: dict[str, tuple[Member, float]] = {}  # with the time of the announcement
+        self._metrics: dict[str, str] = {}
+
+    async def announce(self, member: Member) -> None:
+        """Add a pipeline, or replace what is known of it."""
+        self._members[member.name] = member, self._clock()
+
+    async def announce_metrics(self, name: str, text: str) -> None:
+        """Keep the latest Prometheus series of a pipeline."""
+        self._metrics[name] = text
+
+    async def leave(self, name: str) -> None:
+        """Remove a pipeline."""
+        self._members.pop(name, None)
+        self._metrics.pop(name, None)
+
+    async def pipelines(self) -> tuple[Member, ...]:
+        """Return the pipelines by name."""
+        self._expire()
+        return tuple(member for _, (member, _) in sorted(self._members.items()))
+
+    async def metrics(self) -> dict[str, str]:
+        """Return the latest Prometheus series of each pipeline, by name."""
+        self._expire()
+        return {name: text for name, text in self._metrics.items() if name in self._members}
+
+    def _expire(self) -> None:
+        now = self._clock()
+        for name, (_, announced_at) in list(self._members.items()):
+            if now - announced_at > EXPIRY_SECONDS:
+                del self._members[name]
+        for name in self._metrics.keys() - self._members.keys():
+            del self._metrics[name]

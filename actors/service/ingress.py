@@ -1,0 +1,71 @@
+"""A replica of the ingress: HTTP, validation, chat template, tokenising, streaming. No GPU."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from actors.service.backend import PipelinesBackend
+from actors.service.directory import Member
+from actors.service.pool import PipelinePool
+from actors.service.settings import ServiceConfig
+from diffuspec.core.errors import WorkerError
+from diffuspec.serve.app import create_app
+from diffuspec.text.tokenizer import load_tokenizer
+
+_CALL_SECONDS = 5.0  # for the directory to answer
+
+
+class Ingress:
+    """A plain class: Serve runs it, and the application that it builds."""
+
+    async def __init__(  # type: ignore[misc]
+        self, config: ServiceConfig, directory: Any, pipelines: Any
+    ) -> None:
+        """directory: a handle of the deployment. pipelines: one too, which has Serve start them."""
+        self._config = config
+        self._directory = directory
+        path = config.pipeline.engine.target.path
+        tokenizer = await asyncio.to_thread(load_tokenizer, path)
+        node_id: str = ray.get_runtime_context().get_node_id()
+        self._pool = PipelinePool(config.pipeline, self._list_pipelines, node_id)
+        self._backend = PipelinesBackend(
+            config.model_name,
+            config.pipeline,
+            tokenizer,
+            self._pool,
+            self._list_series,
+            config.patience_seconds,
+        )
+        await self._pool.__aenter__()
+
+    async def __del__(self) -> None:
+        """Close the connections. Serve has waited for the requests."""
+        if hasattr(self, "_backend"):
+            await self._pool.__aexit__()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Return the application; Serve calls this after the constructor."""
+        return create_app(self._backend, self._config.http)
+
+    async def _list_pipelines(self) -> Sequence[Member]:
+        found: Sequence[Member] = await self._ask_directory("pipelines")
+        return found
+
+    async def _list_series(self) -> dict[str, str]:
+        found: dict[str, str] = await self._ask_directory("metrics")
+        return found
+
+    async def _ask_directory(self, method: str) -> Any:
+        """Raises WorkerError when the directory is away; Serve then starts another one."""
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                return await getattr(self._directory, method).remote()
+        except (RayError, RayServeException, TimeoutError) as error:
+            raise WorkerError(f"the directory does not answer: {error!r:.200}") from error

@@ -1,0 +1,155 @@
+"""The pipelines that an ingress can use: found in the directory, connected, and checked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self, TypeAlias
+
+from actors.service.directory import Member
+from actors.settings import PipelineConfig
+from actors.supervision.background import in_background
+from diffuspec.core.errors import DiffuspecError, WorkerError
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from diffuspec.rpc.security import is_loopback
+
+logger = logging.getLogger(__name__)
+
+ListPipelines: TypeAlias = Callable[[], Awaitable[Sequence[Member]]]
+
+POLL_SECONDS = 0.5
+_CHECK_SECONDS = 1.0  # for a coordinator to answer a health check
+
+
+class Link:
+    """A pipeline as one ingress sees it, and a connection to its coordinator."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.client: RemoteCoordinator | None = None
+        self.is_listed = True  # in the directory
+        self.is_healthy = False  # by the last check, and no connection was lost after it
+        self.is_lost = False  # a connection was lost, and no check has succeeded since
+        self.problem = "not connected yet"  # "" if healthy
+        self.num_open = 0  # requests of this ingress
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all ingresses, as far as this one knows."""
+        return max(self.num_open, self.member.num_requests)
+
+    def lost(self, reason: str) -> None:
+        """Note that a connection was lost; the next check tells more."""
+        self.is_healthy, self.is_lost, self.problem = False, True, reason
+
+
+class PipelinePool:
+    """Follows the directory while its context is open. Belongs to one event loop.
+
+    list_pipelines raises WorkerError while the directory is away; what is known stays. A pipeline
+    is forgotten when it is in the directory no more and does not answer either.
+    """
+
+    def __init__(self, config: PipelineConfig, list_pipelines: ListPipelines, node_id: str) -> None:
+        self._config = config
+        self._list_pipelines = list_pipelines
+        self._node_id = node_id  # of this process
+        self._links: dict[str, Link] = {}
+        self._changed = asyncio.Event()
+        self._following: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._following = in_background(self._follow(), "the list of pipelines")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        for link in self._links.values():
+            await _close(link)
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """All pipelines that are known."""
+        return tuple(self._links.values())
+
+    def usable(self) -> dict[str, Link]:
+        """Return the pipelines to ask, by name: the healthy ones.
+
+        If there are none, those that are connected: their requests wait until they are healthy.
+        """
+        open_links = {
+            name: link
+            for name, link in self._links.items()
+            if link.client is not None and link.member.accepts_requests and not link.is_lost
+        }
+        healthy = {name: link for name, link in open_links.items() if link.is_healthy}
+        return healthy or open_links
+
+    async def wait_until_usable(self) -> None:
+        """Wait until there is a pipeline to ask."""
+        while not self.usable():
+            await self._changed.wait()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                self._update(await self._list_pipelines())
+            except WorkerError as error:
+                logger.warning("the directory of pipelines is away: %s", error)
+            await asyncio.gather(*(self._check(link) for link in self.links))
+            for name, link in list(self._links.items()):
+                if not link.is_listed and not link.is_healthy:
+                    del self._links[name]
+                    await _close(link)
+            self._changed.set()
+            self._changed = asyncio.Event()
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _update(self, members: Sequence[Member]) -> None:
+        for link in self._links.values():
+            link.is_listed = False
+        for member in members:
+            link = self._links.setdefault(member.name, Link(member))
+            link.member, link.is_listed = member, True
+
+    async def _check(self, link: Link) -> None:
+        """Connect to a pipeline if need be, and ask it whether it is well."""
+        try:
+            if link.client is None or link.client.address != link.member.address:
+                await self._connect(link)
+            assert link.client is not None
+            is_healthy = await link.client.check_health(_CHECK_SECONDS)
+        except DiffuspecError as error:
+            link.is_healthy, link.problem = False, str(error)
+            return
+        link.is_healthy = is_healthy
+        link.problem = "" if is_healthy else "it is not serving"
+        if is_healthy:
+            link.is_lost = False
+
+    async def _connect(self, link: Link) -> None:
+        """Raises WorkerError and ConfigError."""
+        await _close(link)
+        member, config = link.member, self._config
+        if not member.address:
+            raise WorkerError(f"there is no coordinator: {member.reason}")
+        host = member.address.rpartition(":")[0]
+        if is_loopback(host) and member.node_id != self._node_id:
+            raise WorkerError(f"{member.address} is on another node: rpc.tls is not configured")
+        link.client = await RemoteCoordinator.connect(
+            member.address,
+            config.security(member.token),
+            deadline_seconds=config.deadlines.answer_seconds,
+            limits=config.coordinator_limits(),
+        )
+        link.is_lost = False
+        logger.info("pipeline %s answers at %s", member.name, member.address)
+
+
+async def _close(link: Link) -> None:
+    client, link.client = link.client, None
+    if client is not None:
+        await client.close()

@@ -1,0 +1,112 @@
+"""A replica of the deployment of pipelines: it owns one pipeline, and announces it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from actors.pipeline import Pipeline
+from actors.service.directory import ANNOUNCE_SECONDS, Member
+from actors.settings import PipelineConfig
+from actors.supervision.background import in_background, log_problem
+from diffuspec.core.errors import DiffuspecError, WorkerError
+from diffuspec.core.validation import Section, validate
+
+logger = logging.getLogger(__name__)
+
+NUM_REQUESTS = "num_requests"  # the metric that pipelines are scaled by
+
+_METRICS_SECONDS = 5.0  # between two reports of Prometheus series
+_CALL_SECONDS = 5.0  # for the directory to answer
+
+
+class PipelineOptions(Section):
+    """What may change while pipelines run: `user_config` of the deployment."""
+
+    accepts_requests: bool = True
+
+
+class PipelineReplica:
+    """A plain class: Serve runs it. Nothing of the pipeline outlives the replica's process."""
+
+    async def __init__(  # type: ignore[misc]
+        self, config: PipelineConfig, token: str | None, directory: Any
+    ) -> None:
+        """Start the pipeline; return once it answers. directory: a handle of the deployment."""
+        self.name = serve.get_replica_context().replica_id.unique_id
+        self._directory = directory
+        self._options = PipelineOptions()
+        self._is_ending = False
+        self._num_requests = 0
+        self._pipeline = Pipeline(config, token)
+        await self._pipeline.start()
+        self._announcing = in_background(self._announce_always(), f"announcements of {self.name}")
+
+    async def __del__(self) -> None:
+        """Let running requests finish within drain_seconds; end everything. Serve waits for it."""
+        self._is_ending = True
+        if not hasattr(self, "_announcing"):
+            return  # it did not start, and left nothing
+        with contextlib.suppress(Exception):
+            await self._announce()
+        try:
+            await self._pipeline.stop()
+        finally:
+            self._announcing.cancel()
+            await self._tell("leave", self.name)
+
+    def reconfigure(self, options: dict[str, Any]) -> None:
+        """Take over the deployment's user_config. Raises ConfigError."""
+        self._options = validate(PipelineOptions, options)
+
+    async def check_health(self) -> None:
+        """Raise WorkerError when the pipeline is lost for good: Serve then starts another one."""
+        if problem := await self._pipeline.fatal_problem():
+            raise WorkerError(problem)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the metrics that Serve hands to the autoscaling policy."""
+        return {NUM_REQUESTS: float(self._num_requests)}
+
+    async def _announce_always(self) -> None:
+        metrics_due = 0.0
+        while True:
+            try:
+                await self._announce()
+                if time.monotonic() >= metrics_due:
+                    metrics_due = time.monotonic() + _METRICS_SECONDS
+                    await self._tell("announce_metrics", self.name, await self._pipeline.metrics())
+            except DiffuspecError as error:
+                logger.warning("%s cannot tell its state: %s", self.name, error)
+            await asyncio.sleep(ANNOUNCE_SECONDS)
+
+    async def _announce(self) -> None:
+        pipeline = self._pipeline
+        actor = pipeline.coordinator.actor
+        self._num_requests = await pipeline.num_requests()
+        member = Member(
+            name=self.name,
+            address=pipeline.address,
+            token=pipeline.token,
+            node_id=actor.place.node_id if actor is not None else "",
+            info=actor.ready.info if actor is not None else None,
+            accepts_requests=self._options.accepts_requests and not self._is_ending,
+            num_requests=self._num_requests,
+            reason=pipeline.coordinator.problem,
+        )
+        await self._tell("announce", member)
+
+    async def _tell(self, method: str, *arguments: object) -> None:
+        """Call the directory. Its loss is survived: Serve starts another one."""
+        try:
+            async with asyncio.timeout(_CALL_SECONDS):
+                await getattr(self._directory, method).remote(*arguments)
+        except (RayError, RayServeException, TimeoutError) as error:
+            log_problem("the directory did not answer", error)

@@ -1,0 +1,34 @@
+"""Prometheus series of several pipelines as one text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector, CollectorRegistry
+
+
+class _Merged(Collector):
+    def __init__(self, families: Mapping[str, Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> list[Metric]:
+        return list(self._families.values())
+
+
+def merge_series(texts: Mapping[str, str]) -> str:
+    """Return the series of all pipelines, each with the label `pipeline` and its name."""
+    families: dict[str, Metric] = {}
+    for pipeline, text in sorted(texts.items()):
+        for family in text_string_to_metric_families(text):
+            merged = families.setdefault(
+                family.name, Metric(family.name, family.documentation, family.type)
+            )
+            for sample in family.samples:
+                labels = {**sample.labels, "pipeline": pipeline}
+                merged.samples.append(sample._replace(labels=labels))
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Merged(families))
+    return str(generate_latest(registry).decode())

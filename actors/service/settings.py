@@ -1,0 +1,40 @@
+"""Configuration of the service: `args` of the application in a file of Ray Serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from actors.settings import PipelineConfig, Seconds, load_pipeline, parse_pipeline
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import Section, validate
+from diffuspec.serve.settings import ServeSettings
+
+ModelName = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class ServiceConfig(Section):
+    """The application's arguments."""
+
+    pipeline: PipelineConfig = Field(
+        description="Each pipeline: a path of its file, or what would stand there."
+    )
+    http: ServeSettings = Field(ServeSettings(), description="Bounds of the HTTP service.")
+    model_name: ModelName = Field("diffuspec", description="The model's name for clients.")
+    patience_seconds: Seconds = Field(
+        120,
+        description="Seconds that a running request waits for another pipeline when it loses its "
+        "own.",
+    )
+
+
+def parse_service(data: Mapping[str, Any], root: Path) -> ServiceConfig:
+    """Validate plain data; a relative path of a pipeline starts at `root`. Raises ConfigError."""
+    if "pipeline" not in data:
+        raise ConfigError("pipeline is missing: the path of a file, or what would stand there")
+    given = data["pipeline"]
+    pipeline = load_pipeline(root / given) if isinstance(given, str) else parse_pipeline(given)
+    return validate(ServiceConfig, {**data, "pipeline": pipeline})

@@ -1,0 +1,55 @@
+"""The application of Ray Serve: `serve run deploy.app:build pipeline=deploy/pipeline.yaml`.
+
+Three deployments: `Ingress` (HTTP), `Pipeline` (each replica owns a pipeline, on GPUs of its own),
+and `Directory`, where ingresses find pipelines. Files of Serve, such as deploy/serve.yaml, change
+their options under `deployments`; arguments of the application are those of `ServiceConfig`.
+"""
+
+# Without `from __future__ import annotations`, with which Serve would not see the type of `args`.
+
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+
+from actors.service.directory import Directory
+from actors.service.ingress import Ingress
+from actors.service.replica import PipelineReplica
+from actors.service.settings import parse_service
+from deploy.tokens import given_token
+
+_ROOT = Path(__file__).parents[1]
+_HEALTH: dict[str, Any] = {"health_check_period_s": 2, "health_check_timeout_s": 10}
+_UNBOUNDED = 100_000  # calls at once: the pipelines' own queues are bounded, and answer 429
+_SLACK_SECONDS = 20.0  # for a pipeline to end when its requests have
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Return the application. Raises ConfigError for arguments that are unknown or wrong."""
+    config = parse_service(args, _ROOT)
+    directory = serve.deployment(
+        name="Directory",
+        max_ongoing_requests=_UNBOUNDED,
+        ray_actor_options={"num_cpus": 0},
+        **_HEALTH,
+    )(Directory).bind()
+    drain_seconds = config.pipeline.deadlines.drain_seconds
+    pipelines = serve.deployment(
+        name="Pipeline",
+        max_ongoing_requests=_UNBOUNDED,
+        ray_actor_options={"num_cpus": 0},  # its roles reserve what they need
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=drain_seconds + _SLACK_SECONDS,
+        **_HEALTH,
+    )(PipelineReplica).bind(config.pipeline, given_token(config.pipeline), directory)
+    ingress = serve.deployment(
+        name="Ingress",
+        max_ongoing_requests=_UNBOUNDED,
+        ray_actor_options={"num_cpus": 0.5},
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=config.http.request_seconds,
+        **_HEALTH,
+    )(serve.ingress()(Ingress))
+    application: Application = ingress.bind(config, directory, pipelines)
+    return application
