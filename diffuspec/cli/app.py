@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from diffuspec.cli import bench, demo, generate, ngram, serve
+from diffuspec.cli import bench, demo, generate, model, ngram, serve
 from diffuspec.cli.command import Command, Commands, Server
 
 app = typer.Typer(
@@ -29,6 +29,9 @@ app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)
 _ngram = typer.Typer(cls=Commands, no_args_is_help=True, help="N-gram models over token ids.")
 _ngram.command("build", cls=Command, epilog=ngram.EXAMPLES)(ngram.run)
 app.add_typer(_ngram, name="ngram")
+_model = typer.Typer(cls=Commands, no_args_is_help=True, help="Model directories.")
+_model.command("import", cls=Command, epilog=model.EXAMPLES)(model.run)
+app.add_typer(_model, name="model")
 
 
 def _show_version(wanted: bool) -> None:

@@ -74,7 +74,7 @@ def load_model(
     num_rows = max_len + num_scratch_rows
     where = _resolve_device(path, device)
     precision = _resolve_dtype(dtype, where)
-    cache_bytes = _cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
+    cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     weight_bytes = checkpoint.num_weights * precision.itemsize
     sharding = sharding_options(path, config, num_ranks, where)
     num_memories = 1 if where.type == "cpu" else num_ranks
@@ -149,7 +149,8 @@ def _read_weights(
     return model
 
 
-def _cache_shape(path: Path, config: Any) -> CacheShape:
+def cache_shape(path: Path, config: Any) -> CacheShape:
+    """Return the cache's shape by config.json. Raises ModelLoadError if layers are no attention."""
     heads = getattr(config, "num_attention_heads", None)
     if not heads:
         raise ModelLoadError(

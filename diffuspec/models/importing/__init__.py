@@ -1,0 +1,1 @@
+"""Model directories made from files of other formats."""

