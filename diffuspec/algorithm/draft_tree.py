@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.types import Draft, DraftTree
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftTree
 
 
 def chain(token_ids: Sequence[int]) -> DraftTree:
@@ -123,6 +123,38 @@ def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
         drafter_choices=draft.drafter_choices[:depth],
         proxy_choices=draft.proxy_choices[:depth],
         alternatives=draft.alternatives and tuple(draft.alternatives[i + 1] for i in (-1, *kept)),
+    )
+
+
+def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
+    """Return the part of a draft below the branch of these tokens; EMPTY_DRAFT if it has no such.
+
+    It is a draft for the prefix with those tokens committed.
+    """
+    tree, root = draft.tree, -1
+    branch: list[int] = []
+    for token_id in token_ids:
+        places = zip(tree.parents, tree.token_ids, strict=True)
+        root = next((n for n, place in enumerate(places) if place == (root, token_id)), -1)
+        if root < 0:
+            return EMPTY_DRAFT
+        branch.append(root)
+    new_index = {root: -1}
+    for node, parent in enumerate(tree.parents):
+        if parent in new_index:
+            new_index[node] = len(new_index) - 1
+    kept, is_best = list(new_index)[1:], branch == best_path(tree)[: len(branch)]
+    return replace(
+        draft,
+        tree=DraftTree(
+            tuple(tree.token_ids[node] for node in kept),
+            tuple(new_index[tree.parents[node]] for node in kept),
+        ),
+        confidences=tuple(draft.confidences[node] for node in kept),
+        num_tokens_before_eos=max(draft.num_tokens_before_eos - len(branch), 0),
+        drafter_choices=draft.drafter_choices[len(branch) :] if is_best else (),
+        proxy_choices=draft.proxy_choices[len(branch) :] if is_best else (),
+        alternatives=draft.alternatives and tuple(draft.alternatives[1 + n] for n in (root, *kept)),
     )
 
 

@@ -18,7 +18,7 @@ from diffuspec.coordinator.draft_lane import DraftLane
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
 from diffuspec.coordinator.pre_drafts import PreDraft
-from diffuspec.coordinator.request import Request
+from diffuspec.coordinator.request import EarlyDraft, Request
 from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.coordinator.spans import trace_drafts, trace_failure, trace_trial
 from diffuspec.coordinator.verify_stage import VerifyBatch
@@ -29,6 +29,8 @@ from diffuspec.core.types import Draft, Verdict
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
+
+_FEW_TOKENS = 8  # the target reads them in the time of a decoding step
 
 
 class DraftStage:
@@ -53,6 +55,7 @@ class DraftStage:
         self._pool = drafters or DrafterPool()
         self._target = target
         self._max_unread = config.prefill_chunk_tokens
+        self._works_beside = config.overlap or target.max_sequences > 1
         self._max_seconds = config.max_draft_seconds
         self._costs = costs
         self._ready = ready
@@ -64,13 +67,15 @@ class DraftStage:
     def submit(self, request: Request) -> None:
         """Get a draft for a request's coming step: the pre-draft that was a hit, or a new one.
 
-        None while the target has a long prompt to read: target and drafter read it side by side.
+        None while the target has a prompt to read: target and drafter read it side by side, and
+        the rest of the drafter's draft serves the next step.
         """
         request.enter("drafting", "a draft")
         try:
             self._submit(request)
         except Exception:
             logger.exception("a step of %s goes on without a draft", request.request_id)
+            request.early = None
             self._skip_draft([request], "drafter_error")
 
     def _submit(self, request: Request) -> None:
@@ -79,10 +84,29 @@ class DraftStage:
             self._take_pre_draft(request, hit, hit.draft)
         elif hit:
             request.lifecycle.waits_for = "a pre-draft on its way"
-        elif self._is_plain or request.num_unread > self._max_unread or request.plan_draft() == 0:
+        elif request.early is not None:
+            self._on_early_step(request, request.early)
+        elif self._is_plain or request.plan_draft() == 0:
+            self._skip_draft([request], None)
+        elif self._works_beside and request.num_unread > _FEW_TOKENS:
+            request.plan_early_draft()
+            self._place(request)
+            self._skip_draft([request], None)
+        elif request.num_unread > self._max_unread:
             self._skip_draft([request], None)
         else:
             self._place(request)
+
+    def _on_early_step(self, request: Request, early: EarlyDraft) -> None:
+        """Get the draft of a request's second step, asked for before the first."""
+        if early.draft is not None:
+            self._take_early_draft(request, early.draft)
+        elif early.is_asked:
+            request.lifecycle.waits_for = "a draft on its way"
+        else:  # a draft for the prefix as it is now is better
+            self._pool.drop(request)
+            request.early = None
+            self._submit(request)
 
     def look_ahead(self, batch: VerifyBatch) -> None:
         """Pre-draft for the likeliest outcomes of a verification that begins now."""
@@ -113,8 +137,7 @@ class DraftStage:
     def drop(self, request: Request) -> None:
         """Draft no more for a request that has ended."""
         self._planner.forget(request)
-        for lane in self._pool.lanes:
-            lane.drop(request)
+        self._pool.drop(request)
 
     async def next_lane(self) -> DraftLane:
         """Wait for a drafter that has joined; return its lane, to be run. Each is returned once."""
@@ -157,7 +180,10 @@ class DraftStage:
     ) -> None:
         """Draft all of these in one batch; every request goes on, with a draft or without."""
         for request in requests:
-            request.lifecycle.waits_for = lane.name
+            if request.early is None:
+                request.lifecycle.waits_for = lane.name
+            else:
+                request.early.is_asked = True
         started = time.monotonic()
         try:
             drafts = await self._ask(lane, requests, jobs)
@@ -225,7 +251,9 @@ class DraftStage:
             lane.pre_draft_breaker.succeeded()
         self._learn(requests, jobs, seconds)
         for request, draft in zip(requests, drafts[: len(requests)], strict=True):
-            if not request.is_finished:
+            if request.early is not None:
+                self._on_early_draft(request, request.early, draft)
+            elif request.state == "drafting":
                 request.times.drafting_seconds = seconds
                 self._take_draft(request, draft)
         for job, draft in zip(jobs, drafts[len(requests) :], strict=True):
@@ -241,6 +269,8 @@ class DraftStage:
         message = "%s failed; decoding goes on without its drafts: %s"
         logger.warning(message, lane.name, error, exc_info=trace)
         waiting = [*requests, *_lose(jobs)]
+        for request in requests:
+            request.early = None
         if jobs:
             lane.pre_draft_breaker.failed()
         if waiting or any(lane.queue):
@@ -264,9 +294,11 @@ class DraftStage:
         lane = self._pool.place(request)
         if lane is None:
             self._pool.try_again(request)
+            request.early = None
             self._skip_draft([request], "drafter_unavailable")
         else:
-            request.lifecycle.waits_for = lane.turn
+            if request.state == "drafting":
+                request.lifecycle.waits_for = lane.turn
             lane.queue.put(request)
 
     def _place_elsewhere(self, lane: DraftLane) -> None:
@@ -284,6 +316,25 @@ class DraftStage:
             self._drop_draft(request, error)
         else:
             self._drafted(request)
+
+    def _on_early_draft(self, request: Request, early: EarlyDraft, draft: Draft) -> None:
+        early.draft = draft
+        request.is_known_to_drafter = True
+        if request.state == "drafting":
+            request.times.drafting_seconds = time.monotonic() - request.times.started_at
+            self._take_early_draft(request, draft)
+
+    def _take_early_draft(self, request: Request, draft: Draft) -> None:
+        try:
+            is_taken = request.take_early_draft(draft, self._target)
+        except InvalidRequestError as error:
+            self._drop_draft(request, error)
+            return
+        if is_taken:
+            self._pool.try_again(request)
+            self._pass_on(request)
+        else:
+            self._submit(request)
 
     def _take_pre_draft(self, request: Request, hit: PreDraft, draft: Draft) -> None:
         try:

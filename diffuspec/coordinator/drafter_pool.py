@@ -77,9 +77,18 @@ class DrafterPool:
         """Let drafters that failed, and whose pause is over, draft a copy for this request."""
         for lane in self.lanes:
             if not lane.is_gone and lane.breaker.take_trial():
+                try:
+                    lane.trial = Trial(request, request.draft_request())
+                except Exception:
+                    lane.breaker.give_up_trial()
+                    raise
                 lane.held_request_ids.add(request.request_id)
-                lane.trial = Trial(request, request.draft_request())
                 lane.has_work.set()
+
+    def drop(self, request: Request) -> None:
+        """Draft no more for a request, at any drafter."""
+        for lane in self.lanes:
+            lane.drop(request)
 
     async def release(self, request_id: str) -> None:
         """Forget a request, at every drafter that may hold something for it."""

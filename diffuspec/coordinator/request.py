@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from diffuspec.algorithm.draft_tree import depths, prune_draft
+from diffuspec.algorithm.draft_tree import depths, draft_after, prune_draft
 from diffuspec.control.draft_length import DraftLength
 from diffuspec.control.drafter_weight import AdaptiveWeight
 from diffuspec.control.outcomes import OutcomeRanking
@@ -51,6 +51,15 @@ class StepTimes:
     prefill_transport_seconds: float = 0.0  # of those chunks, there and back
 
 
+@dataclass(slots=True)
+class EarlyDraft:
+    """A draft asked for while the target reads the prompt; its rest serves the second step."""
+
+    request: DraftRequest
+    is_asked: bool = False  # a drafter works on it, or has answered
+    draft: Draft | None = None
+
+
 class Request:
     """One request: its tokens, its coming step, its place in the stages, and its outputs."""
 
@@ -84,6 +93,7 @@ class Request:
 
         self.draft: Draft = EMPTY_DRAFT  # of the coming step
         self.num_draft_tokens = 0  # asked of the drafter for the coming step
+        self.early: EarlyDraft | None = None
         self.fallback: str | None = None  # why the coming step has no draft although it should
         self.times = StepTimes()
 
@@ -232,8 +242,14 @@ class Request:
         """Draft tokens that may be committed, the target's own excluded, after `num_more`."""
         return self.sampling.max_tokens - self.num_output_tokens - num_more - 1
 
+    def plan_early_draft(self) -> None:
+        """Ask for the planned draft, but take the coming step without it."""
+        self.early = EarlyDraft(self.draft_request())
+
     def draft_request(self) -> DraftRequest:
         """Return what to ask the drafter for the planned draft."""
+        if self.early is not None:
+            return self.early.request
         return self._draft_request(self.prefix, self.num_draft_tokens)
 
     def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
@@ -271,6 +287,22 @@ class Request:
             draft = replace(draft, num_tokens_before_eos=num_draft_tokens)
         self.draft = self.draft_length.trim(draft)
         self.fallback = None
+
+    def take_early_draft(self, draft: Draft, target: TargetInfo) -> bool:
+        """Keep what an early draft holds below the tokens committed since; see take_draft.
+
+        Returns whether there is anything.
+        """
+        assert self.early is not None
+        asked, self.early = self.early.request, None
+        check_draft(draft, asked.max_nodes, target)
+        since = self.prefix[len(asked.prefix) :].tolist()
+        rest = draft_after(draft, since)
+        if not rest.tree.num_nodes:
+            return False
+        self.num_draft_tokens = asked.num_draft_tokens - len(since)
+        self.take_draft(rest, target)
+        return True
 
     def take_pre_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
         """Keep a pre-draft of this length; see take_draft."""

@@ -7,6 +7,7 @@ from diffuspec.algorithm.draft_tree import (
     best_path,
     chain,
     depths,
+    draft_after,
     is_chain,
     path_to,
     prune,
@@ -14,7 +15,7 @@ from diffuspec.algorithm.draft_tree import (
     validate,
 )
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.types import EMPTY_TREE, Draft, DraftTree
+from diffuspec.core.types import EMPTY_DRAFT, EMPTY_TREE, Draft, DraftTree
 from tests.support.trees import merge_paths
 
 paths = st.lists(st.lists(st.integers(0, 3), max_size=5).map(tuple), max_size=6)
@@ -125,3 +126,52 @@ def test_pruning_a_draft_keeps_the_fields_of_its_nodes():
     assert pruned.alternatives == draft.alternatives[:4]
     assert prune_draft(draft, range(5)) == draft
     assert prune_draft(draft, [0, 3]).drafter_choices == (5,)
+
+
+def _described(tree: DraftTree) -> Draft:
+    """Return a draft whose fields tell the nodes that they describe."""
+    size = tree.num_nodes
+    best = [tree.token_ids[node] for node in best_path(tree)]
+    return Draft(
+        tree,
+        tuple(-float(node) for node in range(size)),
+        num_tokens_before_eos=3,
+        drafter_choices=tuple(best),
+        proxy_choices=tuple(best),
+        alternatives=tuple(((node, -1.0),) for node in range(-1, size)),
+    )
+
+
+def test_the_draft_after_a_branch_is_what_stands_below_it():
+    rest = draft_after(_described(FORKED), [5])
+    assert rest.tree == DraftTree((7, 8, 9), (-1, -1, 0))
+    assert rest.confidences == (-2.0, -3.0, -4.0) and rest.num_tokens_before_eos == 2
+    assert rest.drafter_choices == rest.proxy_choices == (7, 9)
+    assert [entry[0][0] for entry in rest.alternatives] == [0, 2, 3, 4]
+
+
+def test_the_draft_after_another_branch_than_the_best_has_no_choices():
+    rest = draft_after(_described(DraftTree((5, 7, 8, 9), (-1, 0, 0, 2))), [5, 8])
+    assert rest.tree == chain([9]) and rest.drafter_choices == rest.proxy_choices == ()
+
+
+@pytest.mark.parametrize("token_ids", [[7], [5, 9], [9, 9], [6, 5]])
+def test_there_is_no_draft_after_tokens_that_are_not_in_it(token_ids):
+    assert draft_after(_described(FORKED), token_ids) == EMPTY_DRAFT
+
+
+@settings(deadline=None)
+@given(trees)
+def test_a_draft_after_each_branch_holds_the_paths_that_go_on_from_it(tree):
+    draft = _described(tree)
+    assert draft_after(draft, []) == draft
+
+    def all_paths(one: DraftTree) -> set[tuple[int, ...]]:
+        nodes = range(one.num_nodes)
+        return {tuple(one.token_ids[i] for i in path_to(one, node)) for node in nodes}
+
+    for path in all_paths(tree):
+        rest = draft_after(draft, path).tree
+        validate(rest)
+        longer = {other[len(path) :] for other in all_paths(tree) if other[: len(path)] == path}
+        assert all_paths(rest) == longer - {()}

@@ -30,7 +30,9 @@ from tests.support.stage import (
     Stage,
     fake_drafters,
     hold_first_pre_drafts,
+    make_request,
     on_a_pool,
+    pool_of,
     slow_down,
     until,
 )
@@ -295,3 +297,17 @@ async def test_all_drafters_are_used_and_any_of_them_may_fail(overlap):
         assert stage.metric("fallback_total", reason="drafter_unavailable") == 0
         assert all(drafter.num_calls for drafter in drafters)
         assert stage.metric("spec_decode_num_accepted_tokens_total") > 20
+
+
+def test_a_request_that_cannot_say_what_it_wants_takes_no_trial_from_others(monkeypatch):
+    pool = pool_of(fake_drafters(1))
+    [lane] = pool.lanes
+    lane.breaker.failed()
+    monkeypatch.setattr(lane.breaker, "_open_until", 0.0)
+    broken, well = make_request(), make_request()
+    monkeypatch.setattr(broken, "draft_request", lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        pool.try_again(broken)
+    well.plan_draft()
+    pool.try_again(well)
+    assert lane.trial is not None and lane.trial.request is well
