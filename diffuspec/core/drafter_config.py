@@ -79,13 +79,7 @@ class SuffixAutomatonConfig(Section):
     )
 
 
-class TokenRecyclingConfig(Section):
-    """Token Recycling: the target's likeliest tokens after each token, kept and drafted again."""
-
-    kind: Literal["token_recycling"] = Field("token_recycling", description=_KIND)
-
-
 DrafterConfig: TypeAlias = Annotated[
-    DiffuSpecConfig | PromptLookupConfig | SuffixAutomatonConfig | TokenRecyclingConfig,
+    DiffuSpecConfig | PromptLookupConfig | SuffixAutomatonConfig,
     Field(discriminator="kind"),
 ]

@@ -69,12 +69,7 @@ class TreeBuilder:
             parent = node
 
     def add_likeliest(
-        self,
-        state: S,
-        expand: Expand[S],
-        max_tokens: int,
-        max_depth: int,
-        max_width: int | None = None,
+        self, state: S, expand: Expand[S], max_tokens: int, max_depth: int, max_width: int
     ) -> None:
         """Add the tokens likeliest to be reached, from a state of the root on.
 

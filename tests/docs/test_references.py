@@ -20,7 +20,7 @@ TOP_LEVEL = ("actors", "deploy", "diffuspec", "docs", "protos", "tests")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
-DEPLOY = ("bench", "demo", "grpc")
+DEPLOY = ("batch", "bench", "demo", "grpc")
 NOT_HERE = (".venv/", "dist/", "FILE.yaml")  # made by commands, or placeholders
 
 

@@ -1,0 +1,184 @@
+"""`python -m deploy.batch`: answer the rows of a file, by a pipeline or a running endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from actors.settings import PipelineConfig, load_pipeline
+from deploy.batches.command import Files, Outcome, answer_file
+from deploy.batches.interrupts import Interrupted
+from deploy.batches.places import API_KEY_VARIABLE, Place, at_address, in_process, on_ray
+from deploy.batches.run import Options
+from deploy.batches.services import BatchStoppedError
+from deploy.batches.summary import summary_table
+from diffuspec.cli import options
+from diffuspec.cli.command import EXIT_FAILURE, Command
+from diffuspec.cli.display import stdout_console
+from diffuspec.cli.parameters import NOTHING_GIVEN, Given
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import SamplingParams, SpeculationParams
+
+_PIPELINE = Path(__file__).parent / "pipeline.yaml"
+_MAX_CONCURRENCY = 4096
+_ROWS_AT_AN_ADDRESS = 16  # in flight
+
+HELP = """
+Each line of the input is a row, in one of these forms:
+
+\b
+  {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+  {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}
+  {"prompt": "Once upon a time"}
+  {"question_id": 81, "category": "writing", "turns": ["...", "..."]}
+
+The first is OpenAI's, with OpenAI's defaults. The last is Spec-Bench's: each turn is asked after
+the answers to those before it. The sampling options are defaults of rows in the last three forms;
+without options those are answered as by `diffuspec generate`.
+
+Each line of the output is a result in the form of OpenAI's batch files, in the order in which rows
+finish. A result is on disk before it counts: after a kill, a loss of power or Ctrl-C the same
+command goes on where it was, and no row is missing or there twice.
+
+\b
+  python -m deploy.batch --input in.jsonl --output out.jsonl
+  python -m deploy.batch --input in.jsonl --output out.jsonl --address http://127.0.0.1:8000
+  ray job submit --address http://127.0.0.1:8265 --working-dir . -- \\
+    python -m deploy.batch --input /data/in.jsonl --output /data/out.jsonl
+
+Exit codes: 0 every row has an answer; 1 some rows failed, and the output says why; 2 the batch
+could not run, or not to its end; 130 and 143 after Ctrl-C and SIGTERM.
+"""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+_Input = Annotated[Path, typer.Option("--input", metavar="IN.jsonl", help="The rows.")]
+_Output = Annotated[
+    Path, typer.Option("--output", metavar="OUT.jsonl", help="The results; made, or gone on with.")
+]
+_Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.yaml", help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair."
+    ),
+]
+_Address = Annotated[
+    str,
+    typer.Option(
+        metavar="URL",
+        help="A running OpenAI endpoint, such as http://127.0.0.1:8000. Default: a pipeline of its "
+        "own.",
+    ),
+]
+_Engine = Annotated[
+    Literal["pipeline", "process"],
+    typer.Option(
+        help="Without an address. pipeline: on the cluster that RAY_ADDRESS names, else on a "
+        "cluster of its own here; process: all roles in this process, without Ray."
+    ),
+]
+_KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help=f"The API key of the endpoint. Default: the variable {API_KEY_VARIABLE}.",
+    ),
+]
+_Limit = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Answer the first N rows only.")
+]
+_Concurrency = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=_MAX_CONCURRENCY,
+        help=f"Rows in flight. Default: {_ROWS_AT_AN_ADDRESS} at an address, else twice what the "
+        "pipeline decodes at a time.",
+    ),
+]
+_Patience = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        min=0,
+        help="Rows wait while the service is busy or away; the batch stops after that long without "
+        "any answer.",
+    ),
+]
+_Timeout = Annotated[
+    float, typer.Option(metavar="SECONDS", min=1, help="Longest wait for one reply of --address.")
+]
+_Retry = Annotated[
+    bool, typer.Option("--retry-failed", help="Answer rows again that failed in an earlier run.")
+]
+
+
+@app.command(cls=Command, epilog=HELP)
+@options.takes_sampling
+@options.takes_speculation
+def run(
+    input: _Input,
+    output: _Output,
+    config: _Config = None,
+    address: _Address = "",
+    engine: _Engine = "pipeline",
+    api_key_file: _KeyFile = None,
+    limit: _Limit = None,
+    concurrency: _Concurrency = None,
+    patience: _Patience = 600.0,
+    timeout: _Timeout = 600.0,
+    retry_failed: _Retry = False,
+    sampling: Given = NOTHING_GIVEN,
+    draft_length: options.DraftLength = None,
+    speculation: Given = NOTHING_GIVEN,
+) -> None:
+    """Answer every row of a file, and write the results to another."""
+    drafting = {**options.policy(draft_length), **speculation}
+    SpeculationParams(**drafting)  # a wrong value is refused once, not in every row
+    how = Options(concurrency, patience, _defaults(sampling), drafting)
+    if address:
+        if config is not None:
+            raise ConfigError("--config and --address exclude each other")
+        num_rows = concurrency or _ROWS_AT_AN_ADDRESS
+        place = at_address(address, api_key_file, num_rows, timeout)
+    else:
+        place = _own(engine, load_pipeline(config or _PIPELINE))
+    files = Files(input, output, limit, retry_failed)
+    _finish(answer_file(files, place, how, Console(stderr=True, highlight=False)), output)
+
+
+def _own(engine: str, config: PipelineConfig) -> Place:
+    return on_ray(config) if engine == "pipeline" else in_process(config)
+
+
+def _defaults(sampling: Given) -> dict[str, Any]:
+    """Return the parameters of rows that do not give them. Raises InvalidRequestError."""
+    params = SamplingParams(**sampling)
+    usual = {"temperature": params.temperature, "max_tokens": params.max_tokens}
+    return {**usual, **sampling}
+
+
+def _finish(outcome: Outcome, output: Path) -> None:
+    """Print the summary, and exit with the code for the outcome."""
+    counts, problem = outcome.counts, outcome.problem
+    if counts.num_done:
+        stdout_console().print(summary_table(counts, outcome.seconds))
+    if problem is None:
+        typer.echo(f"written: {output}")
+        if counts.num_failed:
+            raise typer.Exit(EXIT_FAILURE)
+        return
+    state = f"{counts.num_done} of {counts.num_rows} rows are in {output}"
+    if isinstance(problem, Interrupted | KeyboardInterrupt):
+        typer.echo(f"interrupted: {state}; the same command goes on from there", err=True)
+        raise typer.Exit(getattr(problem, "exit_code", Interrupted.CTRL_C))
+    hint = f" ({state}; the same command goes on from there)" if counts.num_done else ""
+    raise BatchStoppedError(f"{problem}{hint}") from problem
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,101 @@
+"""From a file of rows to a file of results: the run, its progress, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from deploy.batches.inputs import Line, jsonl_file, read, scan
+from deploy.batches.interrupts import Interrupted, run_until_signal, terminable
+from deploy.batches.outputs import Output, Result, drop_failures, open_output
+from deploy.batches.places import Place
+from deploy.batches.run import Options, Run
+from deploy.batches.summary import Counts, progress_shown
+from diffuspec.core.errors import ConfigError, DiffuspecError
+
+_COPIES_OF_RAY = "runtime_resources"  # a folder above the working folder of Ray's jobs
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What is read and what is written."""
+
+    input: Path
+    output: Path
+    limit: int | None = None  # rows to answer, from the first on; None: all
+    retries_failures: bool = False  # answer rows again that failed before
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a batch ended."""
+
+    counts: Counts
+    seconds: float = 0.0  # answering
+    problem: BaseException | None = None  # why it did not come to its end
+
+
+def answer_file(files: Files, place: Place, options: Options, console: Console) -> Outcome:
+    """Answer the rows that have no result yet, with the progress on a console.
+
+    Raises ConfigError for files that are wrong; any later problem is in the outcome.
+    """
+    _refuse_copies(files.output)
+    source = jsonl_file(files.input, salt_of(options.defaults))
+    index = scan(source)
+    if files.retries_failures:
+        drop_failures(files.output)
+    outcome = Outcome(Counts(min(index.num_rows, files.limit or index.num_rows)))
+    with open_output(files.output, index, outcome.counts.before.add) as output:
+        if outcome.counts.num_done < outcome.counts.num_rows:
+            lines = read(source, index, output.done, files.limit)
+            try:
+                with terminable(), place.surroundings():
+                    run_until_signal(_answer(lines, output, place, options, outcome, console))
+            except (DiffuspecError, OSError, Interrupted, KeyboardInterrupt) as error:
+                outcome.problem = error
+    return outcome
+
+
+def salt_of(defaults: Mapping[str, Any]) -> bytes:
+    """Return the options that shape answers as bytes, for digests of rows."""
+    return json.dumps(defaults, sort_keys=True).encode()
+
+
+async def _answer(
+    lines: Iterator[Line],
+    output: Output,
+    place: Place,
+    options: Options,
+    outcome: Outcome,
+    console: Console,
+) -> None:
+    counts = outcome.counts
+    async with place.service() as service:
+        started = time.monotonic()
+        try:
+            with progress_shown(counts, console) as refresh:
+
+                def count(result: Result) -> None:
+                    counts.now.add(result)
+                    refresh()
+
+                await Run(service, output, options, count).finish(lines)
+        finally:
+            outcome.seconds = time.monotonic() - started
+
+
+def _refuse_copies(output: Path) -> None:
+    """Raise ConfigError for an output that would be deleted together with its job."""
+    here = Path.cwd()
+    if _COPIES_OF_RAY in here.parts and output.resolve().is_relative_to(here.resolve()):
+        raise ConfigError(
+            f"--output {output} is in the job's copy of the working folder, which Ray deletes; "
+            "give an absolute path of a folder that is kept"
+        )

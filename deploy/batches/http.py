@@ -1,0 +1,137 @@
+"""A running OpenAI endpoint as the service of a batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx2
+
+from deploy.batches.results import Reply
+from deploy.batches.services import ServiceBusyError, ServiceLostError
+from diffuspec.core.errors import ConfigError
+
+MAX_REPLY_BYTES = 64 * 2**20
+
+_CONNECT_SECONDS = 10.0
+_MAX_RETRY_AFTER_SECONDS = 120.0
+_BUSY = (429, 503)
+_NO_ENTRY = (401, 403)
+_TIMED_OUT = 408
+
+
+class HttpService:
+    """A `Service` over HTTP. Use it as an async context manager."""
+
+    def __init__(
+        self,
+        address: str,
+        api_key: str | None,
+        *,
+        concurrency: int,
+        timeout_seconds: float,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        """`address` is the endpoint without /v1. transport: in place of a network, for tests."""
+        headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self.model = ""  # asked of the endpoint
+        self.concurrency = concurrency
+        self._address = address
+        self._client = httpx2.AsyncClient(
+            base_url=address,
+            headers=headers,
+            timeout=httpx2.Timeout(timeout_seconds, connect=_CONNECT_SECONDS, pool=None),
+            limits=httpx2.Limits(max_connections=concurrency),
+            transport=transport,
+        )
+
+    async def __aenter__(self) -> Self:
+        """Ask which model is served. Raises ConfigError if nobody answers, or not as expected."""
+        await self._client.__aenter__()
+        try:
+            reply = await self._send("GET", "/v1/models", None, "batch-models")
+        except (ServiceBusyError, ServiceLostError) as error:
+            await self._client.aclose()
+            raise ConfigError(f"--address: no endpoint at {self._address}: {error}") from error
+        except BaseException:
+            await self._client.aclose()
+            raise
+        self.model = _model(reply, self._address)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._client.__aexit__(kind, error, traceback)
+
+    async def ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
+        """See `Service.ask`. Raises ConfigError when the endpoint does not take the API key."""
+        return await self._send("POST", url, {"model": self.model, **body}, request_id)
+
+    async def _send(
+        self, method: str, url: str, body: Mapping[str, Any] | None, request_id: str
+    ) -> Reply:
+        headers = {"x-request-id": request_id}
+        try:
+            async with self._client.stream(method, url, json=body, headers=headers) as response:
+                content = await _read(response)
+        except httpx2.TransportError as error:
+            reason = str(error) or type(error).__name__
+            raise ServiceLostError(f"{reason}") from error
+        _check_status(response)
+        try:
+            said = json.loads(content)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise ServiceLostError(f"status {response.status_code} without a JSON object")
+        return Reply(response.status_code, response.headers.get("x-request-id", request_id), said)
+
+
+async def _read(response: httpx2.Response) -> bytes:
+    """Return the body. Raises ServiceLostError if it is too large to be an answer."""
+    parts, num_bytes = [], 0
+    async for part in response.aiter_bytes():
+        num_bytes += len(part)
+        if num_bytes > MAX_REPLY_BYTES:
+            raise ServiceLostError(f"a reply above {MAX_REPLY_BYTES} bytes")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _check_status(response: httpx2.Response) -> None:
+    """Raise an error for a status that says nothing about the request itself."""
+    status = response.status_code
+    if status in _NO_ENTRY:
+        raise ConfigError(
+            f"the endpoint refuses the API key (status {status}); give it with --api-key-file or "
+            "DIFFUSPEC_API_KEY"
+        )
+    if status in _BUSY:
+        raise ServiceBusyError(f"status {status}", _retry_after(response))
+    if status >= 500 or status == _TIMED_OUT:
+        raise ServiceLostError(f"status {status}")
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    """Return the seconds that a Retry-After names; 0 for none, or for a date."""
+    try:
+        seconds = float(response.headers.get("retry-after", 0))
+    except ValueError:
+        return 0.0
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS)
+
+
+def _model(reply: Reply, address: str) -> str:
+    models = reply.body.get("data")
+    if not reply.is_ok or not isinstance(models, list) or not models:
+        raise ConfigError(
+            f"--address: {address} is no OpenAI endpoint: GET /v1/models has status "
+            f"{reply.status_code} and no list of models"
+        )
+    return str(models[0].get("id", ""))

@@ -1,0 +1,64 @@
+"""A backend of the HTTP application as the service of a batch, without HTTP in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from contextlib import aclosing
+from typing import Any
+
+from deploy.batches.results import OK, Reply
+from deploy.batches.services import ServiceBusyError, ServiceLostError
+from diffuspec.core.errors import (
+    DiffuspecError,
+    OverloadedError,
+    RequestCancelledError,
+    WorkerError,
+)
+from diffuspec.serve.backend import Backend
+from diffuspec.serve.generation import outputs
+from diffuspec.serve.openai.errors import HttpError, answer_to
+from diffuspec.serve.openai.parsing import ENDPOINTS, check_model, encode, parse
+from diffuspec.serve.openai.replies import make_reply
+
+
+class BackendService:
+    """A `Service` over a backend. Belongs to the backend's event loop."""
+
+    def __init__(self, backend: Backend, concurrency: int, timeout_seconds: float) -> None:
+        """timeout_seconds bounds one answer."""
+        self.concurrency = concurrency
+        self._backend = backend
+        self._timeout_seconds = timeout_seconds
+
+    async def ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
+        """See `Service.ask`."""
+        try:
+            return Reply(OK, request_id, await self._answer(url, body, request_id))
+        except OverloadedError as error:
+            raise ServiceBusyError(str(error)) from error
+        except (WorkerError, RequestCancelledError, TimeoutError) as error:
+            raise ServiceLostError(str(error) or type(error).__name__) from error
+        except DiffuspecError as error:
+            answer = answer_to(error)
+            return Reply(answer.status, request_id, answer.body())
+
+    async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+        """Return the object that the endpoint replies with. Raises what a backend does."""
+        backend, model = self._backend, self._backend.model
+        if not check_model(body, model):
+            raise HttpError(404, f"the model is {model.name}", "model_not_found")
+        [endpoint] = [one for one in ENDPOINTS if one == url]
+        job = parse(endpoint, body, model)
+        tokenizer, now = backend.tokenizer, int(time.time())
+        generations = await asyncio.to_thread(encode, job, tokenizer, model)
+        reply = make_reply(
+            job, generations, tokenizer, id=request_id, model=model.name, created=now
+        )
+        seconds = self._timeout_seconds
+        stream = outputs(backend, generations, job.speculation, request_id, seconds)
+        async with aclosing(stream):
+            async for index, output in stream:
+                reply.add(index, output)
+        return reply.whole()

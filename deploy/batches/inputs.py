@@ -1,0 +1,161 @@
+"""The input of a batch, read line by line: it may be larger than memory.
+
+It is read twice: `scan` counts the rows and refuses two with one custom_id before any work, then
+`read` yields those to answer. 16 bytes are kept of each line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from deploy.batches.rows import custom_id_of
+from diffuspec.core.errors import ConfigError
+
+MAX_LINE_BYTES = 4 * 2**20
+MAX_LINES = 10_000_000
+
+_CHUNK_BYTES = 2**20
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that is not blank."""
+
+    number: int  # from 1
+    content: bytes  # without its end; of a line that is too long, its beginning
+    digest: int  # of the whole line and of the options that shape its answer: 64 bits, not 0
+    is_too_long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where lines come from; `lines` begins at the first one each time it is called."""
+
+    name: str
+    lines: Callable[[], Iterator[Line]]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What is kept of a source, to know its lines again."""
+
+    digests: Sequence[int]  # by line number; 0 for a blank line and for number 0
+    num_rows: int
+
+    def has(self, number: int, digest: int) -> bool:
+        return number < len(self.digests) and self.digests[number] == digest
+
+
+def jsonl_file(path: Path, salt: bytes = b"") -> Source:
+    """Return the lines of a file.
+
+    salt: the options that shape answers, so that a result made with others is known as such.
+    """
+    return Source(str(path), lambda: _lines(path, salt))
+
+
+def scan(source: Source) -> Index:
+    """Read a whole source. Raises ConfigError: unreadable, no rows, too many, or one id twice."""
+    digests, ids = array("Q", [0]), array("Q", [0])
+    num_rows = 0
+    for line in source.lines():
+        if line.number > MAX_LINES:
+            raise ConfigError(
+                f"{source.name} has more than {MAX_LINES} lines; --engine data takes more"
+            )
+        blank = [0] * (line.number - len(digests))
+        name = custom_id_of(line.content, line.number)
+        digests.extend([*blank, line.digest])
+        ids.extend([*blank, 0 if name is None else digest_of(b"", name.encode("utf-8", "replace"))])
+        num_rows += 1
+    if not num_rows:
+        raise ConfigError(f"{source.name} holds no rows")
+    _refuse_duplicates(source, ids)
+    return Index(digests, num_rows)
+
+
+def read(
+    source: Source, index: Index, done: Sequence[int], limit: int | None = None
+) -> Iterator[Line]:
+    """Yield the lines that are not done, out of the first `limit` rows (None: of all).
+
+    Raises ConfigError if the source has changed.
+    """
+    for line in islice(source.lines(), limit):
+        if not index.has(line.number, line.digest):
+            raise ConfigError(f"{source.name}, line {line.number} changed while the batch ran")
+        if not done[line.number]:
+            yield line
+
+
+def digest_of(salt: bytes, content: bytes) -> int:
+    """Return 64 bits that tell one content from another, never 0."""
+    return _number(_hasher(salt, content))
+
+
+def _lines(path: Path, salt: bytes) -> Iterator[Line]:
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"the input must be a file, which is read twice; {path} is none")
+        with path.open("rb") as file:
+            number = 0
+            while head := file.readline(MAX_LINE_BYTES + 1):
+                number += 1
+                content = (head.removeprefix(_BOM) if number == 1 else head).strip()
+                hasher = _hasher(salt, content)
+                is_too_long = _skip_rest(file, head, hasher)
+                if content:
+                    yield Line(number, content, _number(hasher), is_too_long)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"cannot read the input {path}: {reason}") from error
+
+
+def _skip_rest(file: BinaryIO, head: bytes, hasher: hashlib.blake2b) -> bool:
+    """Read on to the end of a line that began with `head`; return whether it is too long."""
+    if head.endswith(b"\n") or len(head) <= MAX_LINE_BYTES:
+        return False
+    while part := file.readline(_CHUNK_BYTES):
+        hasher.update(part)
+        if part.endswith(b"\n"):
+            break
+    return True
+
+
+def _hasher(salt: bytes, content: bytes) -> hashlib.blake2b:
+    hasher = hashlib.blake2b(salt, digest_size=8)
+    hasher.update(b"\0" + content)
+    return hasher
+
+
+def _number(hasher: hashlib.blake2b) -> int:
+    return int.from_bytes(hasher.digest()) or 1
+
+
+def _refuse_duplicates(source: Source, ids: Sequence[int]) -> None:
+    """Raise ConfigError naming the first two lines with one custom_id."""
+    values = np.asarray(ids, np.uint64)
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    repeated = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0))
+    for place in repeated[np.argsort(order[repeated + 1])]:
+        first, second = int(order[place]), int(order[place + 1])
+        names = {
+            line.number: custom_id_of(line.content, line.number)
+            for line in source.lines()
+            if line.number in (first, second)
+        }
+        if names[first] == names[second]:  # and not only their digests
+            raise ConfigError(
+                f"{source.name}, line {second}: custom_id {names[second]!r:.80} was used in line "
+                f"{first} already"
+            )

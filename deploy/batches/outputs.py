@@ -1,0 +1,182 @@
+"""The output of a batch: results appended line by line, each on disk before it counts as done.
+
+A process that is killed loses only what it was answering. The next one finds the rows that are
+done in the file itself: every result names its line of the input and the digest of that line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+from deploy.batches.inputs import Index
+from deploy.batches.results import encode, is_failure, place_of
+from diffuspec.core.errors import ConfigError
+
+Result: TypeAlias = Mapping[str, Any]
+OnResult: TypeAlias = Callable[[Result], None]
+
+_BLOCK_BYTES = 2**20
+
+
+class Output:
+    """An output file that is open and locked; see `open_output`. Belongs to one event loop."""
+
+    def __init__(self, file: BinaryIO, done: bytearray) -> None:
+        self.done = done  # by line number of the input, 1 where the file has the result
+        self._file = file
+        self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    async def append(self, result: Result, on_written: OnResult) -> None:
+        """Write a result; return once it is on disk. Results that come together share a write.
+
+        on_written gets the result then, also when the caller was cancelled meanwhile.
+        """
+
+        def tell(written: asyncio.Future[None]) -> None:
+            if written.exception() is None:
+                on_written(result)
+
+        written = asyncio.get_running_loop().create_future()
+        written.add_done_callback(tell)
+        self._waiting.append((encode(result), written))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write())
+        await asyncio.shield(written)
+
+    async def flush(self) -> None:
+        """Wait until everything is on disk, also when the caller of `append` was cancelled."""
+        if self._writer is not None:
+            await asyncio.wait([self._writer])
+
+    async def _write(self) -> None:
+        while self._waiting:
+            taken, self._waiting = self._waiting, []
+            content = b"".join(line for line, _ in taken)
+            try:
+                await asyncio.to_thread(self._put, content)
+            except OSError as error:
+                for _, written in taken:
+                    written.set_exception(error)
+            else:
+                for _, written in taken:
+                    written.set_result(None)
+
+    def _put(self, content: bytes) -> None:
+        self._file.write(content)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+@contextlib.contextmanager
+def open_output(path: Path, index: Index, on_result: OnResult) -> Iterator[Output]:
+    """Make an output or go on with one; on_result gets each result that is there.
+
+    A last line that a kill cut off is removed. Raises ConfigError if the file is in use, or has
+    anything but results of this input.
+    """
+    with _locked(path) as file:
+        _cut_torn_line(file)
+        yield Output(file, _read_results(path, file, index, on_result))
+
+
+def drop_failures(path: Path) -> int:
+    """Remove the results of failed rows, so that they are answered again; return their number.
+
+    Raises ConfigError as `open_output` does.
+    """
+    if not path.exists():
+        return 0
+    kept = path.with_name(f"{path.name}.kept")
+    num_dropped = 0
+    with _locked(path) as file, kept.open("wb") as copy:
+        _cut_torn_line(file)
+        for number, line in enumerate(file, start=1):
+            if is_failure(_parse(path, number, line)):
+                num_dropped += 1
+            else:
+                copy.write(line)
+        copy.flush()
+        os.fsync(copy.fileno())
+        os.replace(kept, path)
+    return num_dropped
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = path.open("a+b")
+    except OSError as error:
+        raise ConfigError(f"cannot write the output {path}: {error.strerror}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"the output {path} is in use by another batch") from error
+        _sync_folder(path.absolute().parent)
+        file.seek(0)
+        yield file
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the file's name on disk too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Remove what follows the last newline, and begin at the start of the file."""
+    end = file.seek(0, os.SEEK_END)
+    place, kept = end, 0
+    while place > 0:
+        start = max(place - _BLOCK_BYTES, 0)
+        file.seek(start)
+        newline = file.read(place - start).rfind(b"\n")
+        if newline >= 0:
+            kept = start + newline + 1
+            break
+        place = start
+    if kept < end:
+        file.truncate(kept)
+    file.seek(0)
+
+
+def _read_results(path: Path, file: BinaryIO, index: Index, on_result: OnResult) -> bytearray:
+    """Return which rows are done. Raises ConfigError for a result of any other row."""
+    done = bytearray(len(index.digests))
+    for number, line in enumerate(file, start=1):
+        result = _parse(path, number, line)
+        place = place_of(result)
+        assert place is not None
+        row, digest = place
+        if not index.has(row, digest):
+            raise ConfigError(
+                f"{path}, line {number} is the result of another input, or of other options: "
+                f"line {row} of this input is not what it answers"
+            )
+        if done[row]:
+            raise ConfigError(f"{path}, line {number} is a second result for line {row}")
+        done[row] = 1
+        on_result(result)
+    return done
+
+
+def _parse(path: Path, number: int, line: bytes) -> Result:
+    try:
+        result = json.loads(line)
+    except (ValueError, RecursionError):
+        result = None
+    if place_of(result) is None:
+        raise ConfigError(f"{path}, line {number} is no result of a batch; give another --output")
+    parsed: Result = result
+    return parsed

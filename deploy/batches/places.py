@@ -1,0 +1,97 @@
+"""Where a batch is answered: at an address, by roles in this process, by a pipeline on Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from actors.pipeline import Pipeline
+from actors.settings import PipelineConfig
+from deploy.batches.http import HttpService
+from deploy.batches.in_process import BackendService
+from deploy.batches.pipelines import PipelineBackend
+from deploy.batches.services import Service
+from deploy.local_ray import ray_cluster
+from diffuspec.core.errors import ConfigError
+from diffuspec.pairs.tiny import TARGET
+from diffuspec.serve.backend import Backend
+from diffuspec.serve.local import EngineBackend
+
+API_KEY_VARIABLE = "DIFFUSPEC_API_KEY"
+
+_ROWS_PER_SEQUENCE = 2  # so that the next one is there when one ends
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How to get at a service: `surroundings` are entered first, outside of an event loop."""
+
+    surroundings: Callable[[], AbstractContextManager[None]]
+    service: Callable[[], AbstractAsyncContextManager[Service]]
+
+
+def at_address(address: str, key_file: Path | None, concurrency: int, seconds: float) -> Place:
+    """Return the endpoint at a URL. Raises ConfigError for a key file that cannot be read."""
+    key = read_api_key(key_file)
+    url = address.rstrip("/").removesuffix("/v1")
+
+    def service() -> AbstractAsyncContextManager[Service]:
+        return HttpService(url, key, concurrency=concurrency, timeout_seconds=seconds)
+
+    return Place(contextlib.nullcontext, service)
+
+
+def in_process(config: PipelineConfig) -> Place:
+    """Return the roles of a pipeline as objects of this process, on one machine without Ray."""
+
+    @contextlib.asynccontextmanager
+    async def service() -> AsyncIterator[Service]:
+        import torch
+
+        from diffuspec.engine import Engine
+
+        torch.set_num_threads(config.placement.verifier.num_threads)
+        async with Engine.from_config(config.engine) as engine:
+            yield _service(EngineBackend(engine, model_name(config)), config)
+
+    return Place(contextlib.nullcontext, service)
+
+
+def on_ray(config: PipelineConfig) -> Place:
+    """Return a pipeline on the cluster of RAY_ADDRESS, or on one of its own on this machine."""
+
+    @contextlib.asynccontextmanager
+    async def service() -> AsyncIterator[Service]:
+        async with Pipeline(config) as pipeline:
+            yield _service(PipelineBackend(pipeline, model_name(config)), config)
+
+    return Place(lambda: ray_cluster("", config), service)
+
+
+def model_name(config: PipelineConfig) -> str:
+    """Return the name that `diffuspec serve` gives to a target, too."""
+    path = config.engine.target.path
+    return "diffuspec-tiny" if path == TARGET else path.resolve().name
+
+
+def read_api_key(path: Path | None) -> str | None:
+    """Return the key in a file, else that of the environment, else None. Raises ConfigError."""
+    if path is None:
+        return os.environ.get(API_KEY_VARIABLE) or None
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the API key in {path}: {error}") from error
+    if not key.isascii() or not key.isprintable() or not key:
+        raise ConfigError(f"{path} must hold one API key, a line of printable ASCII")
+    return key
+
+
+def _service(backend: Backend, config: PipelineConfig) -> BackendService:
+    num_sequences = config.engine.target.max_sequences
+    seconds = config.deadlines.answer_seconds
+    return BackendService(backend, _ROWS_PER_SEQUENCE * num_sequences, seconds)

@@ -1,0 +1,111 @@
+"""A result: the line that OpenAI's batch files have for each row.
+
+    {"id": "batch_req_12_9c0f...", "custom_id": "a",
+     "response": {"status_code": 200, "request_id": "...", "body": {...}}, "error": null}
+
+`response` is what the endpoint said, errors included; `error` is for rows that were never answered.
+The id names the line of the input and its digest, so that a result tells which row it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+OK = 200
+
+_ID = re.compile(r"batch_req_([1-9][0-9]{0,8})_([0-9a-f]{16})")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an endpoint said to one request."""
+
+    status_code: int
+    request_id: str
+    body: Mapping[str, Any]
+
+    @property
+    def is_ok(self) -> bool:
+        return self.status_code == OK
+
+
+def answered(number: int, digest: int, custom_id: str | None, reply: Reply) -> dict[str, Any]:
+    """Return the result of a row that the endpoint replied to."""
+    response = {
+        "status_code": reply.status_code,
+        "request_id": reply.request_id,
+        "body": reply.body,
+    }
+    return _result(number, digest, custom_id, response, None)
+
+
+def failed(
+    number: int,
+    digest: int,
+    custom_id: str | None,
+    code: str,
+    message: str,
+    param: str | None = None,
+) -> dict[str, Any]:
+    """Return the result of a row without a reply."""
+    error = {"code": code, "message": message, "param": param}
+    return _result(number, digest, custom_id, None, error)
+
+
+def conversation(question: Mapping[str, Any] | None, replies: Sequence[Reply]) -> Reply:
+    """Return one reply for a row of several turns; the last is an error if any is."""
+    last = replies[-1]
+    if question is None or not last.is_ok:
+        return last
+    turns = [reply.body for reply in replies]
+    body = {"object": "conversation", **question, "turns": turns}
+    return Reply(last.status_code, last.request_id, body)
+
+
+def is_failure(result: Mapping[str, Any]) -> bool:
+    response = result["response"]
+    return response is None or response["status_code"] != OK
+
+
+def usages(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the usage block of every completion in a result."""
+    if is_failure(result):
+        return []
+    body = result["response"]["body"]
+    found = [one.get("usage") for one in body.get("turns", [body])]
+    return [usage for usage in found if isinstance(usage, dict)]
+
+
+def place_of(result: object) -> tuple[int, int] | None:
+    """Return line number and digest of the row that a result is of; None if it is no result."""
+    if not isinstance(result, dict) or not {"custom_id", "response", "error"} <= result.keys():
+        return None
+    found = _ID.fullmatch(str(result.get("id")))
+    return (int(found[1]), int(found[2], 16)) if found is not None else None
+
+
+def encode(result: Mapping[str, Any]) -> bytes:
+    """Return a result as a line, with its newline."""
+    try:
+        return (json.dumps(result, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, in a custom_id
+        return (json.dumps(result) + "\n").encode()
+
+
+def _result(
+    number: int,
+    digest: int,
+    custom_id: str | None,
+    response: Mapping[str, Any] | None,
+    error: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    return {
+        "id": f"batch_req_{number}_{digest:016x}",
+        "custom_id": custom_id,
+        "response": response,
+        "error": error,
+    }

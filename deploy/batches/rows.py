@@ -1,0 +1,150 @@
+"""A row of a batch: what it asks for, in whichever of the formats it is written.
+
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
+    {"messages": [...], "max_tokens": 64}      or {"prompt": "..."}; custom_id is optional
+    {"question_id": 81, "category": "writing", "turns": ["...", "..."]}      Spec-Bench
+
+A body is the JSON object that the URL of an OpenAI endpoint takes. Of a question, every turn is
+asked after the answers to those before it. Rows of the last two kinds have defaults of our own;
+those of the first have OpenAI's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+CHAT, COMPLETIONS = URLS = ("/v1/chat/completions", "/v1/completions")
+MAX_CUSTOM_ID_CHARACTERS = 512
+MAX_TURNS = 16
+
+_OWN_KEYS = ("custom_id", "method", "url")  # of a plain row; all others are its body
+
+
+class BadRowError(ValueError):
+    """A row that cannot be asked. `code` is for programs, `param` names the wrong key."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a row asks for."""
+
+    url: str
+    body: Mapping[str, Any]  # of the first request
+    later_turns: tuple[str, ...] = ()  # the user's next messages
+    question: Mapping[str, Any] | None = None  # Spec-Bench's question_id and category
+
+
+def custom_id_of(content: bytes, number: int) -> str | None:
+    """Return the id that a line's result gets, right or wrong; None if the line is not an object.
+
+    It is the row's own custom_id, or the number of a question, or else line-NUMBER.
+    """
+    try:
+        data = _object(content)
+    except BadRowError:
+        return None
+    if "custom_id" not in data:
+        number_of_question = data.get("question_id")
+        return f"line-{number}" if number_of_question is None else str(number_of_question)
+    given = data["custom_id"]
+    return given if isinstance(given, str) else json.dumps(given)
+
+
+def parse_row(content: bytes, defaults: Mapping[str, Any]) -> Row:
+    """Return what a line asks for. Raises BadRowError.
+
+    defaults: parameters of plain rows and questions that do not give them.
+    """
+    data = _object(content)
+    _check_custom_id(data)
+    if "body" in data:
+        return _request(data)
+    if "turns" in data:
+        return _question(data, defaults)
+    if "prompt" in data or "messages" in data:
+        return _plain(data, defaults)
+    _refuse(None, "a row needs `body`, `messages`, `prompt` or `turns`", got=sorted(data))
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(content, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise BadRowError("invalid_json", f"the line is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise BadRowError("invalid_json", f"the line must be a JSON object, got {_show(data)}")
+    return data
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _check_custom_id(data: Mapping[str, Any]) -> None:
+    given = data.get("custom_id", "-")
+    if not isinstance(given, str) or not 1 <= len(given) <= MAX_CUSTOM_ID_CHARACTERS:
+        right = f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_CHARACTERS} characters"
+        _refuse("custom_id", right, got=given)
+
+
+def _request(data: Mapping[str, Any]) -> Row:
+    method, url, body = data.get("method", "POST"), data.get("url", CHAT), data["body"]
+    if method != "POST":
+        _refuse("method", "method must be POST", got=method)
+    if url not in URLS:
+        _refuse("url", f"url must be {' or '.join(URLS)}", got=url)
+    if not isinstance(body, dict):
+        _refuse("body", "body must be an object", got=body)
+    return Row(url, _body(body))
+
+
+def _plain(data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row:
+    url = CHAT if "messages" in data else COMPLETIONS
+    if data.get("url", url) != url:
+        _refuse("url", f"url must be {url} in a row with these keys", got=data["url"])
+    given = {key: value for key, value in data.items() if key not in _OWN_KEYS}
+    spelled = _for_url(defaults, url)
+    if "max_completion_tokens" in given:  # which is another name of it
+        spelled.pop("max_tokens", None)
+    return Row(url, _body({**spelled, **given}))
+
+
+def _question(data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row:
+    turns = data["turns"]
+    is_texts = isinstance(turns, list) and all(isinstance(turn, str) for turn in turns)
+    if not is_texts or not 1 <= len(turns) <= MAX_TURNS:
+        _refuse("turns", f"turns must be a list of 1 to {MAX_TURNS} texts", got=turns)
+    body = {**_for_url(defaults, CHAT), "messages": [{"role": "user", "content": turns[0]}]}
+    question = {key: data.get(key) for key in ("question_id", "category")}
+    return Row(CHAT, body, tuple(turns[1:]), question)
+
+
+def _body(body: dict[str, Any]) -> dict[str, Any]:
+    if body.get("stream"):
+        _refuse("stream", "stream must be false in a batch, whose answers are read whole", got=True)
+    return {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
+
+
+def _for_url(defaults: Mapping[str, Any], url: str) -> dict[str, Any]:
+    """Return the defaults in the spelling of a URL: chats ask for logprobs in two keys."""
+    spelled = dict(defaults)
+    if url == CHAT and "logprobs" in spelled:
+        spelled |= {"logprobs": True, "top_logprobs": spelled["logprobs"]}
+    return spelled
+
+
+def _refuse(param: str | None, right: str, got: object) -> NoReturn:
+    raise BadRowError("invalid_row", f"{right}, got {_show(got)}", param)
+
+
+def _show(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

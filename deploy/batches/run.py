@@ -1,0 +1,152 @@
+"""The run of a batch: a bounded number of rows in flight, each result on disk before the next row.
+
+A row fails by its own fault alone. While the service is busy or away, rows wait; when it has
+answered nothing for long, the run stops, and the same command goes on later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from deploy.batches.inputs import MAX_LINE_BYTES, Line
+from deploy.batches.outputs import OnResult, Result
+from deploy.batches.results import Reply, answered, conversation, failed
+from deploy.batches.rows import BadRowError, Row, custom_id_of, parse_row
+from deploy.batches.services import (
+    BatchStoppedError,
+    Service,
+    ServiceBusyError,
+    ServiceLostError,
+)
+from diffuspec.core.backoff import Backoff
+
+_FIRST_PAUSE_SECONDS = 0.5
+_MAX_PAUSE_SECONDS = 30.0
+_MAX_LOSSES = 5  # of a service that answers other rows meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How rows are asked."""
+
+    concurrency: int | None  # rows in flight; None: what keeps the service busy
+    patience_seconds: float  # without any answer, until the run stops
+    defaults: Mapping[str, Any]  # parameters of plain rows and questions
+    speculation: Mapping[str, Any]  # of rows that say nothing of it
+
+
+class Results(Protocol):
+    """Where results go; see `Output`."""
+
+    async def append(self, result: Result, on_written: OnResult) -> None: ...
+
+    async def flush(self) -> None: ...
+
+
+class _LostRowError(Exception):
+    """The service fails whenever it is asked this row, and answers others."""
+
+
+class Run:
+    """One run over the rows that are not done yet."""
+
+    def __init__(
+        self,
+        service: Service,
+        output: Results,
+        options: Options,
+        on_result: OnResult,
+    ) -> None:
+        """on_result gets every result once it is on disk, also while the run is being cancelled."""
+        self._service = service
+        self._output = output
+        self._options = options
+        self._on_result = on_result
+        self._answered_at = 0.0  # when the service last replied; monotonic
+
+    async def finish(self, lines: Iterator[Line]) -> None:
+        """Answer all lines. When cancelled, results that are complete are written first.
+
+        Raises BatchStoppedError when the service has been away for too long.
+        """
+        self._answered_at = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self._options.concurrency or self._service.concurrency):
+                    group.create_task(self._work(lines))
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        finally:
+            await self._output.flush()
+
+    async def _work(self, lines: Iterator[Line]) -> None:
+        for line in lines:
+            await self._output.append(await self._answer(line), self._on_result)
+
+    async def _answer(self, line: Line) -> Result:
+        """Return the result of a line, whatever is in it."""
+        custom_id = custom_id_of(line.content, line.number)
+        place = (line.number, line.digest, custom_id)
+        if line.is_too_long:
+            return failed(*place, "invalid_json", f"the line is above {MAX_LINE_BYTES} bytes")
+        try:
+            row = parse_row(line.content, self._options.defaults)
+            return answered(*place, await self._converse(row, line))
+        except BadRowError as error:
+            return failed(*place, error.code, str(error), error.param)
+        except _LostRowError as error:
+            return failed(*place, "service_lost", str(error))
+
+    async def _converse(self, row: Row, line: Line) -> Reply:
+        """Ask all turns of a row, each after the answers to those before it."""
+        body = dict(row.body)
+        if self._options.speculation:
+            body.setdefault("speculation", self._options.speculation)
+        replies: list[Reply] = []
+        for turn, text in enumerate((None, *row.later_turns), start=1):
+            if text is not None:
+                said = _answer_of(replies[-1])
+                body["messages"] = [*body["messages"], said, {"role": "user", "content": text}]
+            request_id = f"batch-{line.number}-{turn}-{line.digest:016x}"
+            replies.append(await self._ask(row.url, body, request_id))
+            if not replies[-1].is_ok:
+                break
+        return conversation(row.question, replies)
+
+    async def _ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
+        """Ask until there is a reply; see the module for when to give up."""
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        started_at, num_losses = time.monotonic(), 0
+        while True:
+            try:
+                reply = await self._service.ask(url, body, request_id)
+            except (ServiceBusyError, ServiceLostError) as error:
+                num_losses += isinstance(error, ServiceLostError)
+                if num_losses >= _MAX_LOSSES and self._answered_at > started_at:
+                    raise _LostRowError(f"lost {num_losses} times: {error}") from error
+                pause = max(backoff.failed(), _wanted_pause(error))
+                self._check_patience(pause, error)
+                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            else:
+                self._answered_at = time.monotonic()
+                return reply
+
+    def _check_patience(self, pause: float, error: Exception) -> None:
+        patience = self._options.patience_seconds
+        if time.monotonic() + pause - self._answered_at > patience:
+            raise BatchStoppedError(f"no answer for {patience:g} seconds; the last error: {error}")
+
+
+def _wanted_pause(error: Exception) -> float:
+    return error.retry_after_seconds if isinstance(error, ServiceBusyError) else 0.0
+
+
+def _answer_of(reply: Reply) -> dict[str, str]:
+    """Return the model's message in a reply, as a later turn needs it."""
+    [choice, *_] = reply.body["choices"]
+    return {"role": "assistant", "content": choice["message"]["content"] or ""}

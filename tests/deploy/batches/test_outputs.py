@@ -1,0 +1,145 @@
+"""What is in an output after a kill, and which outputs are not gone on with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.batches.inputs import Index, jsonl_file, scan
+from deploy.batches.outputs import drop_failures, open_output
+from deploy.batches.results import Reply, answered, encode, failed
+from diffuspec.core.errors import ConfigError
+
+
+@pytest.fixture
+def index(written) -> Index:
+    return scan(jsonl_file(written({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})))
+
+
+def result(index: Index, number: int) -> dict[str, object]:
+    reply = Reply(200, "r", {"choices": []})
+    return answered(number, index.digests[number], f"line-{number}", reply)
+
+
+def failure(index: Index, number: int) -> dict[str, object]:
+    return failed(number, index.digests[number], None, "invalid_json", "the line is not JSON")
+
+
+def ignore(result: object) -> None: ...
+
+
+def contents(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_results_are_in_the_file_when_append_returns(tmp_path, index):
+    path = tmp_path / "out.jsonl"
+    with open_output(path, index, ignore) as output:
+        await asyncio.gather(*(output.append(result(index, number), ignore) for number in (2, 1)))
+        assert contents(path) == [result(index, 2), result(index, 1)]
+        await output.append(result(index, 3), ignore)
+    assert len(contents(path)) == 3
+
+
+async def test_a_result_whose_writer_is_cancelled_is_written(tmp_path, index):
+    path = tmp_path / "out.jsonl"
+    with open_output(path, index, ignore) as output:
+        seen: list[object] = []
+        appending = asyncio.create_task(output.append(result(index, 1), seen.append))
+        await asyncio.sleep(0)
+        appending.cancel()
+        await output.flush()
+    assert contents(path) == seen == [result(index, 1)]
+
+
+@pytest.mark.parametrize("length", [1, 20, 10_000_000])
+def test_a_line_that_a_kill_cut_off_is_removed_wherever_it_was_cut(tmp_path, index, length):
+    path = tmp_path / "out.jsonl"
+    first, second = encode(result(index, 1)), encode(result(index, 2))
+    torn = second[:length] if length < len(second) else b"x" * length  # beyond a block
+    path.write_bytes(first + torn)
+    seen: list[object] = []
+    with open_output(path, index, seen.append) as output:
+        assert list(output.done) == [0, 1, 0, 0]
+    assert seen == [result(index, 1)]
+    assert path.read_bytes() == first
+
+
+def test_an_output_that_is_one_torn_line_is_empty(tmp_path, index):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'{"id": "batch')
+    with open_output(path, index, ignore) as output:
+        assert not any(output.done)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "line", ['{"prompt": "a"}', "[]", "{", '{"id": "batch_req_0_12", "custom_id": null}']
+)
+def test_a_file_of_something_else_is_refused_and_kept(tmp_path, index, line):
+    path = tmp_path / "out.jsonl"
+    path.write_text(f"{line}\n")
+    with (
+        pytest.raises(ConfigError, match="line 1 is no result of a batch; give another --output"),
+        open_output(path, index, ignore),
+    ):
+        pass
+    assert path.read_text() == f"{line}\n"
+
+
+@pytest.mark.parametrize(("number", "change"), [(1, 1), (7, 0)])
+def test_an_output_of_another_input_is_refused(tmp_path, index, number, change):
+    path = tmp_path / "out.jsonl"
+    digest = index.digests[1] ^ change
+    path.write_bytes(encode(answered(number, digest, "a", Reply(200, "r", {}))))
+    with (
+        pytest.raises(ConfigError, match=f"of another input, or of other options: line {number}"),
+        open_output(path, index, ignore),
+    ):
+        pass
+
+
+def test_two_results_for_one_row_are_refused(tmp_path, index):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(encode(result(index, 2)) * 2)
+    with (
+        pytest.raises(ConfigError, match="line 2 is a second result for line 2"),
+        open_output(path, index, ignore),
+    ):
+        pass
+
+
+def test_two_batches_do_not_share_an_output(tmp_path, index):
+    path = tmp_path / "out.jsonl"
+    with (
+        open_output(path, index, ignore),
+        pytest.raises(ConfigError, match="in use by another batch"),
+        open_output(path, index, ignore),
+    ):
+        pass
+
+
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, index):
+    with (
+        pytest.raises(ConfigError, match=r"cannot write the output .*: Is a directory"),
+        open_output(tmp_path, index, ignore),
+    ):
+        pass
+
+
+def test_results_of_failed_rows_can_be_dropped(tmp_path, index):
+    path = tmp_path / "out.jsonl"
+    assert drop_failures(path) == 0
+    lines = [result(index, 1), failure(index, 2), result(index, 3)]
+    path.write_bytes(b"".join(map(encode, lines)) + b'{"torn')
+    assert drop_failures(path) == 1
+    assert contents(path) == [result(index, 1), result(index, 3)]
+    assert list(tmp_path.glob("out*")) == [path]
+
+
+def test_half_a_surrogate_pair_in_an_id_is_escaped(index):
+    line = encode(failed(1, index.digests[1], "\ud800", "invalid_row", "wrong"))
+    assert json.loads(line)["custom_id"] == "\ud800"
