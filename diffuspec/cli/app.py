@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from diffuspec.cli import bench, demo, generate, model, ngram, serve
+from diffuspec.cli import bench, demo, generate, keys, model, ngram, serve
 from diffuspec.cli.command import Command, Commands, Server
 
 app = typer.Typer(
@@ -32,6 +32,9 @@ app.add_typer(_ngram, name="ngram")
 _model = typer.Typer(cls=Commands, no_args_is_help=True, help="Model directories.")
 _model.command("import", cls=Command, epilog=model.EXAMPLES)(model.run)
 app.add_typer(_model, name="model")
+_keys = typer.Typer(cls=Commands, no_args_is_help=True, help="API keys of `diffuspec serve`.")
+_keys.command("add", cls=Command, epilog=keys.EXAMPLES)(keys.add)
+app.add_typer(_keys, name="keys")
 
 
 def _show_version(wanted: bool) -> None:

@@ -6,20 +6,33 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from diffuspec.cli import options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
+from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import read_yaml, validate
 from diffuspec.pairs.tiny import TARGET
+
+if TYPE_CHECKING:
+    from diffuspec.serve.server import Tls
+    from diffuspec.serve.settings import ServeSettings
 
 EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec serve                             [dim]# the embedded pair on http://127.0.0.1:8000[/dim]
   diffuspec serve --target DIR --drafter DIR --ngram FILE --port 9000
-  diffuspec serve --config FILE.yaml --model-name my-model
+  diffuspec keys add keys.yaml alice
+  diffuspec serve --host 0.0.0.0 --api-keys keys.yaml --tls-certificate FILE --tls-key FILE
+
+Clients take the printed URL with /v1 as their base URL:
+
+  OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+
+--config FILE.yaml is the file of an engine; a section `serve` in it has bounds of the service.
 """
 
 _SERVICE = "Service"
@@ -29,8 +42,11 @@ def _option(text: str, metavar: str, **limits: Any) -> Any:
     return typer.Option(help=text, metavar=metavar, rich_help_panel=_SERVICE, **limits)
 
 
-Host = Annotated[str, _option("Address to serve on.", "ADDRESS")]
+Host = Annotated[str, _option("Address to serve on. Any but loopback needs --api-keys.", "ADDRESS")]
 Port = Annotated[int, _option("Port to serve on; 0: a free one.", "N", min=0, max=65535)]
+ApiKeys = Annotated[
+    Path | None, _option("Ask for a key of this file; `diffuspec keys add` makes one.", "FILE.yaml")
+]
 ModelName = Annotated[
     str | None, _option("The model's name for clients. Default: its directory's.", "NAME")
 ]
@@ -45,6 +61,7 @@ Key = Annotated[Path | None, _option("Private key of the TLS certificate.", "FIL
 def run(
     host: Host = "127.0.0.1",
     port: Port = 8000,
+    api_keys: ApiKeys = None,
     model_name: ModelName = None,
     max_sequences: MaxSequences = None,
     tls_certificate: Certificate = None,
@@ -60,38 +77,60 @@ def run(
 ) -> None:
     """Serve OpenAI's API: chat and completions, streaming or not.
 
-    Any OpenAI client can use it with the base URL that is printed, ending in /v1. Ctrl-C or SIGTERM
-    lets running requests finish.
+    Prints the URL when it is ready. Ctrl-C or SIGTERM lets running requests finish.
     """
-    from diffuspec.serve.server import Tls, bind, is_loopback, serve_engine
-    from diffuspec.serve.settings import ServeSettings
+    from diffuspec.serve.server import bind, is_loopback, serve_engine
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    if (tls_certificate is None) != (tls_key is None):
-        raise ConfigError("--tls-certificate and --tls-key belong together")
-    tls = Tls(tls_certificate, tls_key) if tls_certificate and tls_key else None
+    tls = _tls(tls_certificate, tls_key)
+    settings, configured = _read(config, api_keys)
     drafting = {**options.policy(draft_length), **speculation}
     engine_config = options.engine_config(
-        config, target, drafter, drafter_kind, ngram, drafting, max_sequences
+        configured, target, drafter, drafter_kind, ngram, drafting, max_sequences
     )
     path = engine_config.target.path
     name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)
     bound = bind(host, port)
-    if not is_loopback(bound):
-        raise ConfigError(f"off loopback, on {host}, the service needs API keys")
+    if settings.api_keys is None and not is_loopback(bound):
+        raise ConfigError(f"{host} can be reached by others, which takes --api-keys FILE.yaml")
     typer.echo(f"loading {path}", err=True)
     engine = options.open_engine(engine_config, threads)
 
     def announce(url: str) -> None:
-        typer.echo(f"serving {name} on {url}\n\n{_curl(url, name)}\n")
+        typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")
 
-    asyncio.run(serve_engine(engine, name, ServeSettings(), bound, announce, tls))
+    asyncio.run(serve_engine(engine, name, settings, bound, announce, tls))
 
 
-def _curl(url: str, name: str) -> str:
-    body = (
-        f'{{"model": "{name}", "messages": [{{"role": "user", "content": '
-        f'"What is the capital of France?"}}]}}'
+def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    from diffuspec.serve.server import Tls
+
+    if certificate is not None and key is not None:
+        return Tls(certificate, key)
+    if certificate is not None or key is not None:
+        raise ConfigError("--tls-certificate and --tls-key belong together")
+    return None
+
+
+def _read(config: Path | None, api_keys: Path | None) -> tuple[ServeSettings, EngineConfig | None]:
+    """Return the service's settings, and the engine's if there is a file."""
+    from diffuspec.serve.http.keys import read_keys
+    from diffuspec.serve.settings import ServeSettings
+
+    data = {} if config is None else read_yaml(config)
+    section = data.pop("serve", {})
+    settings = validate(ServeSettings, section)
+    if api_keys is not None:
+        settings = settings.model_copy(update={"api_keys": api_keys})
+    if settings.api_keys is not None:
+        read_keys(settings.api_keys)  # wrong ones are refused before models are loaded
+    return settings, None if config is None else parse_config(data)
+
+
+def _curl(url: str, settings: ServeSettings) -> str:
+    body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    key = "" if settings.api_keys is None else " -H 'authorization: Bearer KEY'"
+    return (
+        f"curl {url}/v1/chat/completions -H 'content-type: application/json'{key} \\\n  -d '{body}'"
     )
-    return f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"

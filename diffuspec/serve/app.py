@@ -17,6 +17,7 @@ from diffuspec.serve.backend import Backend
 from diffuspec.serve.http import errors
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge
+from diffuspec.serve.http.keys import Keys
 from diffuspec.serve.openai.errors import HttpError
 from diffuspec.serve.settings import ServeSettings
 
@@ -26,10 +27,14 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def create_app(
     backend: Backend, settings: ServeSettings, lifespan: Callable[[FastAPI], Any] | None = None
 ) -> FastAPI:
-    """Return the application. `lifespan` is the application's own, as FastAPI takes it."""
+    """Return the application. `lifespan` is the application's own, as FastAPI takes it.
+
+    Raises ConfigError for a file of keys that cannot be read.
+    """
+    keys = None if settings.api_keys is None else Keys(settings.api_keys)
     app = FastAPI(title="diffuspec", version=package_version(), lifespan=lifespan)
     errors.install(app)
-    app.add_middleware(Edge)
+    app.add_middleware(Edge, settings=settings, keys=keys)
     _add_completions(app, Completions(backend, settings))
     _add_models(app, backend)
     _add_health(app, backend)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import socket
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,6 +18,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
 from diffuspec.serve.app import create_app
 from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.protocol import BoundedProtocol
 from diffuspec.serve.settings import ServeSettings
 
 _KEEP_ALIVE_SECONDS = 75
@@ -64,12 +66,12 @@ class Server(uvicorn.Server):
         self,
         app: ASGIApp,
         bound: socket.socket,
+        settings: ServeSettings,
         drain: Callable[[], Awaitable[None]],
-        max_drain_seconds: float,
         on_ready: Callable[[str], None],
         tls: Tls | None = None,
     ) -> None:
-        """`drain` refuses new requests and ends the others in `max_drain_seconds`.
+        """`drain` refuses new requests and ends the others in `drain_seconds`.
 
         `on_ready` is called with the URL.
         """
@@ -77,10 +79,11 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 access_log=False,
+                http=functools.partial(BoundedProtocol, settings),  # type: ignore[arg-type]
                 server_header=False,
                 log_config=None,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=round(max_drain_seconds) + _GRACE_SECONDS,
+                timeout_graceful_shutdown=round(settings.drain_seconds) + _GRACE_SECONDS,
                 ssl_certfile=None if tls is None else tls.certificate,
                 ssl_keyfile=None if tls is None else tls.key,
             )
@@ -128,6 +131,9 @@ async def serve_engine(
     """Serve an engine as the model `name` until a signal comes; close the engine."""
     async with engine:
         app = create_app(EngineBackend(engine, name), settings)
-        seconds = settings.drain_seconds
-        server = Server(app, bound, lambda: engine.stop(seconds), seconds, on_ready, tls)
-        await server.run_until_stopped()
+
+
+        async def drain() -> None:
+            await engine.stop(settings.drain_seconds)
+
+        await Server(app, bound, settings, drain, on_ready, tls).run_until_stopped()

@@ -4,20 +4,39 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from diffuspec.core.validation import Section
+from diffuspec.core.validation import FilePath, Section
 
 
 class ServeSettings(Section):
-    """The bounds of the HTTP service. Each is there to be reached: none can be switched off."""
+    """The HTTP service: who may call, and bounds, none of which can be switched off."""
 
+    api_keys: FilePath | None = Field(
+        None,
+        description="File of API keys, as `diffuspec keys add` makes; null: none are asked for.",
+    )
+    allowed_hosts: tuple[str, ...] | None = Field(
+        None,
+        strict=False,
+        description="Values of the header Host that are answered, without ports; null: all with "
+        "API keys, only loopback's own names without.",
+    )
     max_body_bytes: int = Field(
-        1024 * 1024, ge=1024, description="Largest body of a request; one larger gets 413."
+        1024 * 1024, ge=1024, description="Largest body of a request; a larger one gets 413."
+    )
+    max_requests: int = Field(
+        256, ge=1, description="Requests in progress; one more gets 429. Engines have own queues."
+    )
+    max_connections: int = Field(
+        1024, ge=1, description="Open connections of `diffuspec serve`; one more is closed."
     )
     request_seconds: float = Field(
         600.0, gt=0, description="Longest time that a request may take; no client can change it."
     )
+    header_seconds: float = Field(
+        10.0, gt=0, description="Seconds in which headers must arrive, in `diffuspec serve`."
+    )
     body_seconds: float = Field(
-        30.0, gt=0, description="Seconds in which the body of a request must have arrived."
+        30.0, gt=0, description="Seconds in which a body must arrive."
     )
     write_seconds: float = Field(
         30.0, gt=0, description="Seconds without reading after which a client is dropped."

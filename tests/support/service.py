@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import httpx2
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.config import parse_config
@@ -43,8 +46,8 @@ def serving(make_engine: Callable[[], Engine], settings: ServeSettings) -> Itera
             server = Server(
                 app,
                 bind("127.0.0.1", 0),
+                settings,
                 drain=lambda: engine.stop(settings.drain_seconds),
-                max_drain_seconds=settings.drain_seconds,
                 on_ready=lambda url: started.set(),
             )
             found.append((server, engine))
@@ -71,3 +74,20 @@ def fake_engine(verifier: FakeVerifier | None = None, max_waiting: int = 64) -> 
         {"target": {"path": Path("nowhere")}, "coordinator": {"max_waiting": max_waiting}}
     )
     return Engine(config, verifier, FakeDrafter(oracle_of(verifier), always_right), tokenizer)
+
+
+def http_client(
+    backend: Any, settings: ServeSettings | None = None, **options: Any
+) -> httpx2.AsyncClient:
+    """Return a client of the application over a backend or an engine, without a server."""
+    served = EngineBackend(backend, MODEL) if isinstance(backend, Engine) else backend
+    app = create_app(served, settings or ServeSettings())
+    transport = httpx2.ASGITransport(app)
+    return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", **options)
+
+
+def events(text: str) -> list[Any]:
+    """Return the data of server-sent events, without the [DONE] that they must end with."""
+    *found, done, end = text.split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    return [json.loads(one.removeprefix("data: ")) for one in found]

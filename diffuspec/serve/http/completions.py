@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
+from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -18,6 +19,7 @@ from diffuspec.serve.http.body import read_json
 from diffuspec.serve.http.connection import unless_gone
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event
+from diffuspec.serve.http.keys import Allowance
 from diffuspec.serve.openai.errors import HttpError
 from diffuspec.serve.openai.parsing import Endpoint, Generation, Job, check_model, encode, parse
 from diffuspec.serve.openai.replies import Reply, make_reply
@@ -36,11 +38,9 @@ class Completions:
         """Answer a request, streaming or not, within the time that the settings allow."""
         settings = self._settings
         body = await read_json(request, settings.max_body_bytes, settings.body_seconds)
-        return await unless_gone(
-            self._answer(endpoint, body, request.state.request_id), request.receive
-        )
+        return await unless_gone(self._answer(endpoint, body, request.state), request.receive)
 
-    async def _answer(self, endpoint: Endpoint, body: Any, request_id: str) -> Response:
+    async def _answer(self, endpoint: Endpoint, body: Any, state: State) -> Response:
         model = self._backend.model
         if not check_model(body, model):
             raise HttpError(404, "no such model: see /v1/models", "model_not_found")
@@ -49,9 +49,9 @@ class Completions:
         tokenizer = self._backend.tokenizer
         generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)
         reply = make_reply(
-            job, generations, tokenizer, id=request_id, model=model.name, created=int(time.time())
+            job, generations, tokenizer, id=state.request_id, model=model.name, created=int(time.time())
         )
-        stream = self._outputs(job, generations, request_id)
+        stream = self._outputs(job, generations, state)
         if job.stream:
             return await self._stream(reply, stream)
         async with aclosing(stream):
@@ -60,10 +60,16 @@ class Completions:
         return JSONResponse(reply.whole())
 
     def _outputs(
-        self, job: Job, generations: Sequence[Generation], request_id: str
+        self, job: Job, generations: Sequence[Generation], state: State
     ) -> AsyncGenerator[Indexed]:
         seconds = self._settings.request_seconds
-        return outputs(self._backend, generations, job.speculation, request_id, seconds)
+        stream = outputs(self._backend, generations, job.speculation, state.request_id, seconds)
+        allowance: Allowance | None = state.allowance
+        if allowance is None:
+            return stream
+        for generation in generations[:: job.num_choices]:
+            allowance.charge(len(generation.prompt_token_ids))
+        return _charged(stream, allowance)
 
     async def _stream(self, reply: Reply, stream: AsyncGenerator[Indexed]) -> Response:
         """Await the first output before the headers, so that early errors have their status."""
@@ -73,6 +79,15 @@ class Completions:
             await stream.aclose()
             raise
         return EventStream(_events(reply, first, stream), {}, self._settings.write_seconds)
+
+
+async def _charged(
+    stream: AsyncGenerator[Indexed], allowance: Allowance
+) -> AsyncGenerator[Indexed]:
+    async with aclosing(stream):
+        async for index, output in stream:
+            allowance.charge(len(output.token_ids))
+            yield index, output
 
 
 async def _events(

@@ -1,50 +1,157 @@
-"""What surrounds every request: an id, and headers of every response."""
+"""What surrounds every request: its id, who may call, how many at once, headers of responses."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import uuid
+from collections.abc import Iterator
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from diffuspec.serve.http.errors import respond
-from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.core.errors import OverloadedError
+from diffuspec.serve.http.connection import ClientGoneError
+from diffuspec.serve.http.errors import log_failure, respond
+from diffuspec.serve.http.keys import Allowance, Keys
+from diffuspec.serve.openai.errors import BadRequestError, HttpError
+from diffuspec.serve.settings import ServeSettings
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+_PROBES = ("/health", "/ready")
+_LINGER_SECONDS = 2.0  # to read what is left of a refused body, so that the client reads the answer
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "x-frame-options": "DENY",
     "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
 }
 
 
 class Edge:
-    """ASGI middleware: checks or makes the request id, and adds headers to responses."""
+    """ASGI middleware: refuses before a body is read; adds headers to every response."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, settings: ServeSettings, keys: Keys | None) -> None:
         self._app = app
+        self._max_requests = settings.max_requests
+        self._keys = keys
+        self._hosts = settings.allowed_hosts
+        if self._hosts is None and self._keys is None:
+            self._hosts = _LOOPBACK
+        self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id")
-        is_wrong = given is not None and not _REQUEST_ID.fullmatch(given)
-        request_id = uuid.uuid4().hex if given is None or is_wrong else given
-        scope.setdefault("state", {})["request_id"] = request_id
+        exchange = _Exchange(scope, receive, send)
+        try:
+            exchange.check_id()
+            self._check_host(scope)
+            allowance = self._authenticate(scope)
+            scope["state"]["allowance"] = allowance
+            with self._counted(scope, allowance):
+                await self._app(scope, exchange.receive, exchange.send)
+        except Exception as error:
+            if not exchange.is_begun:
+                await respond(error)(scope, exchange.receive, exchange.send)
+            elif not isinstance(error, ClientGoneError):
+                log_failure(error)  # the server closes the connection
 
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = request_id
-                for name, value in _HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
+    def _check_host(self, scope: Scope) -> None:
+        """Refuse names that are not ours: a page elsewhere could have its name lead here."""
+        if self._hosts is None or scope["path"] in _PROBES:
+            return
+        host = Headers(scope=scope).get("host", "")
+        name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
+        if name not in self._hosts:
+            raise HttpError(
+                403,
+                "this service has no API keys, so it answers only on loopback's own names; see "
+                "api_keys and allowed_hosts",
+                "host_not_allowed",
+            )
 
-        if is_wrong:
-            error = BadRequestError("x-request-id must be at most 128 of A-Z a-z 0-9 . _ -")
-            await respond(error)(scope, receive, send_with_headers)
-        else:
-            await self._app(scope, receive, send_with_headers)
+    def _authenticate(self, scope: Scope) -> Allowance | None:
+        """Return the allowance of the caller's key; None where no key is needed."""
+        path: str = scope["path"]
+        if self._keys is None or not (path.startswith("/v1/") or path == "/metrics"):
+            return None
+        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+        allowance = self._keys.find(key.strip()) if kind.lower() == "bearer" else None
+        if allowance is None:
+            raise HttpError(
+                401,
+                "an API key is needed: authorization: Bearer KEY",
+                "invalid_api_key",
+                kind="authentication_error",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return allowance
+
+    @contextlib.contextmanager
+    def _counted(self, scope: Scope, allowance: Allowance | None) -> Iterator[None]:
+        """Count a request that has a body while it runs. Raises OverloadedError, HttpError."""
+        if scope["method"] != "POST":
+            yield
+            return
+        if self._num_running >= self._max_requests:
+            raise OverloadedError(f"{self._num_running} requests are in progress")
+        with allowance.one_request() if allowance is not None else contextlib.nullcontext():
+            self._num_running += 1
+            try:
+                yield
+            finally:
+                self._num_running -= 1
+
+
+class _Exchange:
+    """One request and its response, with what is added to both."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._headers = Headers(scope=scope)
+        self._receive = receive
+        self._send = send
+        self._is_read = scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE")
+        self.is_begun = False  # the response
+        self._id = uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = self._id
+        self._state = scope["state"]
+
+    def check_id(self) -> None:
+        """Take the client's request id if there is one. Raises BadRequestError."""
+        given = self._headers.get("x-request-id")
+        if given is None:
+            return
+        if not _REQUEST_ID.fullmatch(given):
+            raise BadRequestError("x-request-id must be at most 128 of A-Z a-z 0-9 . _ -")
+        self._id = self._state["request_id"] = given
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._is_read |= not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.is_begun = True
+            await self._linger()
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._id
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+            if not self._is_read:
+                headers["connection"] = "close"
+        await self._send(message)
+
+    async def _linger(self) -> None:
+        """Read the rest of a body that nobody wants, for a short time."""
+        if self._is_read or "expect" in self._headers:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while not self._is_read:
+                    await self.receive()

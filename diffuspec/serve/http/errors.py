@@ -20,12 +20,12 @@ _CODES = {404: "not_found", 405: "method_not_allowed", 422: "invalid_request"}
 
 
 def install(app: FastAPI) -> None:
-    """Let an application answer all errors as `respond` does."""
+    """Let an application answer errors as `respond` does; `Edge` answers what is unexpected."""
 
     async def on_error(request: Request, error: Exception) -> Response:
         return respond(error)
 
-    for kind in (DiffuspecError, TimeoutError, HTTPException, Exception):
+    for kind in (DiffuspecError, TimeoutError, HTTPException):
         app.add_exception_handler(kind, on_error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -37,7 +38,8 @@ class EventStream(Response):
         self._write_seconds = write_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(self._send(send), receive)
+        with contextlib.suppress(ClientGoneError):
+            await unless_gone(self._send(send), receive)
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events):

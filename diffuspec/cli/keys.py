@@ -1,0 +1,50 @@
+"""`diffuspec keys`: API keys of the service."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from diffuspec.core.errors import ConfigError
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  diffuspec keys add keys.yaml alice
+  diffuspec keys add keys.yaml batch --max-requests 4 --tokens-per-minute 100000
+  diffuspec serve --api-keys keys.yaml
+"""
+
+KeyFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Made if it is not there.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]
+MaxRequests = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Requests at the same time. Default: any.")
+]
+TokensPerMinute = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tokens of prompts and answers. Default: any."),
+]
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+
+
+def add(
+    file: KeyFile,
+    name: Name,
+    max_requests: MaxRequests = None,
+    tokens_per_minute: TokensPerMinute = None,
+) -> None:
+    """Make a key, print it, and append its hash to a file.
+
+    The key cannot be shown again. A service that runs takes it within a second; to withdraw a key,
+    remove its lines from the file.
+    """
+    from diffuspec.serve.http.keys import add_key
+
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"NAME must be a letter and up to 63 of A-Z a-z 0-9 . _ -, got {name!r:.80}"
+        )
+    typer.echo(add_key(file, name, max_requests, tokens_per_minute))

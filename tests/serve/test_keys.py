@@ -1,0 +1,107 @@
+"""API keys: who is let in, how much at once, and changes of their file."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from diffuspec.core.errors import ConfigError
+from diffuspec.serve.http import keys as keys_module
+from diffuspec.serve.http.keys import Keys, add_key, key_hash, read_keys
+from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.settings import ServeSettings
+from tests.support.service import fake_engine, http_client
+
+TEXT = "/v1/completions"
+ASKED = {"prompt": [1, 2, 3], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+async def test_only_keys_of_the_file_are_let_in(tmp_path: Path):
+    path = tmp_path / "keys.yaml"
+    alice, bob = add_key(path, "alice"), add_key(path, "bob")
+    engine = fake_engine()
+    async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
+        for key in (alice, bob):
+            response = await client.post(TEXT, json=ASKED, headers=bearer(key))
+            assert response.is_success, response.text
+        wrong = [{}, bearer("x"), bearer(""), {"authorization": alice}, bearer(key_hash(alice))]
+        for headers in wrong:
+            for method, path_ in (("POST", TEXT), ("GET", "/v1/models"), ("GET", "/metrics")):
+                response = await client.request(method, path_, headers=headers)
+                assert response.status_code == 401
+                assert response.json()["error"]["code"] == "invalid_api_key"
+        for probe in ("/health", "/ready", "/version"):
+            assert (await client.get(probe)).is_success
+
+
+def test_a_file_has_hashes_only_and_belongs_to_its_owner(tmp_path: Path):
+    path = tmp_path / "keys.yaml"
+    key = add_key(path, "alice", max_requests=2, tokens_per_minute=100)
+    assert key not in path.read_text() and path.stat().st_mode & 0o777 == 0o600
+    [found] = read_keys(path).values()
+    assert (found.sha256, found.max_requests, found.tokens_per_minute) == (key_hash(key), 2, 100)
+    with pytest.raises(ConfigError, match="has a key alice already"):
+        add_key(path, "alice")
+
+
+@pytest.mark.parametrize("text", ["", "alice: secret", "alice: {sha256: secret}", "- a"])
+def test_a_wrong_file_is_refused_without_its_values(tmp_path: Path, text: str):
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_keys(path)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_key_has_a_budget_of_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "keys.yaml"
+    headers = bearer(add_key(path, "alice", tokens_per_minute=10))
+    engine = fake_engine()
+    async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
+        for _ in range(2):  # of 7 tokens each: the second begins with 3 left
+            assert (await client.post(TEXT, json=ASKED, headers=headers)).is_success
+        response = await client.post(TEXT, json=ASKED, headers=headers)
+        assert response.status_code == 429
+        seconds = int(response.headers["retry-after"])
+        assert 20 <= seconds <= 25  # 4 tokens are owed, at 10 a minute
+        now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+        assert (await client.post(TEXT, json=ASKED, headers=headers)).is_success
+
+
+async def test_a_key_has_a_number_of_requests(tmp_path: Path):
+    path = tmp_path / "keys.yaml"
+    add_key(path, "alice", max_requests=1)
+    [key] = read_keys(path).items()
+    allowance = keys_module.Allowance(*key)
+    refused = pytest.raises(HttpError, match="1 requests at a time")
+    with allowance.one_request(), refused, allowance.one_request():
+        raise AssertionError
+    with allowance.one_request():
+        pass
+
+
+def test_a_changed_file_is_read_again_and_a_broken_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(keys_module, "_RELOAD_SECONDS", 0)
+    path = tmp_path / "keys.yaml"
+    alice = add_key(path, "alice")
+    keys = Keys(path)
+    before = keys.find(alice)
+    bob = add_key(path, "bob")
+    assert keys.find(bob) is not None
+    assert keys.find(alice) is before  # with what it has used
+    path.write_text("broken")
+    assert keys.find(alice) is before
+    os.remove(path)
+    assert keys.find(alice) is before
+    path.write_text(f"bob: {{sha256: {key_hash(bob)}}}")
+    assert keys.find(alice) is None and keys.find(bob) is not None

@@ -1,0 +1,263 @@
+"""Bounds of bodies, requests and times, and the shape of every refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.serve.settings import ServeSettings
+from tests.support.fakes import FAKE_TARGET, FakeVerifier
+from tests.support.service import fake_engine, http_client
+
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
+ASKED = {"prompt": "hello", "max_tokens": 4, "temperature": 0}
+
+
+def error_of(response, status: int) -> dict[str, str]:
+    """The error of a response, which has OpenAI's shape."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", CHAT, 405), ("DELETE", "/v1/models", 405)],
+)
+async def test_wrong_paths_and_methods_have_openais_shape(method, path, status):
+    async with http_client(fake_engine()) as client:
+        response = await client.request(method, path)
+        error_of(response, status)
+        assert response.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"prompt": NaN}', "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+        (b'{"prompt": "\\ud800"}', "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 100_000, "not valid JSON"),
+        (b'{"prompt": ' + b"[" * 1000 + b"]" * 1000 + b"}", "nested too deeply"),
+        (b"[]", "must be a JSON object"),
+        (b"null", "must be a JSON object"),
+    ],
+)
+async def test_bodies_that_are_no_json_object_are_refused(content, message):
+    async with http_client(fake_engine()) as client:
+        headers = {"content-type": "application/json"}
+        response = await client.post(TEXT, content=content, headers=headers)
+    assert message in error_of(response, 400)["message"]
+
+
+async def test_other_content_types_are_refused_as_pages_elsewhere_may_send_them():
+    async with http_client(fake_engine()) as client:
+        for kind in ("text/plain", "application/x-www-form-urlencoded"):
+            headers = {"content-type": kind}
+            response = await client.post(TEXT, content=b"{}", headers=headers)
+            assert error_of(response, 415)["code"] == "unsupported_media_type"
+
+
+async def test_a_large_body_is_refused_by_its_length_and_by_count():
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b" " * 1024
+
+    headers = {"content-type": "application/json"}
+    async with http_client(fake_engine(), ServeSettings(max_body_bytes=4096)) as client:
+        for content in (b" " * 65536, pieces()):
+            response = await client.post(TEXT, content=content, headers=headers)
+            assert error_of(response, 413)["code"] == "body_too_large"
+
+
+async def test_a_slow_body_is_given_up():
+    async def pieces() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    headers = {"content-type": "application/json"}
+    async with http_client(fake_engine(), ServeSettings(body_seconds=0.01)) as client:
+        response = await client.post(TEXT, content=pieces(), headers=headers)
+    assert error_of(response, 408)["code"] == "body_timeout"
+
+
+async def test_prompts_too_long_for_the_context_are_refused_with_its_length():
+    async with http_client(fake_engine()) as client:
+        for prompt in ("x" * 600, [5] * 600, "x" * 100_000):
+            response = await client.post(TEXT, json={"prompt": prompt})
+            assert "context of 512 tokens" in error_of(response, 400)["message"]
+        response = await client.post(TEXT, json={"prompt": "x" * 500, "max_tokens": 100})
+        assert error_of(response, 400)["code"] == "context_length_exceeded"
+
+
+async def test_a_request_id_is_returned_or_refused():
+    async with http_client(fake_engine()) as client:
+        response = await client.get("/health", headers={"x-request-id": "my-id.1"})
+        assert response.headers["x-request-id"] == "my-id.1"
+        for wrong in ("a b", "x" * 129, "<script>", ""):
+            response = await client.get("/health", headers={"x-request-id": wrong})
+            error_of(response, 400)
+            assert response.headers["x-request-id"] != wrong
+
+
+async def test_without_keys_only_loopbacks_own_names_are_answered():
+    async with http_client(fake_engine()) as client:
+        for host in ("localhost", "127.0.0.1:8000", "[::1]:8000"):
+            assert (await client.get("/v1/models", headers={"host": host})).is_success
+        for host in ("example.com", "localhost.example.com:80", "[::2]", ""):
+            response = await client.get("/v1/models", headers={"host": host})
+            assert error_of(response, 403)["code"] == "host_not_allowed"
+        assert (await client.get("/health", headers={"host": "10.0.0.7"})).is_success
+    settings = ServeSettings(allowed_hosts=("example.com",))
+    async with http_client(fake_engine(), settings) as client:
+        assert (await client.get("/v1/models", headers={"host": "example.com:80"})).is_success
+
+
+async def test_a_full_queue_is_told_with_a_time_to_retry_after():
+    verifier = FakeVerifier()
+    verifier.gate.close()
+    engine = fake_engine(verifier, max_waiting=0)
+    async with engine, http_client(engine) as client:
+        asked = ASKED | {"prompt": [1, 2, 3]}
+        running = [
+            asyncio.create_task(client.post(TEXT, json=asked))
+            for _ in range(FAKE_TARGET.max_sequences)
+        ]
+        await verifier.gate.arrival()
+        while len(engine.requests()) < FAKE_TARGET.max_sequences:
+            await asyncio.sleep(0)
+        response = await client.post(TEXT, json=asked)
+        assert error_of(response, 429)["code"] == "overloaded"
+        assert response.headers["retry-after"] == "1"
+        verifier.gate.open()
+        assert all(response.is_success for response in await asyncio.gather(*running))
+
+
+async def test_requests_in_progress_are_bounded():
+    verifier = FakeVerifier()
+    verifier.gate.close()
+    engine = fake_engine(verifier)
+    async with engine, http_client(engine, ServeSettings(max_requests=1)) as client:
+        running = asyncio.create_task(client.post(TEXT, json=ASKED | {"prompt": [1]}))
+        await verifier.gate.arrival()
+        error_of(await client.post(TEXT, json=ASKED), 429)
+        assert (await client.get("/health")).is_success
+        verifier.gate.open()
+        assert (await running).is_success
+        assert (await client.post(TEXT, json=ASKED | {"prompt": [1]})).is_success
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_ends_at_the_services_own_deadline(stream):
+    verifier = FakeVerifier()
+    verifier.gate.close()
+    engine = fake_engine(verifier)
+    async with engine, http_client(engine, ServeSettings(request_seconds=0.05)) as client:
+        asked = ASKED | {"prompt": [1], "stream": stream}
+        headers = {"x-request-timeout-seconds": "0", "x-request-disconnect-disabled": "?1"}
+        response = await client.post(TEXT, json=asked, headers=headers)
+        assert error_of(response, 504)["code"] == "timeout"
+        assert response.headers["x-should-retry"] == "false"
+        assert engine.requests() == ()
+        verifier.gate.open()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (VerifierUnavailableError("at 10.0.0.7"), 503),
+        (VerifierError("secret"), 503),
+        (RuntimeError("secret"), 503),
+    ],
+)
+async def test_what_fails_inside_is_told_without_details(error, status, caplog):
+    verifier = FakeVerifier()
+    verifier.error = error
+    engine = fake_engine(verifier)
+    sections = engine.config.coordinator.model_copy(update={"max_verifier_outage_seconds": 0})
+    engine.config = engine.config.model_copy(update={"coordinator": sections})
+    async with engine, http_client(engine) as client:
+        response = await client.post(TEXT, json=ASKED | {"prompt": [1]})
+        message = error_of(response, status)["message"]
+        assert "10.0.0.7" not in message and "secret" not in message
+
+
+async def test_a_bug_is_an_internal_error_and_its_log_has_no_text(caplog):
+    class Broken:
+        tokenizer = None
+
+        @property
+        def model(self):
+            raise RuntimeError("what the user wrote")
+
+    async with http_client(Broken()) as client:
+        response = await client.post(TEXT, json=ASKED)
+    assert error_of(response, 500)["message"] == "internal error"
+    assert "RuntimeError" in caplog.text and "what the user wrote" not in caplog.text
+
+
+async def test_a_backend_that_is_not_ready_answers_503_and_stays_alive():
+    class Starting:
+        @property
+        def model(self):
+            raise VerifierUnavailableError("starting")
+
+        tokenizer = model
+
+        async def status(self):
+            raise VerifierUnavailableError("starting")
+
+    async with http_client(Starting()) as client:
+        assert (await client.get("/health")).is_success
+        for method, path in (("GET", "/ready"), ("GET", "/v1/models"), ("POST", TEXT)):
+            response = await client.request(method, path, json=ASKED if path == TEXT else None)
+            error_of(response, 503)
+            assert response.headers["retry-after"] == "1"
+
+
+async def test_refusals_do_not_repeat_what_was_sent():
+    secret = "a text of mine"
+    wrong = [
+        {"messages": [{"role": secret, "content": "x"}]},
+        {"messages": secret},
+        {"messages": [{"role": "user", "content": {"text": secret}}]},
+        {"messages": [{"role": "user", "content": "x"}], "stop": [[secret]]},
+        {"messages": [{"role": "user", "content": "x"}], "temperature": secret},
+        {"messages": [{"role": "user", "content": "x"}], "speculation": {"policy": secret}},
+        {"messages": [{"role": "user", "content": "x"}], "speculation": secret},
+        {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": secret}},
+    ]
+    async with http_client(fake_engine()) as client:
+        for body in wrong:
+            response = await client.post(CHAT, json=body)
+            error_of(response, 400)
+            assert secret not in response.text, response.text
+
+
+async def test_a_million_small_values_are_refused_quickly_and_in_short():
+    bodies = [
+        {"prompt": [*range(100_000), "x"]},
+        {"prompt": [[1]] * 100_000},
+        {"prompt": ["x"] * 100_000},
+        {"prompt": "x", "stop": ["x"] * 100_000},
+        {"prompt": "x", "stop_token_ids": [1] * 100_000},
+        {"prompt": "x", "n": 10**9},
+        {"prompt": "x", "max_tokens": 10**18},
+        {"prompt": "x", "seed": 10**30},
+        {f"key{i}": i for i in range(50_000)},
+    ]
+    async with http_client(fake_engine()) as client:
+        for body in bodies:
+            response = await client.post(TEXT, json=body)
+            error_of(response, 400)
+            assert len(response.content) < 1000
+        messages = [{"role": "user", "content": "x"}] * 10_000
+        response = await client.post(CHAT, json={"messages": messages})
+        assert error_of(response, 400)["param"] == "messages"
