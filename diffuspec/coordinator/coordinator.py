@@ -129,6 +129,7 @@ class Coordinator:
             logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
             finish_reason=request.finish_reason,
             step=step,
+            draft=request.verified_draft(verdict),
         )
         request.outputs.put_nowait(output)
         self._observe(request, result, step, now)

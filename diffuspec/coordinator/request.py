@@ -30,6 +30,7 @@ from diffuspec.core.types import (
     RequestOutput,
     TokenIds,
     Verdict,
+    VerifiedDraft,
     VerifyRequest,
 )
 from diffuspec.text.detokenizer import Detokenizer
@@ -326,6 +327,13 @@ class Request:
         return VerifyRequest(
             self.request_id, self.prefix, self.num_prompt_tokens, self.draft.tree, self.sampling
         )
+
+    def verified_draft(self, verdict: Verdict) -> VerifiedDraft | None:
+        """Return the draft that a verdict was about, if there was one and it is to be reported."""
+        draft = self.draft
+        if not self._speculation.report_drafts or draft is EMPTY_DRAFT:
+            return None
+        return VerifiedDraft(draft.tree, draft.confidences, verdict.accepted_nodes)
 
     def adapt(self, verdict: Verdict) -> None:
         """Let the controllers learn from the outcome of a drafted step."""

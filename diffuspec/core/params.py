@@ -204,6 +204,9 @@ class SpeculationParams:
         "their cost allows.",
         option=None,  # of use to processes on hardware of their own
     )
+    report_drafts: bool = declare(
+        False, "Send the verified draft tree with the tokens of each step.", option=None
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -188,6 +188,15 @@ class StepStats:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedDraft:
+    """What one step proposed, and what was accepted of it."""
+
+    tree: DraftTree
+    confidences: tuple[float, ...]  # [num_nodes], see Draft
+    accepted_nodes: tuple[int, ...]  # node indices, root to leaf
+
+
+@dataclass(frozen=True, slots=True)
 class RequestOutput:
     """The tokens and the text that one step added to an answer.
 
@@ -204,3 +213,4 @@ class RequestOutput:
     finish_reason: FinishReason | None
     step: StepStats
     seed: int | None = None
+    draft: VerifiedDraft | None = None  # of the step, if it had one and report_drafts is set

@@ -54,7 +54,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("policy", "num_draft_tokens", "tree_shape", "max_nodes", "fixed_drafter_weight", "adaptive_drafter_weight", "num_outcomes", "auto_outcomes")
+    __slots__ = ("policy", "num_draft_tokens", "tree_shape", "max_nodes", "fixed_drafter_weight", "adaptive_drafter_weight", "num_outcomes", "auto_outcomes", "report_drafts")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class SpeculationParams(_message.Message):
     ADAPTIVE_DRAFTER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     AUTO_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    REPORT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     policy: DraftLengthPolicy
     num_draft_tokens: int
     tree_shape: _types_pb2.TreeShape
@@ -71,7 +72,8 @@ class SpeculationParams(_message.Message):
     adaptive_drafter_weight: bool
     num_outcomes: int
     auto_outcomes: bool
-    def __init__(self, policy: _Optional[_Union[DraftLengthPolicy, str]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[_types_pb2.TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., fixed_drafter_weight: _Optional[float] = ..., adaptive_drafter_weight: bool = ..., num_outcomes: _Optional[int] = ..., auto_outcomes: bool = ...) -> None: ...
+    report_drafts: bool
+    def __init__(self, policy: _Optional[_Union[DraftLengthPolicy, str]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[_types_pb2.TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., fixed_drafter_weight: _Optional[float] = ..., adaptive_drafter_weight: bool = ..., num_outcomes: _Optional[int] = ..., auto_outcomes: bool = ..., report_drafts: bool = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "text", "tokens", "chat", "sampling", "speculation", "committed_token_ids")
@@ -125,8 +127,18 @@ class StepStats(_message.Message):
     draft_idle_seconds: float
     def __init__(self, num_draft_tokens: _Optional[int] = ..., num_tree_nodes: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_committed_tokens: _Optional[int] = ..., tree_depth: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., fallback: _Optional[str] = ..., transport_seconds: _Optional[float] = ..., pre_draft: _Optional[_Union[PreDraftResult, str]] = ..., num_wasted_draft_tokens: _Optional[int] = ..., verify_idle_seconds: _Optional[float] = ..., draft_idle_seconds: _Optional[float] = ...) -> None: ...
 
+class VerifiedDraft(_message.Message):
+    __slots__ = ("tree", "confidences", "accepted_nodes")
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
+    tree: _types_pb2.DraftTree
+    confidences: _containers.RepeatedScalarFieldContainer[float]
+    accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tree: _Optional[_Union[_types_pb2.DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step", "seed")
+    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step", "seed", "draft")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +147,7 @@ class GenerateResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
     text: str
@@ -143,7 +156,8 @@ class GenerateResponse(_message.Message):
     finish_reason: FinishReason
     step: StepStats
     seed: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    draft: VerifiedDraft
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ..., seed: _Optional[int] = ..., draft: _Optional[_Union[VerifiedDraft, _Mapping]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -16,7 +16,7 @@ from diffuspec.core.errors import (
     RequestCancelledError,
     VerifierError,
 )
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason
 from tests.support.fakes import FakeVerifier, HangingDrafter
 from tests.support.stage import FOREVER, OFF, PROMPT, SHORT, Stage, on_stage, rest_of, until
@@ -37,6 +37,20 @@ async def test_an_output_counts_accepted_tokens_apart_from_the_targets_own():
     assert max(one.num_accepted_tokens for one in outputs) > 1
     assert [one.finish_reason for one in outputs[:-1]] == [None] * (len(outputs) - 1)
     assert outputs[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_an_output_has_its_draft_only_if_that_is_asked_for():
+    async with on_stage() as stage:
+        silent = [output async for output in stage.stream()]
+        asked = SpeculationParams(policy="fixed", report_drafts=True)
+        outputs = [output async for output in stage.stream(speculation=asked)]
+    assert not any(output.draft for output in silent)
+    drafted = [output for output in outputs if output.step.num_tree_nodes]
+    assert drafted
+    for output in drafted:
+        taken = [output.draft.tree.token_ids[node] for node in output.draft.accepted_nodes]
+        assert taken == list(output.token_ids[: output.num_accepted_tokens])
+        assert len(output.draft.confidences) == output.step.num_tree_nodes
 
 
 async def test_requests_may_share_an_id_and_a_prompt():

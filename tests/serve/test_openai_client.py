@@ -59,3 +59,21 @@ def test_an_unknown_model_is_not_found(client: OpenAI):
 def test_models_are_listed(client: OpenAI):
     assert [model.id for model in client.models.list()] == [MODEL]
     assert client.models.retrieve(MODEL).id == MODEL
+
+
+def test_chunks_show_what_was_proposed_and_taken(client: OpenAI):
+    stream = client.chat.completions.create(
+        model=MODEL,
+        messages=ASKED,
+        temperature=0,
+        stream=True,
+        extra_body={"speculation": {"report_drafts": True}, "return_token_ids": True},
+    )
+    chunks = [chunk for chunk in stream if chunk.model_extra.get("speculation")]
+    for chunk in chunks:
+        step, choice = chunk.model_extra["speculation"], chunk.choices[0]
+        assert [token["id"] for token in step["tokens"]] == choice.model_extra["token_ids"]
+        assert "".join(token["text"] for token in step["tokens"]) == choice.delta.content
+    trees = [step["tree"] for chunk in chunks if (step := chunk.model_extra["speculation"])["tree"]]
+    assert any(tree["accepted"] for tree in trees)
+    assert all(len(tree["texts"]) == len(tree["parents"]) for tree in trees)

@@ -9,10 +9,22 @@ from typing import Any
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
 from diffuspec.core.params import SpeculationParams
-from diffuspec.core.types import FinishReason, PreDraftResult, Prompt, RequestOutput, StepStats
+from diffuspec.core.types import (
+    FinishReason,
+    PreDraftResult,
+    Prompt,
+    RequestOutput,
+    StepStats,
+    VerifiedDraft,
+)
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.parameters import parameters_from_proto, parameters_to_proto
-from diffuspec.rpc.messages.values import logprobs_from_proto, logprobs_to_proto
+from diffuspec.rpc.messages.values import (
+    logprobs_from_proto,
+    logprobs_to_proto,
+    tree_from_proto,
+    tree_to_proto,
+)
 from diffuspec.v1 import coordinator_pb2
 
 _FINISH_REASONS: dict[FinishReason | None, coordinator_pb2.FinishReason] = {
@@ -121,6 +133,7 @@ def request_output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateRe
         finish_reason=_FINISH_REASONS[output.finish_reason],
         step=step_to_proto(output.step),
         seed=output.seed,
+        draft=_draft_to_proto(output.draft) if output.draft is not None else None,
     )
 
 
@@ -135,6 +148,21 @@ def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> Requ
         finish_reason=_known(_FINISH_REASON_NAMES, message.finish_reason, "finish_reason"),
         step=step_from_proto(message.step),
         seed=message.seed if message.HasField("seed") else None,
+        draft=_draft_from_proto(message.draft) if message.HasField("draft") else None,
+    )
+
+
+def _draft_to_proto(draft: VerifiedDraft) -> coordinator_pb2.VerifiedDraft:
+    return coordinator_pb2.VerifiedDraft(
+        tree=tree_to_proto(draft.tree),
+        confidences=draft.confidences,
+        accepted_nodes=draft.accepted_nodes,
+    )
+
+
+def _draft_from_proto(message: coordinator_pb2.VerifiedDraft) -> VerifiedDraft:
+    return VerifiedDraft(
+        tree_from_proto(message.tree), tuple(message.confidences), tuple(message.accepted_nodes)
     )
 
 

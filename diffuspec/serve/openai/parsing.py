@@ -99,6 +99,11 @@ class Job:
     echo: bool = False
     return_token_ids: bool = False
 
+    @property
+    def reports_drafts(self) -> bool:
+        """Whether each chunk has the draft of its step."""
+        return self.speculation is not None and self.speculation.report_drafts
+
 
 @dataclass(frozen=True, slots=True)
 class Generation:

@@ -9,6 +9,7 @@ from typing import Any
 from diffuspec.core.types import RequestOutput, TokenLogprobs
 from diffuspec.serve.openai.answers import Answer, usage
 from diffuspec.serve.openai.parsing import Generation, Job
+from diffuspec.serve.openai.steps import describe_step
 from diffuspec.serve.openai.token_texts import TokenTexts
 
 
@@ -57,6 +58,8 @@ class Reply(ABC):
         if not self._is_worth_a_chunk(output):
             return None
         chunk = self._object(self.chunk_object, [self._delta(index, output)])
+        if self._job.reports_drafts:
+            chunk["speculation"] = describe_step(output, self._texts)
         if self._job.continuous_usage:
             return chunk | {"usage": self._usage()}
         return chunk | {"usage": None} if self._job.include_usage else chunk
@@ -75,9 +78,8 @@ class Reply(ABC):
 
     def _is_worth_a_chunk(self, output: RequestOutput) -> bool:
         """Tokens may release no text: of an incomplete character, or of a stop string's start."""
-        return bool(output.text or output.finish_reason or output.logprobs) or (
-            self._job.return_token_ids
-        )
+        is_wanted = self._job.return_token_ids or self._job.reports_drafts
+        return bool(output.text or output.finish_reason or output.logprobs) or is_wanted
 
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"object": kind, **self._head, "choices": choices}

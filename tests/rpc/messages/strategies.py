@@ -26,6 +26,7 @@ from diffuspec.core.types import (
     StepStats,
     TokenLogprobs,
     Verdict,
+    VerifiedDraft,
     VerifyRequest,
 )
 
@@ -72,6 +73,7 @@ speculations = st.builds(
     max_nodes=st.integers(1, MAX_TREE_NODES),
     drafter_weight=st.floats(0, 1) | st.just("adaptive"),
     num_outcomes=st.integers(0, MAX_OUTCOMES) | st.just("auto"),
+    report_drafts=st.booleans(),
 )
 
 
@@ -183,6 +185,7 @@ outputs = st.builds(
     finish_reason=st.sampled_from([None, *FinishReason]),
     step=step_stats,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    draft=st.none() | st.builds(VerifiedDraft, trees(), tuples(logprobs), tuples(counts)),
 )
 
 statuses = st.builds(
