@@ -132,7 +132,6 @@ async def serve_engine(
     async with engine:
         app = create_app(EngineBackend(engine, name), settings)
 
-
         async def drain() -> None:
             await engine.stop(settings.drain_seconds)
 

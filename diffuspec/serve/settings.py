@@ -35,9 +35,7 @@ class ServeSettings(Section):
     header_seconds: float = Field(
         10.0, gt=0, description="Seconds in which headers must arrive, in `diffuspec serve`."
     )
-    body_seconds: float = Field(
-        30.0, gt=0, description="Seconds in which a body must arrive."
-    )
+    body_seconds: float = Field(30.0, gt=0, description="Seconds in which a body must arrive.")
     write_seconds: float = Field(
         30.0, gt=0, description="Seconds without reading after which a client is dropped."
     )

@@ -49,7 +49,12 @@ class Completions:
         tokenizer = self._backend.tokenizer
         generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)
         reply = make_reply(
-            job, generations, tokenizer, id=state.request_id, model=model.name, created=int(time.time())
+            job,
+            generations,
+            tokenizer,
+            id=state.request_id,
+            model=model.name,
+            created=int(time.time()),
         )
         stream = self._outputs(job, generations, state)
         if job.stream:

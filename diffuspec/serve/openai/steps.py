@@ -1,0 +1,47 @@
+"""What one step proposed and took, for clients that show it.
+
+A request with `speculation: {"report_drafts": true}` gets it in every chunk of its stream.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from diffuspec.core.types import RequestOutput, VerifiedDraft
+from diffuspec.serve.openai.token_texts import TokenTexts
+
+_STAGES = ("draft", "search", "verify", "transport", "step")
+
+
+def describe_step(output: RequestOutput, texts: TokenTexts) -> dict[str, Any]:
+    """Return the key `speculation` of a chunk.
+
+    tokens: what the step added; the first num_accepted_tokens were drafted, the rest is the
+    target's own. tree: what was verified, null without a draft. Seconds are by stage.
+    """
+    step = output.step
+    tokens = [
+        {"id": token_id, "text": piece}
+        for token_id, piece in zip(output.token_ids, output.pieces, strict=True)
+    ]
+    return {
+        "tokens": tokens,
+        "num_accepted_tokens": output.num_accepted_tokens,
+        "num_draft_tokens": step.num_draft_tokens,
+        "tree": None if output.draft is None else _describe_tree(output.draft, texts),
+        "seconds": {name: round(getattr(step, f"{name}_seconds"), 6) for name in _STAGES},
+        "pre_draft": step.pre_draft,
+        "fallback": step.fallback,
+    }
+
+
+def _describe_tree(draft: VerifiedDraft, texts: TokenTexts) -> dict[str, Any]:
+    """Parent -1 is the last token before the step. Probabilities are those after the parent."""
+    return {
+        "token_ids": draft.tree.token_ids,
+        "texts": [texts.raw(one).decode(errors="replace") for one in draft.tree.token_ids],
+        "parents": draft.tree.parents,
+        "probabilities": [round(math.exp(min(one, 0.0)), 4) for one in draft.confidences],
+        "accepted": draft.accepted_nodes,
+    }

@@ -1,0 +1,71 @@
+"""uvicorn's connections with the bounds that uvicorn lacks: of time, size and number."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from diffuspec.serve.settings import ServeSettings
+
+_MAX_HEADER_BYTES = 64 * 1024
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """A connection that is closed when headers are slow or large, or when there are too many.
+
+    The kernel drops it when its peer takes no data for `write_seconds`, also after its end.
+    """
+
+    def __init__(self, settings: ServeSettings, **options: Any) -> None:
+        super().__init__(**options)
+        self._settings = settings
+        self._waiting: asyncio.TimerHandle | None = None  # for headers
+        self._num_header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._settings.max_connections:
+            transport.abort()
+            return
+        self._drop_stalled(transport.get_extra_info("socket"))
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._have_headers()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_header_bytes += len(data)
+        super().data_received(data)
+        if self._waiting is not None and self._num_header_bytes > _MAX_HEADER_BYTES:
+            self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._waiting is None:
+            self._await_headers()
+
+    def on_headers_complete(self) -> None:
+        self._have_headers()
+        super().on_headers_complete()
+
+    def _await_headers(self) -> None:
+        self._num_header_bytes = 0
+        seconds = self._settings.header_seconds
+        self._waiting = self.loop.call_later(seconds, self.transport.abort)
+
+    def _have_headers(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _drop_stalled(self, connected: Any) -> None:
+        milliseconds = round(self._settings.write_seconds * 1000)
+        option = getattr(socket, "TCP_USER_TIMEOUT", None)  # Linux has it
+        with contextlib.suppress(OSError, AttributeError):
+            if option is not None:
+                connected.setsockopt(socket.IPPROTO_TCP, option, milliseconds)
