@@ -29,6 +29,7 @@ from diffuspec.rpc.client.roles import RemoteDrafter, RemoteVerifier
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
+from diffuspec.telemetry.series import Gauge
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
@@ -106,7 +107,7 @@ class CoordinatorActor:
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
-        self._pool = DrafterPool()
+        self._pool = DrafterPool(config.num_drafters)
         self._drafters: dict[str, RemoteDrafter] = {}
         # Why drafters are not connected, by name.
         self._reasons = {
@@ -294,8 +295,8 @@ class CoordinatorActor:
             raise VerifierUnavailableError("the verifier is not serving")
 
     def _gauge(self, name: str) -> int:
-        registry = self.engine.metrics.registry
-        return int(registry.get_sample_value(f"diffuspec_num_requests_{name}") or 0)
+        gauge: Gauge = getattr(self.engine.metrics, name)
+        return int(gauge.read())
 
     async def _leave_drafters(self) -> None:
         for name in list(self._drafters):

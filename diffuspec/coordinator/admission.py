@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import count
 
+from diffuspec.control.costs import BusyTime
 from diffuspec.coordinator.request import Request
 from diffuspec.core.errors import OverloadedError
 from diffuspec.telemetry.metrics import Metrics
@@ -17,13 +18,26 @@ class Admission:
     """The requests of a coordinator, in the order they came; resumed ones first."""
 
     def __init__(self, max_waiting: int, metrics: Metrics) -> None:
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
+        self.active = BusyTime()  # while a request runs
         self._metrics = metrics
         self._waiting: deque[Request] = deque()
         self._running: set[Request] = set()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._is_draining = False
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        return tuple(self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[Request]:
         return iter((*self._waiting, *self._running))
@@ -37,9 +51,9 @@ class Admission:
         if self._is_draining and not is_resumed:
             raise OverloadedError("the coordinator is shutting down; try again later")
         num_decoding = sum(not request.is_finished for request in self._running)
-        limit = self._max_waiting + max(max_running - num_decoding, 0)
+        limit = self.max_waiting + max(max_running - num_decoding, 0)
         if is_resumed:
-            limit += self._max_waiting + max_running
+            limit += self.max_waiting + max_running
         if len(self._waiting) >= limit:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
 
@@ -60,9 +74,10 @@ class Admission:
             taken = {other.slot for other in self._running}
             request.slot = next(slot for slot in count() if slot not in taken)
             self._running.add(request)
-            self._metrics.observe_admission(now - request.submitted_at)
+            self.active.begin(now)
+            request.timeline.admitted_at = now
+            self._metrics.observe_admission(now - request.timeline.submitted_at)
             admitted.append(request)
-        self._report()
         return admitted
 
     def is_running(self, request: Request) -> bool:
@@ -70,10 +85,13 @@ class Admission:
 
     def leave(self, request: Request) -> None:
         """Forget a request, waiting or running; its slot is free."""
-        self._running.discard(request)
-        if request in self._waiting:
+        if request in self._running:
+            self._running.remove(request)
+            self.active.end(time.monotonic())
+        elif request in self._waiting:
             self._waiting.remove(request)
-        self._report()
+        if not self._waiting and not self._running:
+            self._is_empty.set()
 
     async def drain(self, max_seconds: float) -> bool:
         """Refuse new requests; return whether the others ended within `max_seconds`."""
@@ -84,9 +102,3 @@ class Admission:
         except TimeoutError:
             return False
         return True
-
-    def _report(self) -> None:
-        self._metrics.waiting.set(len(self._waiting))
-        self._metrics.running.set(len(self._running))
-        if not self._waiting and not self._running:
-            self._is_empty.set()

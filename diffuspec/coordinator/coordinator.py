@@ -22,6 +22,7 @@ from diffuspec.control.draft_length import Economics, make_draft_length
 from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.coordinator.gauges import bind_gauges
 from diffuspec.coordinator.releases import Releases
 from diffuspec.coordinator.request import Request, StepTimes
 from diffuspec.coordinator.step import step_stats, trace_step
@@ -75,6 +76,8 @@ class Coordinator:
             self._draft_busy,
             tracer,
         )
+        busy = {"verifier": self._verify.busy, "drafter": self._draft_busy}
+        bind_gauges(self.metrics, self._admission, drafters, verifier.info, busy)
         self._request_numbers = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -135,11 +138,14 @@ class Coordinator:
         self._observe(request, result, step, now)
 
     def _observe(self, request: Request, result: Verified, step: StepStats, now: float) -> None:
-        self.metrics.observe_step(step)
+        self.metrics.observe_step(step, is_first=request.num_steps == 1)
         if self._tracer is not None:
             trace_step(self._tracer, request, result, step, now)
         if request.num_steps == 1:
-            self.metrics.observe_first_token(now - request.submitted_at)
+            times = request.timeline
+            times.first_token_at = now
+            seconds = now - times.submitted_at, now - times.admitted_at
+            self.metrics.observe_first_token(*seconds, request.num_prompt_tokens)
         else:
             overhead = step.step_seconds - request.times.drafting_seconds - result.seconds
             self._economics.costs.observe_overhead(max(overhead, 0.0))
@@ -246,10 +252,12 @@ class Coordinator:
 
     def _finish(self, request: Request) -> None:
         """End a request that has its last token."""
-        reason, seconds = request.finish_reason, time.monotonic() - request.submitted_at
+        reason, times = request.finish_reason, request.timeline
         assert reason is not None
+        times.finished_at = time.monotonic()
         request.close(reason)
-        self.metrics.observe_finish(reason, request.num_prompt_tokens, seconds)
+        sizes = request.num_prompt_tokens, request.num_output_tokens
+        self.metrics.observe_finish(reason, *sizes, times)
         self._free(request)
 
     def _abort(self, request: Request, error: Exception | None = None) -> None:

@@ -16,7 +16,9 @@ class DrafterPool:
     least load, as does one whose drafter fails or leaves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_expected: int = 0) -> None:
+        """`num_expected` drafters should be here; more may be."""
+        self._num_expected = num_expected
         self.lanes: list[DraftLane] = []  # also those that leave, until their last call is over
         self.joined: asyncio.Queue[DraftLane] = asyncio.Queue()  # lanes to be run
 
@@ -28,6 +30,15 @@ class DrafterPool:
         pool = cls()
         pool.add(drafter, "drafter")
         return pool
+
+    @property
+    def num_expected(self) -> int:
+        return max(self._num_expected, len(self.lanes))
+
+    @property
+    def num_available(self) -> int:
+        """Drafters that requests may be placed with."""
+        return sum(lane.is_available for lane in self.lanes)
 
     def add(self, drafter: Drafter, name: str) -> None:
         """Let another drafter join; its name is "drafter", perhaps with a number."""

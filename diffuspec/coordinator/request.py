@@ -33,6 +33,7 @@ from diffuspec.core.types import (
     VerifiedDraft,
     VerifyRequest,
 )
+from diffuspec.telemetry.metrics import RequestTimes
 from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.outputs: asyncio.Queue[RequestOutput | DiffuspecError] = asyncio.Queue()
         self.lifecycle = Lifecycle()
-        self.submitted_at = self.lifecycle.since
+        self.timeline = RequestTimes(submitted_at=self.lifecycle.since)
         self.slot = 0  # the lowest number that was free among the running requests
         self.is_resumed = bool(len(committed_token_ids))
 
@@ -128,6 +129,11 @@ class Request:
     def prefix(self) -> TokenIds:
         """Prompt and committed tokens, read-only."""
         return self._tokens[: self._num_tokens]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prefix."""
+        return self._num_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -6,31 +6,21 @@ tokens per step, as in Spec-Bench; vLLM's is 1 + num_accepted_tokens / num_draft
 
 from __future__ import annotations
 
-import collections
-import math
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry
 
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.types import FinishReason, StepStats
+from diffuspec.telemetry.series import LabelValues, SeriesTable
 
-_PREFIX = "diffuspec_"
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_BOUNDS = (*_SECONDS, math.inf)
 _STAGES = ("draft", "search", "verify", "transport", "step")
-_COUNTERS = {
-    "generation_tokens": "Committed tokens.",
-    "spec_decode_num_drafts": "Drafts verified.",
-    "spec_decode_num_draft_tokens": "Draft tokens verified.",
-    "spec_decode_num_accepted_tokens": "Draft tokens accepted.",
-    "wasted_draft_tokens": "Tokens pre-drafted for outcomes that did not happen.",
-}
+_FALLBACKS = ("drafter_error", "drafter_unavailable", "invalid_draft")
+_TOKENS = (1, 2, 5, *(n * 10**e for e in range(1, 5) for n in (1, 2, 5)), 100_000)
+_SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,122 +84,199 @@ def summarize(steps: Sequence[StepStats], num_prompt_tokens: int) -> RequestStat
     )
 
 
+@dataclass(slots=True)
+class RequestTimes:
+    """When things happened to a request, by time.monotonic(); 0: not yet."""
+
+    submitted_at: float
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    finished_at: float = 0.0
+
+
 class Metrics:
-    """Prometheus series of one coordinator, in a registry of its own."""
+    """Prometheus series of one coordinator, in a registry of its own.
+
+    The gauges, and the totals of busy time, are read from the coordinator when they are collected.
+    """
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        reg = self.registry
+        self.table = SeriesTable(self.registry)
+        self._add_load()
+        self._add_requests()
+        self._add_latencies()
+        self._add_speculation()
+        self._add_times()
 
-        def counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-            return Counter(_PREFIX + name, text, labels, registry=reg)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(_PREFIX + name, text, registry=reg)
-
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(_PREFIX + name, text, registry=reg, buckets=_SECONDS)
-
+    def _add_load(self) -> None:
+        gauge = self.table.gauge
         self.running = gauge("num_requests_running", "Requests decoding.")
         self.waiting = gauge("num_requests_waiting", "Requests queued.")
-        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of finished requests.")
-        self._finished = counter("request_success", "Finished requests.", ["finished_reason"])
-        self._failed = counter("request_failed", "Requests that ended in an error.", ["error"])
-        self._refused = counter("request_refused", "Requests refused at submission.", ["error"])
-        self._cancelled = counter("request_cancelled", "Requests cancelled by their client.")
-        self._steps = StepSeries()
-        reg.register(self._steps)
-        self._queue = histogram("request_queue_time_seconds", "Submission to admission.")
-        self._first = histogram("time_to_first_token_seconds", "Submission to first token.")
-        self._e2e = histogram("e2e_request_latency_seconds", "Submission to last token.")
+        self.max_running = gauge("max_requests_running", "Requests that can decode at once.")
+        self.max_waiting = gauge("max_requests_waiting", "Requests that can be queued.")
+        self.kv_cache_usage = gauge(
+            "kv_cache_usage_perc", "Share of the target's cache in use, 1 is all of it."
+        )
+        self.drafters = gauge("num_drafters_available", "Drafters that draft now.")
+        self.all_drafters = gauge("num_drafters_expected", "Drafters that should draft.")
 
-    def observe_step(self, step: StepStats) -> None:
-        self._steps.observe(step)
+    def _add_requests(self) -> None:
+        counter, histogram = self.table.counter, self.table.histogram
+        self._prompt_tokens = counter("prompt_tokens_total", "Prompt tokens read.").at()
+        self._tokens = counter("generation_tokens_total", "Committed tokens.").at()
+        self._finished = counter(
+            "request_success_total",
+            "Finished requests, by reason.",
+            ["finished_reason"],
+            [(reason.value,) for reason in FinishReason],
+        )
+        self._failed = counter("request_failed_total", "Requests that an error ended.", ["error"])
+        self._refused = counter(
+            "request_refused_total",
+            "Requests refused at submission; OverloadedError: the queue was full.",
+            ["error"],
+            [("OverloadedError",)],
+        )
+        self._cancelled = counter(
+            "request_cancelled_total", "Requests that their client cancelled."
+        ).at()
+        self._prompt_sizes = histogram(
+            "request_prompt_tokens", "Prompt tokens of finished requests.", bounds=_TOKENS
+        ).at()
+        self._answer_sizes = histogram(
+            "request_generation_tokens", "Committed tokens of finished requests.", bounds=_TOKENS
+        ).at()
+
+    def _add_latencies(self) -> None:
+        histogram = self.table.histogram
+        self._first = histogram(
+            "time_to_first_token_seconds", "Submission to the first committed token."
+        ).at()
+        self._inter_token = histogram(
+            "inter_token_latency_seconds",
+            "Time per token after a request's first step: a step's time shared by its tokens.",
+            bounds=_SHORT,
+        ).at()
+        self._e2e = histogram("e2e_request_latency_seconds", "Submission to the last token.").at()
+        self._queue = histogram("request_queue_time_seconds", "Submission to admission.").at()
+        self._prefill = histogram(
+            "request_prefill_time_seconds", "Admission to the first token."
+        ).at()
+        self._decode = histogram("request_decode_time_seconds", "First token to the last.").at()
+        self._inference = histogram(
+            "request_inference_time_seconds", "Admission to the last token."
+        ).at()
+
+    def _add_speculation(self) -> None:
+        counter = self.table.counter
+        self._drafts = counter("spec_decode_num_drafts_total", "Drafts verified.").at()
+        self._draft_tokens = counter(
+            "spec_decode_num_draft_tokens_total", "Draft tokens verified, on all branches."
+        ).at()
+        self._accepted = counter(
+            "spec_decode_num_accepted_tokens_total", "Draft tokens accepted."
+        ).at()
+        self._accepted_lengths: Counter[int] = Counter()  # numbers of drafts
+        accepted_at = counter(
+            "spec_decode_num_accepted_tokens_per_pos_total",
+            "Drafts whose token at a position, from 0 on, was accepted.",
+            ["position"],
+        )
+        accepted_at.read = lambda: _at_least(self._accepted_lengths)
+        self._depths: Counter[int] = Counter()  # numbers of drafts
+        drafted_at = counter(
+            "spec_decode_num_drafts_per_pos_total",
+            "Drafts with a token at a position, from 0 on.",
+            ["position"],
+        )
+        drafted_at.read = lambda: _at_least(self._depths)
+        self._pre_drafts = counter(
+            "pre_drafts_total",
+            "Verdicts that pre-drafts had been made for: whether one fitted.",
+            ["result"],
+            [("hit",), ("miss",)],
+        )
+        self._wasted = counter(
+            "wasted_draft_tokens_total", "Tokens pre-drafted for outcomes that did not happen."
+        ).at()
+        self._fallbacks = counter(
+            "fallback_total",
+            "Steps verified without a draft although one was due, by reason.",
+            ["reason"],
+            [(reason,) for reason in _FALLBACKS],
+        )
+
+    def _add_times(self) -> None:
+        steps = self.table.histogram(
+            "step_seconds", "Time of a request's step, and of its stages.", ["stage"], _SHORT
+        )
+        self._stages = [steps.at(stage) for stage in _STAGES]
+        self.active_seconds = self.table.counter(
+            "active_seconds_total", "Time with a request decoding."
+        )
+        self.busy_seconds = self.table.counter(
+            "role_busy_seconds_total", "Time with a call in flight, by role.", ["role"]
+        )
+
+    def observe_step(self, step: StepStats, *, is_first: bool = False) -> None:
+        """Count a step; is_first: it committed the first token of its request."""
+        num_tokens = step.num_committed_tokens
+        self._tokens.value += num_tokens
+        if not is_first and num_tokens:
+            self._inter_token.observe(step.step_seconds / num_tokens, num_tokens)
+        if step.num_tree_nodes:
+            self._drafts.value += 1
+            self._draft_tokens.value += step.num_tree_nodes
+            self._accepted.value += step.num_accepted_tokens
+            self._accepted_lengths[step.num_accepted_tokens] += 1
+            self._depths[step.tree_depth] += 1
+        self._wasted.value += step.num_wasted_draft_tokens
+        if step.pre_draft is not None:
+            self._pre_drafts.inc(step.pre_draft)
+        if step.fallback is not None:
+            self._fallbacks.inc(step.fallback)
+        draft, search, verify, transport, whole = self._stages
+        draft.observe(step.draft_seconds)
+        search.observe(step.search_seconds)
+        verify.observe(step.verify_seconds)
+        transport.observe(step.transport_seconds)
+        whole.observe(step.step_seconds)
 
     def observe_admission(self, queue_seconds: float) -> None:
         self._queue.observe(queue_seconds)
 
-    def observe_first_token(self, seconds: float) -> None:
+    def observe_first_token(
+        self, seconds: float, prefill_seconds: float, num_prompt_tokens: int
+    ) -> None:
+        """Count a request's first token, by the times since its submission and its admission."""
         self._first.observe(seconds)
+        self._prefill.observe(prefill_seconds)
+        self._prompt_tokens.value += num_prompt_tokens
 
-    def observe_finish(self, reason: FinishReason, num_prompt_tokens: int, seconds: float) -> None:
-        self._finished.labels(reason.value).inc()
-        self._prompt_tokens.inc(num_prompt_tokens)
-        self._e2e.observe(seconds)
+    def observe_finish(
+        self, reason: FinishReason, num_prompt_tokens: int, num_tokens: int, times: RequestTimes
+    ) -> None:
+        self._finished.inc(reason.value)
+        self._prompt_sizes.observe(num_prompt_tokens)
+        self._answer_sizes.observe(num_tokens)
+        self._e2e.observe(times.finished_at - times.submitted_at)
+        self._inference.observe(times.finished_at - times.admitted_at)
+        self._decode.observe(times.finished_at - times.first_token_at)
 
     def observe_failure(self, error: DiffuspecError) -> None:
-        self._failed.labels(type(error).__name__).inc()
+        self._failed.inc(type(error).__name__)
 
     def observe_refusal(self, error: DiffuspecError) -> None:
-        self._refused.labels(type(error).__name__).inc()
+        self._refused.inc(type(error).__name__)
 
     def observe_cancel(self) -> None:
-        self._cancelled.inc()
+        self._cancelled.value += 1
 
 
-class StepSeries(Collector):
-    """Prometheus series of steps, kept as plain numbers until they are collected.
-
-    Prometheus' own counters would take a tenth of the millisecond or two that a step takes besides
-    drafting and verifying.
-    """
-
-    def __init__(self) -> None:
-        self._counts = dict.fromkeys(_COUNTERS, 0)
-        # Numbers of drafts, by their number of accepted tokens.
-        self._accepted: collections.Counter[int] = collections.Counter()
-        self._pre_drafts: collections.Counter[str] = collections.Counter()
-        self._fallbacks: collections.Counter[str] = collections.Counter()
-        self._seconds = dict.fromkeys(_STAGES, 0.0)
-        self._in_buckets = {stage: [0] * len(_BOUNDS) for stage in _STAGES}
-
-    def observe(self, step: StepStats) -> None:
-        counts = self._counts
-        counts["generation_tokens"] += step.num_committed_tokens
-        counts["wasted_draft_tokens"] += step.num_wasted_draft_tokens
-        if step.num_tree_nodes:
-            counts["spec_decode_num_drafts"] += 1
-            counts["spec_decode_num_draft_tokens"] += step.num_tree_nodes
-            counts["spec_decode_num_accepted_tokens"] += step.num_accepted_tokens
-            self._accepted[step.num_accepted_tokens] += 1
-        if step.pre_draft is not None:
-            self._pre_drafts[step.pre_draft] += 1
-        if step.fallback is not None:
-            self._fallbacks[step.fallback] += 1
-        for stage in _STAGES:
-            seconds: float = getattr(step, f"{stage}_seconds")
-            self._seconds[stage] += seconds
-            self._in_buckets[stage][bisect_left(_BOUNDS, seconds)] += 1
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield the series as Prometheus' metric families."""
-        for name, text in _COUNTERS.items():
-            yield CounterMetricFamily(_PREFIX + name, text, value=self._counts[name])
-        name = "spec_decode_num_accepted_tokens_per_pos"
-        yield self._counter(
-            name, "Draft tokens accepted, by position.", "position", self._accepted_at()
-        )
-        name, text = "pre_drafts", "Verdicts that pre-drafts had been made for."
-        yield self._counter(name, text, "result", self._pre_drafts)
-        name, text = "fallback", "Steps verified without a draft."
-        yield self._counter(name, text, "reason", self._fallbacks)
-        text = "Time in a step, by stage."
-        times = HistogramMetricFamily(f"{_PREFIX}step_seconds", text, labels=["stage"])
-        bounds = [*map(str, _SECONDS), "+Inf"]
-        for stage, counts in self._in_buckets.items():
-            table = list(zip(bounds, accumulate(counts), strict=True))
-            times.add_metric([stage], buckets=table, sum_value=self._seconds[stage])
-        yield times
-
-    def _counter(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:
-        family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
-        for value, count in list(counts.items()):
-            family.add_metric([value], count)
-        return family
-
-    def _accepted_at(self) -> dict[str, int]:
-        """Return the number of drafts whose token was accepted, by position from 0 on."""
-        longest = max(self._accepted, default=0)
-        counts = [self._accepted[length] for length in range(longest, 0, -1)]
-        reached = list(accumulate(counts))[::-1]
-        return {str(position): count for position, count in enumerate(reached)}
+def _at_least(lengths: Mapping[int, int]) -> dict[LabelValues, float]:
+    """Return how many lengths are above each position from 0 on."""
+    lengths = dict(lengths)
+    longest = max(lengths, default=0)
+    reached = [*accumulate(lengths.get(length, 0) for length in range(longest, 0, -1))]
+    return {(str(position),): count for position, count in enumerate(reversed(reached))}

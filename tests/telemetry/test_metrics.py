@@ -1,7 +1,8 @@
+import pytest
 from hypothesis import given, settings, strategies as st
 
 from diffuspec.core.types import FinishReason, StepStats
-from diffuspec.telemetry.metrics import Metrics, summarize
+from diffuspec.telemetry.metrics import Metrics, RequestTimes, summarize
 
 
 @st.composite
@@ -12,6 +13,7 @@ def a_step(draw: st.DrawFn) -> StepStats:
         num_draft_tokens=draw(st.integers(0, 40)),
         num_tree_nodes=num_nodes,
         num_accepted_tokens=num_accepted,
+        tree_depth=draw(st.integers(max(num_accepted, num_nodes > 0), num_nodes)),
         num_committed_tokens=num_accepted + draw(st.integers(0 if num_accepted else 1, 1)),
         draft_seconds=0.5,
         search_seconds=0.25,
@@ -41,6 +43,12 @@ def test_series_agree_with_each_other_and_with_the_steps(steps):
     assert per_position == sorted(per_position, reverse=True)
     assert drafts >= per_position[0]
     assert accepted <= value(metrics, "spec_decode_num_draft_tokens_total")
+    drafted = [
+        value(metrics, "spec_decode_num_drafts_per_pos_total", position=str(position))
+        for position in range(41)
+    ]
+    assert all(ours <= theirs for ours, theirs in zip(per_position, drafted, strict=True))
+    assert drafts == drafted[0]
 
     sums = summarize(steps, num_prompt_tokens=7)
     assert sums.num_drafts == drafts and sums.num_accepted_tokens == accepted
@@ -63,12 +71,34 @@ def test_rates_without_steps_are_zero():
     assert nothing.mean_acceptance_length == nothing.tokens_per_second == 0
 
 
-def test_a_finished_request_counts_with_its_reason_and_prompt():
+def test_a_finished_request_counts_with_its_reason_sizes_and_times():
     metrics = Metrics()
-    metrics.observe_finish(FinishReason.LENGTH, 12, 3.0)
+    metrics.observe_first_token(2.0, 1.5, 12)
+    metrics.observe_finish(FinishReason.LENGTH, 12, 30, RequestTimes(10.0, 10.5, 12.0, 15.0))
     assert value(metrics, "request_success_total", finished_reason="length") == 1
+    assert value(metrics, "request_success_total", finished_reason="stop") == 0
     assert value(metrics, "prompt_tokens_total") == 12
-    assert value(metrics, "e2e_request_latency_seconds_sum") == 3
+    sums = {
+        "time_to_first_token_seconds": 2.0,
+        "request_prefill_time_seconds": 1.5,
+        "e2e_request_latency_seconds": 5.0,
+        "request_inference_time_seconds": 4.5,
+        "request_decode_time_seconds": 3.0,
+        "request_prompt_tokens": 12,
+        "request_generation_tokens": 30,
+    }
+    assert {name: value(metrics, f"{name}_sum") for name in sums} == sums
+
+
+def test_latency_between_tokens_leaves_out_a_requests_first_step():
+    metrics = Metrics()
+    metrics.observe_step(StepStats(4, 4, 3, 4, step_seconds=2.0), is_first=True)
+    assert value(metrics, "inter_token_latency_seconds_count") == 0
+    metrics.observe_step(StepStats(4, 4, 3, 4, step_seconds=2.0))
+    metrics.observe_step(StepStats(0, 0, 0, 1, step_seconds=0.2))
+    assert value(metrics, "inter_token_latency_seconds_count") == 5  # one for each token
+    assert value(metrics, "inter_token_latency_seconds_sum") == pytest.approx(2.2)
+    assert value(metrics, "inter_token_latency_seconds_bucket", le="0.25") == 1
 
 
 def test_two_coordinators_do_not_share_series():
