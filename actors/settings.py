@@ -151,6 +151,16 @@ class PipelineConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _drafters_of_their_own(self) -> Self:
+        drafter = self.engine.drafter
+        if drafter is not None and kind_of(drafter).observes:
+            raise ValueError(
+                f"a drafter of the kind {drafter.kind} observes the target, and works in one "
+                "process with it: use an engine without a pipeline"
+            )
+        return self
+
     @property
     def num_drafters(self) -> int:
         """0 for plain decoding: there is no drafter in the engine's configuration."""

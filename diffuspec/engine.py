@@ -106,7 +106,8 @@ class Engine:
         info, tokenizer = verifier.info, load_tokenizer(config.target.path)
         if config.drafter is None:
             return cls(config, verifier, None, tokenizer, (verifier,), tracer)
-        target = Target(info, vocabulary_digest(tokenizer, info.vocab_size), config.target.path)
+        digest = vocabulary_digest(tokenizer, info.vocab_size)
+        target = Target(info, digest, config.target.path, verifier)
         drafter = load_drafter(config.drafter, config.search, target)
         return cls(config, verifier, drafter, tokenizer, (verifier, drafter), tracer)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from diffuspec.algorithm.draft_tree import depths
 from diffuspec.algorithm.shaping import History, shape
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import DraftTree, TokenLogprobs, VerifyRequest
+from diffuspec.core.types import DraftTree, TokenIds, TokenLogprobs, VerifyRequest
 
 
 def is_plain_argmax(requests: Sequence[VerifyRequest]) -> bool:
@@ -36,6 +36,13 @@ def likeliest(logits: Tensor) -> tuple[list[int], list[float]]:
     chosen = logits.argmax(dim=-1, keepdim=True)
     both = torch.cat([chosen.double(), logits.gather(-1, chosen).double()], dim=-1).tolist()
     return [int(token_id) for token_id, _ in both], [logit for _, logit in both]
+
+
+def likeliest_ids(logits: Tensor, count: int) -> TokenIds:
+    """Return each row's likeliest token ids, best first, [R, count]; fewer if V is smaller."""
+    ids = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
+    found: TokenIds = ids.to(torch.int32).cpu().numpy()
+    return found
 
 
 def target_tokens(

@@ -260,7 +260,7 @@ def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
         lattice_model: Any = _Shared(engine.lattice_model)
         drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
     else:
-        target = Target(verifier.info, None, config.target.path)
+        target = Target(verifier.info, None, config.target.path, verifier)
         drafter = load_drafter(config.drafter, config.search, target)
     return Engine(config, verifier, drafter, engine.tokenizer, (drafter,), engine.tracer)
 

@@ -44,7 +44,7 @@ _DRAFTER = (
 )
 _DRAFTER_KIND = (
     "What drafts: diffuspec is a diffusion LM; pld and samd repeat what followed the last tokens"
-    " earlier in the text. Default: diffuspec."
+    " earlier in the text; token_recycling keeps what the target found likely. Default: diffuspec."
 )
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."

@@ -79,7 +79,13 @@ class SuffixAutomatonConfig(Section):
     )
 
 
+class TokenRecyclingConfig(Section):
+    """Token Recycling: the target's likeliest tokens after each token, kept and drafted again."""
+
+    kind: Literal["token_recycling"] = Field("token_recycling", description=_KIND)
+
+
 DrafterConfig: TypeAlias = Annotated[
-    DiffuSpecConfig | PromptLookupConfig | SuffixAutomatonConfig,
+    DiffuSpecConfig | PromptLookupConfig | SuffixAutomatonConfig | TokenRecyclingConfig,
     Field(discriminator="kind"),
 ]

@@ -15,9 +15,11 @@ from diffuspec.core.params import MAX_TREE_NODES, SamplingParams, SpeculationPar
 from diffuspec.core.types import (
     Draft,
     DraftRequest,
+    DraftTree,
     Lattice,
     Prompt,
     RequestOutput,
+    TokenIds,
     Verdict,
     VerifyRequest,
 )
@@ -132,6 +134,51 @@ class Verifier(Protocol):
     async def release(self, request_id: str) -> None:
         """Free what is cached for a request. Unknown ids are ignored."""
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Observation:
+    """What the target computed in one request's verification.
+
+    Row 0 is the last prefix token, the root; row 1 + i is node i of the tree that was verified.
+    """
+
+    prefix: TokenIds  # [num_tokens]
+    tree: DraftTree
+    token_ids: Sequence[int]  # the target's own token after each row, [1 + num_nodes]
+    accepted_nodes: tuple[int, ...]
+    top_token_ids: TokenIds  # the likeliest after each row, best first, [1 + num_nodes, num_top]
+
+
+class Observer(Protocol):
+    """Watches verifications in the verifier's process, for drafters that live on what they compute.
+
+    An observer knows a request by its prefix: its id may differ between verifier and drafter.
+    """
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the coming verification is to be observed: it costs nothing otherwise."""
+        ...
+
+    @property
+    def num_top(self) -> int:
+        """Number of likeliest tokens wanted after each row; 0: none."""
+        ...
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Take what a verification computed. Called in the verifier's thread, after the step."""
+        ...
+
+
+class ObservableVerifier(Verifier, Protocol):
+    """A verifier in this process."""
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let an observer watch every verification from now on."""
+        ...
+
+    def remove_observer(self, observer: Observer) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

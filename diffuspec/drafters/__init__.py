@@ -10,7 +10,7 @@ from typing import Any
 
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import DrafterConfig
-from diffuspec.drafters import diffuspec, prompt_lookup, samd
+from diffuspec.drafters import diffuspec, prompt_lookup, samd, token_recycling
 from diffuspec.drafters.kind import DrafterKind, LocalDrafter, Target
 from diffuspec.drafters.path_search import make_path_search
 
@@ -20,6 +20,7 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "diffuspec": diffuspec.KIND,
     "pld": prompt_lookup.KIND,
     "samd": samd.KIND,
+    "token_recycling": token_recycling.KIND,
 }
 
 
@@ -34,5 +35,6 @@ def load_drafter(config: DrafterConfig, search: SearchConfig, target: Target) ->
     Raises ConfigError, ModelLoadError, NgramError.
     """
     kind = kind_of(config)
+    assert target.verifier is not None or not kind.observes, "it runs beside the verifier"
     scorer = make_path_search(search, target.info) if kind.needs_path_scorer else None
     return kind.load(config, target, scorer)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from diffuspec.core.interfaces import Drafter, PathScorer, TargetInfo
+from diffuspec.core.interfaces import Drafter, ObservableVerifier, PathScorer, TargetInfo
 from diffuspec.core.validation import Section
 
 C = TypeVar("C", bound=Section)
@@ -20,6 +20,7 @@ class Target:
     info: TargetInfo
     vocabulary: str | None  # see vocabulary_digest; None: token ids are not compared
     path: Path | None = None  # its directory, with its tokenizer; None: not known here
+    verifier: ObservableVerifier | None = None  # None: it runs in another process
 
 
 class LocalDrafter(Drafter, Protocol):
@@ -46,4 +47,5 @@ class DrafterKind(Generic[C]):
     load: Callable[[C, Target, PathScorer | None], LocalDrafter]
     needs_path_scorer: bool  # it makes lattices, to be searched here or in a process beside it
     has_model: bool  # which may run on a GPU; its configuration has a key `device`
+    observes: bool = False  # it observes verifications, so it runs in the verifier's process
     import_ahead: Callable[[], None] = _nothing  # what load imports, while there is time to wait

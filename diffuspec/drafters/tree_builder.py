@@ -69,7 +69,12 @@ class TreeBuilder:
             parent = node
 
     def add_likeliest(
-        self, state: S, expand: Expand[S], max_tokens: int, max_depth: int, max_width: int
+        self,
+        state: S,
+        expand: Expand[S],
+        max_tokens: int,
+        max_depth: int,
+        max_width: int | None = None,
     ) -> None:
         """Add the tokens likeliest to be reached, from a state of the root on.
 

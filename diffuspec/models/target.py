@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -16,18 +17,21 @@ from diffuspec.algorithm.acceptance import Acceptance, accept
 from diffuspec.algorithm.sampling import (
     is_plain_argmax,
     likeliest,
+    likeliest_ids,
     target_tokens,
     token_logprobs,
 )
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import Observation, Observer, TargetInfo
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.models.attention.packed import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, unknown_token_id
+
+logger = logging.getLogger(__name__)
 
 MAX_PREFILL_ROWS = 2048  # bounds activations: longer prefixes are fed in several forwards
 
@@ -67,6 +71,7 @@ class CausalTarget:
         self.runner = runner
         self._info = info
         self._worker = Worker("target", is_inline=info.max_sequences == 1)
+        self._observers: tuple[Observer, ...] = ()
 
     @classmethod
     def load(cls, config: TargetConfig, num_ranks: int = 1) -> Self:
@@ -105,6 +110,12 @@ class CausalTarget:
 
     async def release(self, request_id: str) -> None:
         await self._worker.run(self.runner.cache.release, request_id)
+
+    def add_observer(self, observer: Observer) -> None:
+        self._observers = (*self._observers, observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        self._observers = tuple(one for one in self._observers if one is not observer)
 
     def close(self) -> None:
         """Stop the worker thread after the call that it is running."""
@@ -154,7 +165,8 @@ class CausalTarget:
         try:
             plans = self._plan(requests)
             logits = self._forward(plans)
-            acceptances = self._accept(plans, logits)
+            token_ids = self._target_tokens(plans, logits)
+            acceptances = [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
             logprobs = [
                 _logprobs(plan, acceptance, logits)
                 for plan, acceptance in zip(plans, acceptances, strict=True)
@@ -165,6 +177,8 @@ class CausalTarget:
             raise VerifierError(str(error)) from error
         except Exception as error:  # torch raises anything
             raise VerifierError(f"the target's forward pass failed: {error}") from error
+        if any(observer.is_active for observer in self._observers):
+            self._observe(plans, acceptances, token_ids, logits)
         seconds = time.monotonic() - started
         return [
             Verdict(
@@ -197,8 +211,11 @@ class CausalTarget:
         logits[:, self._info.vocab_size :].fill_(-torch.inf)
         return logits
 
-    def _accept(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[Acceptance]:
-        """Raises VerifierError if a row has a NaN or +inf, which is then its largest logit."""
+    def _target_tokens(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[int]:
+        """Return the target's token at every root and node, [R].
+
+        Raises VerifierError if a row has a NaN or +inf, which is then its largest logit.
+        """
         requests = [plan.request for plan in plans]
         if is_plain_argmax(requests):
             token_ids, largest = likeliest(logits)
@@ -206,7 +223,7 @@ class CausalTarget:
         else:
             self._check_finite(plans, logits.amax(dim=-1).tolist())
             token_ids = target_tokens(logits, requests, self._info.eos_token_ids).tolist()
-        return [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
+        return token_ids
 
     def _check_finite(self, plans: Sequence[_Plan], largest: Sequence[float]) -> None:
         if all(map(math.isfinite, largest)):
@@ -217,6 +234,33 @@ class CausalTarget:
                 bad.append(plan.request.request_id)
                 self.runner.cache.clear(plan.request.request_id)
         raise VerifierError(f"the target's logits are not finite for requests {', '.join(bad)}")
+
+    def _observe(
+        self,
+        plans: Sequence[_Plan],
+        acceptances: Sequence[Acceptance],
+        token_ids: list[int],
+        logits: torch.Tensor,
+    ) -> None:
+        """Show a step to the active observers. What fails there costs drafts, never the step."""
+        for observer in self._observers:
+            try:
+                if observer.is_active:
+                    top = likeliest_ids(logits, observer.num_top)
+                    observer.observe(
+                        [
+                            Observation(
+                                plan.request.prefix,
+                                plan.request.tree,
+                                token_ids[plan.logit_rows],
+                                acceptance.accepted_nodes,
+                                top[plan.logit_rows],
+                            )
+                            for plan, acceptance in zip(plans, acceptances, strict=True)
+                        ]
+                    )
+            except Exception:
+                logger.exception("an observer of the target failed")
 
     def _commit(self, plan: _Plan, acceptance: Acceptance) -> None:
         num_tail = plan.num_tail

@@ -21,6 +21,7 @@ from diffuspec.core.params import DraftLengthPolicy, SamplingParams, Speculation
 from diffuspec.drafters import LocalDrafter
 from diffuspec.drafters.prompt_lookup import PromptLookupDrafter
 from diffuspec.drafters.samd import SuffixAutomatonDrafter
+from diffuspec.drafters.token_recycling import TokenRecyclingDrafter
 from tests.support.fakes import (
     DISHONEST,
     FAKE_TARGET,
@@ -187,18 +188,19 @@ def test_no_failure_changes_what_a_target_says(
     num_tokens=st.integers(2, 5),
     overlap=st.booleans(),
     arrival=st.sampled_from(["alone", "together", "one after the other"]),
-    kind=st.sampled_from(["pld", "samd"]),
+    kind=st.sampled_from(["pld", "samd", "token_recycling"]),
 )
 def test_no_repetition_that_is_found_changes_what_a_target_says(
     jobs, num_tokens, overlap, arrival, kind
 ):
     """The target knows a few tokens only, so that everything stands in the text already."""
     info = replace(FAKE_TARGET, vocab_size=num_tokens, eos_token_ids=(0,))
+    verifier = FakeVerifier(info)
     drafters: dict[str, LocalDrafter] = {
         "pld": PromptLookupDrafter(PromptLookupConfig(), (0,)),
         "samd": SuffixAutomatonDrafter(SuffixAutomatonConfig(), (0,), 2, [[1, 0, 1, 1, 0] * 9]),
+        "token_recycling": TokenRecyclingDrafter(info, verifier),
     }
-    verifier, drafter = FakeVerifier(info), drafters[kind]
     jobs = [
         replace(
             job,
@@ -207,6 +209,7 @@ def test_no_repetition_that_is_found_changes_what_a_target_says(
         )
         for job in jobs
     ]
+    drafter = drafters[kind]
     answers = asyncio.run(answers_of(verifier, drafter, jobs, arrival, overlap=overlap))
     assert_plain(verifier, jobs, answers)
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError
-from diffuspec.core.interfaces import Verifier
+from diffuspec.core.interfaces import Observation, Verifier
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftTree, TokenIds, Verdict, VerifyRequest
 from diffuspec.models.target import CausalTarget
@@ -181,6 +181,48 @@ async def test_accepted_branch_is_kept_in_the_cache(qwen2: CausalTarget) -> None
     assert cached == len(PROMPT) + 3
     verdict = await verify_one(qwen2, request(PROMPT + truth[:4], chain(truth[4:8])))
     assert verdict.token_ids == tuple(truth[4:9])
+
+
+class Watcher:
+    """An observer that keeps what it is shown."""
+
+    num_top = 3
+
+    def __init__(self, is_active: bool = True, fails: bool = False) -> None:
+        self.is_active = is_active
+        self.seen: list[Observation] = []
+        self._fails = fails
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        self.seen += observations
+        if self._fails:
+            raise RuntimeError("a bug")
+
+
+async def test_observers_are_shown_what_the_target_says_after_every_row(
+    qwen2: CausalTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth = (await decode(qwen2, GREEDY))[len(PROMPT) :]
+    tree = DraftTree((5, truth[0], truth[1]), (-1, -1, 1))
+    watchers = idle, failing, watching = Watcher(False), Watcher(fails=True), Watcher()
+    for watcher in watchers:
+        qwen2.add_observer(watcher)
+    verdict = await verify_one(qwen2, request(PROMPT, tree))
+    assert verdict.token_ids == tuple(truth[:3]) and "a bug" in caplog.text
+    [seen] = watching.seen
+    assert not idle.seen and len(failing.seen) == 1
+    assert (seen.prefix.tolist(), seen.tree, seen.accepted_nodes) == (PROMPT, tree, (1, 2))
+    for row, path in enumerate([[], [5], truth[:1], truth[:2]]):
+        alone = await verify_one(
+            qwen2, request([*PROMPT, *path], sampling=replace(GREEDY, logprobs=3))
+        )
+        assert alone.logprobs is not None
+        assert seen.top_token_ids[row].tolist() == [one for one, _ in alone.logprobs[0].top]
+        assert seen.token_ids[row] == alone.token_ids[0]
+    for watcher in watchers:
+        qwen2.remove_observer(watcher)
+    await verify_one(qwen2, request(PROMPT))
+    assert len(failing.seen) == 5
 
 
 async def test_a_shortened_prefix_rolls_the_cache_back(qwen2: CausalTarget) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from diffuspec.algorithm.acceptance import accept
 from diffuspec.algorithm.draft_tree import chain, validate
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import Observation, Observer, TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (
     EMPTY_TREE,
@@ -70,6 +70,13 @@ class FakeVerifier:
         self.batches: list[list[VerifyRequest]] = []
         self.held: set[str] = set()  # ids of requests verified and not released yet
         self.released: list[str] = []  # ids, one for each call
+        self.observers: list[Observer] = []
+
+    def add_observer(self, observer: Observer) -> None:
+        self.observers.append(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        self.observers.remove(observer)
 
     def next_token(self, prefix: Sequence[int] | TokenIds, sampling: SamplingParams) -> int:
         return self._hash(prefix, sampling) % self.info.vocab_size
@@ -103,11 +110,22 @@ class FakeVerifier:
             histories.append([*histories[parent + 1], token_id])
         tokens = [self.next_token(history, request.sampling) for history in histories]
         result = accept(tree, tokens)
+        for observer in self.observers:
+            if observer.is_active:
+                top = self._likeliest(tokens, observer.num_top)
+                observer.observe(
+                    [Observation(request.prefix, tree, tokens, result.accepted_nodes, top)]
+                )
         logprobs = None
         if request.sampling.logprobs is not None:
             path = [histories[node + 1] for node in (-1, *result.accepted_nodes)]
             logprobs = tuple(self._logprobs(history, request.sampling) for history in path)
         return Verdict(result.token_ids, result.accepted_nodes, logprobs)
+
+    def _likeliest(self, tokens: Sequence[int], num_top: int) -> TokenIds:
+        """Return the token after each row, and then the ids above it."""
+        ids = np.array(tokens)[:, None] + np.arange(num_top)[None]
+        return (ids % self.info.vocab_size).astype(np.int32)
 
     def _logprobs(self, prefix: Sequence[int], sampling: SamplingParams) -> TokenLogprobs:
         return TokenLogprobs(-(self._hash(prefix, sampling) % 997) / 100, ())

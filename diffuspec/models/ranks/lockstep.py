@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import Observer, TargetInfo
 from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.models.ranks.rank_group import RankGroup
 from diffuspec.models.ranks.step_message import Step, decode_step, encode_step
@@ -57,6 +57,13 @@ class LockstepTarget:
     async def release(self, request_id: str) -> None:
         """Free a request's slot on all ranks at the start of the next step."""
         self._released.append(request_id)
+
+    def add_observer(self, observer: Observer) -> None:
+        """Let an observer watch what this rank computes, which is what all ranks do."""
+        self._target.add_observer(observer)
+
+    def remove_observer(self, observer: Observer) -> None:
+        self._target.remove_observer(observer)
 
     async def watch(self) -> None:
         """Take an empty step after every idle_seconds without one.

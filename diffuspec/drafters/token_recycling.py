@@ -1,0 +1,141 @@
+"""Token Recycling: the tokens that the target found likely are kept, and drafted the next time.
+
+A matrix holds, for each token, the eight likeliest tokens that the target gave after it the last
+time; a draft is a static tree over it. Rule and constants of Spec-Bench's
+evaluation/inference_recycling.py (template 2.2.2), after Luo et al., Turning Trash into Treasure
+(arXiv 2408.08696). The matrix is kept across requests, and fed by the rows of every tree, accepted
+or not. Different here: a token that the target has not seen yet has no children, where the original
+drafts token 0; and of a tree larger than asked for, the nodes likeliest to be reached are drafted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from diffuspec.core.drafter_config import TokenRecyclingConfig
+from diffuspec.core.interfaces import ObservableVerifier, Observation, PathScorer, TargetInfo
+from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.drafters.kind import DrafterKind, Target
+from diffuspec.drafters.tree_builder import TreeBuilder
+
+NUM_CANDIDATES = 8  # kept for each token
+_UNKNOWN = -1
+
+# The static tree: the number of children of each node, depth by depth, best ranks first. Its depths
+# have 8, 21, 25, 15, 8 and 3 nodes; a node's rank is its place among its siblings.
+_NUM_CHILDREN = (
+    (8,),
+    (8, 4, 3, 2, 1, 1, 1, 1),
+    (8, 3, 2, 1, 1, 1, 1, 1, 2, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 0, 0),
+    (5, 2, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0),
+    (3, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0),
+    (2, 0, 0, 1, 0, 0, 0, 0),
+)
+
+# P(token right | parent right) by rank; that of rank 0 at depths 1, 2 and from 3 on. Measured on
+# the embedded pair's questions.
+_BEST_PRIORS = (0.3, 0.38, 0.6)
+_OTHER_PRIORS = (0.075, 0.038, 0.024, 0.017, 0.013, 0.013, 0.005)
+_CONFIDENCES = [[math.log(prior) for prior in (best, *_OTHER_PRIORS)] for best in _BEST_PRIORS]
+
+
+class TemplateNode(NamedTuple):
+    """A node of the static tree: its children in the order of their ranks."""
+
+    children: tuple[TemplateNode, ...]
+
+
+def _make_template() -> TemplateNode:
+    """Build the static tree from the leaves up."""
+    below: list[TemplateNode] = [TemplateNode(())] * sum(_NUM_CHILDREN[-1])
+    for counts in reversed(_NUM_CHILDREN):
+        rest = iter(below)
+        below = [TemplateNode(tuple(next(rest) for _ in range(count))) for count in counts]
+    return below[0]
+
+
+TEMPLATE = _make_template()
+
+
+class TokenRecyclingDrafter:
+    """A Drafter and an Observer of the verifier in this process."""
+
+    num_top = NUM_CANDIDATES
+
+    def __init__(self, info: TargetInfo, verifier: ObservableVerifier | None = None) -> None:
+        self._eos_token_ids = frozenset(info.eos_token_ids)
+        # The likeliest tokens after each token, [vocab_size, NUM_CANDIDATES].
+        self._after = np.full((info.vocab_size, NUM_CANDIDATES), _UNKNOWN, np.int32)
+        self._request_ids: dict[str, None] = {}  # drafted for and not released, oldest first
+        self._max_requests = info.max_sequences
+        self._verifier = verifier
+        if verifier is not None:
+            verifier.add_observer(self)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a request is drafted for."""
+        return bool(self._request_ids)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Keep what the target found likely after the token of every row."""
+        for one in observations:
+            rows = [int(one.prefix[-1]), *one.tree.token_ids]
+            self._after[rows, : one.top_token_ids.shape[1]] = one.top_token_ids
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, in order; an empty one after a token not seen yet."""
+        started = time.perf_counter()
+        drafts = [self._draft(request) for request in requests]
+        seconds = time.perf_counter() - started
+        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+
+    async def release(self, request_id: str) -> None:
+        self._request_ids.pop(request_id, None)
+
+    def close(self) -> None:
+        if self._verifier is not None:
+            self._verifier.remove_observer(self)
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        self._note(request.request_id)
+        builder = TreeBuilder(request, self._eos_token_ids)
+        last = int(request.prefix[-1])
+        builder.add_likeliest(
+            (last, TEMPLATE), self._expand, request.max_nodes, request.num_draft_tokens
+        )
+        return builder.draft()
+
+    def _expand(
+        self, state: tuple[int, TemplateNode], depth: int
+    ) -> Iterator[tuple[int, float, tuple[int, TemplateNode]]]:
+        token_id, node = state
+        candidates = self._after[token_id].tolist()
+        confidences = _CONFIDENCES[min(depth, len(_CONFIDENCES)) - 1]
+        ranked = zip(candidates, confidences, node.children, strict=False)
+        for candidate, confidence, child in ranked:
+            if candidate != _UNKNOWN:
+                yield candidate, confidence, (candidate, child)
+
+    def _note(self, request_id: str) -> None:
+        """Note that a request is drafted for; if requests are not released, forget the oldest."""
+        self._request_ids[request_id] = None
+        if len(self._request_ids) > self._max_requests:
+            del self._request_ids[next(iter(self._request_ids))]
+
+
+def _load(
+    config: TokenRecyclingConfig, target: Target, path_scorer: PathScorer | None
+) -> TokenRecyclingDrafter:
+    return TokenRecyclingDrafter(target.info, target.verifier)
+
+
+KIND = DrafterKind(
+    TokenRecyclingConfig, _load, needs_path_scorer=False, has_model=False, observes=True
+)
