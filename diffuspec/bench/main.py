@@ -22,7 +22,7 @@ from rich.progress import (
 
 from diffuspec.bench import plots
 from diffuspec.bench.machine import Machine, describe_machine
-from diffuspec.bench.options import BenchOptions, engine_config, system_names
+from diffuspec.bench.options import CONCURRENCIES, BenchOptions, engine_config, system_names
 from diffuspec.bench.overhead import (
     NUM_DRAFT_TOKENS,
     PREFIX_LENGTHS,
@@ -52,6 +52,7 @@ from diffuspec.bench.run import (
 )
 from diffuspec.bench.stats import acceptance_by_position, compute_rows
 from diffuspec.bench.studies.ablations import sweeps
+from diffuspec.bench.studies.load import load_tables, plot_load, study_load
 from diffuspec.bench.studies.overlap import plot_overlap
 from diffuspec.bench.studies.pre_drafts import study_pre_drafts
 from diffuspec.bench.studies.sweeps import ablation_config, num_answers, run_sweep
@@ -67,6 +68,7 @@ from diffuspec.telemetry.trace import tracing
 __all__ = ["BenchOptions", "run_benchmark"]
 
 OnAnswer = Callable[[Record], None]
+Advance = Callable[[str], None]  # takes a description of what has just ended
 
 
 def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
@@ -88,6 +90,8 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
             return _run_ablations(options, config, questions, console)
         if options.pre_drafts:
             return _run_pre_drafts(options, config, questions, console)
+        if options.load:
+            return _run_load(options, config, questions, console)
         return _run_comparison(options, config, questions, names, console)
 
 
@@ -101,8 +105,8 @@ def _run_comparison(
     with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine = _machine(engine)
         num_turns = sum(len(question.turns) for question in questions)
-        with _progress(num_turns * options.repeats * len(names)) as on_answer:
-            run = _compare(engine, names, questions, options, on_answer)
+        with _progress(num_turns * options.repeats * len(names)) as advance:
+            run = _compare(engine, names, questions, options, _on_answer(advance))
         overheads, costs = [], []
         if engine.lattice_model is not None:
             Console(stderr=True).print("measuring drafting cost and overhead per step")
@@ -190,8 +194,9 @@ def _run_ablations(
     with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine, settings = _machine(engine), _settings(engine, options)
         total = num_answers(chosen, questions, options.repeats)
-        with _progress(total) as on_answer:
+        with _progress(total) as advance:
             for sweep in chosen:
+                on_answer = _on_answer(advance)
                 results.append(run_sweep(sweep, engine, questions, settings, on_answer))
     for result in results:
         result.plot(options.out / f"ablation_{result.sweep.name}.png")
@@ -225,6 +230,27 @@ def _run_pre_drafts(
     return 0
 
 
+def _run_load(
+    options: BenchOptions,
+    config: EngineConfig,
+    questions: Sequence[Question],
+    console: Console,
+) -> int:
+    with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
+        machine = _machine(engine)
+        with _progress(2 * options.repeats * len(CONCURRENCIES)) as advance:
+            rows, num_different = study_load(
+                engine, questions, options.max_tokens, options.repeats, CONCURRENCIES, advance
+            )
+    plot_load(rows, options.out / "load.png")
+    data = {"machine": asdict(machine), "rows": [asdict(row) for row in rows]}
+    tables, lines = load_tables(rows), [f"Answers that differ: {num_different}."]
+    write_report(options.out, "load", data, tables, lines)
+    print_tables(tables, lines, console)
+    console.print(f"Written to {options.out}", highlight=False)
+    return int(num_different > 0)
+
+
 def _settings(engine: Engine, options: BenchOptions) -> RunSettings:
     return RunSettings(options.max_tokens, engine.verifier.info.max_model_len, options.repeats)
 
@@ -256,8 +282,8 @@ def _threads(count: int | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[OnAnswer]:
-    """Show a bar on stderr. It is drawn between answers, never during a measurement."""
+def _progress(total: int) -> Iterator[Advance]:
+    """Show a bar on stderr. It is drawn between measurements, never during one."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -269,8 +295,11 @@ def _progress(total: int) -> Iterator[OnAnswer]:
         task = progress.add_task("warm-up", total=total)
         progress.refresh()
 
-        def on_answer(record: Record) -> None:
-            description = f"{record.family}, {record.system}"
+        def advance(description: str) -> None:
             progress.update(task, advance=1, description=description, refresh=True)
 
-        yield on_answer
+        yield advance
+
+
+def _on_answer(advance: Advance) -> OnAnswer:
+    return lambda record: advance(f"{record.family}, {record.system}")

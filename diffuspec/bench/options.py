@@ -11,6 +11,9 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.pairs import tiny
 
+CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
+_STUDIES = ("ablations", "pre_drafts", "load")
+
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
@@ -27,6 +30,7 @@ class BenchOptions:
     out: Path = Path("runs/bench")
     ablations: bool = False
     pre_drafts: bool = False
+    load: bool = False
     trace: Path | None = None  # a file for Perfetto; of the pre-draft study, its last system
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
 
@@ -47,18 +51,17 @@ class BenchOptions:
 
     def _check_study(self) -> None:
         """Refuse a second study, and the options that a study ignores."""
-        if self.ablations and self.pre_drafts:
-            raise ConfigError("--ablations and --pre-drafts are two studies: run one at a time")
-        for study in ("ablations", "pre_drafts"):
-            if getattr(self, study) and self.systems:
-                option = study.replace("_", "-")
-                raise ConfigError(f"--systems has no effect on --{option}, which has its own")
+        names = [f"--{name.replace('_', '-')}" for name in _STUDIES if getattr(self, name)]
+        if len(names) > 1:
+            raise ConfigError(f"{' and '.join(names)} are {len(names)} studies: run one at a time")
+        if names and self.systems:
+            raise ConfigError(f"--systems has no effect on {names[0]}, which has its own")
         if self.pre_drafts and self.repeats > 1:
             raise ConfigError("--repeats has no effect on --pre-drafts")
 
     def _check_plain(self) -> None:
         """Refuse what needs a drafter."""
-        for option in ("ngram", "ablations", "pre_drafts"):
+        for option in ("ngram", *_STUDIES):
             if getattr(self, option):
                 raise ConfigError(f"--{option.replace('_', '-')} needs --drafter")
 
@@ -77,7 +80,7 @@ def system_names(options: BenchOptions) -> tuple[str, ...]:
 
 
 def engine_config(options: BenchOptions) -> EngineConfig:
-    """Compose the configuration, for one request at a time. Raises ConfigError."""
+    """Compose the configuration, for the most requests at a time. Raises ConfigError."""
     if options.target is None:
         data = tiny.tiny_config().model_dump()
     else:
@@ -86,5 +89,5 @@ def engine_config(options: BenchOptions) -> EngineConfig:
         data["drafter"] = {"path": options.drafter}
     if options.ngram is not None:
         data["search"]["ngram"] = options.ngram
-    data["target"]["max_sequences"] = 1
+    data["target"]["max_sequences"] = max(CONCURRENCIES) if options.load else 1
     return parse_config(data)

@@ -96,8 +96,7 @@ class EngineSystem:
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
         runners = _runners(self._engine)
-        for runner in runners:
-            _forget(runner)
+        forget_prefixes(self._engine)
         sampling = SamplingParams(max_tokens=max_tokens)
         forwards = sum(runner.forward_seconds for runner in runners)
         started = time.perf_counter()
@@ -116,10 +115,11 @@ def _runners(engine: Engine) -> list[Any]:
     return [role.runner for role in roles]
 
 
-def _forget(runner: Any) -> None:
-    """Empty a cache, so that no system finds the prompt of the one before."""
-    for slot in range(runner.cache.num_slots):
-        runner.cache.truncate(slot, 0)
+def forget_prefixes(engine: Engine) -> None:
+    """Empty its models' caches, so that no system finds the prompt of the one before."""
+    for runner in _runners(engine):
+        for slot in range(runner.cache.num_slots):
+            runner.cache.truncate(slot, 0)
 
 
 class TransformersSystem:

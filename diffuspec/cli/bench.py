@@ -15,6 +15,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench --limit 2 --systems plain,cost_aware_best_first
   diffuspec bench --ablations --out runs/ablations
   diffuspec bench --pre-drafts --limit 3
+  diffuspec bench --load --max-tokens 64 --repeats 3
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
 
@@ -42,6 +43,12 @@ Ablations = Annotated[
 PreDrafts = Annotated[
     bool, typer.Option("--pre-drafts", help="Measure hit rate and speed-up of pre-drafting.")
 ]
+Load = Annotated[
+    bool,
+    typer.Option(
+        "--load", help="Measure speed with 1 to 32 requests at a time, speculation on and off."
+    ),
+]
 Systems = Annotated[
     str | None,
     typer.Option(help="Systems to compare, separated by commas. Default: all.", metavar="NAMES"),
@@ -59,6 +66,7 @@ def run(
     systems: Systems = None,
     ablations: Ablations = False,
     pre_drafts: PreDrafts = False,
+    load: Load = False,
     threads: options.Threads = None,
     out: Out = Path("runs/bench"),
     trace: options.Trace = None,
@@ -82,6 +90,7 @@ def run(
             out=out,
             ablations=ablations,
             pre_drafts=pre_drafts,
+            load=load,
             trace=trace,
             systems=() if systems is None else tuple(name.strip() for name in systems.split(",")),
         )

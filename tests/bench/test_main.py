@@ -69,6 +69,28 @@ def test_a_run_writes_tables_figures_and_plots(
     assert "cost_aware_best_first" in (out / "results.md").read_text()
 
 
+def test_load_is_measured_with_speculation_on_and_off(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "CONCURRENCIES", (1, 3))
+    code, text = bench(
+        BenchOptions(*pair, questions=questions, max_tokens=4, load=True, out=tmp_path)
+    )
+    assert code == 0 and "Answers that differ: 0." in text
+    assert {path.name for path in tmp_path.iterdir()} >= {"load.json", "load.md", "load.png"}
+    rows = json.loads((tmp_path / "load.json").read_text())["rows"]
+    found = [(row["system"], row["concurrency"], row["num_answers"]) for row in rows]
+    assert found == [(name, n, 12) for n in (1, 3) for name in ("speculation", "off")]
+
+
+def test_load_needs_questions_that_leave_room_for_an_answer(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path
+) -> None:
+    options = BenchOptions(*pair, questions=questions, max_tokens=190, load=True, out=tmp_path)
+    with pytest.raises(ConfigError, match="no question leaves room for an answer of 190 tokens"):
+        bench(options)
+
+
 def test_without_a_drafter_there_is_plain_decoding_and_transformers(
     pair: tuple[Path, Path], questions: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,161 @@
+"""Load: many askers at a time, each with the next question as soon as it has its answer.
+
+What answers is a `LoadClient`: the library in this process, or anything that streams tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Protocol
+
+import numpy as np
+
+from diffuspec.core.types import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class TimedTokens:
+    """Tokens of an answer that arrived together."""
+
+    at: float  # by time.monotonic()
+    num_tokens: int
+    text: str
+
+
+class LoadClient(Protocol):
+    """Asks a service. Many answers may stream at the same time."""
+
+    def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:
+        """Yield a greedy answer as its tokens arrive. Raises whatever the service answers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAnswer:
+    """One answer, and when its parts arrived."""
+
+    prompt: int  # its index among the prompts of the run
+    started_at: float
+    parts: tuple[TimedTokens, ...]  # those with tokens, at least one
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.parts)
+
+    @property
+    def first_token_seconds(self) -> float:
+        return self.parts[0].at - self.started_at
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """Mean time between tokens after the first part; None: there are none after it."""
+        later = self.num_tokens - self.parts[0].num_tokens
+        return (self.parts[-1].at - self.parts[0].at) / later if later else None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """The answers to all prompts at one concurrency.
+
+    full_seconds: from the start until an asker found no question left; until then, all were busy.
+    """
+
+    concurrency: int
+    started_at: float
+    full_seconds: float
+    answers: tuple[LoadAnswer, ...]
+    cpu_seconds: float  # of this process, to the last answer
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens that arrived while all askers were busy, over that time."""
+        ends_at = self.started_at + self.full_seconds
+        parts = (part for answer in self.answers for part in answer.parts)
+        return sum(part.num_tokens for part in parts if part.at <= ends_at) / self.full_seconds
+
+
+async def ask_all(
+    client: LoadClient, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
+) -> LoadRun:
+    """Ask every prompt once, `concurrency` (at most as many as prompts) at a time."""
+    run = _Run(client, max_tokens, enumerate(prompts))
+    run.started_at, cpu = time.monotonic(), time.process_time()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(concurrency):
+                group.create_task(run.ask())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    assert run.full_until is not None
+    return LoadRun(
+        concurrency,
+        run.started_at,
+        run.full_until - run.started_at,
+        tuple(sorted(run.answers, key=lambda answer: answer.prompt)),
+        time.process_time() - cpu,
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    client: LoadClient
+    max_tokens: int
+    left: Iterator[tuple[int, Prompt]]
+    answers: list[LoadAnswer] = field(default_factory=list)
+    started_at: float = 0.0
+    full_until: float | None = None
+
+    async def ask(self) -> None:
+        for number, prompt in self.left:
+            started = time.monotonic()
+            stream = self.client.stream(prompt, self.max_tokens)
+            async with contextlib.aclosing(stream):
+                parts = tuple([part async for part in stream if part.num_tokens])
+            self.answers.append(LoadAnswer(number, started, parts))
+        if self.full_until is None:
+            self.full_until = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRow:
+    """One system at one concurrency, over all repeats. Times are milliseconds."""
+
+    system: str
+    concurrency: int
+    num_answers: int
+    num_tokens: int
+    tokens_per_second: float  # median of the repeats
+    first_token_p50: float
+    first_token_p99: float
+    per_token_p50: float  # mean time between an answer's tokens after its first part
+    per_token_p99: float
+    cpu_per_token: float  # of the asking process, which is the answering one in the library
+
+
+def load_row(system: str, runs: Sequence[LoadRun]) -> LoadRow:
+    """Summarise the repeats of one system at one concurrency."""
+    answers = [answer for run in runs for answer in run.answers]
+    firsts = [1000 * answer.first_token_seconds for answer in answers]
+    paces = [1000 * pace for answer in answers if (pace := answer.seconds_per_token) is not None]
+    num_tokens = sum(answer.num_tokens for answer in answers)
+    return LoadRow(
+        system=system,
+        concurrency=runs[0].concurrency,
+        num_answers=len(answers),
+        num_tokens=num_tokens,
+        tokens_per_second=median(run.tokens_per_second for run in runs),
+        first_token_p50=float(np.percentile(firsts, 50)),
+        first_token_p99=float(np.percentile(firsts, 99)),
+        per_token_p50=float(np.percentile(paces or [0.0], 50)),
+        per_token_p99=float(np.percentile(paces or [0.0], 99)),
+        cpu_per_token=1000 * sum(run.cpu_seconds for run in runs) / num_tokens,
+    )

@@ -1,0 +1,212 @@
+"""The study of load: speculation on and off, by the number of requests at a time.
+
+Both take turns at every concurrency, over the same models in this process, each with a coordinator
+of its own. Caches are emptied before each turn, so that neither finds a prompt that it has read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import random
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+
+from diffuspec.bench.load import LoadClient, LoadRow, LoadRun, TimedTokens, ask_all, load_row
+from diffuspec.bench.plots import Line, plot_sweep
+from diffuspec.bench.questions import Question, rotated
+from diffuspec.bench.report import TextTable
+from diffuspec.bench.systems import forget_prefixes, sibling
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Prompt
+from diffuspec.engine import Engine
+
+ON, OFF = "speculation", "off"
+_MIN_PROMPTS = 12  # asked at each concurrency, in each repeat
+_PROMPTS_PER_ASKER = 3
+
+
+class EngineClient:
+    """Asks an engine in this process."""
+
+    def __init__(self, engine: Engine, speculation: SpeculationParams) -> None:
+        self._engine = engine
+        self._speculation = speculation
+
+    async def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:
+        sampling = SamplingParams(max_tokens=max_tokens)
+        stream = self._engine.stream(prompt, sampling, self._speculation)
+        async with contextlib.aclosing(stream):
+            async for output in stream:
+                yield TimedTokens(time.monotonic(), len(output.token_ids), output.text)
+
+
+def study_load(
+    engine: Engine,
+    questions: Sequence[Question],
+    max_tokens: int,
+    num_repeats: int,
+    concurrencies: Sequence[int],
+    on_turn: Callable[[str], None] = lambda _: None,
+) -> tuple[list[LoadRow], int]:
+    """Return the rows, and the number of answers whose text differs between on and off.
+
+    The first turns of the questions are asked, in random order. `on_turn` is called after each turn
+    of a system, with what it was: twice for every repeat and concurrency. Raises ConfigError if no
+    question leaves room for max_tokens.
+    """
+    prompts = _prompts(engine, questions, max_tokens)
+
+    async def measure() -> tuple[list[LoadRow], int]:
+        on, off = sibling(engine), sibling(engine)
+        clients: dict[str, LoadClient] = {
+            ON: EngineClient(on, engine.default_speculation),
+            OFF: EngineClient(off, SpeculationParams(policy="off")),
+        }
+        try:
+            return await compare_load(
+                clients,
+                prompts,
+                max_tokens,
+                num_repeats,
+                concurrencies,
+                functools.partial(forget_prefixes, engine),
+                on_turn,
+            )
+        finally:
+            await on.stop()
+            await off.stop()
+
+    return asyncio.run(measure())
+
+
+def _prompts(engine: Engine, questions: Sequence[Question], max_tokens: int) -> list[Prompt]:
+    room = engine.verifier.info.max_model_len - max_tokens
+    encoded = [engine.encode([{"role": "user", "content": one.turns[0]}]) for one in questions]
+    prompts: list[Prompt] = [ids.tolist() for ids in encoded if len(ids) <= room]
+    if not prompts:
+        raise ConfigError(f"no question leaves room for an answer of {max_tokens} tokens")
+    random.Random(0).shuffle(prompts)
+    return prompts
+
+
+async def compare_load(
+    clients: Mapping[str, LoadClient],
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    num_repeats: int,
+    concurrencies: Sequence[int],
+    forget: Callable[[], None] = lambda: None,
+    on_turn: Callable[[str], None] = lambda _: None,
+) -> tuple[list[LoadRow], int]:
+    """Ask all clients the same prompts at each concurrency, in turns; see `study_load`.
+
+    `forget` empties the caches of prompts before each turn.
+    """
+    rows, num_different = [], 0
+    endless = itertools.cycle(prompts)
+    for client in clients.values():  # warm-up
+        await ask_all(client, prompts[:_MIN_PROMPTS], min(4, len(prompts)), max_tokens)
+    for concurrency in concurrencies:
+        runs: dict[str, list[LoadRun]] = {name: [] for name in clients}
+        num_prompts = max(_MIN_PROMPTS, _PROMPTS_PER_ASKER * concurrency)
+        for repeat in range(num_repeats):
+            asked = list(itertools.islice(endless, num_prompts))
+            for name, client in rotated(clients.items(), repeat):
+                forget()
+                runs[name].append(await ask_all(client, asked, concurrency, max_tokens))
+                on_turn(f"{name}, {concurrency} at a time")
+            texts = [[answer.text for answer in found[-1].answers] for found in runs.values()]
+            num_different += sum(len(set(same)) > 1 for same in zip(*texts, strict=True))
+        rows += [load_row(name, found) for name, found in runs.items()]
+    return rows, num_different
+
+
+def load_tables(rows: Sequence[LoadRow], system: str = ON, baseline: str = OFF) -> list[TextTable]:
+    """Return throughput and times of a system beside those of the baseline."""
+    found = {(row.system, row.concurrency): row for row in rows}
+    pairs = [
+        (found[system, concurrency], found[baseline, concurrency])
+        for concurrency in dict.fromkeys(row.concurrency for row in rows)
+    ]
+    return [_speed_table(pairs, system, baseline), _time_table(pairs, system, baseline)]
+
+
+def _speed_table(pairs: Sequence[tuple[LoadRow, LoadRow]], system: str, baseline: str) -> TextTable:
+    first = pairs[0][0].tokens_per_second
+    cells = [
+        (
+            str(own.concurrency),
+            f"{own.tokens_per_second:.0f}",
+            f"{base.tokens_per_second:.0f}",
+            f"{own.tokens_per_second / base.tokens_per_second:.2f}x",
+            f"{own.tokens_per_second / first:.2f}x",
+            f"{own.cpu_per_token:.2f}",
+            f"{base.cpu_per_token:.2f}",
+        )
+        for own, base in pairs
+    ]
+    columns = (
+        "at a time",
+        f"{system} tokens/s",
+        f"{baseline} tokens/s",
+        "ratio",
+        f"over {pairs[0][0].concurrency}",
+        f"{system} CPU ms/token",
+        f"{baseline} CPU ms/token",
+    )
+    return TextTable("Throughput by requests at a time", columns, tuple(cells))
+
+
+def _time_table(pairs: Sequence[tuple[LoadRow, LoadRow]], system: str, baseline: str) -> TextTable:
+    cells = [
+        (
+            str(own.concurrency),
+            *_beside(own.first_token_p50, base.first_token_p50),
+            *_beside(own.first_token_p99, base.first_token_p99),
+            f"{own.first_token_p99 / own.first_token_p50:.1f}",
+            *_beside(own.per_token_p50, base.per_token_p50),
+        )
+        for own, base in pairs
+    ]
+    columns = (
+        "at a time",
+        "first token p50",
+        "ratio",
+        "first token p99",
+        "ratio",
+        "p99 / p50",
+        "per token p50",
+        "ratio",
+    )
+    title = f"Milliseconds, {system} / {baseline}, by requests at a time"
+    return TextTable(title, columns, tuple(cells))
+
+
+def _beside(own: float, base: float) -> tuple[str, str]:
+    return f"{own:.1f} / {base:.1f}", f"{own / base:.2f}x" if base else ""
+
+
+def plot_load(rows: Sequence[LoadRow], path: Path) -> None:
+    """Draw throughput, time to the first token and time per token into a PNG file."""
+    systems = list(dict.fromkeys(row.system for row in rows))
+
+    def lines(measure: str) -> list[Line]:
+        drawn = []
+        for system in systems:
+            own = [row for row in rows if row.system == system]
+            xs = tuple(str(row.concurrency) for row in own)
+            drawn.append(Line(system, xs, tuple(getattr(row, measure) for row in own)))
+        return drawn
+
+    panels = {
+        "tokens/s": lines("tokens_per_second"),
+        "ms to the first token, median": lines("first_token_p50"),
+        "ms to the first token, p99": lines("first_token_p99"),
+        "ms per token after it, median": lines("per_token_p50"),
+    }
+    plot_sweep("Load", "requests at a time", panels, path)
