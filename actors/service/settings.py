@@ -36,5 +36,7 @@ def parse_service(data: Mapping[str, Any], root: Path) -> ServiceConfig:
     if "pipeline" not in data:
         raise ConfigError("pipeline is missing: the path of a file, or what would stand there")
     given = data["pipeline"]
+    if not isinstance(given, str | dict):
+        raise ConfigError(f"pipeline must be the path of a file or a mapping, got {given!r:.80}")
     pipeline = load_pipeline(root / given) if isinstance(given, str) else parse_pipeline(given)
     return validate(ServiceConfig, {**data, "pipeline": pipeline})

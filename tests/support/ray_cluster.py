@@ -10,6 +10,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
+
 NODE = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
 
 
@@ -27,6 +29,7 @@ def local_cluster() -> Iterator[Cluster]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            CALLBACK_VARIABLE: CALLBACK,  # for proxies of Serve
             "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
             "RAY_health_check_period_ms": "1000",  # a node that is stopped is missed within seconds
             "RAY_health_check_timeout_ms": "2000",

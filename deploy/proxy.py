@@ -1,0 +1,90 @@
+"""What Serve's proxies do with every request before they pass it on.
+
+A proxy loads this by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.proxy:middlewares, which
+deploy/cluster/node.env sets: by itself Serve lets clients lift its time-out and outlive their
+connection, and keeps bodies of any size in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from diffuspec.serve.http.errors import respond
+from diffuspec.serve.openai.errors import HttpError
+
+CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+CALLBACK = "deploy.proxy:middlewares"
+MAX_BODY_BYTES = 16 * 1024 * 1024  # in a proxy; the application's own limit is lower
+
+_HEADERS_OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
+
+
+def middlewares() -> list[Middleware]:
+    """Return what surrounds the application in each proxy."""
+    return [Middleware(ProxyGuard)]
+
+
+class ProxyGuard:
+    """ASGI middleware: removes headers that steer Serve, and bounds bodies."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = [one for one in scope["headers"] if one[0].lower() not in _HEADERS_OF_SERVE]
+        await _Exchange(self._app, self._max_body_bytes).run(
+            {**scope, "headers": headers}, receive, send
+        )
+
+
+class _Exchange:
+    """One request, cut off when its body is too large."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._left = max_body_bytes
+        self._limit = max_body_bytes
+        self._is_too_large = asyncio.Event()
+        self._has_begun = False  # the response
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted() -> Message:
+            message = await receive()
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                self._is_too_large.set()
+                await asyncio.Event().wait()  # until it is cancelled
+            return message
+
+        async def noted(message: Message) -> None:
+            self._has_begun = True
+            await send(message)
+
+        answering = asyncio.ensure_future(self._app(scope, counted, noted))
+        excess = asyncio.create_task(self._is_too_large.wait())
+        try:
+            await asyncio.wait({answering, excess}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                answering.result()
+                return
+        finally:
+            for task in (answering, excess):
+                task.cancel()
+        await asyncio.wait({answering})
+        if not self._has_begun:
+            await respond(self._refusal())(scope, receive, send)
+
+    def _refusal(self) -> HttpError:
+        return HttpError(
+            413,
+            f"the body must have at most {self._limit} bytes",
+            "body_too_large",
+            headers={"connection": "close"},
+        )

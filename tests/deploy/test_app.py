@@ -1,0 +1,143 @@
+"""The application's arguments, and files of Serve: every key is one that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from ray.serve import Application, Deployment
+from ray.serve.config import AutoscalingConfig
+from ray.serve.schema import ServeDeploySchema
+
+from actors.service.autoscaling import by_requests
+from deploy.app import build
+from diffuspec.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+FILES = [ROOT / "deploy" / name for name in ("serve.yaml", "serve_dream_qwen.yaml")]
+TINY: dict[str, Any] = {"pipeline": {"engine": {"preset": "tiny"}}}
+
+
+def read(path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = yaml.safe_load(path.read_text())
+    return data
+
+
+def unknown_keys(kind: Any, data: object, where: str = "") -> Iterator[str]:
+    """Yield the keys of data that a type of Serve's schema would ignore."""
+    models = [one for one in flat(kind) if issubclass(one, BaseModel)]
+    if isinstance(data, list):
+        for item in data:
+            yield from unknown_keys(kind, item, where)
+    elif isinstance(data, dict) and models:
+        [model] = models
+        for key, value in data.items():
+            if key not in model.model_fields:
+                yield f"{where}{key}"
+            else:
+                yield from unknown_keys(model.model_fields[key].annotation, value, f"{where}{key}.")
+
+
+def flat(kind: Any) -> Iterator[type]:
+    if get_args(kind):
+        for one in get_args(kind):
+            yield from flat(one)
+    elif isinstance(kind, type):
+        yield kind
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_key_of_a_file_is_in_serve_s_schema(path):
+    data = read(path)
+    assert not [*unknown_keys(ServeDeploySchema, data)]
+    ServeDeploySchema.model_validate(data)
+
+
+def test_a_key_that_serve_would_ignore_is_found():
+    data = read(FILES[0])
+    data["http_options"]["hosts"] = "0.0.0.0"
+    data["applications"][0]["deployments"][1]["max_ongoing_request"] = 3
+    data["applications"][0]["deployments"][0]["autoscaling_config"]["min_replica"] = 1
+    ServeDeploySchema.model_validate(data)  # it does ignore them
+    assert [*unknown_keys(ServeDeploySchema, data)] == [
+        "http_options.hosts",
+        "applications.deployments.autoscaling_config.min_replica",
+        "applications.deployments.max_ongoing_request",
+    ]
+
+
+def deployments(application: Application) -> dict[str, Deployment]:
+    ingress = application._bound_deployment
+    others = [one for one in ingress.init_args if isinstance(one, Application)]
+    return {one.name: one for one in (ingress, *(one._bound_deployment for one in others))}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_listens_on_loopback_and_its_application_can_be_built(path):
+    data = read(path)
+    assert data["http_options"]["host"] == "127.0.0.1"
+    [application] = data["applications"]
+    assert application["import_path"] == "deploy.app:build"
+    bound = deployments(build(application["args"]))
+    assert {one["name"] for one in application["deployments"]} <= bound.keys()
+
+
+def test_serve_calls_the_builder_with_plain_data():
+    """It would not look for a model's class in an annotation that is a string."""
+    assert build.__annotations__["args"] == dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({}, "pipeline is missing"),
+        ({"pipeline": "deploy/none.yaml"}, "cannot read configuration .*none.yaml"),
+        ({"pipeline": {"engine": {"preset": "large"}}}, "preset must be `tiny`"),
+        ({"pipeline": 3}, "pipeline must be the path of a file or a mapping, got 3"),
+        ({**TINY, "models": "x"}, "unknown key `models`"),
+        ({**TINY, "http": {"max_body": 1}}, "http: unknown key `max_body`"),
+        ({**TINY, "http": {"max_body_bytes": 2**30}}, "max_body_bytes must be at most 16777216"),
+        ({**TINY, "patience_seconds": 0}, "patience_seconds must be above 0, got 0"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_would_be_right(args, message):
+    with pytest.raises(ConfigError, match=message):
+        build(args)
+
+
+def test_a_pipeline_gets_the_time_that_its_requests_get():
+    args = {"pipeline": {"engine": {"preset": "tiny"}, "deadlines": {"drain_seconds": 77}}}
+    options = deployments(build(args))["Pipeline"]._deployment_config
+    assert options.graceful_shutdown_timeout_s == 97
+
+
+# ---- the number of pipelines
+
+
+def context(loads: dict[str, float] | None, target_num_replicas: int = 3) -> Any:
+    metrics = {} if loads is None else {"num_requests": loads}
+    config = AutoscalingConfig(target_ongoing_requests=8, max_replicas=9)
+    return SimpleNamespace(
+        aggregated_metrics=metrics, config=config, target_num_replicas=target_num_replicas
+    )
+
+
+@pytest.mark.parametrize(("loads", "wanted"), [((20, 12), 4), ((1, 1), 0.25), ((0, 0), 0)])
+def test_the_number_of_pipelines_follows_what_runs_and_waits_in_them(loads, wanted):
+    assert by_requests(context(dict(zip("ab", loads, strict=True)))) == (wanted, {})
+
+
+def test_before_any_pipeline_has_reported_nothing_changes():
+    assert by_requests(context(None)) == (3, {})
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_serve_loads_the_policy_that_a_file_names(path):
+    given = [one.get("autoscaling_config") for one in read(path)["applications"][0]["deployments"]]
+    policies = [AutoscalingConfig(**one).policy for one in given if one and "policy" in one]
+    assert all(one.get_policy().__name__ == by_requests.__name__ for one in policies)

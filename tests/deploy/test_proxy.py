@@ -1,0 +1,82 @@
+"""What a proxy of Serve takes out of requests, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deploy.proxy import CALLBACK, MAX_BODY_BYTES, ProxyGuard, middlewares
+
+LIMIT = 100
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    request = Request(scope, receive)
+    answer = {"headers": dict(request.headers), "num_bytes": len(await request.body())}
+    await JSONResponse(answer)(scope, receive, send)
+
+
+async def call(
+    app: ASGIApp, pieces: list[bytes], headers: dict[str, str] | None = None
+) -> tuple[int, Any]:
+    raw = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
+    sent: list[Message] = []
+    waiting = [
+        {"type": "http.request", "body": piece, "more_body": index < len(pieces) - 1}
+        for index, piece in enumerate(pieces)
+    ]
+
+    async def receive() -> Message:
+        return waiting.pop(0)
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": raw}
+    async with asyncio.timeout(5):
+        await ProxyGuard(app, LIMIT)(scope, receive, send)
+    assert sent[0]["type"] == "http.response.start"
+    return sent[0]["status"], json.loads(b"".join(one.get("body", b"") for one in sent[1:]))
+
+
+async def test_headers_that_steer_serve_do_not_reach_it():
+    headers = {
+        "X-Request-Timeout-Seconds": "0",
+        "x-request-disconnect-disabled": "?1",
+        "x-request-id": "mine",
+    }
+    status, answer = await call(echo, [b"{}"], headers)
+    assert status == 200 and answer["headers"] == {"x-request-id": "mine"}
+
+
+@pytest.mark.parametrize("pieces", [[b"x" * LIMIT], [b"x" * 50, b"x" * 50], [b""]], ids=len)
+async def test_a_body_up_to_the_limit_passes(pieces):
+    assert (await call(echo, pieces))[1]["num_bytes"] == sum(map(len, pieces))
+
+
+@pytest.mark.parametrize("pieces", [[b"x" * 101], [b"x"] * 101, [b"x" * 50] * 9], ids=len)
+async def test_a_larger_body_is_refused_as_openai_does(pieces):
+    status, answer = await call(echo, pieces)
+    assert status == 413
+    assert answer["error"]["code"] == "body_too_large" and "100 bytes" in answer["error"]["message"]
+
+
+async def test_an_error_of_the_application_stays_one():
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await call(fail, [b""])
+
+
+def test_the_name_that_proxies_are_given_is_this_function():
+    module, _, name = CALLBACK.partition(":")
+    assert (module, name) == (middlewares.__module__, middlewares.__name__)
+    [middleware] = middlewares()
+    assert middleware.cls is ProxyGuard and MAX_BODY_BYTES >= 2**20

@@ -1,0 +1,225 @@
+"""The service on Ray Serve: through its proxy, with two pipelines, while replicas are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+from ray.cluster_utils import Cluster
+
+from actors.service.directory import Member
+from diffuspec.core.params import SamplingParams
+from diffuspec.engine import Engine
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from tests.actors.conftest import tiny_pipeline
+from tests.support.serve_app import (
+    ServeApp,
+    kill,
+    num_groups,
+    processes,
+    replica_process,
+    role_processes,
+    serve_app,
+    status_of,
+)
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
+
+MESSAGES: Any = [{"role": "user", "content": "What is the capital of France?"}]
+STORIES = [
+    [{"role": "user", "content": f"Tell me a short story about {one} and a ring in a forest."}]
+    for one in ("an owl named Rex", "a fox named Ada", "a bear named Tom", "a cat named Eva")
+]
+SAMPLED = SamplingParams(max_tokens=160, ignore_eos=True, temperature=1.0, seed=1694)
+LONG: Any = {
+    "max_tokens": 160,
+    "temperature": 1.0,
+    "seed": 1694,
+    "extra_body": {"ignore_eos": True},
+}
+ENGINE = {"target": {"device": "cpu", "max_sequences": 4}, "drafter": None}
+PLACEMENT = {"coordinator": {"num_cpus": 0.1}, "verifier": {"num_cpus": 0.1}}
+DEADLINES = {"start_seconds": 120, "drain_seconds": 20}
+CONFIG = tiny_pipeline(ENGINE, placement=PLACEMENT, deadlines=DEADLINES)
+PIPELINE = {
+    "engine": {"preset": "tiny", **ENGINE},
+    "placement": PLACEMENT,
+    "deadlines": DEADLINES,
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def app(cluster: Cluster) -> AsyncIterator[ServeApp]:
+    with serve_app({"pipeline": PIPELINE, "model_name": "tiny"}) as app:
+        app.deploy(2, waits=True)
+        await app.pipelines(2)
+        yield app
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def client(app: ServeApp) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{app.url}/v1", api_key="none", max_retries=0) as client:
+        while True:  # the ingress learns of pipelines a moment later
+            try:
+                await client.models.list()
+                break
+            except openai.APIStatusError:
+                await asyncio.sleep(0.1)
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected() -> Callable[[Any], str]:
+    """Plain decoding in one process."""
+    with Engine.from_config(CONFIG.engine) as engine:
+        answers = engine.generate([MESSAGES, *STORIES], SAMPLED)
+    texts = [answer.text for answer in answers]
+    return lambda messages: texts[[MESSAGES, *STORIES].index(messages)]
+
+
+async def stream(client: AsyncOpenAI, messages: Any, **options: Any) -> AsyncGenerator[str]:
+    """Yield what each event adds to a long answer."""
+    found: Any = await client.chat.completions.create(
+        model="tiny", messages=messages, stream=True, **LONG, **options
+    )
+    async for chunk in found:
+        yield chunk.choices[0].delta.content or ""
+
+
+async def begun(client: AsyncOpenAI, messages: Any) -> tuple[str, AsyncGenerator[str]]:
+    """Return the beginning of a long answer, and the rest of it."""
+    rest = stream(client, messages)
+    text = ""
+    while not text:
+        text = await anext(rest)
+    return text, rest
+
+
+async def read(begin: str, rest: AsyncGenerator[str]) -> str:
+    return "".join([begin, *[text async for text in rest]])
+
+
+async def answering(app: ServeApp) -> list[Member]:
+    """Return the pipelines that have requests."""
+    found = await app.pipelines()
+    states = await asyncio.gather(*(status_of(one, CONFIG) for one in found))
+    return [one for one, status in zip(found, states, strict=True) if status.requests]
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    while not await condition():
+        await asyncio.sleep(0.05)
+
+
+async def test_answers_are_those_of_the_library_with_and_without_a_stream(client, expected):
+    whole: Any = await client.chat.completions.create(model="tiny", messages=MESSAGES, **LONG)
+    streamed = await read(*await begun(client, MESSAGES))
+    assert whole.choices[0].message.content == streamed == expected(MESSAGES)
+
+
+async def test_programs_reach_a_coordinator_with_the_directory_s_address_and_token(app, expected):
+    for member in await app.pipelines(2):
+        client = await RemoteCoordinator.connect(member.address, CONFIG.security(member.token))
+        steps = [step.text async for step in client.stream(MESSAGES, SAMPLED)]
+        await client.close()
+        assert "".join(steps) == expected(MESSAGES)
+
+
+def request(app: ServeApp, method: str, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    """Send a request by hand; return status and JSON, {} if it is none."""
+    connection = http.client.HTTPConnection(app.url.removeprefix("http://"), timeout=60)
+    try:
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, {"content-type": "application/json", **names})
+        answer = connection.getresponse()
+        text = answer.read()
+        is_json = answer.headers["content-type"] == "application/json"
+        return answer.status, json.loads(text) if is_json else {}
+    finally:
+        connection.close()
+
+
+async def test_what_serve_would_do_by_itself_is_done_as_openai_does(app, client):
+    body = json.dumps({"model": "tiny", "messages": MESSAGES, "max_tokens": 60}).encode()
+    path = "/v1/chat/completions"
+    ask = asyncio.to_thread
+    assert (await ask(request, app, "POST", path, body, x_request_timeout_seconds="0.001"))[
+        0
+    ] == 200
+    status, answer = await ask(request, app, "POST", path, b"{" + b" " * 2**20)
+    assert status == 413 and answer["error"]["code"] == "body_too_large"
+    status, answer = await ask(request, app, "GET", "/none", b"")
+    assert status == 404 and answer["error"]["code"] == "not_found"
+
+
+async def test_a_client_that_leaves_frees_its_place_whatever_its_headers_say(app, client):
+    headers = {"x-request-disconnect-disabled": "?1", "x-request-timeout-seconds": "0"}
+    rest = stream(client, STORIES[0], extra_headers=headers)
+    await anext(rest)
+    assert len(await answering(app)) == 1
+    await rest.aclose()
+    await until(lambda: none_answers(app))
+
+
+async def none_answers(app: ServeApp) -> bool:
+    return not await answering(app)
+
+
+async def test_an_answer_goes_on_when_its_pipeline_s_replica_is_killed(app, client, expected):
+    before, roles = await app.pipelines(2), role_processes()
+    assert num_groups() == 2 and len(roles) == 4
+    begin, rest = await begun(client, STORIES[0])
+    [member] = await answering(app)
+    kill(replica_process("Pipeline", member.name))
+    assert await read(begin, rest) == expected(STORIES[0])
+    after = await app.pipelines(2)
+    assert len({one.name for one in before} & {one.name for one in after}) == 1
+    await until(lambda: is_gone(roles - role_processes(), 2))
+    assert num_groups() == 2 and len(role_processes()) == 4
+
+
+async def is_gone(gone: set[Any], number: int) -> bool:
+    return len(gone) == number and not any(one.is_running() for one in gone)
+
+
+async def test_a_killed_ingress_ends_its_streams_and_frees_their_places(app, client):
+    _, rest = await begun(client, STORIES[0])
+    [ingress] = processes("ray::ServeReplica:diffuspec:Ingress")
+    kill(ingress)
+    with pytest.raises(openai.APIError):
+        await read("", rest)
+    await until(lambda: none_answers(app))
+    await until(lambda: answers_again(client))
+
+
+async def answers_again(client: AsyncOpenAI) -> bool:
+    try:
+        await client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=4)
+    except openai.APIError:
+        return False
+    return True
+
+
+async def test_scaling_down_under_load_loses_no_stream(app, client, expected):
+    streams = [await begun(client, one) for one in STORIES]
+    app.deploy(1)
+    texts = await asyncio.gather(*(read(*one) for one in streams))
+    assert texts == [expected(one) for one in STORIES]
+    await app.pipelines(1)
+    await until(one_group_stays)
+    assert len(role_processes()) == 2
+
+
+async def one_group_stays() -> bool:
+    return num_groups() == 1
