@@ -68,9 +68,9 @@ _Config = Annotated[
 _Address = Annotated[
     str,
     typer.Option(
-        metavar="URL",
-        help="A running OpenAI endpoint, such as http://127.0.0.1:8000. Default: a pipeline of its "
-        "own.",
+        metavar="URL|auto",
+        help="A running OpenAI endpoint, such as http://127.0.0.1:8000; auto: the application that "
+        "Ray Serve runs on this cluster. Default: a pipeline of its own.",
     ),
 ]
 _Engine = Annotated[

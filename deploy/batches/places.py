@@ -14,6 +14,7 @@ from actors.settings import PipelineConfig
 from deploy.batches.http import HttpService
 from deploy.batches.in_process import BackendService
 from deploy.batches.pipelines import PipelineBackend
+from deploy.batches.serve_app import running_app
 from deploy.batches.services import Service
 from deploy.local_ray import ray_cluster
 from diffuspec.core.errors import ConfigError
@@ -23,6 +24,7 @@ from diffuspec.serve.local import EngineBackend
 
 API_KEY_VARIABLE = "DIFFUSPEC_API_KEY"
 
+_AUTO = "auto"
 _ROWS_PER_SEQUENCE = 2  # so that the next one is there when one ends
 
 
@@ -35,8 +37,12 @@ class Place:
 
 
 def at_address(address: str, key_file: Path | None, concurrency: int, seconds: float) -> Place:
-    """Return the endpoint at a URL. Raises ConfigError for a key file that cannot be read."""
+    """Return the endpoint at a URL, or for auto the application of Ray Serve on this cluster.
+
+    Raises ConfigError for a key file that cannot be read, and for auto without an application.
+    """
     key = read_api_key(key_file)
+    address = running_app() if address == _AUTO else address
     url = address.rstrip("/").removesuffix("/v1")
 
     def service() -> AbstractAsyncContextManager[Service]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import ray
@@ -12,12 +13,14 @@ from ray.cluster_utils import Cluster
 
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
 
-NODE = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
+NODE: dict[str, Any] = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
 
 
 @contextlib.contextmanager
-def local_cluster() -> Iterator[Cluster]:
+def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
     """Start a cluster of one node that claims eight CPUs, whatever the machine has; connect to it.
+
+    dashboard_port: start Ray's dashboard there, with the server of jobs; None: neither.
 
     It reads and writes nothing outside its own directory, so that no cluster of an earlier run or
     beside it matters.
@@ -37,7 +40,9 @@ def local_cluster() -> Iterator[Cluster]:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         for name, value in variables.items():
             patch.setenv(name, value)
-        head = {**NODE, "num_cpus": 8, "include_dashboard": False}
+        head = {**NODE, "num_cpus": 8, "include_dashboard": dashboard_port is not None}
+        if dashboard_port is not None:
+            head["dashboard_port"] = dashboard_port
         cluster = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(cluster.shutdown)
         ray.init(address=cluster.address, log_to_driver=False)
