@@ -18,9 +18,16 @@ from diffuspec.serve.http import errors
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge
 from diffuspec.serve.http.keys import Keys
+from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.openai.schema import ERROR, body_schema
 from diffuspec.serve.settings import ServeSettings
 
+_ERROR = {"content": {"application/json": {"schema": ERROR}}}
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is refused.", **_ERROR},
+    "5XX": {"description": "It cannot be answered now.", **_ERROR},
+}
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -57,8 +64,18 @@ def _add_completions(app: FastAPI, completions: Completions) -> None:
         """Continue a text."""
         return await completions.answer("/v1/completions", request)
 
-    app.add_api_route("/v1/chat/completions", chat, methods=["POST"])
-    app.add_api_route("/v1/completions", complete, methods=["POST"])
+    for path, answer, kind in (
+        ("/v1/chat/completions", chat, ChatBody),
+        ("/v1/completions", complete, CompletionBody),
+    ):
+        content = {"application/json": {"schema": body_schema(kind)}}
+        app.add_api_route(
+            path,
+            answer,
+            methods=["POST"],
+            openapi_extra={"requestBody": {"required": True, "content": content}},
+            responses=_RESPONSES,
+        )
 
 
 def _add_models(app: FastAPI, backend: Backend) -> None:

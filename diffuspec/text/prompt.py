@@ -13,16 +13,22 @@ from diffuspec.core.types import Prompt, TokenIds
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
 
 
-def encode_prompt(prompt: Prompt, tokenizer: Any, max_model_len: int) -> TokenIds:
+def encode_prompt(
+    prompt: Prompt,
+    tokenizer: Any,
+    max_model_len: int,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> TokenIds:
     """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
 
     A text begins as the tokenizer begins texts, with BOS if that is its way; ids are taken as they
-    are. Raises InvalidRequestError, before tokenising what cannot fit.
+    are. `tools` are functions, in OpenAI's form, that a chat's template tells the model of. Raises
+    InvalidRequestError, before tokenising what cannot fit.
     """
     if isinstance(prompt, str):
         return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens=True)
     if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
-        text = _render(prompt, tokenizer)  # type: ignore[arg-type]
+        text = _render(prompt, tokenizer, tools)  # type: ignore[arg-type]
         return _tokenize(text, tokenizer, max_model_len, adds_special_tokens=False)
     return as_token_ids(prompt)
 
@@ -34,7 +40,9 @@ def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
     )
 
 
-def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
+def _render(
+    messages: Sequence[Mapping[str, Any]], tokenizer: Any, tools: Sequence[Mapping[str, Any]]
+) -> str:
     for message in messages:
         if not (isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
             keys = sorted(map(str, message))
@@ -43,9 +51,14 @@ def _render(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
             )
     if tokenizer.chat_template is None:
         raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
+    if tools and "tools" not in str(tokenizer.chat_template):
+        raise InvalidRequestError("the target's chat template takes no tools")
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            [dict(message) for message in messages],
+            tools=[*tools] or None,
+            tokenize=False,
+            add_generation_prompt=True,
         )
     except Exception as error:  # a template may raise anything
         raise InvalidRequestError(f"the chat template refused the messages: {error}") from error

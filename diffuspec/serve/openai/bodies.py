@@ -8,18 +8,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
-MAX_CHOICES = 8
+from diffuspec.core.params import MAX_CHOICES, MAX_LOGPROBS
+
 MAX_MESSAGES = 256
+MAX_PARTS = 256
 MAX_PROMPTS = 16
 MAX_TOOLS = 128
 
 
 class Part(BaseModel):
-    """A part of a message: an object, whose unknown keys are an error."""
+    """An object within a body. Null is the same as not given; unknown keys are an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
 
 
 class TextPart(Part):
@@ -40,7 +49,7 @@ class ToolCall(Part):
 
 class Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
@@ -90,25 +99,56 @@ class ChatBody(Body):
     max_completion_tokens: int | None = Field(None, ge=1, description="The same as max_tokens.")
     logprobs: bool = Field(False, description="Add the log-probability of each token.")
     top_logprobs: int | None = Field(
-        None, ge=0, le=20, description="Add that many of the likeliest tokens in its place."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Add that many of the likeliest tokens in its place.",
     )
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto"] | None = None
+    tool_choice: str | dict[str, Any] | None = Field(
+        None, description="none or auto; a call cannot be demanded."
+    )
 
 
-Ids: TypeAlias = list[int]
+def _check_prompt(given: object) -> object:
+    """Return a prompt as it is. pydantic would list every wrong item of four kinds of lists."""
+    if isinstance(given, str) or _are_ids(given):
+        return given
+    if not isinstance(given, list) or not given:
+        raise ValueError("must be a text, a list of token ids, or a list of such prompts")
+    if len(given) > MAX_PROMPTS:
+        raise ValueError(f"must be at most {MAX_PROMPTS} prompts")
+    if not (all(isinstance(one, str) for one in given) or all(map(_are_ids, given))):
+        raise ValueError("must be texts only, or token ids only")
+    return given
+
+
+def _are_ids(given: object) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(one) is int for one in given)
+
+
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+_SEVERAL: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string"},
+        _IDS,
+        _SEVERAL | {"items": {"type": "string"}},
+        _SEVERAL | {"items": _IDS},
+    ],
+    "description": "A text or token ids, or several of either.",
+}
+Prompts: TypeAlias = Annotated[Any, PlainValidator(_check_prompt), WithJsonSchema(_PROMPT_SCHEMA)]
 
 
 class CompletionBody(Body):
     """The body of POST /v1/completions."""
 
-    prompt: (
-        str
-        | Annotated[Ids, Field(min_length=1)]
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | Annotated[list[Annotated[Ids, Field(min_length=1)]], Field(max_length=MAX_PROMPTS)]
-    )
+    prompt: Prompts
     logprobs: int | None = Field(
-        None, ge=0, le=20, description="Add log-probabilities, and that many alternatives."
+        None,
+        ge=0,
+        le=MAX_LOGPROBS,
+        description="Add log-probabilities, and that many alternatives.",
     )
     echo: bool = Field(False, description="Begin the text with the prompt.")

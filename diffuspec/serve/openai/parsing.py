@@ -6,19 +6,22 @@ refused by its name; messages of errors contain no text of a user.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
-from diffuspec.serve.openai.bodies import Body, ChatBody, CompletionBody, Message
+from diffuspec.serve.openai.bodies import Body, ChatBody, CompletionBody, Message, ToolCall
 from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.text.prompt import encode_prompt
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
@@ -27,57 +30,6 @@ ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 _MAX_ANSWERS = 16  # of one request: prompts times n
 _DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
-_IGNORED = frozenset(
-    (
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "verbosity",
-        "priority",
-    )
-)
-# What is not implemented and changes answers, with the value at which it does not.
-_NEUTRAL: dict[str, object] = {
-    "best_of": 1,
-    "suffix": "",
-    "use_beam_search": False,
-    "length_penalty": 1,
-    "early_stopping": False,
-    "min_p": 0,
-    "min_tokens": 0,
-    "logit_bias": {},
-    "bad_words": [],
-    "allowed_token_ids": [],
-    "prompt_logprobs": 0,
-    "include_stop_str_in_output": False,
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
-    "truncate_prompt_tokens": -1,
-    "add_special_tokens": True,
-    "add_generation_prompt": True,
-    "continue_final_message": False,
-    "chat_template": "",
-    "chat_template_kwargs": {},
-    "documents": [],
-    "modalities": ["text"],
-    "audio": {},
-    "prediction": {},
-    "reasoning_effort": "none",
-    "web_search_options": {},
-    "functions": [],
-    "function_call": "none",
-    "parallel_tool_calls": True,
-    "response_format": {"type": "text"},
-    "guided_json": {},
-    "guided_regex": "",
-    "guided_choice": [],
-    "guided_grammar": "",
-    "structured_outputs": {},
-}
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
 
 B = TypeVar("B", bound=Body)
@@ -98,6 +50,7 @@ class Job:
     continuous_usage: bool = False
     echo: bool = False
     return_token_ids: bool = False
+    tools: tuple[Mapping[str, Any], ...] = ()  # of a chat; calls are found in the answer
 
     @property
     def reports_drafts(self) -> bool:
@@ -132,7 +85,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
     """
     generations: list[Generation] = []
     for prompt in job.prompts:
-        token_ids = encode_prompt(prompt, tokenizer, model.max_model_len)
+        token_ids = encode_prompt(prompt, tokenizer, model.max_model_len, job.tools)
         room = model.max_model_len - len(token_ids)
         if room < (job.max_tokens or 1):
             raise ContextLengthError(
@@ -141,8 +94,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
             )
         sampling = replace(job.sampling, max_tokens=job.max_tokens or room)
         for choice in range(job.num_choices):
-            seeded = replace(sampling, seed=_nth_seed(sampling.seed, choice))
-            generations.append(Generation(len(generations), token_ids, seeded))
+            generations.append(Generation(len(generations), token_ids, sampling.choice(choice)))
     return tuple(generations)
 
 
@@ -150,11 +102,6 @@ def check_model(body: object, model: ServedModel) -> bool:
     """Return whether a body is for this model: by its name, or by none."""
     name = body.get("model") if isinstance(body, Mapping) else None
     return name is None or name == model.name
-
-
-def _nth_seed(seed: int | None, choice: int) -> int | None:
-    """Return seed + choice, within 64 bits."""
-    return None if seed is None else (seed + choice + 2**63) % 2**64 - 2**63
 
 
 def _given(body: object) -> dict[str, Any]:
@@ -168,10 +115,11 @@ def _validate(kind: type[B], given: Mapping[str, Any]) -> B:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
+        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
         param = ".".join(str(part) for part in problem["loc"][:4])[:80]
-        what = problem["msg"].replace("Input should be", "must be")
-        raise BadRequestError(f"{param}: {what[:1].lower()}{what[1:]}", param) from None
+        what = re.sub("^(Input should|Value error, must) ", "must ", problem["msg"])
+        joint = " " if what.startswith("must ") else ": "
+        raise BadRequestError(f"{param}{joint}{what}", param) from None
 
 
 def _chat(body: ChatBody, model: ServedModel) -> Job:
@@ -181,16 +129,29 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         )
     if body.top_logprobs is not None and not body.logprobs:
         raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-    if body.tools:
-        raise BadRequestError("tools are not supported", "tools", "unsupported_parameter")
-    messages = [_plain_message(message) for message in body.messages]
+    max_tokens = body.max_tokens or body.max_completion_tokens
+    num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     return Job(
         endpoint="/v1/chat/completions",
-        prompts=(messages,),
-        sampling=_sampling(body, (body.top_logprobs or 0) if body.logprobs else None),
-        max_tokens=body.max_tokens or body.max_completion_tokens,
+        prompts=([_plain_message(message) for message in body.messages],),
+        sampling=_sampling(body, num_logprobs, max_tokens or model.max_model_len),
+        max_tokens=max_tokens,
+        tools=_tools(body),
         **_common(body, model),
     )
+
+
+def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...]:
+    """Return the tools that the model is told of."""
+    if body.tool_choice not in (None, "none", "auto"):
+        raise BadRequestError(
+            "tool_choice must be none or auto", "tool_choice", "unsupported_parameter"
+        )
+    if not body.tools and body.tool_choice == "auto":
+        raise BadRequestError("tool_choice needs tools", "tool_choice")
+    if not body.tools or body.tool_choice == "none":
+        return ()
+    return tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
 
 
 def _completion(body: CompletionBody, model: ServedModel) -> Job:
@@ -206,11 +167,12 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
             "echo with logprobs is not supported: prompts have none", "echo",
             "unsupported_parameter",
         )  # fmt: skip
+    max_tokens = body.max_tokens or _DEFAULT_TEXT_TOKENS
     return Job(
         endpoint="/v1/completions",
         prompts=prompts,
-        sampling=_sampling(body, body.logprobs),
-        max_tokens=body.max_tokens or _DEFAULT_TEXT_TOKENS,
+        sampling=_sampling(body, body.logprobs, max_tokens),
+        max_tokens=max_tokens,
         echo=body.echo,
         **_common(body, model),
     )
@@ -230,32 +192,43 @@ def _common(body: Body, model: ServedModel) -> dict[str, Any]:
     }
 
 
-def _plain_message(message: Message) -> dict[str, str]:
+def _plain_message(message: Message) -> dict[str, Any]:
+    """Return a message as chat templates read it: content as one text, arguments as an object."""
     content = message.content
     if isinstance(content, list):
         content = "".join(part.text for part in content)
-    return {"role": message.role, "content": content or ""}
+    role = "system" if message.role == "developer" else message.role
+    plain: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.tool_calls:
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+    if message.tool_call_id is not None:
+        plain["tool_call_id"] = message.tool_call_id
+    if message.name is not None:
+        plain["name"] = message.name
+    return plain
 
 
-def _sampling(body: Body, num_logprobs: int | None) -> SamplingParams:
+def _plain_call(call: ToolCall) -> dict[str, Any]:
+    try:
+        arguments = from_json(call.function.arguments or "{}")
+    except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise BadRequestError("arguments of a tool call must be a JSON object", "messages")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> SamplingParams:
     """Return the declared parameters that a body has; refuse what is not known."""
     known = {one.name for one in declared(SamplingParams)} - _SHAPED
     extras = body.model_extra or {}
-    for name, value in extras.items():
-        if name in known or name in _IGNORED:
-            continue
-        if name not in _NEUTRAL:
-            raise BadRequestError(
-                f"unknown parameter {name[:64]!r}", name[:64], "unknown_parameter"
-            )
-        is_best_of = name == "best_of" and value == body.n
-        if value != _NEUTRAL[name] and not is_best_of:
-            raise BadRequestError(f"{name} is not supported", name, "unsupported_parameter")
+    check_rest({name: value for name, value in extras.items() if name not in known}, body.n)
     given = {name: value for name, value in extras.items() if name in known}
     given.setdefault("temperature", _DEFAULT_TEMPERATURE)
     if given.get("top_k") == -1:  # vLLM's word for all
         given["top_k"] = 0
-    return _make(SamplingParams, given | {"logprobs": num_logprobs})
+    return _make(SamplingParams, given | {"logprobs": num_logprobs, "max_tokens": max_tokens})
 
 
 def _speculation(

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from diffuspec.core.types import RequestOutput, TokenLogprobs
+from diffuspec.core.types import FinishReason, RequestOutput, TokenLogprobs
 from diffuspec.serve.openai.answers import Answer, usage
 from diffuspec.serve.openai.parsing import Generation, Job
 from diffuspec.serve.openai.steps import describe_step
 from diffuspec.serve.openai.token_texts import TokenTexts
+from diffuspec.serve.openai.tools import Call, CallReader
 
 
 class Reply(ABC):
@@ -81,6 +82,13 @@ class Reply(ABC):
         is_wanted = self._job.return_token_ids or self._job.reports_drafts
         return bool(output.text or output.finish_reason or output.logprobs) or is_wanted
 
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        """Return the prompt's token ids for the first chunk of an answer."""
+        answer = self._answers[index]
+        if len(answer.steps) > 1:
+            return {}
+        return {"prompt_token_ids": answer.generation.prompt_token_ids.tolist()}
+
     def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"object": kind, **self._head, "choices": choices}
 
@@ -91,6 +99,11 @@ class Reply(ABC):
 class ChatReply(Reply):
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+
+    def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
+        super().__init__(job, generations, *rest, **head)
+        self._readers = [CallReader() for _ in generations]
+        self._num_calls = [0 for _ in generations]
 
     def begin(self) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
@@ -104,11 +117,15 @@ class ChatReply(Reply):
         ]
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
+        index = answer.generation.index
+        said = self._said(index, answer.text, is_last=True)
+        for call in said.get("tool_calls", ()):
+            del call["index"]  # chunks only have it
         choice: dict[str, Any] = {
-            "index": answer.generation.index,
-            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "index": index,
+            "message": {"role": "assistant", "refusal": None, **said},
             "logprobs": self._logprobs(answer.token_ids, answer.logprobs),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": self._finish_reason(index, answer.finish_reason),
         }
         if self._job.return_token_ids:
             choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
@@ -118,13 +135,38 @@ class ChatReply(Reply):
     def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": index,
-            "delta": {"content": output.text},
+            "delta": self._said(index, output.text, is_last=output.finish_reason is not None),
             "logprobs": self._logprobs(output.token_ids, output.logprobs or ()),
-            "finish_reason": output.finish_reason,
+            "finish_reason": self._finish_reason(index, output.finish_reason),
         }
         if self._job.return_token_ids:
+            choice |= self._prompt_ids(index)
             choice["token_ids"] = output.token_ids
         return choice
+
+    def _said(self, index: int, text: str, *, is_last: bool) -> dict[str, Any]:
+        """Return the content and the calls that a part of an answer completes."""
+        if not self._job.tools:
+            return {"content": text}
+        reader = self._readers[index]
+        pieces = reader.read(text) + (reader.finish() if is_last else [])
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [self._describe_call(index, piece) for piece in pieces if isinstance(piece, Call)]
+        return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+
+    def _describe_call(self, index: int, call: Call) -> dict[str, Any]:
+        place = self._num_calls[index]
+        self._num_calls[index] += 1
+        return {
+            "index": place,
+            "id": f"call_{self._head['id']}-{index}-{place}",
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+
+    def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
+        has_called = reason == FinishReason.STOP and self._num_calls[index] > 0
+        return "tool_calls" if has_called else reason
 
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
@@ -139,7 +181,8 @@ class ChatReply(Reply):
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._texts.raw(token_id)
-        return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
+        text = self._texts.token(token_id)
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(raw)}
 
 
 class CompletionReply(Reply):
@@ -170,7 +213,8 @@ class CompletionReply(Reply):
         answer = self._answers[index]
         offset = len(answer.text) - len(output.text)
         logprobs = self._logprobs(output.token_ids, output.logprobs or (), offset)
-        return self._text(answer, output.text, logprobs, output.finish_reason, output.token_ids)
+        text = self._text(answer, output.text, logprobs, output.finish_reason, output.token_ids)
+        return text | (self._prompt_ids(index) if self._job.return_token_ids else {})
 
     def _text(
         self,
@@ -203,17 +247,25 @@ class CompletionReply(Reply):
         """Return OpenAI's older form; `offset` is where the first token begins in the text."""
         if self._job.sampling.logprobs is None:
             return None
-        tokens = [self._texts.raw(token_id).decode(errors="replace") for token_id in token_ids]
+        tokens = [self._texts.token(token_id) for token_id in token_ids]
         offsets = [offset + sum(map(len, tokens[:place])) for place in range(len(tokens))]
         return {
             "tokens": tokens,
-            "token_logprobs": [found.logprob for found in logprobs],
+            "token_logprobs": [_finite(found.logprob) for found in logprobs],
             "top_logprobs": [
-                {self._texts.raw(i).decode(errors="replace"): value for i, value in found.top}
+                {
+                    self._texts.raw(i).decode(errors="replace"): _finite(value)
+                    for i, value in found.top
+                }
                 for found in logprobs
             ],
             "text_offset": offsets,
         }
+
+
+def _finite(logprob: float) -> float:
+    """Return a log-probability that JSON has; OpenAI's stand-in for none is -9999."""
+    return max(logprob, -9999.0)
 
 
 def make_reply(

@@ -20,6 +20,10 @@ class TokenTexts:
         decoded: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return decoded
 
+    def token(self, token_id: int) -> str:
+        """Return the text of one token; parts of a character are U+FFFD."""
+        return self.raw(token_id).decode(errors="replace")
+
     def raw(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for. They need not be a whole character."""
         text = self.text([token_id])

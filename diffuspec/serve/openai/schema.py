@@ -1,0 +1,55 @@
+"""JSON schemas of the bodies and of errors, for the OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.serve.openai.bodies import Body
+
+ERROR: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def body_schema(kind: type[Body]) -> dict[str, Any]:
+    """Return the schema of a body, with the declared parameters among its keys."""
+    schema = _inlined(kind.model_json_schema())
+    sampling = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
+    speculation = _inlined(TypeAdapter(SpeculationParams).json_schema())
+    properties = {**sampling, **schema["properties"]}
+    text = properties["speculation"]["description"]
+    choices = [speculation, {"const": "off"}, {"type": "null"}]
+    properties["speculation"] = {"anyOf": choices, "description": text}
+    return {**schema, "properties": properties, "additionalProperties": False}
+
+
+def _inlined(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with its definitions in place of references to them."""
+    definitions = schema.get("$defs", {})
+
+    def inline(value: Any) -> Any:
+        if isinstance(value, list):
+            return [inline(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        if "$ref" in value:
+            return inline(definitions[value["$ref"].rpartition("/")[2]])
+        return {key: inline(one) for key, one in value.items() if key != "$defs"}
+
+    inlined: dict[str, Any] = inline(dict(schema))
+    return inlined

@@ -1,0 +1,67 @@
+"""Keys of other servers' bodies: those that change no answer, and those that would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffuspec.serve.openai.errors import BadRequestError
+
+_IGNORED = frozenset(
+    (
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "guided_decoding_backend",
+    )
+)
+# What is not implemented and changes answers, with the value at which it does not.
+_NEUTRAL: dict[str, object] = {
+    "add_generation_prompt": True,
+    "add_special_tokens": True,
+    "allowed_token_ids": [],
+    "audio": {},
+    "best_of": 1,
+    "chat_template": "",
+    "chat_template_kwargs": {},
+    "continue_final_message": False,
+    "documents": [],
+    "early_stopping": False,
+    "echo": False,
+    "function_call": "none",
+    "functions": [],
+    "include_stop_str_in_output": False,
+    "length_penalty": 1,
+    "modalities": ["text"],
+    "parallel_tool_calls": True,
+    "prediction": {},
+    "priority": 0,
+    "prompt_logprobs": 0,
+    "reasoning_effort": "none",
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "suffix": "",
+    "tool_choice": "none",
+    "tools": [],
+    "truncate_prompt_tokens": -1,
+    "use_beam_search": False,
+    "verbosity": "medium",
+    "web_search_options": {},
+}
+_MAX_SHOWN = 64  # characters of a key
+
+
+def check_rest(rest: Mapping[str, Any], num_choices: int) -> None:
+    """Check the keys of a body that nothing else has taken. Raises BadRequestError naming one."""
+    for name, value in rest.items():
+        if name in _IGNORED or (name == "best_of" and value == num_choices):
+            continue
+        if name not in _NEUTRAL:
+            shown = name[:_MAX_SHOWN]
+            raise BadRequestError(f"unknown parameter {shown!r}", shown, "unknown_parameter")
+        if value != _NEUTRAL[name]:
+            raise BadRequestError(f"{name} is not supported", name, "unsupported_parameter")

@@ -1,0 +1,199 @@
+"""Bodies of OpenAI's API as jobs: what is obeyed, what is refused, and by which name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import SpeculationParams
+from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
+from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.parsing import Job, encode, parse
+from diffuspec.serve.openai.schema import body_schema
+from tests.support.checkpoints import CHAT_TEMPLATE, byte_tokenizer
+
+MODEL = ServedModel("a-model", 0, 512, 258, SpeculationParams(max_nodes=7))
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def chat(**keys: object) -> Job:
+    return parse("/v1/chat/completions", ASKED | keys, MODEL)
+
+
+def complete(**keys: object) -> Job:
+    return parse("/v1/completions", {"prompt": "hi", **keys}, MODEL)
+
+
+def tokenizer(template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), chat_template=template)
+
+
+@pytest.mark.parametrize(
+    ("keys", "field", "value"),
+    [
+        ({}, "temperature", 1.0),
+        ({"temperature": 0}, "temperature", 0),
+        ({"top_k": -1}, "top_k", 0),
+        ({"top_p": 0.5}, "top_p", 0.5),
+        ({"min_p": 0.1}, "min_p", 0.1),
+        ({"seed": 7}, "seed", 7),
+        ({"stop": "x"}, "stop", ("x",)),
+        ({"stop": None}, "stop", ()),
+        ({"stop_token_ids": [3]}, "stop_token_ids", (3,)),
+        ({"logit_bias": {"5": -100}}, "logit_bias", {5: -100}),
+        ({"bad_words": ["no"]}, "bad_words", ("no",)),
+        ({"ignore_eos": True}, "ignore_eos", True),
+        ({"repetition_penalty": 1.2}, "repetition_penalty", 1.2),
+        ({"min_tokens": 400}, "min_tokens", 400),
+    ],
+)
+def test_sampling_parameters_are_taken_by_both_endpoints(keys, field, value):
+    assert getattr(chat(**keys).sampling, field) == value
+    assert getattr(complete(max_tokens=500, **keys).sampling, field) == value
+
+
+def test_logprobs_have_each_endpoints_own_form():
+    assert chat().sampling.logprobs is None
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=5).sampling.logprobs == 5
+    assert complete(logprobs=5).sampling.logprobs == 5
+
+
+@pytest.mark.parametrize(
+    ("keys", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"n": 9}, "n"),
+        ({"n": 0}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": "yes"}, "stream"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"use_beam_search": True}, "use_beam_search"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"chat_template": "x"}, "chat_template"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
+        ({"parallel_tool_calls": False, "tools": [WEATHER]}, "parallel_tool_calls"),
+        ({"tools": [{"type": "function"}]}, "tools.0.function"),
+        ({"speculation": {"policy": "best"}}, "speculation.policy"),
+        ({"speculation": {"tokens": 5}}, "speculation"),
+        ({"speculation": "on"}, "speculation"),
+        ({"temprature": 1}, "temprature"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
+    ],
+)
+def test_what_is_wrong_or_not_supported_is_named(keys, param):
+    with pytest.raises(BadRequestError) as caught:
+        chat(**keys)
+    assert (caught.value.param or "").startswith(param)
+
+
+def test_neutral_values_and_nulls_and_labels_are_taken():
+    job = chat(
+        best_of=None, n=1, suffix=None, tools=[], tool_choice="none", parallel_tool_calls=True,
+        user="u", metadata={"a": "b"}, store=False, use_beam_search=False, prompt_logprobs=None,
+    )  # fmt: skip
+    assert job == chat()
+
+
+def test_a_client_may_send_back_what_it_was_answered():
+    answered = {"role": "assistant", "content": "x", "refusal": None, "annotations": None}
+    messages = [*ASKED["messages"], answered]
+    assert len(chat(messages=messages).prompts[0]) == 2
+
+
+@pytest.mark.parametrize("prompt", ["hi", [1, 2], ["hi", "ho"], [[1], [2, 3]]])
+def test_prompts_are_a_text_ids_or_several_of_either(prompt):
+    is_several = not isinstance(prompt, str) and not isinstance(prompt[0], int)
+    assert len(complete(prompt=prompt).prompts) == (len(prompt) if is_several else 1)
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], ["x", 1], [1, True], {}, 1, [["x"]], ["x"] * 17])
+def test_other_prompts_are_refused(prompt):
+    with pytest.raises(BadRequestError) as caught:
+        complete(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_speculation_changes_only_the_keys_that_it_has():
+    assert chat().speculation is None
+    assert chat(speculation="off").speculation == SpeculationParams(policy="off", max_nodes=7)
+    given = chat(speculation={"policy": "fixed", "num_draft_tokens": 5}).speculation
+    assert given == SpeculationParams(policy="fixed", num_draft_tokens=5, max_nodes=7)
+
+
+def test_choices_have_seeds_one_after_the_other():
+    generations = encode(complete(prompt=["a", "b"], n=2, seed=5), tokenizer(), MODEL)
+    assert [(one.index, one.sampling.seed) for one in generations] == [
+        (0, 5),
+        (1, 6),
+        (2, 5),
+        (3, 6),
+    ]
+    assert [one.prompt_token_ids.tolist() for one in generations[::2]] == [
+        tokenizer().encode(text) for text in "ab"
+    ]
+
+
+def test_a_chat_may_go_on_to_the_end_of_the_context_and_a_text_for_16_tokens():
+    [generation] = encode(chat(), tokenizer(), MODEL)
+    room = 512 - len(generation.prompt_token_ids)
+    assert generation.sampling.max_tokens == room
+    [generation] = encode(complete(), tokenizer(), MODEL)
+    assert generation.sampling.max_tokens == 16
+
+
+def test_tools_and_calls_go_into_the_template():
+    template = (
+        "{% for tool in tools %}[{{ tool.function.name }}]{% endfor %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls %}({{ c.function.name }} {{ c.function.arguments.city }})"
+        "{% endfor %};{% endfor %}"
+    )
+    call = {
+        "id": "1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Ulm"}'},
+    }
+    messages = [
+        {
+            "role": "developer",
+            "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "sun", "tool_call_id": "1"},
+    ]
+    [generation] = encode(chat(messages=messages, tools=[WEATHER]), tokenizer(template), MODEL)
+    text = tokenizer().decode(generation.prompt_token_ids)
+    assert text == "[weather]system:ab;assistant:(weather Ulm);tool:sun;"
+    with pytest.raises(InvalidRequestError, match="takes no tools"):
+        encode(chat(tools=[WEATHER]), tokenizer(), MODEL)
+
+
+@pytest.mark.parametrize("arguments", ["[]", "{", "1"])
+def test_arguments_of_a_call_are_a_json_object(arguments):
+    call = {"function": {"name": "weather", "arguments": arguments}}
+    with pytest.raises(BadRequestError, match="must be a JSON object"):
+        chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+
+
+def test_the_openapi_schema_has_the_declared_parameters_and_no_references():
+    for kind in (ChatBody, CompletionBody):
+        schema = body_schema(kind)
+        assert {"model", "min_p", "stop", "logit_bias", "speculation"} <= set(schema["properties"])
+        assert "$ref" not in str(schema)
