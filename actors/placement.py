@@ -28,6 +28,7 @@ from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError, DiffuspecError
+from diffuspec.telemetry import logs
 from diffuspec.telemetry.trace import numbered
 
 logger = logging.getLogger(__name__)
@@ -143,9 +144,14 @@ class Placement:
             self.group, bundle, placement_group_capture_child_tasks=False
         )
         options = actor_class.options(
-            scheduling_strategy=strategy, runtime_env={"env_vars": variables}
+            scheduling_strategy=strategy, runtime_env={"env_vars": variables | _telemetry()}
         )
-        create: Callable[..., Handle] = options.remote
+
+        def create(*arguments: object) -> Handle:
+            handle = options.remote(*arguments)
+            handle.__ray_call__.options(concurrency_group=CONTROL).remote(_configure_logs)
+            return handle
+
         return create
 
 
@@ -156,6 +162,19 @@ def _threads(role: RoleSettings) -> dict[str, str]:
         # With these a message wakes two threads of gRPC on its way, otherwise four.
         "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
     }
+
+
+def _telemetry() -> dict[str, str]:
+    """Return this process' variables about logs and traces, for all roles."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(("OTEL_", "DIFFUSPEC_LOG_"))
+    }
+
+
+def _configure_logs(actor: object) -> None:
+    logs.configure(level="warning")
 
 
 def _gpus(role: RoleSettings) -> dict[str, str]:

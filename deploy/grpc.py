@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +16,8 @@ from deploy.addresses import LOOPBACK, Addresses, Role
 from deploy.role_process import serve
 from deploy.tokens import TOKEN_VARIABLE, read_token
 from diffuspec.cli.command import EXIT_FAILURE, Server
+from diffuspec.cli.options import LogFormat
+from diffuspec.telemetry import logs
 
 EXAMPLE = f"""
 The embedded pair on one machine, each command in a terminal of its own. Every role waits for the
@@ -105,9 +105,10 @@ def run(
     metrics_port: _Metrics = None,
     check: _Check = "",
     token_file: _TokenFile = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Serve one role of a pipeline over gRPC until SIGTERM."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
+    logs.configure(log_format)
     pipeline = load_pipeline(config)
     token = read_token(pipeline, token_file)
     if check:

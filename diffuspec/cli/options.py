@@ -14,6 +14,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.drafters import KINDS, DrafterKind as AnyDrafterKind
 from diffuspec.pairs.tiny import TARGET, tiny_config
+from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
     from diffuspec.engine import Engine
@@ -76,6 +77,14 @@ Json = Annotated[
     bool, _option(_OUTPUT, "Print one JSON object with tokens, text and statistics.", "--json")
 ]
 Quiet = Annotated[bool, _option(_OUTPUT, "Print no statistics on stderr.", "--quiet")]
+LogFormat = Annotated[
+    logs.LogFormat | None,
+    typer.Option(
+        metavar="|".join(get_args(logs.LogFormat)),
+        help=f"Form of log lines. Default: {logs.FORMAT_VARIABLE}, or text.",
+        rich_help_panel=_OUTPUT,
+    ),
+]
 _TRACE = "Write a timeline of all roles for ui.perfetto.dev. Slows steps a little."
 Trace = Annotated[Path | None, _option(_OUTPUT, _TRACE, metavar="FILE.json")]
 

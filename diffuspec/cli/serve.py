@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +14,7 @@ from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.pairs.tiny import TARGET
+from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
     from diffuspec.serve.server import Tls
@@ -74,6 +73,7 @@ def run(
     threads: options.Threads = None,
     draft_length: options.DraftLength = None,
     speculation: Given = NOTHING_GIVEN,
+    log_format: options.LogFormat = None,
 ) -> None:
     """Serve OpenAI's API: chat and completions, streaming or not.
 
@@ -81,8 +81,7 @@ def run(
     """
     from diffuspec.serve.server import bind, is_loopback, serve_engine
 
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logs.configure(log_format)
     tls = _tls(tls_certificate, tls_key)
     settings, configured = _read(config, api_keys)
     drafting = {**options.policy(draft_length), **speculation}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import functools
 import itertools
 import logging
@@ -272,7 +273,8 @@ class Coordinator:
             self.metrics.observe_cancel()
         else:
             if not isinstance(error, DiffuspecError):
-                logger.error("decoding %s failed", request.request_id, exc_info=error)
+                name = request.request_id
+                logger.error("decoding %s failed", name, exc_info=error, extra=request.about)
                 error = VerifierError(f"decoding failed: {error}")
             request.close(type(error).__name__)
             self.metrics.observe_failure(error)
@@ -330,7 +332,8 @@ class Coordinator:
             self._start(functools.partial(self._drafts.run_lane, lane))
 
     def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        task = asyncio.create_task(self._keep_running(run))
+        # Not in the context of the request that the coordinator is started for.
+        task = asyncio.create_task(self._keep_running(run), context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

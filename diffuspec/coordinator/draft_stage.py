@@ -74,7 +74,9 @@ class DraftStage:
         try:
             self._submit(request)
         except Exception:
-            logger.exception("a step of %s goes on without a draft", request.request_id)
+            logger.exception(
+                "a step of %s goes on without a draft", request.request_id, extra=request.about
+            )
             request.early = None
             self._skip_draft([request], "drafter_error")
 
@@ -130,7 +132,9 @@ class DraftStage:
         try:
             self._planner.resolve(request, verdict)
         except Exception:
-            logger.exception("the pre-drafts of %s are dropped", request.request_id)
+            logger.exception(
+                "the pre-drafts of %s are dropped", request.request_id, extra=request.about
+            )
             self._planner.forget(request)
             request.pre_drafts = None
 
@@ -354,7 +358,8 @@ class DraftStage:
         self._pass_on(request)
 
     def _drop_draft(self, request: Request, error: InvalidRequestError) -> None:
-        logger.warning("a draft for %s is dropped: %s", request.request_id, error)
+        name = request.request_id
+        logger.warning("a draft for %s is dropped: %s", name, error, extra=request.about)
         self._skip_draft([request], "invalid_draft")
 
     def _skip_draft(self, requests: Iterable[Request], reason: str | None) -> None:

@@ -33,6 +33,7 @@ from diffuspec.core.types import (
     VerifiedDraft,
     VerifyRequest,
 )
+from diffuspec.telemetry.logs import about
 from diffuspec.telemetry.metrics import RequestTimes
 from diffuspec.text.detokenizer import Detokenizer
 
@@ -182,6 +183,11 @@ class Request:
         return self.lifecycle.state
 
     @property
+    def about(self) -> dict[str, str]:
+        """The `extra` of a log line about this request."""
+        return about(self.client_request_id or self.request_id)
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has ended: finished, failed or aborted."""
         return self.lifecycle.state == "finished"
@@ -210,6 +216,7 @@ class Request:
             self.num_output_tokens,
             reason,
             spent,
+            extra=self.about,
         )
 
     # ---- drafting

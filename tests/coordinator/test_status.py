@@ -11,6 +11,7 @@ import pytest
 
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.types import Verdict, VerifyRequest
+from diffuspec.telemetry import context
 from tests.support.stage import FOREVER, PROMPT, SHORT, Stage, on_stage, until
 
 pytestmark = pytest.mark.virtual_time
@@ -110,3 +111,28 @@ async def test_the_log_has_one_line_for_each_request_and_no_tokens(
     assert done == "request done-1: 5 prompt tokens, 24 output tokens, length"
     assert gone.startswith("request gone-2: 5 prompt tokens, ") and gone.endswith(", cancelled")
     assert failed == "request request-3: 5 prompt tokens, 0 output tokens, VerifierError"
+
+
+async def test_lines_about_a_request_carry_the_id_that_its_client_knows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with on_stage() as stage:
+        await asyncio.gather(stage.tokens(request_id="a"), stage.tokens(request_id="b"))
+    lines = {r.__dict__["request_id"] for r in caplog.records if "output tokens" in r.getMessage()}
+    assert lines == {"a", "b"}
+
+
+async def test_the_loop_is_in_the_context_of_no_request() -> None:
+    context.request_id.set("the first")
+    seen = []
+    async with on_stage() as stage:
+        verify = stage.verifier.verify
+
+        async def watched(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            seen.append(context.request_id.get())
+            return await verify(requests)
+
+        stage.verifier.verify = watched  # type: ignore[method-assign]
+        await stage.tokens()
+    assert set(seen) == {""}

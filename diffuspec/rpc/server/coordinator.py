@@ -24,6 +24,7 @@ from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
 from diffuspec.rpc.server.servicers import Context, RoleServicer
 from diffuspec.rpc.services import COORDINATOR_SERVICE
+from diffuspec.telemetry import context as telemetry
 from diffuspec.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         try:
             await send_outputs(self._outputs(request), context, self._limits)
         except ClientStalledError as error:
-            logger.warning("request %r was cancelled: %s", request.request_id, error)
+            logger.warning("the request was cancelled: %s", error)
             raise
 
     async def Cancel(
@@ -87,6 +88,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
                 "request_id must be at most 128 of A-Z a-z 0-9 . _ -, "
                 f"got {request.request_id!r:.80}"
             )
+        telemetry.request_id.set(request.request_id)
         speculation = None
         if request.HasField("speculation"):
             speculation = speculation_from_proto(request.speculation, self._speculation)

@@ -17,6 +17,7 @@ from diffuspec.serve.http.errors import log_failure, respond
 from diffuspec.serve.http.keys import Allowance, Keys
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
 from diffuspec.serve.settings import ServeSettings
+from diffuspec.telemetry import context
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -117,9 +118,8 @@ class _Exchange:
         self._send = send
         self._is_read = scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE")
         self.is_begun = False  # the response
-        self._id = uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = self._id
-        self._state = scope["state"]
+        self._state = scope.setdefault("state", {})
+        self._use_id(uuid.uuid4().hex)
 
     def check_id(self) -> None:
         """Take the client's request id if there is one. Raises BadRequestError."""
@@ -128,7 +128,11 @@ class _Exchange:
             return
         if not _REQUEST_ID.fullmatch(given):
             raise BadRequestError("x-request-id must be at most 128 of A-Z a-z 0-9 . _ -")
-        self._id = self._state["request_id"] = given
+        self._use_id(given)
+
+    def _use_id(self, request_id: str) -> None:
+        self._id = self._state["request_id"] = request_id
+        context.request_id.set(request_id)
 
     async def receive(self) -> Message:
         message = await self._receive()

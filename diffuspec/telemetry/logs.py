@@ -1,0 +1,103 @@
+"""Logs of services, as text or as one JSON object a line: configured here and nowhere else.
+
+A line about a request carries the id that its client knows, from the context or from `about`. What
+users write, and what models answer, is in no line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from typing import Any, Literal, TypeAlias, get_args
+
+from diffuspec.core.errors import ConfigError
+from diffuspec.telemetry import context
+
+LogFormat: TypeAlias = Literal["text", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
+
+FORMAT_VARIABLE = "DIFFUSPEC_LOG_FORMAT"
+LEVEL_VARIABLE = "DIFFUSPEC_LOG_LEVEL"
+_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio")  # their lines at info tell nothing new
+
+
+def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
+    """Send the lines of all packages to stderr; `form` None: as DIFFUSPEC_LOG_FORMAT says, or text.
+
+    `level` is the lowest that is shown, unless DIFFUSPEC_LOG_LEVEL says otherwise. Raises
+    ConfigError for a wrong variable.
+    """
+    form = form or _variable(FORMAT_VARIABLE, get_args(LogFormat), "text")
+    lowest = _variable(LEVEL_VARIABLE, get_args(LogLevel), level).upper()
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if form == "json" else TextLines())
+    root = logging.getLogger()
+    for other in [*root.handlers]:
+        if isinstance(other.formatter, JsonLines | TextLines):
+            root.removeHandler(other)
+    root.addHandler(handler)
+    root.setLevel(lowest)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
+
+
+def about(request_id: str) -> dict[str, str]:
+    """Return the `extra` of a line about a request that the context does not know."""
+    return {"request_id": request_id}
+
+
+class JsonLines(logging.Formatter):
+    """Keys: time (UTC), level, logger, message; where known request_id, trace_id, error."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": f"{_utc(record, '%Y-%m-%dT%H:%M:%S')}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := _request_id(record):
+            line["request_id"] = request_id
+        if traceparent := context.traceparent.get():
+            line["trace_id"] = traceparent.split("-")[1]
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+class TextLines(logging.Formatter):
+    """TIME LEVEL LOGGER [REQUEST_ID] MESSAGE, and a traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        request_id = _request_id(record)
+        parts = [
+            f"{_utc(record, '%H:%M:%S')}.{int(record.msecs):03}",
+            record.levelname,
+            record.name,
+            *([f"[{request_id}]"] if request_id else []),
+            " ".join(record.getMessage().splitlines()),
+        ]
+        line = " ".join(parts)
+        if record.exc_info:
+            line = f"{line}\n{self.formatException(record.exc_info)}"
+        return line
+
+
+def _utc(record: logging.LogRecord, form: str) -> str:
+    return time.strftime(form, time.gmtime(record.created))
+
+
+def _request_id(record: logging.LogRecord) -> str:
+    given: str = getattr(record, "request_id", "")
+    return given or context.request_id.get()
+
+
+def _variable(name: str, allowed: tuple[Any, ...], default: str) -> Any:
+    """Return what an environment variable says. Raises ConfigError."""
+    value = os.environ.get(name, "").lower() or default
+    if value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}, got {value!r:.80}")
+    return value
