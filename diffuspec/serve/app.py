@@ -18,6 +18,7 @@ from diffuspec.serve.http import errors
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge
 from diffuspec.serve.http.keys import Keys
+from diffuspec.serve.http.playground import add_playground
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import HttpError
 from diffuspec.serve.openai.schema import ERROR, body_schema
@@ -45,6 +46,8 @@ def create_app(
     _add_completions(app, Completions(backend, settings))
     _add_models(app, backend)
     _add_health(app, backend)
+    if settings.playground:
+        add_playground(app)
     return app
 
 

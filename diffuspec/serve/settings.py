@@ -20,6 +20,7 @@ class ServeSettings(Section):
         description="Values of the header Host that are answered, without ports; null: all with "
         "API keys, only loopback's own names without.",
     )
+    playground: bool = Field(True, description="Serve the page at / that shows speculation.")
     max_body_bytes: int = Field(
         1024 * 1024, ge=1024, description="Largest body of a request; a larger one gets 413."
     )

@@ -1,0 +1,54 @@
+// The time line of an answer: each step's draft, search and verification, to scale.
+
+import { svg } from "./svg.js";
+
+const WIDTH = 640;
+const LEFT = 56;
+const LANES = ["draft", "search", "verify", "rest"];
+const LANE_HEIGHT = 18;
+
+/** Return an SVG of the steps, one after the other, with a lane for each stage. */
+export function drawTimeline(steps) {
+  const total = steps.reduce((sum, step) => sum + step.seconds.step, 0) || 1;
+  const scale = (WIDTH - LEFT) / total;
+  const height = LANES.length * LANE_HEIGHT + 18;
+  const picture = svg("svg", {
+    class: "timeline", viewBox: `0 0 ${WIDTH} ${height}`, role: "img",
+    "aria-label": `Time line of ${steps.length} steps in ${total.toFixed(2)} seconds`,
+  });
+  LANES.forEach((lane, row) => {
+    picture.append(svg("text", { x: 0, y: row * LANE_HEIGHT + 13 }, lane));
+  });
+  let start = 0;
+  for (const step of steps) {
+    drawStep(picture, step, LEFT + start * scale, scale);
+    start += step.seconds.step;
+  }
+  picture.append(svg("text", { x: LEFT, y: height - 3 }, "0"));
+  picture.append(svg("text", { x: WIDTH, y: height - 3, "text-anchor": "end" },
+    `${(total * 1000).toFixed(0)} ms`));
+  return picture;
+}
+
+/** Draw one step. A pre-draft that was hit was made during the step before: it is an outline. */
+function drawStep(picture, step, left, scale) {
+  const isHit = step.pre_draft === "hit";
+  const { draft, search, verify } = step.seconds;
+  const rest = Math.max(step.seconds.step - verify - (isHit ? 0 : draft + search), 0);
+  let x = left;
+  [["draft", draft], ["search", search], ["verify", verify], ["rest", rest]].forEach(
+    ([lane, seconds], row) => {
+      if (!seconds) return;
+      const width = seconds * scale;
+      const isBefore = isHit && row < 2;
+      const bar = svg("rect", {
+        class: isBefore ? "hit" : lane,
+        x: isBefore ? left - width : x, y: row * LANE_HEIGHT + 2,
+        width: Math.max(width - 0.4, 0.4), height: LANE_HEIGHT - 4,
+      });
+      bar.append(svg("title", {}, `step ${step.number}, ${lane}: ${(seconds * 1000).toFixed(1)} ms`));
+      picture.append(bar);
+      if (!isBefore) x += width;
+    },
+  );
+}

@@ -1,0 +1,110 @@
+"""The page at /: what is served, and what it does in a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from importlib.resources import files
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from diffuspec.serve.settings import ServeSettings
+from tests.support.browser import CHROMIUM, Page, open_page
+from tests.support.service import MODEL, Service, fake_engine, http_client
+
+PAGE = files("diffuspec.serve").joinpath("playground")
+SCRIPTS = sorted(file.name for file in PAGE.iterdir() if file.name.endswith(".js"))
+STORY = "Tell me a short story about an owl named Rex and a ring in a forest."
+
+
+async def test_the_page_and_all_that_it_names_are_served():
+    async with http_client(fake_engine()) as client:
+        page = await client.get("/")
+        parts = re.findall(r'(?:src|href)="(playground/[^"]+)"', page.text)
+        imports = [f"playground/{name}" for script in SCRIPTS for name in _imports(script)]
+        for part in {*parts, *imports}:
+            assert (await client.get(f"/{part}")).status_code == 200, part
+    assert len(parts) == 3 and imports
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+
+
+async def test_the_page_may_load_and_reach_nothing_elsewhere():
+    async with http_client(fake_engine()) as client:
+        policy = (await client.get("/")).headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+    for file in PAGE.iterdir():
+        addresses = re.findall(r"https?://[^\"' )]+", file.read_text())
+        assert set(addresses) <= {"http://www.w3.org/2000/svg"}, file.name
+
+
+async def test_a_browser_that_has_the_page_is_told_so():
+    async with http_client(fake_engine()) as client:
+        tag = (await client.get("/")).headers["etag"]
+        assert (await client.get("/", headers={"if-none-match": tag})).status_code == 304
+
+
+async def test_other_files_are_not_served():
+    async with http_client(fake_engine()) as client:
+        assert (await client.get("/playground/backend.py")).status_code == 404
+        assert (await client.get("/playground/..%2Fapp.py")).status_code == 404
+
+
+async def test_the_page_can_be_switched_off():
+    async with http_client(fake_engine(), ServeSettings(playground=False)) as client:
+        assert (await client.get("/")).status_code == 404
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="no node on PATH")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_are_valid(script: str):
+    command = ["node", "--check", "--input-type=module"]
+    source = PAGE.joinpath(script).read_bytes()
+    assert subprocess.run(command, input=source).returncode == 0
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_a_browser_shows_the_same_tokens_with_and_without_speculation(
+    service: Service, client: OpenAI
+):
+    with open_page() as page:
+        _run(page, service)
+        assert "same tokens: yes" in page.evaluate("document.querySelector('#verdict').innerText")
+        shown = page.evaluate(
+            "[...document.querySelectorAll('#drafted .token')].map(one => one.innerText).join('')"
+        )
+        _open_a_tree(page)
+        assert page.problems == []
+    messages: Any = [{"role": "user", "content": STORY}]
+    plain = {"speculation": "off"}
+    reply = client.chat.completions.create(
+        model=MODEL, messages=messages, temperature=0, max_tokens=128, extra_body=plain
+    )
+    assert shown.removesuffix("◦") == reply.choices[0].message.content
+
+
+def _run(page: Page, service: Service) -> None:
+    page.open(service.url)
+    page.wait_for(f"document.querySelector('#model')?.textContent === '{MODEL}'")
+    assert page.evaluate("document.querySelector('#prompt').value") == STORY
+    page.evaluate("document.querySelector('#run').click()")
+    page.wait_for("!document.querySelector('#verdict').hidden")
+
+
+def _open_a_tree(page: Page) -> None:
+    """Go to a drafted token by keyboard, and open the tree of its step."""
+    page.evaluate("document.querySelector('#drafted .accepted').focus()")
+    page.press("Enter")
+    page.wait_for("document.querySelector('#step').open")
+    boxes = page.evaluate("document.querySelectorAll('#step-tree .accepted rect').length")
+    assert boxes > 0
+    assert page.evaluate("document.querySelector('#step-summary').innerText").startswith(
+        f"{boxes} accepted of a tree"
+    )
+
+
+def _imports(script: str) -> list[str]:
+    return re.findall(r'from "\./([^"]+)"', PAGE.joinpath(script).read_text())
