@@ -154,6 +154,8 @@ class PipelineConfig(Section):
     @model_validator(mode="after")
     def _drafters_of_their_own(self) -> Self:
         drafter = self.engine.drafter
+        if self.engine.drafters:
+            raise ValueError("engine.drafters: a pipeline has one kind of drafter, engine.drafter")
         if drafter is not None and kind_of(drafter).observes:
             raise ValueError(
                 f"a drafter of the kind {drafter.kind} observes the target, and works in one "

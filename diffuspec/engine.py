@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -32,7 +32,7 @@ from diffuspec.core.types import (
     TokenIds,
     TokenLogprobs,
 )
-from diffuspec.drafters import Target, load_drafter
+from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.telemetry.metrics import Metrics, RequestStats, summarize
 from diffuspec.telemetry.trace import Tracer
@@ -74,18 +74,20 @@ class Engine:
         self,
         config: EngineConfig,
         verifier: Verifier,
-        drafter: Drafter | DrafterPool | None,
+        drafter: Drafter | Mapping[str, Drafter] | DrafterPool | None,
         tokenizer: Any,
         closing: Sequence[Closable] = (),
         tracer: Tracer | None = None,
     ) -> None:
         """Take over the parts in `closing`: they are closed with the engine, in this order.
 
+        A mapping holds drafters by the names that requests choose, the default first.
+
         The tracer is written to and not closed.
         """
         self.config = config
         self.verifier = verifier
-        self.drafter = None if isinstance(drafter, DrafterPool) else drafter  # None for a pool
+        self.drafter = _default(drafter)
         self._drafters = drafter
         self.tokenizer = tokenizer
         self.metrics = Metrics()
@@ -106,10 +108,13 @@ class Engine:
         info, tokenizer = verifier.info, load_tokenizer(config.target.path)
         if config.drafter is None:
             return cls(config, verifier, None, tokenizer, (verifier,), tracer)
+        drafters: dict[str, LocalDrafter] = {}
         digest = vocabulary_digest(tokenizer, info.vocab_size)
         target = Target(info, digest, config.target.path, verifier)
-        drafter = load_drafter(config.drafter, config.search, target)
-        return cls(config, verifier, drafter, tokenizer, (verifier, drafter), tracer)
+        for name, section in config.named_drafters.items():
+            drafters[name] = load_drafter(section, config.search, target)
+        closing: list[Closable] = [verifier, *drafters.values()]
+        return cls(config, verifier, drafters, tokenizer, closing, tracer)
 
     @property
     def lattice_model(self) -> LatticeModel | None:
@@ -287,6 +292,13 @@ class Engine:
         )
         self._coordinator, self._loop = await coordinator.__aenter__(), loop
         return self._coordinator
+
+
+def _default(drafter: Drafter | Mapping[str, Drafter] | DrafterPool | None) -> Drafter | None:
+    """Return the drafter of requests that choose none; None for a pool."""
+    if isinstance(drafter, Mapping):
+        return next(iter(drafter.values()))
+    return None if isinstance(drafter, DrafterPool) else drafter
 
 
 def _collect(outputs: Sequence[RequestOutput], num_prompt_tokens: int) -> Completion:

@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from actors.roles import self_test
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
-from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.coordinator.drafter_pool import UNNAMED, DrafterPool
 from diffuspec.core.errors import DrafterError, OverloadedError, VerifierUnavailableError
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
@@ -107,7 +107,7 @@ class CoordinatorActor:
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
-        self._pool = DrafterPool(config.num_drafters)
+        self._pool = DrafterPool(config.num_drafters, [*config.engine.named_drafters] or [UNNAMED])
         self._drafters: dict[str, RemoteDrafter] = {}
         # Why drafters are not connected, by name.
         self._reasons = {

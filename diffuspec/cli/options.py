@@ -45,7 +45,8 @@ _DRAFTER = (
 )
 _DRAFTER_KIND = (
     "What drafts: diffuspec is a diffusion LM; pld and samd repeat what followed the last tokens"
-    " earlier in the text; token_recycling keeps what the target found likely. Default: diffuspec."
+    " earlier in the text; token_recycling keeps what the target found likely."
+    " Or the NAME of one in the section drafters. Default: diffuspec."
 )
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
@@ -53,7 +54,7 @@ _THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
 
 Target = Annotated[Path | None, model(_TARGET, "DIR")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
-DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, "|".join(KINDS))]
+DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAME")]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
 Threads = Annotated[
@@ -126,14 +127,15 @@ def engine_config(
     data = base.model_dump()
     if target is not None:
         data["target"]["path"] = target
-    data["drafter"] = section = _drafter_section(data["drafter"], drafter, drafter_kind)
+    data["drafter"] = section = _drafter_section(base, drafter, drafter_kind)
+    data["drafters"] = {}
     if section is None:
         _check_plain(ngram, speculation)
     elif ngram not in (None, _NONE) and not _kind(section).needs_path_scorer:
         raise ConfigError(f"--ngram has no effect on a drafter of the kind {section['kind']}")
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
-    data["speculation"] = asdict(replace(base.speculation, **speculation))
+    data["speculation"] = asdict(replace(base.speculation, **speculation, drafter=None))
     if config is None and max_sequences is not None:
         data["target"]["max_sequences"] = max_sequences
     if "max_nodes" in speculation:
@@ -143,16 +145,16 @@ def engine_config(
 
 
 def _drafter_section(
-    configured: dict[str, Any] | None, drafter: str | None, kind: str | None
+    base: EngineConfig, drafter: str | None, kind: str | None
 ) -> dict[str, Any] | None:
-    """Return the section of the drafter after the options. Raises ConfigError."""
+    """Return the section of the one drafter after the options. Raises ConfigError."""
     if drafter == _NONE:
         if kind is not None:
             raise ConfigError("--drafter none and --drafter-kind exclude each other")
         return None
-    section = configured or {}
-    if kind is not None and kind != section.get("kind"):
-        section = {"kind": kind}
+    known = {name: one.model_dump() for name, one in base.named_drafters.items()}
+    chosen = kind or base.speculation.drafter or next(iter(known), None)
+    section = known.get(chosen, {"kind": chosen}) if chosen is not None else {}
     if drafter is not None:
         if not _kind(section).has_model:
             raise ConfigError(f"--drafter DIR has no effect on the kind {section['kind']}")

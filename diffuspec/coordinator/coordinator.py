@@ -15,7 +15,7 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from diffuspec.control.costs import BusyTime
@@ -49,30 +49,37 @@ class Coordinator:
     def __init__(
         self,
         verifier: Verifier,
-        drafter: Drafter | DrafterPool | None,
+        drafter: Drafter | Mapping[str, Drafter] | DrafterPool | None,
         config: CoordinatorConfig,
         draft_length: DraftLengthConfig,
         metrics: Metrics | None = None,
         tracer: Tracer | None = None,
     ) -> None:
-        """The tracer is written to and not closed."""
+        """A mapping holds drafters by the names that requests choose, the default first.
+
+        The tracer is written to and not closed.
+        """
         self.metrics = metrics or Metrics()
         self._verifier = verifier
         self._config = config
         self._draft_length = draft_length
         self._tracer = tracer
-        self._economics = economics = Economics(draft_length.max_draft_tokens)
         self._admission = Admission(config.max_waiting, self.metrics)
         drafters = None if drafter is None else DrafterPool.of(drafter)
+        self._pool = pool = drafters or DrafterPool()
+        length = draft_length.max_draft_tokens
+        # By the drafters' name: what one costs and what is accepted of it tell nothing of another.
+        self._economics = {name: Economics(length) for name in pool.names}
+        costs = {name: economics.costs for name, economics in self._economics.items()}
         self._releases = Releases(verifier, drafters)
         self._draft_busy = BusyTime()
         beside = self._draft_busy if config.overlap else BusyTime()
-        self._verify = VerifyStage(verifier, config, economics.costs, beside, tracer)
+        self._verify = VerifyStage(verifier, config, costs.values(), beside, tracer)
         self._drafts = DraftStage(
             drafters,
             verifier.info,
             config,
-            economics.costs,
+            costs,
             self._verify.queue,
             self._draft_busy,
             tracer,
@@ -149,7 +156,7 @@ class Coordinator:
             self.metrics.observe_first_token(*seconds, request.num_prompt_tokens)
         else:
             overhead = step.step_seconds - request.times.drafting_seconds - result.seconds
-            self._economics.costs.observe_overhead(max(overhead, 0.0))
+            self._economics[request.drafter].costs.observe_overhead(max(overhead, 0.0))
 
     # ---- the beginning of a request
 
@@ -199,6 +206,8 @@ class Coordinator:
         info = self._verifier.info
         try:
             check_request(prompt_token_ids, sampling, speculation, info, committed)
+            drafter = self._pool.choose(speculation.drafter)
+            economics = self._economics[drafter]
             self._admission.check_load(info.max_sequences, is_resumed=len(committed) > 0)
             if not self._config.overlap:
                 speculation = replace(speculation, num_outcomes=0)
@@ -207,11 +216,12 @@ class Coordinator:
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling,
                 speculation=speculation,
-                draft_length=make_draft_length(speculation, self._draft_length, self._economics),
+                draft_length=make_draft_length(speculation, self._draft_length, economics),
                 eos_token_ids=info.eos_token_ids,
                 detokenizer=detokenizer,
                 client_request_id=request_id,
                 committed_token_ids=committed,
+                drafter=drafter,
             )
         except DiffuspecError as error:
             self.metrics.observe_refusal(error)

@@ -74,8 +74,9 @@ class _Call:
 class DraftLane:
     """A drafter with a queue of its own: a lane never waits for another."""
 
-    def __init__(self, drafter: Drafter, name: str) -> None:
+    def __init__(self, drafter: Drafter, name: str, chosen_by: str = "") -> None:
         self.number = next(_numbers)
+        self.chosen_by = chosen_by  # the name that its requests choose
         self.drafter = drafter
         self.name = name
         self.turn = f"its turn at {name}"  # what a queued request waits for

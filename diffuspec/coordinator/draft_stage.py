@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_lane import DraftLane
@@ -41,14 +41,14 @@ class DraftStage:
         drafters: DrafterPool | None,
         target: TargetInfo,
         config: CoordinatorConfig,
-        costs: StepCosts,
+        costs: Mapping[str, StepCosts],
         ready: RequestQueue,
         busy: BusyTime,
         tracer: Tracer | None = None,
     ) -> None:
         """`drafters` is None for plain decoding: then a step without a draft is no fallback.
 
-        `busy` runs while a draft call is in flight.
+        `costs` are by the drafters' name. `busy` runs while a draft call is in flight.
         """
         self._busy = busy
         self._is_plain = drafters is None
@@ -59,7 +59,7 @@ class DraftStage:
         self._max_seconds = config.max_draft_seconds
         self._costs = costs
         self._ready = ready
-        self._planner = PreDraftPlanner(costs)
+        self._planners = {name: PreDraftPlanner(one) for name, one in costs.items()}
         self._tracer = tracer
 
     # ---- in
@@ -121,26 +121,27 @@ class DraftStage:
         decoding = [request for request in batch.decoding if request.num_outcomes != 0]
         if not decoding:
             return
-        ends_at = time.monotonic() + self._costs.verify.at(batch.num_rows)
+        now = time.monotonic()
         for request in decoding:
+            ends_at = now + self._costs[request.drafter].verify.at(batch.num_rows)
             lane = self._pool.lane_of(request)
-            if self._planner.begin(request, ends_at) and lane is not None:
+            if self._planners[request.drafter].begin(request, ends_at) and lane is not None:
                 lane.has_work.set()
 
     def resolve(self, request: Request, verdict: Verdict) -> None:
         """Match a verdict, before it is committed, with the pre-drafts made for it."""
         try:
-            self._planner.resolve(request, verdict)
+            self._planners[request.drafter].resolve(request, verdict)
         except Exception:
             logger.exception(
                 "the pre-drafts of %s are dropped", request.request_id, extra=request.about
             )
-            self._planner.forget(request)
+            self._planners[request.drafter].forget(request)
             request.pre_drafts = None
 
     def drop(self, request: Request) -> None:
         """Draft no more for a request that has ended."""
-        self._planner.forget(request)
+        self._planners[request.drafter].forget(request)
         self._pool.drop(request)
 
     async def next_lane(self) -> DraftLane:
@@ -170,7 +171,8 @@ class DraftStage:
             return []
         try:
             now = time.monotonic()
-            jobs = self._planner.take(urgent, now, lambda request: request.lane == lane.number)
+            planner = self._planners[lane.chosen_by]
+            jobs = planner.take(urgent, now, lambda request: request.lane == lane.number)
         except Exception:
             logger.exception("planning pre-drafts failed; none are made for a while")
             breaker.failed()
@@ -253,7 +255,7 @@ class DraftStage:
         lane.breaker.succeeded()
         if jobs:
             lane.pre_draft_breaker.succeeded()
-        self._learn(requests, jobs, seconds)
+        self._learn(self._costs[lane.chosen_by], requests, jobs, seconds)
         for request, draft in zip(requests, drafts[: len(requests)], strict=True):
             if request.early is not None:
                 self._on_early_draft(request, request.early, draft)
@@ -283,16 +285,18 @@ class DraftStage:
         if not lane.breaker.is_closed:
             self._place_elsewhere(lane)
 
-    def _learn(self, requests: list[Request], jobs: list[PreDraftJob], seconds: float) -> None:
+    def _learn(
+        self, costs: StepCosts, requests: list[Request], jobs: list[PreDraftJob], seconds: float
+    ) -> None:
         """Learn costs from decoding steps alone: a request's first drafts read its prompt."""
         if not all(request.is_known_to_drafter for request in requests):
             return
         num_positions = sum(request.num_draft_tokens for request in requests)
         if jobs:
             num_positions += sum(job.pre_draft.num_draft_tokens for job in jobs)
-            self._costs.observe_pre_drafts(num_positions, seconds)
+            costs.observe_pre_drafts(num_positions, seconds)
         else:
-            self._costs.observe_draft(num_positions, len(requests), seconds)
+            costs.observe_draft(num_positions, len(requests), seconds)
 
     def _place(self, request: Request) -> None:
         lane = self._pool.place(request)
@@ -352,7 +356,7 @@ class DraftStage:
     def _drafted(self, request: Request) -> None:
         if request.num_outcomes != 0 and request.is_known_to_drafter:
             waited = time.monotonic() - request.times.started_at
-            self._costs.observe_wait(request.num_draft_tokens, waited)
+            self._costs[request.drafter].observe_wait(request.num_draft_tokens, waited)
         request.is_known_to_drafter = True
         self._pool.try_again(request)
         self._pass_on(request)

@@ -3,33 +3,56 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 
 from diffuspec.coordinator.draft_lane import DraftLane, Trial
 from diffuspec.coordinator.request import Request
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
+
+UNNAMED = ""  # what a coordinator's drafters are chosen by if they were given no names
 
 
 class DrafterPool:
     """Drafters that may join and leave while a coordinator uses them. A pool belongs to one.
 
-    A request stays with the drafter that knows its prefix; a new one goes to the drafter with the
-    least load, as does one whose drafter fails or leaves.
+    Drafters of one name are equal, and draft for the requests that chose the name. A request stays
+    with the drafter that knows its prefix; a new one goes to the drafter with the least load, as
+    does one whose drafter fails or leaves.
     """
 
-    def __init__(self, num_expected: int = 0) -> None:
-        """`num_expected` drafters should be here; more may be."""
+    def __init__(self, num_expected: int = 0, names: Sequence[str] = (UNNAMED,)) -> None:
+        """`num_expected` drafters should be here; more may be.
+
+        `names` are what requests may choose; the first is for requests that do not.
+        """
         self._num_expected = num_expected
+        self.names = tuple(names)
         self.lanes: list[DraftLane] = []  # also those that leave, until their last call is over
         self.joined: asyncio.Queue[DraftLane] = asyncio.Queue()  # lanes to be run
 
     @classmethod
-    def of(cls, drafter: Drafter | DrafterPool) -> DrafterPool:
-        """Return a pool as it is, or a pool of this one drafter."""
+    def of(cls, drafter: Drafter | Mapping[str, Drafter] | DrafterPool) -> DrafterPool:
+        """Return a pool as it is, or a pool of this one drafter, or of one for each name."""
         if isinstance(drafter, DrafterPool):
             return drafter
-        pool = cls()
-        pool.add(drafter, "drafter")
+        named = drafter if isinstance(drafter, Mapping) else {UNNAMED: drafter}
+        pool = cls(names=list(named))
+        for name, one in named.items():
+            pool.add(one, f"drafter {name}" if len(named) > 1 else "drafter", name)
         return pool
+
+    def choose(self, name: str | None) -> str:
+        """Return the name that a request chose, or the one for those that did not.
+
+        Raises InvalidRequestError for an unknown name.
+        """
+        if name is None:
+            return self.names[0]
+        if name not in self.names:
+            known = ", ".join(filter(None, self.names)) or "none, there are no names to choose from"
+            raise InvalidRequestError(f"drafter must be one of {known}, got {name!r}")
+        return name
 
     @property
     def num_expected(self) -> int:
@@ -40,9 +63,12 @@ class DrafterPool:
         """Drafters that requests may be placed with."""
         return sum(lane.is_available for lane in self.lanes)
 
-    def add(self, drafter: Drafter, name: str) -> None:
-        """Let another drafter join; its name is "drafter", perhaps with a number."""
-        lane = DraftLane(drafter, name)
+    def add(self, drafter: Drafter, name: str, chosen_by: str | None = None) -> None:
+        """Let another drafter join; its name is "drafter", perhaps with more to tell it by.
+
+        `chosen_by` is the name that its requests choose, by default the first.
+        """
+        lane = DraftLane(drafter, name, self.names[0] if chosen_by is None else chosen_by)
         self.lanes.append(lane)
         self.joined.put_nowait(lane)
 
@@ -61,13 +87,16 @@ class DrafterPool:
         """Return the lane to draft for a request; None while no drafter is well."""
         lane = self.lane_of(request)
         if lane is None or not lane.is_available:
-            available = [lane for lane in self.lanes if lane.is_available]
+            available = [one for one in self._chosen_by(request) if one.is_available]
             if not available:
                 return None
             lane = min(available, key=lambda lane: lane.load)
             lane.held_request_ids.add(request.request_id)
             request.lane, request.is_known_to_drafter = lane.number, False
         return lane
+
+    def _chosen_by(self, request: Request) -> list[DraftLane]:
+        return [lane for lane in self.lanes if lane.chosen_by == request.drafter]
 
     def lane_of(self, request: Request) -> DraftLane | None:
         """Return the lane that a request was placed in last, if it is still here."""

@@ -76,6 +76,7 @@ class Request:
         detokenizer: Detokenizer | None = None,
         client_request_id: str | None = None,
         committed_token_ids: TokenIds = NO_TOKENS,
+        drafter: str = "",
     ) -> None:
         """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
 
@@ -99,6 +100,7 @@ class Request:
         self.fallback: str | None = None  # why the coming step has no draft although it should
         self.times = StepTimes()
 
+        self.drafter = drafter  # the name of those that draft for it
         self.lane: int | None = None  # of the drafter that drafts for it
         self.is_known_to_drafter = False  # that drafter has read its prompt
         self.pre_drafts: PreDrafts | None = None  # of the latest verification

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -79,7 +79,7 @@ class VerifyStage:
         self,
         verifier: Verifier,
         config: CoordinatorConfig,
-        costs: StepCosts,
+        costs: Iterable[StepCosts],
         draft_busy: BusyTime,
         tracer: Tracer | None = None,
     ) -> None:
@@ -90,7 +90,7 @@ class VerifyStage:
         self._verifier = verifier
         self._max_chunk_tokens = config.prefill_chunk_tokens
         self._max_outage_seconds = config.max_verifier_outage_seconds
-        self._costs = costs
+        self._costs = tuple(costs)
         self._tracer = tracer
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._num_outages = 0
@@ -172,7 +172,8 @@ class VerifyStage:
         if all(request.num_unread == 1 for request in batch.requests):
             num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
             num_requests = len(batch.requests)
-            self._costs.observe_verify(batch.num_rows, num_requests, num_tokens, seconds, drafting)
+            for costs in self._costs:
+                costs.observe_verify(batch.num_rows, num_requests, num_tokens, seconds, drafting)
 
     def _requeue_after_chunk(
         self, request: Request, chunk: VerifyRequest, verdict: Verdict

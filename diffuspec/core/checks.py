@@ -44,7 +44,7 @@ def _make_check(parameter: Parameter) -> Check:
     elif parameter.kind is bool:
         check = _boolean_check(parameter)
     elif parameter.kind is str:
-        check = _choice_check(parameter)
+        check = _choice_check(parameter) if parameter.words else _string_check(parameter)
     else:
         check = _number_check(parameter)
     return _or_none(check) if parameter.is_optional else check
@@ -69,6 +69,18 @@ def _choice_check(parameter: Parameter) -> Check:
     def check(value: Any) -> Any:
         if not isinstance(value, str) or value not in words:
             _refuse(name, value, f"one of {', '.join(words)}")
+        return value
+
+    return check
+
+
+def _string_check(parameter: Parameter) -> Check:
+    name = parameter.name
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, str):
+            _refuse(name, value, "a string")
+        _check_length(parameter, value)
         return value
 
     return check
@@ -160,7 +172,7 @@ def _token_id(name: str, key: object) -> int:
 
 def _strings_check(parameter: Parameter) -> Check:
     """One string alone is a list of one, not its letters."""
-    name, length = parameter.name, parameter.length
+    name = parameter.name
 
     def check(value: Any) -> tuple[str, ...]:
         texts = (value,) if isinstance(value, str) else value
@@ -168,14 +180,20 @@ def _strings_check(parameter: Parameter) -> Check:
             _refuse(name, value, "a string or several")
         _check_count(parameter, len(texts), "strings")
         for text in texts:
-            if not length.min_length <= len(text) <= (length.max_length or len(text)):
-                raise InvalidRequestError(
-                    f"{name} must be strings of {length.min_length} to {length.max_length} "
-                    f"characters, got a string of {len(text)} characters"
-                )
+            _check_length(parameter, text)
         return tuple(texts)
 
     return check
+
+
+def _check_length(parameter: Parameter, text: str) -> None:
+    length = parameter.length
+    if not length.min_length <= len(text) <= (length.max_length or len(text)):
+        kind = "a string" if parameter.num_items is None else "strings"
+        raise InvalidRequestError(
+            f"{parameter.name} must be {kind} of {length.min_length} to {length.max_length} "
+            f"characters, got a string of {len(text)} characters"
+        )
 
 
 def _check_count(parameter: Parameter, count: int, unit: str) -> None:

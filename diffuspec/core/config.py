@@ -6,6 +6,7 @@ constants (arXiv 2510.02358).
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -13,8 +14,15 @@ from pydantic import Field, field_validator, model_validator
 
 from diffuspec.core.devices import DEVICE_HELP, DTYPE_HELP, Device, DType
 from diffuspec.core.drafter_config import DrafterConfig
-from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SpeculationParams
+from diffuspec.core.params import (
+    MAX_DRAFT_TOKENS,
+    MAX_DRAFTER_NAME_CHARACTERS,
+    MAX_TREE_NODES,
+    SpeculationParams,
+)
 from diffuspec.core.validation import FilePath, FromMapping, Section, read_yaml, validate
+
+_DRAFTER_NAME = re.compile(rf"[a-z0-9][a-z0-9_.-]{{0,{MAX_DRAFTER_NAME_CHARACTERS - 1}}}")
 
 
 class TargetConfig(Section):
@@ -124,6 +132,11 @@ class EngineConfig(Section):
     drafter: DrafterConfig | None = Field(
         None, description="What drafts, a section of the kind it names; null: plain decoding."
     )
+    drafters: dict[str, DrafterConfig] = Field(
+        {},
+        description="More drafters by name, beside that of the section drafter: requests choose by "
+        "`drafter`, of speculation. The name of the section drafter is its kind.",
+    )
     search: SearchConfig = Field(
         SearchConfig(), description="How a path through the drafter's lattice is found."
     )
@@ -141,6 +154,36 @@ class EngineConfig(Section):
     @classmethod
     def _diffuspec_unless_named(cls, given: object) -> object:
         return {"kind": "diffuspec", **given} if isinstance(given, dict) else given
+
+    @field_validator("drafters", mode="before")
+    @classmethod
+    def _all_diffuspec_unless_named(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        return {name: cls._diffuspec_unless_named(one) for name, one in given.items()}
+
+    @model_validator(mode="after")
+    def _names_of_drafters(self) -> Self:
+        if self.drafters and self.drafter is None:
+            raise ValueError("drafters needs a section drafter, for requests that choose none")
+        for name in self.drafters:
+            if not _DRAFTER_NAME.fullmatch(name):
+                raise ValueError(
+                    "drafters: a name must be of at most 64 lower-case letters, digits, '_', '.' "
+                    f"and '-', got {name!r:.80}"
+                )
+        if self.drafter is not None and self.drafter.kind in self.drafters:
+            raise ValueError(f"drafters.{self.drafter.kind}: the section drafter has that name")
+        chosen, known = self.speculation.drafter, self.named_drafters
+        if chosen is not None and chosen not in known:
+            names = ", ".join(known) or "none"
+            raise ValueError(f"speculation.drafter must be one of {names}, got {chosen!r}")
+        return self
+
+    @property
+    def named_drafters(self) -> dict[str, DrafterConfig]:
+        """The drafters by the names that requests choose, that of the section drafter first."""
+        return {} if self.drafter is None else {self.drafter.kind: self.drafter, **self.drafters}
 
     @model_validator(mode="after")
     def _fits_the_target(self) -> Self:

@@ -32,6 +32,7 @@ MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
+MAX_DRAFTER_NAME_CHARACTERS = 64
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
 _NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
@@ -203,6 +204,12 @@ class SpeculationParams:
         "Most outcomes of a verification to draft for while it runs; 0: none; auto: as many as "
         "their cost allows.",
         option=None,  # of use to processes on hardware of their own
+    )
+    drafter: Annotated[str, Len(1, MAX_DRAFTER_NAME_CHARACTERS)] | None = declare(
+        None,
+        "Name of the drafter among those of the deployment (sections drafter and drafters); null: "
+        "that of the section drafter.",
+        option=None,  # one prompt is drafted by one drafter: --drafter-kind
     )
     report_drafts: bool = declare(
         False, "Send the verified draft tree with the tokens of each step.", option=None

@@ -181,7 +181,7 @@ async def test_refused_and_failed_requests_are_counted_by_error(quiet):
 
 async def test_costs_are_learnt_from_decoding_steps_and_not_from_prompts():
     async with on_stage(prefill_chunk_tokens=16) as stage:
-        costs = stage.coordinator._economics.costs
+        costs = stage.coordinator._economics[""].costs
         await stage.tokens([1] * 100, SamplingParams(max_tokens=1))
         assert not costs.verify.is_known and not costs.draft.is_known
         assert costs.overhead_seconds == 0

@@ -103,7 +103,7 @@ async def test_a_hanging_drafter_delays_a_request_by_one_deadline_in_all(quiet):
         assert drafter.num_calls > 2, "trials are made"
         assert time.monotonic() - began == pytest.approx(5 + FOREVER.max_tokens * 0.05)
         assert stage.metric("fallback_total", reason="drafter_error") == 1
-        assert not stage.coordinator._economics.costs.draft.is_known
+        assert not stage.coordinator._economics[""].costs.draft.is_known
         busy = sum(step.step_seconds - step.draft_idle_seconds for step in steps)
         assert busy == pytest.approx(5), "a trial does not count as drafting"
 

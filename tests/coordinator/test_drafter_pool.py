@@ -12,7 +12,7 @@ import pytest
 
 from diffuspec.control.costs import StepCosts
 from diffuspec.coordinator.drafter_pool import DrafterPool
-from diffuspec.core.errors import DrafterError
+from diffuspec.core.errors import DrafterError, InvalidRequestError
 from diffuspec.core.types import Draft, DraftRequest
 from tests.support.fakes import (
     FakeDrafter,
@@ -32,6 +32,7 @@ from tests.support.stage import (
     hold_first_pre_drafts,
     make_request,
     on_a_pool,
+    on_stage,
     pool_of,
     slow_down,
     until,
@@ -311,3 +312,48 @@ def test_a_request_that_cannot_say_what_it_wants_takes_no_trial_from_others(monk
     well.plan_draft()
     pool.try_again(well)
     assert lane.trial is not None and lane.trial.request is well
+
+
+# ---- drafters by name
+
+
+async def test_a_request_is_drafted_for_by_the_drafter_that_it_chooses():
+    first, second = fake_drafters(2)
+    async with on_stage({"one": first, "two": second}, max_sequences=8) as stage:
+        tasks = [
+            stage.start([n, 7], SHORT, replace(FIXED, drafter=name))
+            for n, name in enumerate([None, "one", "two"])
+        ]
+        for n, task in enumerate(tasks):
+            assert await task == stage.plain([n, 7])
+        assert (asked(first), asked(second)) == ({0, 1}, {2})
+        await until(lambda: (len(first.released), len(second.released)) == (2, 1))
+        economics = stage.coordinator._economics
+        assert all(one.costs.draft.is_known for one in economics.values())
+
+
+async def test_what_one_drafter_costs_says_nothing_of_another():
+    async with on_stage(dict(zip(("one", "two"), fake_drafters(2), strict=True))) as stage:
+        await stage.tokens(speculation=replace(FIXED, drafter="two"))
+        economics = stage.coordinator._economics
+        assert economics["two"].costs.draft.is_known
+        assert not economics["one"].costs.draft.is_known
+        assert economics["one"].costs.verify.is_known
+
+
+async def test_no_other_drafter_takes_the_place_of_the_one_that_was_chosen():
+    first, second = fake_drafters(2)
+    second.error = DrafterError("no memory")
+    async with on_stage({"one": first, "two": second}) as stage:
+        await stage.tokens(speculation=replace(FIXED, drafter="two"))
+        assert not first.batches
+
+
+@pytest.mark.parametrize(
+    ("names", "known"), [(["one", "two"], "one, two"), ([], "none, there are no names")]
+)
+async def test_an_unknown_name_is_refused_with_the_known_ones(names, known):
+    drafter = dict(zip(names, fake_drafters(2), strict=False)) or fake_drafters(1)[0]
+    async with on_stage(drafter) as stage:
+        with pytest.raises(InvalidRequestError, match=f"drafter must be one of {known}.*'three'"):
+            await stage.tokens(speculation=replace(FIXED, drafter="three"))

@@ -190,4 +190,4 @@ async def test_short_waits_lower_the_exposed_share_of_a_draft():
         slow_down(stage.verifier, "verify", 0.01)
         slow_down(stage.drafter, "draft", 0.001)
         await stage.steps(PROMPT, LONG, PRE_DRAFTING)
-        assert stage.coordinator._economics.costs.exposed_share < 0.9
+        assert stage.coordinator._economics[""].costs.exposed_share < 0.9

@@ -54,6 +54,22 @@ WRONG: list[tuple[dict[str, object], str]] = [
         "drafter.kind must be 'diffuspec', 'pld'",
     ),
     (
+        {"target": TARGET, "drafters": {"a": {"kind": "pld"}}},
+        "drafters needs a section drafter, for requests that choose none",
+    ),
+    (
+        {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"pld": {"kind": "pld"}}},
+        "drafters.pld: the section drafter has that name",
+    ),
+    (
+        {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"A b": {"kind": "pld"}}},
+        "drafters: a name must be of at most 64 lower-case letters, digits.*, got 'A b'",
+    ),
+    (
+        {"target": TARGET, "drafter": {"kind": "pld"}, "speculation": {"drafter": "samd"}},
+        "speculation.drafter must be one of pld, got 'samd'",
+    ),
+    (
         {"target": TARGET, "drafter": {"kind": "pld", "max_ngram_tokens": 0}},
         "drafter.max_ngram_tokens must be 1 or more, got 0",
     ),
@@ -104,6 +120,14 @@ def test_a_drafter_is_of_the_kind_that_is_named():
     config = parse_config({"target": TARGET, "drafter": {"kind": "pld"}})
     assert config.drafter == PromptLookupConfig(max_ngram_tokens=3, num_draft_tokens=10)
     assert parse_config(config.model_dump()) == config
+
+
+def test_drafters_are_named_by_their_keys_and_the_default_one_by_its_kind():
+    drafters = {"answers": {"kind": "samd"}, "other": {"path": "d"}}
+    config = parse_config({"target": TARGET, "drafter": {"kind": "pld"}, "drafters": drafters})
+    kinds = {name: section.kind for name, section in config.named_drafters.items()}
+    assert list(kinds.items()) == [("pld", "pld"), ("answers", "samd"), ("other", "diffuspec")]
+    assert parse_config({"target": TARGET}).named_drafters == {}
 
 
 def test_a_yaml_file_is_read(tmp_path):

@@ -67,6 +67,8 @@ def test_wrong_sampling_parameters_are_refused(field, value, message):
         ("num_outcomes", None, "num_outcomes must be an integer, or 'auto', got None"),
         ("num_outcomes", 17, "num_outcomes must be from 0 to 16, or 'auto', got 17"),
         ("drafter_weight", 1.5, r"drafter_weight must be from 0 to 1, or 'adaptive', got 1\.5"),
+        ("drafter", 3, "drafter must be a string, got 3"),
+        ("drafter", "x" * 65, "drafter must be a string of 1 to 64 characters, got a string of 65"),
         ("num_draft_tokens", 129, "num_draft_tokens must be from 1 to 128, got 129"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_value_of_another_type_is_refused_though_it_could_be_converted(
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"drafters": {}}, "unknown key `drafters`; did you mean `drafter`?"),
+        ({"searches": {}}, "unknown key `searches`; did you mean `search`?"),
         (
             {"target": TARGET | {"max_sequence": 1}},
             "target: unknown key `max_sequence`; did you mean `max_sequences`?",

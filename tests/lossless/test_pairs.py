@@ -78,14 +78,18 @@ class Pair:
     min_acceptance_length: float  # of greedy answers
     overlap: bool
     plainly: dict[SamplingParams, list[Answer]] = field(default_factory=dict)  # answered so far
+    drafters: Sequence[str | None] = (None,)  # chosen in turn
 
     def speculations(self, offset: int = 0) -> list[SpeculationParams]:
         """Return one for each prompt: all policies and shapes in turn."""
         nums_outcomes = itertools.cycle(NUMS_OUTCOMES if self.overlap else [0])
         chosen = itertools.islice(itertools.cycle(SPECULATIONS), offset, None)
+        drafters = itertools.cycle(self.drafters)
         return [
-            replace(one, num_outcomes=number)
-            for one, number, _ in zip(chosen, nums_outcomes, self.prompts, strict=False)
+            replace(one, num_outcomes=number, drafter=drafter)
+            for one, number, drafter, _ in zip(
+                chosen, nums_outcomes, drafters, self.prompts, strict=False
+            )
         ]
 
     async def answers(
@@ -126,7 +130,7 @@ def _ask(roles: Roles, job: Job, name: str) -> AsyncGenerator[RequestOutput]:
         "random",
         "random, overlapped",
         pytest.param("tiny", marks=pytest.mark.slow),
-        pytest.param("tiny, prompt lookup", marks=pytest.mark.slow),
+        pytest.param("tiny, several drafters", marks=pytest.mark.slow),
     ],
 )
 async def pair(
@@ -137,13 +141,17 @@ async def pair(
     if request.param == "tiny":
         config, prompts = tiny_in_process(), questions(NUM_QUESTIONS_PER_FAMILY)
         max_tokens, acceptance_length = 64, 2.0
-    elif request.param == "tiny, prompt lookup":
-        config, prompts = tiny_config(target=_CPU_TARGET, drafter={"kind": "pld"}), questions(2)
-        max_tokens, acceptance_length = 64, 1.3
+    elif request.param == "tiny, several drafters":
+        named = {name: {"kind": name} for name in ("samd", "token_recycling")}
+        config = tiny_config(target=_CPU_TARGET, drafter={"kind": "pld"}, drafters=named)
+        prompts, max_tokens, acceptance_length = questions(2), 64, 1.3
     else:
         config, prompts = _random_pair(target_path("qwen2"), drafter_path, overlap)
     with Engine.from_config(config) as engine:
-        yield Pair(engine, engine, prompts, max_tokens, acceptance_length, overlap)
+        drafters = (None, *config.named_drafters)
+        yield Pair(
+            engine, engine, prompts, max_tokens, acceptance_length, overlap, drafters=drafters
+        )
         await engine.stop()
 
 

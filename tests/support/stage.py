@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -119,7 +119,7 @@ class Stage:
             "admission": list(self.coordinator._admission),
             "releases": self.coordinator._releases._tasks,
             "queue of the verify stage": list(self.coordinator._verify.queue),
-            "planner of pre-drafts": drafts._planner._under_way,
+            "planner of pre-drafts": drafts._planners[""]._under_way,
         }
         for lane in drafts._pool.lanes:
             places |= {
@@ -163,7 +163,7 @@ def pool_of(drafters: Sequence[Drafter]) -> DrafterPool:
 
 @asynccontextmanager
 async def on_stage(
-    drafter: Drafter | DrafterPool | Literal["fake"] | None = "fake",
+    drafter: Drafter | Mapping[str, Drafter] | DrafterPool | Literal["fake"] | None = "fake",
     *,
     verifier: FakeVerifier | None = None,
     max_sequences: int = 2,
