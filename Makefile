@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test chaos lint format matrix release proto docs bench clean
+.PHONY: help setup demo serve check test chaos lint format matrix release proto docs bench clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -25,6 +25,9 @@ setup: $(STAMP) ## Install diffuspec and everything it needs into .venv
 
 demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray cluster of its own
 	$(BIN)/python -m deploy.demo $(ARGS)
+
+serve: $(STAMP) ## OpenAI's API on http://127.0.0.1:8000, by Ray Serve on a cluster of its own; Ctrl-C stops it
+	$(BIN)/python -m deploy.serve $(ARGS)
 
 check: lint ## Lint, then the tests that neither start processes nor take long; for every commit
 	$(PYTEST) --numprocesses 2 -m 'not process and not slow' $(ARGS)

@@ -21,7 +21,7 @@ from deploy.proxy import MAX_BODY_BYTES
 from deploy.tokens import given_token
 from diffuspec.core.errors import ConfigError
 
-_ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[1]
 _HEALTH: dict[str, Any] = {"health_check_period_s": 2, "health_check_timeout_s": 10}
 _UNBOUNDED = 100_000  # calls at once: the pipelines' own queues are bounded, and answer 429
 _SLACK_SECONDS = 20.0  # for a pipeline to end when its requests have
@@ -29,7 +29,7 @@ _SLACK_SECONDS = 20.0  # for a pipeline to end when its requests have
 
 def build(args: dict[str, Any]) -> Application:
     """Return the application. Raises ConfigError for arguments that are unknown or wrong."""
-    config = parse_service(args, _ROOT)
+    config = parse_service(args, ROOT)
     if config.http.max_body_bytes > MAX_BODY_BYTES:
         raise ConfigError(
             f"http.max_body_bytes must be at most {MAX_BODY_BYTES}, the limit of the proxies, "

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 from fastapi import FastAPI
+from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
@@ -15,7 +16,8 @@ from actors.service.backend import PipelinesBackend
 from actors.service.directory import Member
 from actors.service.pool import PipelinePool
 from actors.service.settings import ServiceConfig
-from diffuspec.core.errors import WorkerError
+from diffuspec.core.errors import ConfigError, WorkerError
+from diffuspec.rpc.security import is_loopback
 from diffuspec.serve.app import create_app
 from diffuspec.text.tokenizer import load_tokenizer
 
@@ -29,6 +31,7 @@ class Ingress:
         self, config: ServiceConfig, directory: Any, pipelines: Any
     ) -> None:
         """directory: a handle of the deployment. pipelines: one too, which has Serve start them."""
+        _check_access(config)
         self._config = config
         self._directory = directory
         path = config.pipeline.engine.target.path
@@ -69,3 +72,13 @@ class Ingress:
                 return await getattr(self._directory, method).remote()
         except (RayError, RayServeException, TimeoutError) as error:
             raise WorkerError(f"the directory does not answer: {error!r:.200}") from error
+
+
+def _check_access(config: ServiceConfig) -> None:
+    """Raise ConfigError if everybody on the network could use the service."""
+    client: Any = serve.context._get_global_client()
+    host = client.http_config.host
+    if config.http.api_keys is None and not is_loopback(host):
+        raise ConfigError(
+            f"http_options.host is {host}: off loopback the service needs API keys, http.api_keys"
+        )

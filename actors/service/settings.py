@@ -32,11 +32,18 @@ class ServiceConfig(Section):
 
 
 def parse_service(data: Mapping[str, Any], root: Path) -> ServiceConfig:
-    """Validate plain data; a relative path of a pipeline starts at `root`. Raises ConfigError."""
+    """Validate plain data. Relative paths of a pipeline and of API keys start at `root`.
+
+    Raises ConfigError.
+    """
     if "pipeline" not in data:
         raise ConfigError("pipeline is missing: the path of a file, or what would stand there")
     given = data["pipeline"]
     if not isinstance(given, str | dict):
         raise ConfigError(f"pipeline must be the path of a file or a mapping, got {given!r:.80}")
     pipeline = load_pipeline(root / given) if isinstance(given, str) else parse_pipeline(given)
-    return validate(ServiceConfig, {**data, "pipeline": pipeline})
+    config = validate(ServiceConfig, {**data, "pipeline": pipeline})
+    if config.http.api_keys is None:
+        return config
+    http = config.http.model_copy(update={"api_keys": root / config.http.api_keys})
+    return config.model_copy(update={"http": http})

@@ -1,0 +1,74 @@
+"""`python -m deploy.serve` as a user runs it: it answers, and Ctrl-C leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def serve(*arguments: object, **variables: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "deploy.serve", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled", **variables},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
+    pipeline = {
+        "engine": {"preset": "tiny", "target": {"device": "cpu"}, "drafter": None},
+        "placement": {"coordinator": {"num_cpus": 0.25}, "verifier": {"num_cpus": 0.25}},
+    }
+    data = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
+    data["applications"][0]["args"]["pipeline"] = pipeline
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
+        path = Path(folder) / "serve.yaml"
+        path.write_text(yaml.safe_dump(data))
+        process = serve("--config", path, "--port", port, TMPDIR=folder)
+        assert process.stdout is not None
+        said = [*iter(process.stdout.readline, "Ctrl-C stops it.\n")]
+        assert said[0] == f"serving tiny on http://127.0.0.1:{port}\n"
+        assert "curl http://" in "".join(said) and "from openai import OpenAI" in "".join(said)
+        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(asked) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == 4
+        process.send_signal(signal.SIGINT)
+        assert process.communicate() == ("", "stopping\n")
+        assert process.returncode == 0
+        left = {one.name for one in Path(folder).iterdir()} - {"serve.yaml"}
+        assert not any(name.startswith("ray") for name in left)
+    with pytest.raises(ProcessLookupError):  # the group of all processes that it started
+        os.killpg(process.pid, 0)
+
+
+@pytest.mark.process
+def test_a_file_with_a_key_that_serve_would_ignore_is_refused_before_anything_starts(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text((ROOT / "deploy" / "serve.yaml").read_text().replace("host:", "hosts:"))
+    process = serve("--config", path)
+    _, said = process.communicate()
+    assert process.returncode == 2
+    assert said == f"error: {path}: Serve has no key http_options.hosts\n"
