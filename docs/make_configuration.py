@@ -74,7 +74,8 @@ deadlines:
   start_seconds: 300
 ```
 
-`engine.preset: tiny` stands for the embedded pair; keys given beside it override the preset's.
+`engine.preset: tiny` stands for the embedded pair, `engine.preset: smollm2` for the one that
+`make smollm2` fetches; keys given beside it override the preset's.
 Whole files: [deploy/pipeline.yaml](../deploy/pipeline.yaml) (the embedded pair on CPUs) and
 [deploy/dream_qwen.yaml](../deploy/dream_qwen.yaml) (Dream-7B and Qwen2.5-32B on GPUs).
 """

@@ -62,7 +62,6 @@ from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.pairs import tiny
 from diffuspec.telemetry.trace import tracing
 
 __all__ = ["BenchOptions", "run_benchmark"]
@@ -79,13 +78,12 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
     """
     console = console or Console()
     plots.require_matplotlib()
-    names = system_names(options)
-    questions = load_questions(options.questions or tiny.QUESTIONS)
-    questions = first_per_family(questions, options.limit)
     config = engine_config(options)
+    names = system_names(options, config)
+    questions = load_questions(options.questions or options.chosen_pair.questions)
+    questions = first_per_family(questions, options.limit)
     _make_folder(options.out)
-    threads = options.threads or (1 if options.target is None else None)  # for so small a model
-    with _threads(threads):
+    with _threads(options.threads or options.default_threads):
         if options.ablations:
             return _run_ablations(options, config, questions, console)
         if options.pre_drafts:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffuspec.bench.systems import ALL_SYSTEMS, BASELINE, TRANSFORMERS_SYSTEMS, speculation_for
+from diffuspec.bench.systems import (
+    ALL_SYSTEMS,
+    BASELINE,
+    DEFAULT_SYSTEM,
+    TRANSFORMERS_SYSTEMS,
+    speculation_for,
+)
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SpeculationParams
-from diffuspec.pairs import tiny
+from diffuspec.drafters import kind_of
+from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
 _STUDIES = ("ablations", "pre_drafts", "load")
@@ -19,28 +26,33 @@ _STUDIES = ("ablations", "pre_drafts", "load")
 class BenchOptions:
     """The options of `diffuspec bench`. Raises ConfigError on construction."""
 
-    target: Path | None = None  # None: the embedded pair
+    target: Path | None = None  # None: the pair's
     drafter: Path | None = None  # with a target, None: no drafter, hence plain decoding only
     ngram: Path | None = None
-    questions: Path | None = None  # None: the embedded pair's held-out questions
+    dtype: str | None = None  # of the target; None: as configured
+    questions: Path | None = None  # None: the pair's own
     limit: int | None = None  # questions per family; None: all
     max_tokens: int = 256
     repeats: int = 1
-    threads: int | None = None  # None: torch's choice, 1 for the embedded pair
+    threads: int | None = None  # None: what serves the pair best
     out: Path = Path("runs/bench")
     ablations: bool = False
     pre_drafts: bool = False
     load: bool = False
     trace: Path | None = None  # a file for Perfetto; of the pre-draft study, its last system
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
+    pair: str | None = None  # None: the embedded one
 
     def __post_init__(self) -> None:
         for name in ("limit", "max_tokens", "repeats", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, got {value}")
+        if self.pair is not None and self.target is not None:
+            raise ConfigError("--pair and --target exclude each other")
         if self.drafter is not None and self.target is None:
-            raise ConfigError("--drafter needs --target: the embedded target has its own drafter")
+            raise ConfigError("--drafter needs --target: a pair has its own drafter")
+        self.chosen_pair  # noqa: B018  # its name is checked
         self._check_study()
         if not self.has_drafter:
             self._check_plain()
@@ -48,6 +60,15 @@ class BenchOptions:
     @property
     def has_drafter(self) -> bool:
         return self.target is None or self.drafter is not None
+
+    @property
+    def chosen_pair(self) -> Pair:
+        """The pair whose questions are asked, and whose models unless a target is given."""
+        return find_pair(self.pair or DEFAULT_PAIR, "--pair")
+
+    @property
+    def default_threads(self) -> int | None:
+        return self.chosen_pair.num_threads if self.target is None else None
 
     def _check_study(self) -> None:
         """Refuse a second study, and the options that a study ignores."""
@@ -66,10 +87,10 @@ class BenchOptions:
                 raise ConfigError(f"--{option.replace('_', '-')} needs --drafter")
 
 
-def system_names(options: BenchOptions) -> tuple[str, ...]:
+def system_names(options: BenchOptions, config: EngineConfig) -> tuple[str, ...]:
     """Return the systems to run, plain first. Raises ConfigError."""
     if not options.systems:
-        return ALL_SYSTEMS if options.has_drafter else (BASELINE, *TRANSFORMERS_SYSTEMS)
+        return _all_systems(config)
     for name in options.systems:
         if name in (BASELINE, *TRANSFORMERS_SYSTEMS):
             continue
@@ -82,12 +103,33 @@ def system_names(options: BenchOptions) -> tuple[str, ...]:
 def engine_config(options: BenchOptions) -> EngineConfig:
     """Compose the configuration, for the most requests at a time. Raises ConfigError."""
     if options.target is None:
-        data = tiny.tiny_config().model_dump()
+        data = options.chosen_pair.load_config().model_dump()
     else:
         data = {"target": {"path": options.target}, "search": {}}
     if options.drafter is not None:
         data["drafter"] = {"path": options.drafter}
     if options.ngram is not None:
         data["search"]["ngram"] = options.ngram
+    if options.dtype is not None:
+        data["target"]["dtype"] = options.dtype
     data["target"]["max_sequences"] = max(CONCURRENCIES) if options.load else 1
-    return parse_config(data)
+    config = parse_config(data)
+    if not _makes_lattices(config):
+        for name in ("ngram", "ablations", "pre_drafts"):
+            if getattr(options, name):
+                option = name.replace("_", "-")
+                raise ConfigError(f"--{option} needs a drafter that makes lattices")
+    return config
+
+
+def _all_systems(config: EngineConfig) -> tuple[str, ...]:
+    """Return the systems that differ: without lattices, there is one way to draft."""
+    if config.drafter is None:
+        return (BASELINE, *TRANSFORMERS_SYSTEMS)
+    if not _makes_lattices(config):
+        return (BASELINE, DEFAULT_SYSTEM, *TRANSFORMERS_SYSTEMS)
+    return ALL_SYSTEMS
+
+
+def _makes_lattices(config: EngineConfig) -> bool:
+    return config.drafter is not None and kind_of(config.drafter).needs_path_scorer

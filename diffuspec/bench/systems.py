@@ -34,6 +34,7 @@ TREE_SHAPES: tuple[TreeShape, ...] = ("path", "beams", "best_first")
 
 ENGINE_SYSTEMS = (BASELINE, "paper", *(f"cost_aware_{shape}" for shape in TREE_SHAPES))
 TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
+DEFAULT_SYSTEM = "cost_aware_best_first"  # how requests are drafted that do not say
 ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
 
 PROMPT_LOOKUP_TOKENS = 10

@@ -16,18 +16,17 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench --ablations --out runs/ablations
   diffuspec bench --pre-drafts --limit 3
   diffuspec bench --load --max-tokens 64 --repeats 3
+  diffuspec bench --pair smollm2 --questions spec_bench.jsonl --limit 10 --max-tokens 128
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
 
-Target = Annotated[
-    Path | None, options.model("The verified model. Default: the embedded pair.", "DIR")
-]
+Target = Annotated[Path | None, options.model("The verified model. Default: the pair's.", "DIR")]
 Drafter = Annotated[Path | None, options.model("The diffusion LM that drafts.", "DIR")]
 Ngram = Annotated[Path | None, options.model("KenLM model over token ids.", "FILE")]
 Questions = Annotated[
     Path | None,
     typer.Option(
-        help="Questions in Spec-Bench's format. Default: the embedded pair's held-out ones.",
+        help="Questions in Spec-Bench's format. Default: the pair's own.",
         metavar="FILE.jsonl",
     ),
 ]
@@ -56,9 +55,11 @@ Systems = Annotated[
 
 
 def run(
+    pair: options.PairName = None,
     target: Target = None,
     drafter: Drafter = None,
     ngram: Ngram = None,
+    dtype: options.Dtype = None,
     questions: Questions = None,
     limit: Limit = None,
     max_tokens: MaxTokens = 256,
@@ -79,9 +80,11 @@ def run(
 
     code = run_benchmark(
         BenchOptions(
+            pair=pair,
             target=target,
             drafter=drafter,
             ngram=ngram,
+            dtype=dtype,
             questions=questions,
             limit=limit,
             max_tokens=max_tokens,

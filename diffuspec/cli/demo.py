@@ -1,4 +1,4 @@
-"""`diffuspec demo`: the embedded pair on a held-out question of each family."""
+"""`diffuspec demo`: a pair of models on a held-out question of each family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from diffuspec.bench.run import Record
     from diffuspec.engine import Engine
 
-_DIFFUSPEC = "cost_aware_best_first"  # the benchmark's name of the default
 _SHOWN_FAMILY = "math_reasoning"
 _MIN_QUESTION_WIDTH, _WIDTH_OF_THE_REST = 10, 70
 
@@ -30,16 +29,23 @@ Repeats = Annotated[
 MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
 
 
-def run(repeats: Repeats = 3, max_tokens: MaxTokens = 256, threads: options.Threads = None) -> None:
-    """Show an answer of the embedded pair, then compare plain decoding and DiffuSpec.
+def run(
+    repeats: Repeats = 3,
+    max_tokens: MaxTokens = 256,
+    pair: options.PairName = None,
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+) -> None:
+    """Show an answer of a pair of models, then compare plain decoding and DiffuSpec.
 
     Exits with 1 if tokens differ.
     """
     from diffuspec.bench.questions import first_per_family, load_questions
-    from diffuspec.pairs.tiny import QUESTIONS, TARGET, tiny_config
+    from diffuspec.pairs import DEFAULT_PAIR, find_pair
 
-    config = tiny_config(target={"path": TARGET, "max_sequences": 1})
-    questions = first_per_family(load_questions(QUESTIONS), 1)
+    config = options.engine_config(pair=pair, dtype=dtype)
+    asked = find_pair(pair or DEFAULT_PAIR, "--pair").questions
+    questions = first_per_family(load_questions(asked), 1)
     console = display.stdout_console()
     with options.open_engine(config, threads) as engine:
         _show_answer(engine, questions, max_tokens, console)
@@ -67,11 +73,11 @@ def _measure(
     engine: Engine, questions: Sequence[Question], repeats: int, max_tokens: int
 ) -> tuple[Record, ...]:
     from diffuspec.bench.run import ChatCodec, RunSettings, run_questions, warm_up
-    from diffuspec.bench.systems import BASELINE, open_systems
+    from diffuspec.bench.systems import BASELINE, DEFAULT_SYSTEM, open_systems
 
     settings = RunSettings(max_tokens, engine.verifier.info.max_model_len, repeats)
     codec = ChatCodec(engine.tokenizer)
-    with open_systems(engine, (BASELINE, _DIFFUSPEC)) as systems:
+    with open_systems(engine, (BASELINE, DEFAULT_SYSTEM)) as systems:
         warm_up(systems, questions, codec, settings)
         return run_questions(systems, questions, codec, settings).records
 
@@ -80,13 +86,13 @@ def _show_table(questions: Sequence[Question], records: Sequence[Record], consol
     """Print a line per family. Return whether all tokens are the same."""
     from diffuspec.bench.run import find_mismatches, median_answers
     from diffuspec.bench.stats import SPEC_BENCH, compute_rows
-    from diffuspec.bench.systems import BASELINE
+    from diffuspec.bench.systems import BASELINE, DEFAULT_SYSTEM
 
     room = max(_MIN_QUESTION_WIDTH, console.width - _WIDTH_OF_THE_REST)
     asked = {q.family: shorten(q.turns[0], room, placeholder=" …") for q in questions}
     wrong = {mismatch.question_id for mismatch in find_mismatches(records)}
     differing = {question.family for question in questions if question.question_id in wrong}
-    rows = compute_rows(median_answers(records), (BASELINE, _DIFFUSPEC))
+    rows = compute_rows(median_answers(records), (BASELINE, DEFAULT_SYSTEM))
     table = _table()
     for plain, drafted in zip(rows[::2], rows[1::2], strict=True):
         family = drafted.family

@@ -27,6 +27,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec generate "What is the capital of France?"
   diffuspec generate --file question.txt --temperature 0.8 --seed 7
   echo "What sound does an owl make?" | diffuspec generate --json
+  diffuspec generate "What is the capital of France?" --pair smollm2
   diffuspec generate "Hello" --target DIR --drafter DIR --ngram FILE
   diffuspec generate "Hello" --target DIR --drafter-kind pld
   diffuspec generate --raw "def add(a, b):" --target DIR --drafter DIR
@@ -55,11 +56,13 @@ def run(
     chat: Chat = True,
     system: System = None,
     sampling: Given = NOTHING_GIVEN,
+    pair: options.PairName = None,
     target: options.Target = None,
     drafter: options.Drafter = None,
     drafter_kind: options.DrafterKind = None,
     ngram: options.Ngram = None,
     config: options.Config = None,
+    dtype: options.Dtype = None,
     threads: options.Threads = None,
     draft_length: options.DraftLength = None,
     speculation: Given = NOTHING_GIVEN,
@@ -72,7 +75,9 @@ def run(
     if how.logprobs is not None and not json:
         raise InvalidRequestError("--logprobs needs --json")
     drafting = {**options.policy(draft_length), **speculation}
-    settings = options.engine_config(config, target, drafter, drafter_kind, ngram, drafting)
+    settings = options.engine_config(
+        config, target, drafter, drafter_kind, ngram, drafting, pair=pair, dtype=dtype
+    )
     if not chat and settings.target.path == TARGET:
         logger.warning("the embedded target was trained on chats only; it cannot continue text")
     request = _prompt(read_prompt(prompt, file), chat, system)

@@ -10,10 +10,11 @@ import typer
 
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_parameters
 from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse_config
+from diffuspec.core.devices import DType
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.drafters import KINDS, DrafterKind as AnyDrafterKind
-from diffuspec.pairs.tiny import TARGET, tiny_config
+from diffuspec.pairs import DEFAULT_PAIR, PAIRS, find_pair
 from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
@@ -35,13 +36,16 @@ def model(text: str, metavar: str) -> Any:
     return _option(_MODELS, text, metavar=metavar)
 
 
+_PAIR = (
+    "Models by name: tiny is the embedded pair, smollm2 a real chat model (make smollm2)."
+    f" Default: {DEFAULT_PAIR}."
+)
 _TARGET = (
     "The model whose output is reproduced: any causal LM of transformers."
-    " Default: the embedded one, which answers only questions like those of `diffuspec demo`."
+    " Default: the pair's; the embedded one answers only questions like those of `diffuspec demo`."
 )
 _DRAFTER = (
-    "The diffusion LM that drafts; none: plain decoding."
-    " Default: the embedded one, none with --target."
+    "The diffusion LM that drafts; none: plain decoding. Default: the pair's, none with --target."
 )
 _DRAFTER_KIND = (
     "What drafts: diffuspec is a diffusion LM; pld and samd repeat what followed the last tokens"
@@ -51,7 +55,10 @@ _DRAFTER_KIND = (
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
 _THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
+_DTYPE = "Type of the target's weights. Default: auto, bfloat16 on a GPU and float32 on CPUs."
 
+PairName = Annotated[str | None, model(_PAIR, "|".join(PAIRS))]
+Dtype = Annotated[str | None, model(_DTYPE, "|".join(get_args(DType)))]
 Target = Annotated[Path | None, model(_TARGET, "DIR")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
 DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAME")]
@@ -99,8 +106,9 @@ def open_engine(
     """
     from diffuspec.engine import Engine
 
-    if num_threads is None and config.target.path == TARGET:
-        num_threads = 1
+    if num_threads is None:
+        pairs = (pair for pair in PAIRS.values() if pair.target == config.target.path)
+        num_threads = next((pair.num_threads for pair in pairs), None)
     if num_threads is not None:
         import torch
 
@@ -116,17 +124,21 @@ def engine_config(
     ngram: str | None = None,
     speculation: Given = NOTHING_GIVEN,
     max_sequences: int | None = 1,
+    pair: str | None = None,
+    dtype: str | None = None,
 ) -> EngineConfig:
-    """Compose the configuration: a file, or a target alone, or the embedded pair; then options.
+    """Compose the configuration: a file, or a target alone, or a pair; then options.
 
     max_sequences: without a file; None: the default. speculation: overrides parameters of its
     section. Raises InvalidRequestError for a wrong one, ConfigError, also for options that have no
     effect on the drafter or without one.
     """
-    base = _base(config, target)
+    base = _base(config, target, pair)
     data = base.model_dump()
     if target is not None:
         data["target"]["path"] = target
+    if dtype is not None:
+        data["target"]["dtype"] = dtype
     data["drafter"] = section = _drafter_section(base, drafter, drafter_kind)
     data["drafters"] = {}
     if section is None:
@@ -175,12 +187,20 @@ def _check_plain(ngram: str | None, speculation: Given) -> None:
         raise ConfigError("the drafting options have no effect without a drafter (--drafter DIR)")
 
 
-def _base(config: Path | EngineConfig | None, target: Path | None) -> EngineConfig:
+def _base(
+    config: Path | EngineConfig | None, target: Path | None, pair: str | None
+) -> EngineConfig:
+    """Return what options are laid over. Raises ConfigError."""
+    if pair is not None and (config or target) is not None:
+        other = "--target" if config is None else "--config"
+        raise ConfigError(f"--pair and {other} exclude each other")
+    if isinstance(config, EngineConfig):
+        return config
     if config is not None:
-        return load_config(config) if isinstance(config, Path) else config
+        return load_config(config)
     if target is not None:
         return EngineConfig(target=TargetConfig(path=target))
-    return tiny_config()
+    return find_pair(pair or DEFAULT_PAIR, "--pair").load_config()
 
 
 def policy(draft_length: str | None) -> Given:

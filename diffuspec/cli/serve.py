@@ -65,11 +65,13 @@ def run(
     max_sequences: MaxSequences = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
+    pair: options.PairName = None,
     target: options.Target = None,
     drafter: options.Drafter = None,
     drafter_kind: options.DrafterKind = None,
     ngram: options.Ngram = None,
     config: options.Config = None,
+    dtype: options.Dtype = None,
     threads: options.Threads = None,
     draft_length: options.DraftLength = None,
     speculation: Given = NOTHING_GIVEN,
@@ -86,7 +88,7 @@ def run(
     settings, configured = _read(config, api_keys)
     drafting = {**options.policy(draft_length), **speculation}
     engine_config = options.engine_config(
-        configured, target, drafter, drafter_kind, ngram, drafting, max_sequences
+        configured, target, drafter, drafter_kind, ngram, drafting, max_sequences, pair, dtype
     )
     path = engine_config.target.path
     name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)

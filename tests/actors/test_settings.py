@@ -96,7 +96,7 @@ def test_a_file_is_read(tmp_path: Path):
         ({"placement": {"verifier": {"node": {"labels": {"a": "-c"}}}}}, "labels has 'a': '-c'"),
         ({"rpc": {"tls": {"ca": "a"}}}, "rpc.tls.certificate is missing"),
         ({"deadlines": {"verify_seconds": 0}}, "deadlines.verify_seconds must be above 0, got 0"),
-        ({"engine": {"preset": "small"}}, "preset must be `tiny`, got 'small'"),
+        ({"engine": {"preset": "small"}}, "preset must be tiny or smollm2, got 'small'"),
         (
             {"engine": {**TINY, "targets": {}}},
             "engine: unknown key `targets`; did you",

@@ -165,7 +165,7 @@ def test_the_pre_draft_study_writes_tables_and_a_plot(
 
 def test_plain_is_always_there_and_first() -> None:
     options = BenchOptions(systems=("paper", "fixed_8_path", "plain", "paper"))
-    assert system_names(options) == ("plain", "paper", "fixed_8_path")
+    assert system_names(options, engine_config(options)) == ("plain", "paper", "fixed_8_path")
 
 
 def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from diffuspec.core.types import (
     TokenLogprobs,
 )
 from diffuspec.engine import Completion
+from diffuspec.pairs import PAIRS
 from diffuspec.telemetry.trace import Tracer
 
 STEP = StepStats(
@@ -111,7 +113,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     """Replace the engine and the embedded pair; return the class, which knows its last object."""
     fake = type("FakeEngine", (FakeEngine,), {})
     monkeypatch.setattr("diffuspec.engine.Engine", fake)
-    monkeypatch.setattr("diffuspec.cli.options.tiny_config", embedded_config)
+    tiny = replace(PAIRS["tiny"], load_config=embedded_config)
+    monkeypatch.setitem(PAIRS, "tiny", tiny)
     return fake
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from diffuspec.bench.systems import EngineSystem
 from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.pairs import PAIRS
 from tests.cli.test_ngram import write_lines
 
 Run = Callable[..., Any]
@@ -27,8 +29,8 @@ def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monkey
         {"question_id": 3, "category": "math_reasoning", "turns": ["One and\none?", "And one?"]},
     ]
     path = write_lines(tmp_path / "questions.jsonl", questions)
-    monkeypatch.setattr("diffuspec.pairs.tiny.tiny_config", config)
-    monkeypatch.setattr("diffuspec.pairs.tiny.QUESTIONS", path)
+    tiny = replace(PAIRS["tiny"], load_config=config, questions=path)
+    monkeypatch.setitem(PAIRS, "tiny", tiny)
 
 
 @pytest.mark.usefixtures("embedded")

@@ -40,13 +40,16 @@ class Engine(contextlib.nullcontext):
 module = sys.modules["diffuspec.engine"] = types.ModuleType("diffuspec.engine")
 module.Engine, module.Completion, module.Prompt = Engine, object, object
 
-from diffuspec.cli import options
+from dataclasses import replace
 from diffuspec.cli.app import app
 from diffuspec.core.config import parse_config
+from diffuspec.pairs import PAIRS
 from diffuspec.core.types import RequestOutput
 from diffuspec.core.types import StepStats
 
-options.tiny_config = lambda: parse_config({"target": {"path": "nowhere"}})
+PAIRS["tiny"] = replace(
+    PAIRS["tiny"], load_config=lambda: parse_config({"target": {"path": "nowhere"}})
+)
 app(args=["generate", "Hi"])
 """
 ROOT = Path(diffuspec.__file__).parents[1]

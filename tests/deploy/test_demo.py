@@ -43,7 +43,7 @@ def test_a_wrong_pipeline_file_is_refused_before_a_cluster_starts(tmp_path):
     path = tmp_path / "pipeline.yaml"
     path.write_text("engine: {preset: large}\n")
     result = demo("--config", path, "--trace", tmp_path / "trace.json")
-    assert result.returncode == 2 and "preset must be `tiny`" in result.stderr
+    assert result.returncode == 2 and "preset must be tiny or smollm2" in result.stderr
     assert "Traceback" not in result.stderr
 
 
