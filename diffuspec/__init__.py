@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from diffuspec.core.config import EngineConfig, load_config, parse_config
     from diffuspec.core.errors import DiffuspecError
-    from diffuspec.core.params import SamplingParams, SpeculationParams
+    from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
     from diffuspec.core.types import FinishReason, RequestOutput
     from diffuspec.engine import Completion, Engine
 
@@ -21,6 +21,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "SpeculationParams",
+    "StructuredOutput",
     "load_config",
     "parse_config",
 ]
@@ -35,6 +36,7 @@ _MODULES = {
     "RequestOutput": "core.types",
     "SamplingParams": "core.params",
     "SpeculationParams": "core.params",
+    "StructuredOutput": "core.params",
     "load_config": "core.config",
     "parse_config": "core.config",
 }

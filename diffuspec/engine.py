@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import InvalidRequestError, OverloadedError
 from diffuspec.core.interfaces import Drafter, LatticeModel, RequestStatus, Verifier
 from diffuspec.core.params import MAX_CHOICES, SamplingParams, SpeculationParams
 from diffuspec.core.types import (
@@ -34,10 +34,12 @@ from diffuspec.core.types import (
 )
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.models.worker import Worker
 from diffuspec.telemetry.metrics import Metrics, RequestStats, summarize
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.bad_words import encode_bad_words
 from diffuspec.text.detokenizer import Detokenizer, backend
+from diffuspec.text.grammars import grammars_of
 from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
@@ -97,6 +99,8 @@ class Engine:
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
+        self._compiler = Worker("grammars", is_inline=False)
+        self._num_compiling = 0  # grammars in its queue
         self._turns = threading.Lock()  # one call of generate at a time
 
     @classmethod
@@ -144,6 +148,7 @@ class Engine:
         """
         runner, self._runner = self._runner, None
         with contextlib.ExitStack() as stack:
+            stack.callback(self._compiler.close)
             for part in reversed(self._closing):
                 stack.callback(part.close)
             if runner is not None:
@@ -266,6 +271,7 @@ class Engine:
         committed: TokenIds = NO_TOKENS,
     ) -> AsyncGenerator[RequestOutput]:
         coordinator = await self._started()
+        await self._check_form(sampling)
         sampling = encode_bad_words(sampling.with_seed(), self.tokenizer)
         text = Detokenizer(backend(self.tokenizer), sampling.stop, sampling.min_tokens)
         chosen = speculation or self.default_speculation
@@ -274,6 +280,27 @@ class Engine:
             async for output in stream:
                 is_last = output.finish_reason is not None
                 yield replace(output, seed=sampling.seed) if is_last else output
+
+    async def _check_form(self, sampling: SamplingParams) -> None:
+        """Compile the grammar of a structured output, in a thread, if it is a new one.
+
+        Raises InvalidRequestError for one that cannot be used, OverloadedError with too many at a
+        time.
+        """
+        form = sampling.structured_output
+        if form is None:
+            return
+        grammars = grammars_of(self.config.target.path, self.verifier.info)
+        if grammars.is_compiled(form):
+            return
+        most = self.config.coordinator.max_waiting
+        if self._num_compiling >= most:
+            raise OverloadedError(f"{most} grammars wait to be compiled already")
+        self._num_compiling += 1
+        try:
+            await self._compiler.run(grammars.compile, form)
+        finally:
+            self._num_compiling -= 1
 
     async def _started(self) -> Coordinator:
         """Return the running coordinator of this event loop; start it on first use."""

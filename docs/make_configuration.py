@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))  # `actors` is not an installed package
 
 from actors.settings import PipelineConfig  # noqa: E402
 from diffuspec.core.config import EngineConfig  # noqa: E402
-from diffuspec.core.params import SamplingParams  # noqa: E402
+from diffuspec.core.params import SamplingParams, StructuredOutput  # noqa: E402
 
 OUTPUT = ROOT / "docs" / "configuration.md"
 Schema: TypeAlias = Mapping[str, Any]
@@ -95,6 +95,20 @@ SamplingParams(temperature=0.8, top_p=0.95, seed=7, max_tokens=128, stop=["\\n\\
 ```
 """
 
+_FORMS = """\
+### `structured_output`
+
+The form of an answer: `StructuredOutput`, or a mapping, with exactly one of these. Only tokens with
+which the answer can still get its form are drawn, EOS only where it has it. A form that is
+malformed, or whose grammar would be too large, is refused before any work.
+
+```python
+from diffuspec import SamplingParams, StructuredOutput
+
+SamplingParams(structured_output=StructuredOutput(choice=["Yes", "No"]))
+```
+"""
+
 EXAMPLES = {  # by the class that reads the section
     "TargetConfig": "target: {path: models/Qwen2.5-7B-Instruct, max_sequences: 16}",
     "DiffuSpecConfig": "drafter: {path: models/Dream-v0-Instruct-7B, num_refinement_steps: 2}",
@@ -132,6 +146,7 @@ def render() -> str:
     parts += [_PIPELINE, _table(pipeline)]
     parts += _sections("", pipeline, pipeline["$defs"], described)
     parts += [_REQUESTS, _table(TypeAdapter(SamplingParams).json_schema())]
+    parts += [_FORMS, _table(TypeAdapter(StructuredOutput).json_schema())]
     return "\n".join(parts)
 
 

@@ -35,7 +35,9 @@ class PathScorerActor:
         if not config.has_path_scorers:
             raise ConfigError("the drafter that is configured needs no path scorer")
         self._security.server_credentials(host)  # may be refused: before the proxy is loaded
-        scorer = await asyncio.to_thread(make_path_search, config.engine.search, info)
+        scorer = await asyncio.to_thread(
+            make_path_search, config.engine.search, info, config.engine.target.path
+        )
 
         async def search() -> None:
             await scorer.search([self_test.draft_request(info)], [self_test.lattice(info)])

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffuspec.algorithm.draft_tree import depths
@@ -46,23 +48,27 @@ def likeliest_ids(logits: Tensor, count: int) -> TokenIds:
 
 
 def target_tokens(
-    logits: Tensor, requests: Sequence[VerifyRequest], eos_token_ids: Collection[int]
+    logits: Tensor,
+    requests: Sequence[VerifyRequest],
+    eos_token_ids: Collection[int],
+    masks: Sequence[NDArray[np.uint8] | None],
 ) -> Tensor:
     """Return the target's token at the root and at every node of each request, [R] int64.
 
     logits [R, V] holds, request by request, the row of the last prefix token and then the rows of
-    the tree's nodes in order. The result stays on the logits' device.
+    the tree's nodes in order; masks hold for each request those of the same rows, if it has a
+    structured output (see `History`). The result stays on the logits' device.
     """
     if is_plain_argmax(requests):
         return _argmax(logits)
     chosen, start = [], 0
-    for request in requests:
+    for request, mask in zip(requests, masks, strict=True):
         rows = logits[start : start + 1 + request.tree.num_nodes]
         start += len(rows)
         num_tokens = len(request.prefix)
         positions = [num_tokens, *(num_tokens + depth for depth in depths(request.tree))]
         paths = _paths(request.tree) if request.sampling.shapes_logits else ()
-        history = History(request.prefix, request.num_prompt_tokens, paths)
+        history = History(request.prefix, request.num_prompt_tokens, paths, mask)
         chosen.append(choose_tokens(rows, request.sampling, positions, history, eos_token_ids))
     return torch.cat(chosen)
 

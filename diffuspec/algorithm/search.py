@@ -8,6 +8,7 @@ are not scored where the score cannot change the result.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import TypeAlias
 
 from diffuspec.algorithm.alternatives import find_alternatives
 from diffuspec.algorithm.draft_tree import best_path
+from diffuspec.algorithm.guide import Guide, Guides, admitted, drop_others
 from diffuspec.algorithm.scoring import Column, Node, Scored, Scorer, columns_of, confidences
 from diffuspec.core.interfaces import CausalProxy
 from diffuspec.core.types import Draft, DraftRequest, DraftTree, Lattice
@@ -38,16 +40,21 @@ class PathSearch:
         *,
         beam_width: int = 3,  # B
         eos_token_ids: Collection[int] = (),
+        guides: Guides | None = None,
     ) -> None:
+        """Without guides, drafts for a structured output are not kept to its form."""
         self._proxy = proxy
         self._beam_width = beam_width
         self._eos_token_ids = frozenset(eos_token_ids)
+        self._guides = guides
 
     async def search(
         self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
     ) -> list[Draft]:
         """Return one draft per lattice, in order; see `PathScorer.search`."""
         start = time.perf_counter()
+        if self._guides is not None and not self._guides.is_ready(requests):
+            await asyncio.to_thread(self._guides.prepare, requests)
         drafts = [
             self.search_one(request, lattice)
             for request, lattice in zip(requests, lattices, strict=True)
@@ -60,16 +67,19 @@ class PathSearch:
 
         path: the best path of the beam. beams: the paths of all final beams, merged. best_first:
         the nodes likeliest to be reached. All are cut to the max_nodes nodes likeliest to be
-        reached, and a caller may cut them further from the end.
+        reached, and a caller may cut them further from the end. With a structured output, drafts
+        hold to its form; best_first goes on with what the form dictates.
         """
+        guide = self._guides.guide(request) if self._guides is not None else None
         scorer = Scorer(self._proxy, request)
         columns = columns_of(lattice, scorer.drafter_weight, self._eos_token_ids)
         if request.tree_shape == "best_first":
-            nodes = _best_first(columns, scorer, request.max_nodes)
+            nodes = _best_first(columns, scorer, request, guide)
         else:
             beams = _beam_search(columns, scorer, self._beam_width)
             beams = beams[:1] if request.tree_shape == "path" else beams
-            nodes = _merge(beams)[: request.max_nodes]
+            nodes = _merge(beams)
+            nodes = (nodes if guide is None else drop_others(nodes, guide))[: request.max_nodes]
         draft = _draft(nodes, lattice.num_tokens_before_eos, scorer.has_proxy)
         if not request.num_alternatives:
             return draft
@@ -128,7 +138,9 @@ def _merge(beams: list[_Link | None]) -> list[Node]:
     return sorted(nodes.values(), key=lambda node: node.reach, reverse=True)
 
 
-def _best_first(columns: list[Column], scorer: Scorer, max_nodes: int) -> list[Node]:
+def _best_first(
+    columns: list[Column], scorer: Scorer, request: DraftRequest, guide: Guide | None
+) -> list[Node]:
     """Return the max_nodes nodes likeliest to be reached, in that order.
 
     The heap holds, for every node taken, its likeliest child not yet taken, or an entry for its
@@ -136,15 +148,22 @@ def _best_first(columns: list[Column], scorer: Scorer, max_nodes: int) -> list[N
     the first entry of the heap is the likeliest remaining node.
     """
     nodes: list[Node] = []
+    # Bounds of the unscored children; a guide may put likelier ones in their place.
+    log_masses = [column.log_mass for column in columns]
+    if guide is not None:
+        log_masses = [0.0] * request.num_draft_tokens
     serial = count()  # breaks ties: older entries first
     heap: list[tuple[float, int, int, Node | None, _Ranked | None, int]] = []
-    if columns:
-        heap.append((-columns[0].log_mass, next(serial), 0, None, None, 0))
-    while heap and len(nodes) < max_nodes:
+    if log_masses:
+        heap.append((-log_masses[0], next(serial), 0, None, None, 0))
+    while heap and len(nodes) < request.max_nodes:
         cost, _, depth, parent, children, rank = heappop(heap)
         above = parent.reach if parent else 0.0
         if children is None:
-            children = _ranked(scorer.score_after(columns[depth], parent))
+            column = columns[depth] if guide is None else admitted(columns, depth, parent, guide)
+            if not column.token_ids:
+                continue
+            children = _ranked(scorer.score_after(column, parent))
             cost = -above - children.confidences[0]
             if heap and heap[0][0] < cost:
                 heappush(heap, (cost, next(serial), depth, parent, children, 0))
@@ -155,8 +174,8 @@ def _best_first(columns: list[Column], scorer: Scorer, max_nodes: int) -> list[N
         if (rank := rank + 1) < len(children.choices):
             cost = -above - children.confidences[rank]
             heappush(heap, (cost, next(serial), depth, parent, children, rank))
-        if (depth := depth + 1) < len(columns):
-            cost = -node.reach - columns[depth].log_mass
+        if (depth := depth + 1) < len(log_masses):
+            cost = -node.reach - log_masses[depth]
             heappush(heap, (cost, next(serial), depth, node, None, 0))
     return nodes
 

@@ -1,8 +1,9 @@
 """The distribution that a request asks for, made of the target's logits.
 
-Order of shaping, as vLLM's: bad words, min_tokens, logit_bias, penalties, temperature, min_p,
-top-k, top-p. Each row of logits is shaped by the tokens before its own. A row that bad words and
-min_tokens would leave without a token is left without their masks. Ties go to the lowest token id.
+Order of shaping, as vLLM's: the masks of structured output, bad words, min_tokens, logit_bias,
+penalties, temperature, min_p, top-k, top-p. Each row of logits is shaped by the tokens before its
+own. A row that bad words and min_tokens would leave without a token is left without their masks.
+Ties go to the lowest token id.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffuspec.core.params import SamplingParams
@@ -29,6 +31,9 @@ class History:
     prefix: TokenIds  # [num_tokens], prompt and committed tokens
     num_prompt_tokens: int
     paths: Sequence[Sequence[int]]  # [R], the tokens between the prefix and the row's own, if known
+    masks: NDArray[np.uint8] | None = (
+        None  # [R, num_bytes]; bit i % 8 of byte i // 8: id i may come
+    )
 
 
 def shape(
@@ -45,7 +50,8 @@ def shape(
     says, and the row is shaped as far as the known ones show.
     """
     if params.shapes_logits:
-        logits = _mask(logits.float(), _banned(params, positions, history, eos_token_ids))
+        logits = _allow(logits.float(), history.masks)
+        logits = _mask(logits, _banned(params, positions, history, eos_token_ids))
         logits = _add_bias(logits, params)
         logits = _penalize(logits, params, history) if params.has_penalties else logits
     if params.is_greedy:
@@ -76,6 +82,20 @@ def _banned(
         for *begun, last in params.bad_words_token_ids:
             if not begun or before[-len(begun) :] == tuple(begun):
                 yield row, last
+
+
+def _allow(logits: Tensor, masks: NDArray[np.uint8] | None) -> Tensor:
+    """Mask the ids that are not in a row's bits."""
+    if masks is None:
+        return logits
+    table = torch.from_numpy(masks).to(logits.device)
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    is_allowed = (table[:, :, None] >> bits).bitwise_and_(1).bool().flatten(1)
+    num_known = min(is_allowed.shape[1], logits.shape[1])  # the bytes' last bits may be too many
+    allowed = torch.full_like(logits, -torch.inf)
+    known = slice(0, num_known)
+    allowed[:, known] = logits[:, known].masked_fill(~is_allowed[:, known], -torch.inf)
+    return allowed
 
 
 def _mask(logits: Tensor, banned: Iterator[tuple[int, int]]) -> Tensor:

@@ -259,7 +259,9 @@ def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
     drafter: LocalDrafter
     if config.drafter == engine.config.drafter and engine.lattice_model is not None:
         lattice_model: Any = _Shared(engine.lattice_model)
-        drafter = DiffuSpecDrafter(lattice_model, make_path_search(config.search, verifier.info))
+        drafter = DiffuSpecDrafter(
+            lattice_model, make_path_search(config.search, verifier.info, config.target.path)
+        )
     else:
         target = Target(verifier.info, None, config.target.path, verifier)
         drafter = load_drafter(config.drafter, config.search, target)

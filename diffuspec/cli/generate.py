@@ -13,7 +13,7 @@ from diffuspec.cli import display, options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
 from diffuspec.cli.prompts import read_prompt
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.telemetry.trace import tracing
 
@@ -27,6 +27,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec generate "What is the capital of France?"
   diffuspec generate --file question.txt --temperature 0.8 --seed 7
   echo "What sound does an owl make?" | diffuspec generate --json
+  diffuspec generate "Is Paris in France?" --choice Yes --choice No
   diffuspec generate "What is the capital of France?" --pair smollm2
   diffuspec generate "Hello" --target DIR --drafter DIR --ngram FILE
   diffuspec generate "Hello" --target DIR --drafter-kind pld
@@ -49,6 +50,7 @@ System = Annotated[
 
 
 @options.takes_sampling
+@options.takes_form
 @options.takes_speculation
 def run(
     prompt: PromptText = None,
@@ -56,6 +58,7 @@ def run(
     chat: Chat = True,
     system: System = None,
     sampling: Given = NOTHING_GIVEN,
+    form: Given = NOTHING_GIVEN,
     pair: options.PairName = None,
     target: options.Target = None,
     drafter: options.Drafter = None,
@@ -71,7 +74,8 @@ def run(
     trace: options.Trace = None,
 ) -> None:
     """Answer one prompt with the target's own tokens, drafted by a diffusion LM."""
-    how = SamplingParams(**sampling).with_seed()
+    structured = StructuredOutput(**form) if form else None
+    how = SamplingParams(structured_output=structured, **sampling).with_seed()
     if how.logprobs is not None and not json:
         raise InvalidRequestError("--logprobs needs --json")
     drafting = {**options.policy(draft_length), **speculation}

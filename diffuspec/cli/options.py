@@ -12,7 +12,12 @@ from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_parameters
 from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse_config
 from diffuspec.core.devices import DType
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
+from diffuspec.core.params import (
+    DraftLengthPolicy,
+    SamplingParams,
+    SpeculationParams,
+    StructuredOutput,
+)
 from diffuspec.drafters import KINDS, DrafterKind as AnyDrafterKind
 from diffuspec.pairs import DEFAULT_PAIR, PAIRS, find_pair
 from diffuspec.telemetry import logs
@@ -79,6 +84,7 @@ DraftLength = Annotated[
     ),
 ]
 takes_sampling = takes_parameters("sampling", SamplingParams, "Sampling")
+takes_form = takes_parameters("form", StructuredOutput, "Form of the answer")
 takes_speculation = takes_parameters("speculation", SpeculationParams, _DRAFTING)
 
 Json = Annotated[

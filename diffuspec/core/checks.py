@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeAlias
 
@@ -45,6 +46,8 @@ def _make_check(parameter: Parameter) -> Check:
         check = _boolean_check(parameter)
     elif parameter.kind is str:
         check = _choice_check(parameter) if parameter.words else _string_check(parameter)
+    elif is_dataclass(parameter.kind):
+        check = _section_check(parameter)
     else:
         check = _number_check(parameter)
     return _or_none(check) if parameter.is_optional else check
@@ -82,6 +85,24 @@ def _string_check(parameter: Parameter) -> Check:
             _refuse(name, value, "a string")
         _check_length(parameter, value)
         return value
+
+    return check
+
+
+def _section_check(parameter: Parameter) -> Check:
+    """A value of the class, or a mapping to its fields."""
+    name, kind = parameter.name, parameter.kind
+    known = ", ".join(one.name for one in declared(kind))
+
+    def check(value: Any) -> Any:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            _refuse(name, value, f"a {kind.__name__} or a mapping")
+        try:
+            return kind(**value)
+        except TypeError as error:  # an unknown field
+            raise InvalidRequestError(f"{name} must have fields of {known} only") from error
 
     return check
 

@@ -4,7 +4,8 @@
 
 The annotation says which values are right: int, float or bool; a range of numbers (Interval); a
 Literal of words, alone or in place of a number; None; a tuple of strings, of integers or of tuples
-of integers and its length (Len); a mapping from token ids to numbers. `checks` checks values by it,
+of integers and its length (Len); a mapping from token ids to numbers; a class that declares
+parameters itself. `checks` checks values by it,
 the command line and the messages read it through `declared`, and pydantic reads it by itself where
 a configuration holds the class.
 """
@@ -35,13 +36,13 @@ class Parameter:
     """What a class declares of one of its fields."""
 
     name: str
-    kind: type  # int, float, bool or str; of each item, if there are several
+    kind: type  # int, float, bool, str or a class that declares more; of each item of several
     default: Any
     help: str
     option: str | None  # name on the command line, without dashes; None: it has no option
     words: tuple[str, ...] = ()  # taken beside numbers, or all choices of a str
     bounds: Interval = Interval()  # of each number
-    length: Len = Len()  # of each string or sequence in a list
+    length: Len = Len()  # of a string, or of each string or sequence in a list
     num_items: Len | None = None  # of a list or a mapping; None: a single value
     is_nested: bool = False  # a list of sequences
     is_mapping: bool = False  # by token id

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal, TypeAlias
 
 from annotated_types import Interval, Len
@@ -28,6 +28,8 @@ MAX_CHOICES = 8  # answers to one prompt
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARACTERS = 128
 MAX_LOGIT_BIASES = 300
+MAX_FORM_CHARACTERS = 32_768
+MAX_FORM_CHOICES = 256
 MAX_LOGPROBS = 20
 MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
@@ -37,11 +39,44 @@ _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a spa
 _NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
 
+Form: TypeAlias = Annotated[str, Len(1, MAX_FORM_CHARACTERS)]
+FormChoice: TypeAlias = Annotated[str, Len(1, 256)]
 StopString: TypeAlias = Annotated[str, Len(1, MAX_STOP_STRING_CHARACTERS)]
 BadWord: TypeAlias = Annotated[str, Len(1, MAX_BAD_WORD_CHARACTERS)]
 BadTokens: TypeAlias = Annotated[tuple[int, ...], Len(1, _MAX_BAD_TOKENS)]
 Bias: TypeAlias = Annotated[float, Interval(ge=-100, le=100)]
 Penalty: TypeAlias = Annotated[float, Interval(ge=-10, le=10)]
+
+
+@dataclass(frozen=True, slots=True)
+class StructuredOutput:
+    """The form of an answer: exactly one of these. Raises InvalidRequestError.
+
+    Only tokens with which the answer can still get that form are drawn, and EOS only where it has
+    it. An answer that max_tokens cuts is the beginning of one.
+    """
+
+    json_object: bool = declare(False, "The answer is a JSON object.")
+    json_schema: Form | None = declare(None, "The answer is JSON that this JSON Schema describes.")
+    regex: Form | None = declare(
+        None, "The answer matches this regular expression (Rust's), whole."
+    )
+    choice: Annotated[tuple[FormChoice, ...], Len(0, MAX_FORM_CHOICES)] = declare(
+        (), "The answer is one of these texts."
+    )
+    grammar: Form | None = declare(
+        None, "The answer is a text of this Lark grammar, as llguidance reads it."
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        given = [one.name for one in fields(self) if getattr(self, one.name)]
+        if len(given) != 1:
+            names = ", ".join(one.name for one in fields(self))
+            raise InvalidRequestError(
+                f"structured_output must have exactly one of {names}, "
+                f"got {' and '.join(given) or 'none'}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +138,9 @@ class SamplingParams:
         (), "End after this token.", option="stop-token-id"
     )
     ignore_eos: bool = declare(False, "Go on after the end-of-sequence token, to max_tokens.")
+    structured_output: StructuredOutput | None = declare(
+        None, "The form that the answer must have.", option=None
+    )
     logprobs: Annotated[int, Interval(ge=0, le=MAX_LOGPROBS)] | None = declare(
         None,
         "Report the log-probability of each token of the answer, and of this many of the "
@@ -115,6 +153,8 @@ class SamplingParams:
             raise InvalidRequestError(
                 f"min_tokens must be at most max_tokens, {self.max_tokens}, got {self.min_tokens}"
             )
+        if self.structured_output is not None and self.ignore_eos:
+            raise InvalidRequestError("ignore_eos must be False with structured_output, got True")
 
     @property
     def is_greedy(self) -> bool:
@@ -151,7 +191,11 @@ class SamplingParams:
     def shapes_logits(self) -> bool:
         """Whether anything but the temperature changes which token is the likeliest."""
         return bool(
-            self.has_penalties or self.logit_bias or self.bad_words_token_ids or self.min_tokens
+            self.has_penalties
+            or self.logit_bias
+            or self.bad_words_token_ids
+            or self.min_tokens
+            or self.structured_output
         )
 
     def check_token_ids(self, vocab_size: int) -> None:

@@ -36,5 +36,5 @@ def load_drafter(config: DrafterConfig, search: SearchConfig, target: Target) ->
     """
     kind = kind_of(config)
     assert target.verifier is not None or not kind.observes, "it runs beside the verifier"
-    scorer = make_path_search(search, target.info) if kind.needs_path_scorer else None
+    scorer = make_path_search(search, target.info, target.path) if kind.needs_path_scorer else None
     return kind.load(config, target, scorer)

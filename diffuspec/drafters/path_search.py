@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from diffuspec.algorithm.search import PathSearch
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.interfaces import CausalProxy, TargetInfo
+from diffuspec.text.answer_matchers import AnswerMatchers
+from diffuspec.text.grammars import grammars_of
 
 
-def make_path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
-    """Load the proxy that a configuration names. Raises NgramError, ModelLoadError."""
+def make_path_search(
+    config: SearchConfig, info: TargetInfo, target_path: Path | None
+) -> PathSearch:
+    """Load the proxy that a configuration names. Raises NgramError, ModelLoadError.
+
+    target_path: the target's directory, whose tokenizer holds drafts to a structured output.
+    """
     proxy: CausalProxy | None = None
     if config.ngram is not None:
         from diffuspec.models.ngram.kenlm_proxy import KenlmProxy
@@ -20,4 +29,10 @@ def make_path_search(config: SearchConfig, info: TargetInfo) -> PathSearch:
         proxy = CausalLmProxy.load(
             config.causal_lm, vocab_size=info.vocab_size, beam_width=config.beam_width
         )
-    return PathSearch(proxy, beam_width=config.beam_width, eos_token_ids=info.eos_token_ids)
+    matchers = None if target_path is None else AnswerMatchers(grammars_of(target_path, info))
+    return PathSearch(
+        proxy,
+        beam_width=config.beam_width,
+        eos_token_ids=info.eos_token_ids,
+        guides=matchers,
+    )

@@ -29,6 +29,8 @@ from diffuspec.models.attention.packed import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
+from diffuspec.text.answer_matchers import AnswerMatchers, TokenMasks
+from diffuspec.text.grammars import grammars_of
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, unknown_token_id
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class _Plan:
     start: int  # number of prefix tokens in the cache
     first_logits: int  # index of the root's row in the step's logits
     nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
+    masks: TokenMasks | None  # what structured output lets come after the root and each node
 
     @property
     def num_tail(self) -> int:
@@ -67,8 +70,12 @@ class CausalTarget:
     than in plain decoding, so their sums run in another order and differ in the last bit.
     """
 
-    def __init__(self, runner: ModelRunner, info: TargetInfo) -> None:
+    def __init__(
+        self, runner: ModelRunner, info: TargetInfo, matchers: AnswerMatchers | None = None
+    ) -> None:
+        """Without matchers, requests with a structured output are refused."""
         self.runner = runner
+        self._matchers = matchers
         self._info = info
         self._worker = Worker("target", is_inline=info.max_sequences == 1)
         self._observers: tuple[Observer, ...] = ()
@@ -95,7 +102,7 @@ class CausalTarget:
             eos_token_ids=loaded.eos_token_ids,
             max_tree_nodes=config.max_tree_nodes,
         )
-        return cls(loaded.runner, info)
+        return cls(loaded.runner, info, AnswerMatchers(grammars_of(config.path, info)))
 
     @property
     def info(self) -> TargetInfo:
@@ -109,7 +116,13 @@ class CausalTarget:
         return await self._worker.run(self.verify_here, list(requests))
 
     async def release(self, request_id: str) -> None:
-        await self._worker.run(self.runner.cache.release, request_id)
+        await self._worker.run(self.release_here, request_id)
+
+    def release_here(self, request_id: str) -> None:
+        """Free what is cached for a request, in the caller's thread."""
+        self.runner.cache.release(request_id)
+        if self._matchers is not None:
+            self._matchers.release(request_id)
 
     def add_observer(self, observer: Observer) -> None:
         self._observers = (*self._observers, observer)
@@ -160,7 +173,10 @@ class CausalTarget:
 
     @torch.inference_mode()
     def verify_here(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """Verify checked requests in the caller's thread. Raises VerifierError."""
+        """Verify checked requests in the caller's thread.
+
+        Raises VerifierError, and InvalidRequestError for a structured output that fails.
+        """
         started = time.monotonic()
         try:
             plans = self._plan(requests)
@@ -173,6 +189,8 @@ class CausalTarget:
             ]
             for plan, acceptance in zip(plans, acceptances, strict=True):
                 self._commit(plan, acceptance)
+        except InvalidRequestError:
+            raise
         except WorkerError as error:
             raise VerifierError(str(error)) from error
         except Exception as error:  # torch raises anything
@@ -191,19 +209,32 @@ class CausalTarget:
         ]
 
     def _plan(self, requests: Sequence[VerifyRequest]) -> list[_Plan]:
+        verified = [self._choose_nodes(request) for request in requests]
         cache = self.runner.cache
         cache.begin_step()
         plans, first_logits = [], 0
-        for request in requests:
+        for request, nodes, masks in verified:
             slot, start = cache.acquire(request.request_id, request.prefix)
             start = self.runner.extend(slot, request.prefix, start, MAX_PREFILL_ROWS)
-            nodes: Sequence[int] = range(request.tree.num_nodes)
-            if self.runner.is_exact:
-                nodes = draft_tree.best_path(request.tree)
-                request = replace(request, tree=draft_tree.prune(request.tree, nodes))
-            plans.append(_Plan(request, slot, start, first_logits, nodes))
+            plans.append(_Plan(request, slot, start, first_logits, nodes, masks))
             first_logits += 1 + len(nodes)
         return plans
+
+    def _choose_nodes(
+        self, request: VerifyRequest
+    ) -> tuple[VerifyRequest, Sequence[int], TokenMasks | None]:
+        """Return a request with the nodes to verify only, those nodes, and their rows' masks."""
+        nodes: Sequence[int] = range(request.tree.num_nodes)
+        if self.runner.is_exact:
+            nodes = draft_tree.best_path(request.tree)
+            request = replace(request, tree=draft_tree.prune(request.tree, nodes))
+        if request.sampling.structured_output is None:
+            return request, nodes, None
+        if self._matchers is None:
+            raise InvalidRequestError("structured_output needs a target with its tokenizer")
+        admitted = self._matchers.admit(request)
+        request = replace(request, tree=draft_tree.prune(request.tree, admitted.nodes))
+        return request, [nodes[node] for node in admitted.nodes], admitted.masks
 
     def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
         """Return float32 logits of every root and node, [R, V]; -inf for ids without a token."""
@@ -222,7 +253,9 @@ class CausalTarget:
             self._check_finite(plans, largest)
         else:
             self._check_finite(plans, logits.amax(dim=-1).tolist())
-            token_ids = target_tokens(logits, requests, self._info.eos_token_ids).tolist()
+            token_ids = target_tokens(
+                logits, requests, self._info.eos_token_ids, [plan.masks for plan in plans]
+            ).tolist()
         return token_ids
 
     def _check_finite(self, plans: Sequence[_Plan], largest: Sequence[float]) -> None:

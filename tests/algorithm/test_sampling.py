@@ -222,12 +222,12 @@ def rows_of(verify_request):
 def test_every_node_gets_the_token_of_decoding_one_at_a_time(params):
     tree = merge_paths([(2, 2, 5, 2), (2, 7, 7), (9,), (2, 2, 1)])
     verify = request(tree, **params)
-    tokens = target_tokens(rows_of(verify), [verify], EOS).tolist()
+    tokens = target_tokens(rows_of(verify), [verify], EOS, [None]).tolist()
     for row, node in enumerate(range(-1, tree.num_nodes)):
         said = [tree.token_ids[i] for i in path_to(tree, node)]
         prefix = np.array([*PREFIX.tolist(), *said], dtype=np.int32)
         alone = VerifyRequest("r", prefix, 3, EMPTY_TREE, verify.sampling)
-        assert target_tokens(rows_of(alone), [alone], EOS).tolist() == [tokens[row]]
+        assert target_tokens(rows_of(alone), [alone], EOS, [None]).tolist() == [tokens[row]]
 
 
 def test_a_batch_of_different_requests_is_its_requests_one_by_one():
@@ -239,14 +239,19 @@ def test_a_batch_of_different_requests_is_its_requests_one_by_one():
         request(chain([5, 2]), logit_bias={3: 5}),
     ]
     logits = torch.cat([rows_of(one) for one in batch])
-    alone = [target_tokens(rows_of(one), [one], EOS) for one in batch]
-    assert target_tokens(logits, batch, EOS).tolist() == torch.cat(alone).tolist()
+    alone = [target_tokens(rows_of(one), [one], EOS, [None]) for one in batch]
+    assert (
+        target_tokens(logits, batch, EOS, [None] * len(batch)).tolist() == torch.cat(alone).tolist()
+    )
 
 
 def test_a_greedy_batch_takes_the_argmax():
     batch = [request(chain([1, 2])), request()]
     logits = torch.cat([rows_of(one) for one in batch])
-    assert target_tokens(logits, batch, EOS).tolist() == logits.argmax(-1).tolist()
+    assert (
+        target_tokens(logits, batch, EOS, [None] * len(batch)).tolist()
+        == logits.argmax(-1).tolist()
+    )
 
 
 def test_likeliest_takes_the_lowest_id_of_ties_and_reports_nan():

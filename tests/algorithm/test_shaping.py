@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diffuspec.algorithm.shaping import History, shape
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, StructuredOutput
 
 EOS = 9
 PREFIX = np.array([5, 6, 1, 2], np.int32)  # a prompt of two tokens, an answer of two
@@ -66,6 +66,21 @@ def test_a_bias_is_added_before_penalties_and_temperature() -> None:
         [()], logit_bias={1: 2.0, 3: -1.0}, repetition_penalty=2.0, temperature=0.5, seed=0
     )
     assert found[0, [0, 1, 3]].tolist() == [0.0, 2.0, -2.0]  # 1 is in the answer
+
+
+def test_only_ids_in_the_masks_are_left() -> None:
+    masks = np.array([[0b00100100, 0b10], [0, 1]], np.uint8)
+    history = History(PREFIX, 2, [(), ()], masks)
+    sampling = SamplingParams(structured_output=StructuredOutput(json_object=True), min_tokens=9)
+    found = shape(torch.zeros(2, 19), sampling, [4, 5], history, (EOS,))
+    assert found.isfinite().nonzero().tolist() == [[0, 2], [0, 5], [1, 8]]  # 9 is EOS
+
+
+def test_min_tokens_gives_way_where_a_form_can_only_end() -> None:
+    history = History(PREFIX, 2, [()], np.array([[0, 0b10]], np.uint8))
+    sampling = SamplingParams(structured_output=StructuredOutput(json_object=True), min_tokens=9)
+    found = shape(torch.zeros(1, 10), sampling, [4], history, (EOS,))
+    assert found.isfinite().nonzero().tolist() == [[0, EOS]]
 
 
 def test_given_logits_stay_as_they_are() -> None:

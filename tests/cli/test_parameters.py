@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from diffuspec.cli import generate
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_parameters
 from diffuspec.core.parameter import declare, declared
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,10 @@ def test_what_no_parameter_can_be_is_refused(run: Callable[[str], Any], argument
 
 def test_generate_has_an_option_for_every_parameter_that_declares_one() -> None:
     taken = inspect.signature(generate.run).parameters
-    for parameter in (*declared(SamplingParams), *declared(SpeculationParams)):
+    for parameter in (
+        *declared(SamplingParams),
+        *declared(StructuredOutput),
+        *declared(SpeculationParams),
+    ):
         if parameter.name != "drafter":  # a model directory there
             assert (parameter.name in taken) == (parameter.option is not None)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,13 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
         ("logit_bias", {"a": 1}, "logit_bias must have token ids as its keys, got 'a'"),
         ("bad_words", ["a"] * 65, "bad_words must have at most 64 strings, got 65"),
         ("bad_words_token_ids", [[]], "bad_words_token_ids must be lists of 1 to 513 integers"),
+        ("structured_output", {}, "must have exactly one of json_object, .*, grammar, got none"),
+        ("structured_output", {"regex": "a", "choice": ["b"]}, "got regex and choice"),
+        ("structured_output", {"regexp": "a"}, "must have fields of json_object, .* only"),
+        ("structured_output", "json", "a StructuredOutput or a mapping, got 'json'"),
+        ("structured_output", {"regex": ""}, "regex must be a string of 1 to 32768 characters"),
+        ("structured_output", {"grammar": 5}, "grammar must be a string, got 5"),
+        ("structured_output", {"choice": ["a"] * 257}, "choice must have at most 256 strings"),
         ("ignore_eos", "no", "ignore_eos must be True or False, got 'no'"),
     ],
 )
@@ -113,6 +120,20 @@ def test_token_ids_of_another_vocabulary_are_refused():
         SamplingParams(**given).check_token_ids(51)
         with pytest.raises(InvalidRequestError, match=f"{name} must be from 0 to 49, got 50"):
             SamplingParams(**given).check_token_ids(50)
+
+
+def test_a_structured_output_may_be_given_as_a_mapping():
+    given: Any = {"choice": ["a", "b"]}
+    sampling = SamplingParams(structured_output=given)
+    assert sampling.structured_output == StructuredOutput(choice=("a", "b"))
+    assert not SamplingParams().shapes_logits and sampling.shapes_logits
+
+
+def test_eos_ends_every_structured_output():
+    with pytest.raises(
+        InvalidRequestError, match="ignore_eos must be False with structured_output"
+    ):
+        SamplingParams(structured_output=StructuredOutput(json_object=True), ignore_eos=True)
 
 
 def test_numbers_of_numpy_become_plain_ones():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput, TreeShape
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Completion, Engine
 from diffuspec.pairs.tiny import DRAFTER, TARGET, tiny_config
@@ -81,3 +86,84 @@ def test_several_answers_to_a_prompt_are_those_of_consecutive_seeds(engine: Engi
     ]
     assert [one.token_ids for one in choices] == [one.token_ids for one in alone]
     assert [one.seed for one in choices] == [11, 12, 11, 12]
+
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "pattern": "^[A-Z][a-z]{1,9}$"},
+        "country": {"enum": ["France", "Spain"]},
+        "is_capital": {"type": "boolean"},
+    },
+    "required": ["city", "country", "is_capital"],
+    "additionalProperties": False,
+    "x-guidance": {"whitespace_flexible": False},
+}
+FORMS: list[dict[str, Any]] = [
+    {"json_schema": json.dumps(CITY)},
+    {"choice": ["Paris is it.", "The capital is Paris.", "Madrid"]},
+    {"regex": r"The [a-z]{2,9} of [A-Z][a-z]{2,7} is [A-Z][a-z]{2,7}\."},
+    {"grammar": 'start: "yes" ("," /[a-z]{2,5}/){1,3} "."'},
+]
+
+
+def has_form(text: str, form: dict[str, Any]) -> bool:
+    if "json_schema" in form:
+        jsonschema.validate(json.loads(text), json.loads(form["json_schema"]))
+        return True
+    pattern = form.get("regex", r"yes(,[a-z]{2,5}){1,3}\.")
+    return text in form["choice"] if "choice" in form else bool(re.fullmatch(pattern, text))
+
+
+@pytest.mark.parametrize("how", DRAWS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
+def test_answers_have_their_form(engine: Engine, form: dict[str, Any], how: dict[str, Any]) -> None:
+    answers = answers_both_ways(engine, structured_output=form, max_tokens=80, **how)
+    for answer in answers:
+        assert answer.finish_reason == "stop" and has_form(answer.text, form)
+    assert sum(len(answer.token_ids) for answer in answers) > 1.2 * num_steps(answers)
+
+
+@pytest.mark.parametrize("shape", ["path", "beams"])
+def test_a_draft_of_any_shape_is_kept_to_the_form(engine: Engine, shape: TreeShape) -> None:
+    sampling = SamplingParams(structured_output=StructuredOutput(**FORMS[0]), max_tokens=80)
+    [plain] = engine.generate([CHAT], sampling, PLAIN)
+    [drafted] = engine.generate([CHAT], sampling, SpeculationParams(tree_shape=shape))
+    assert drafted.token_ids == plain.token_ids
+
+
+def test_an_answer_that_is_cut_is_the_beginning_of_one(engine: Engine) -> None:
+    form = {"structured_output": FORMS[0]}
+    [whole, _] = answers_both_ways(engine, max_tokens=80, **form)
+    [cut, _] = answers_both_ways(engine, max_tokens=9, **form)
+    assert cut.finish_reason == "length" and cut.token_ids == whole.token_ids[:9]
+
+
+async def test_constrained_and_free_requests_share_a_batch(engine: Engine) -> None:
+    """Each answer is the one that its request gets alone, without drafts."""
+    samplings = [
+        SamplingParams(max_tokens=30, structured_output=None if form is None else form)
+        for form in (None, StructuredOutput(**FORMS[0]), None, StructuredOutput(**FORMS[2]))
+    ]
+    alone = [await engine.complete(CHAT, sampling, PLAIN) for sampling in samplings]
+    together = await asyncio.gather(*(engine.complete(CHAT, one) for one in samplings))
+    await engine.stop()
+    assert [one.token_ids for one in together] == [one.token_ids for one in alone]
+
+
+async def test_a_structured_answer_goes_on_after_committed_tokens(engine: Engine) -> None:
+    sampling = SamplingParams(max_tokens=80, structured_output=StructuredOutput(**FORMS[0]))
+    whole = await engine.complete(CHAT, sampling)
+    rest = [
+        token_id
+        async for output in engine.stream(CHAT, sampling, committed_token_ids=whole.token_ids[:7])
+        for token_id in output.token_ids
+    ]
+    await engine.stop()
+    assert rest == list(whole.token_ids[7:])
+
+
+def test_a_form_that_cannot_be_is_refused_before_any_work(engine: Engine) -> None:
+    sampling = SamplingParams(structured_output=StructuredOutput(regex="("))
+    with pytest.raises(InvalidRequestError, match=r"structured_output cannot be used.*unclosed"):
+        engine.generate([CHAT], sampling)

@@ -12,7 +12,7 @@ import pytest
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.drafters.path_search import make_path_search
 from diffuspec.engine import Completion, Engine
@@ -30,6 +30,14 @@ PLAIN = SpeculationParams(policy="off")
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=32, logprobs=1),
     "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=2, max_tokens=32),
+    "structured": SamplingParams(
+        temperature=0.8,
+        seed=2,
+        max_tokens=32,
+        structured_output=StructuredOutput(
+            regex="The [a-z]+ of the [a-z]+ is [a-z ]{5,20}, I think"
+        ),
+    ),
 }
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,7 +75,7 @@ async def remote_engine(
     roles: Roles, security: Security, limits: RpcLimits
 ) -> AsyncIterator[Engine]:
     """Run an engine over three servers: path scorer, drafter and verifier."""
-    search = make_path_search(roles.config.search, roles.target.info)
+    search = make_path_search(roles.config.search, roles.target.info, TARGET)
     async with contextlib.AsyncExitStack() as stack:
         scorers = await stack.enter_async_context(
             serving(PathScorerServicer(search, roles.target.info), security=security, limits=limits)
@@ -112,9 +120,10 @@ async def plain_answers(roles: Roles, sampling: SamplingParams) -> list[Completi
     [
         ("greedy", SpeculationParams(), DEFAULT_LIMITS),
         ("sampled", SpeculationParams(tree_shape="beams"), RpcLimits(max_prefixes=2)),
+        ("structured", SpeculationParams(), RpcLimits(max_prefixes=2)),
         ("sampled", PLAIN, DEFAULT_LIMITS),
     ],
-    ids=["greedy", "forgetful workers", "without drafts"],
+    ids=["greedy", "forgetful workers", "structured", "without drafts"],
 )
 async def test_remote_roles_change_nothing(name, speculation, limits, roles, security):
     plain = await plain_answers(roles, SAMPLINGS[name])

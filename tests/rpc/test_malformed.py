@@ -103,7 +103,7 @@ def servicers() -> Iterator[list[RoleServicer]]:
     target = CausalTarget.load(config.target)
     assert isinstance(config.drafter, DiffuSpecConfig)
     model = DiffusionDrafter.load(config.drafter, target.info)
-    search = make_path_search(config.search, target.info)
+    search = make_path_search(config.search, target.info, None)
     yield [
         DrafterServicer(DiffuSpecDrafter(model, search), target.info),
         PathScorerServicer(search, target.info),

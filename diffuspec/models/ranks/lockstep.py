@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Sequence
 
-from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import Observer, TargetInfo
 from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.models.ranks.rank_group import RankGroup
@@ -126,23 +126,23 @@ def follow(target: CausalTarget, group: RankGroup) -> None:
             _take(step, target, group)
         except VerifierUnavailableError:
             raise
-        except VerifierError:
+        except (VerifierError, InvalidRequestError):
             continue  # all ranks failed alike; rank 0 raises it to its caller
 
 
 def _take(step: Step, target: CausalTarget, group: RankGroup) -> list[Verdict]:
     """Take a step and agree with the others on its verdicts.
 
-    Raises the VerifierError with which the step failed on all ranks.
+    Raises the error with which the step failed on all ranks.
     """
     for request_id in step.released:
-        target.runner.cache.release(request_id)
+        target.release_here(request_id)
     verdicts: list[Verdict] = []
-    failure: VerifierError | None = None
+    failure: VerifierError | InvalidRequestError | None = None
     try:
         if step.requests:
             verdicts = target.verify_here(step.requests)
-    except VerifierError as error:
+    except (VerifierError, InvalidRequestError) as error:
         logger.warning("rank %d failed in step %d: %s", group.rank, step.number, error)
         failure = error
     digest = _digest(verdicts) if failure is None else _FAILED

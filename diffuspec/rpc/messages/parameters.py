@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.parameter import Parameter, declared
@@ -32,6 +33,7 @@ class _Slot:
     flags: Mapping[str, str]  # the bool field of each word that may stand in place of a number
     numbers: Mapping[str, int]  # the enum's number of each word of a choice
     is_nested: bool = False  # in messages of token ids
+    section: type | None = None  # the class of a parameter that is a message itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class _Layout:
     slots: tuple[_Slot, ...]
     # The parameter of each field, and the words that values of the field stand for, if they do.
     fields: Mapping[str, tuple[str, Mapping[object, str] | None]]
+    sections: Mapping[str, type[Any]]  # the classes of parameters that are messages, by name
 
 
 def parameters_to_proto(params: object, kind: type[M]) -> M:
@@ -48,7 +51,10 @@ def parameters_to_proto(params: object, kind: type[M]) -> M:
     given: dict[str, Any] = {}
     for slot in _layout(type(params), kind).slots:
         value = getattr(params, slot.name)
-        if slot.numbers:
+        if slot.section is not None:
+            part: Any = kind.DESCRIPTOR.fields_by_name[slot.field].message_type
+            given[slot.field] = value and parameters_to_proto(value, GetMessageClass(part))
+        elif slot.numbers:
             given[slot.field] = slot.numbers[value]
         elif slot.flags and value in slot.flags:
             given[slot.flags[value]] = True
@@ -64,18 +70,25 @@ def parameters_to_proto(params: object, kind: type[M]) -> M:
 
 def parameters_from_proto(message: Message, defaults: P) -> P:
     """Return the defaults overlaid with what a message sets. Raises InvalidRequestError."""
+    return replace(defaults, **_given(type(defaults), message))
+
+
+def _given(cls: type, message: Message) -> dict[str, Any]:
+    """Return the parameters of a class that a message sets, by name."""
     given: dict[str, Any] = {}
-    fields = _layout(type(defaults), type(message)).fields
+    layout = _layout(cls, type(message))
     for field, value in message.ListFields():
-        name, words = fields[field.name]
-        if words is None:
+        name, words = layout.fields[field.name]
+        if (section := layout.sections.get(name)) is not None:
+            given[name] = section(**_given(section, value))
+        elif words is None:
             given[name] = _plain(value)
         elif value in words:
             given[name] = words[value]
         elif field.enum_type is not None:
             right = ", ".join(words.values())
             raise InvalidRequestError(f"{name} must be one of {right}, got {value}")
-    return replace(defaults, **given)
+    return given
 
 
 def _plain(value: Any) -> Any:
@@ -100,7 +113,8 @@ def _make_layout(cls: type, kind: Any) -> _Layout:
         words: dict[object, str] = {number: word for word, number in slot.numbers.items()}
         fields[slot.field] = slot.name, words or None
         fields |= {flag: (slot.name, {True: word}) for word, flag in slot.flags.items()}
-    return _Layout(slots, fields)
+    sections = {slot.name: slot.section for slot in slots if slot.section is not None}
+    return _Layout(slots, fields, sections)
 
 
 _layout: Callable[[type, type], _Layout] = functools.cache(_make_layout)
@@ -112,7 +126,8 @@ def _find_slot(parameter: Parameter, message: Descriptor) -> _Slot:
     if field.enum_type is not None:
         return _Slot(parameter.name, field.name, {}, enum_numbers(field.enum_type))
     flags = {word: _flag(word, field) for word in parameter.words}
-    return _Slot(parameter.name, field.name, flags, {}, parameter.is_nested)
+    section = parameter.kind if is_dataclass(parameter.kind) else None
+    return _Slot(parameter.name, field.name, flags, {}, parameter.is_nested, section)
 
 
 def _flag(word: str, number: FieldDescriptor) -> str:

@@ -53,7 +53,7 @@ async def test_a_remote_drafter_drafts_what_a_local_one_does(drafter, pipeline, 
     [answer] = await remote.draft([request()])
     await remote.close()
     model = DiffusionDrafter.load(pipeline.engine.drafter, target_info)
-    search = make_path_search(pipeline.engine.search, target_info)
+    search = make_path_search(pipeline.engine.search, target_info, None)
     [expected] = await DiffuSpecDrafter(model, search).draft([request()])
     model.close()
     assert answer.tree == expected.tree

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from diffuspec.core.errors import VerifierError
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.core.types import DraftTree, VerifyRequest
 from diffuspec.models.ranks.step_message import Step, decode_step, encode_step
 
@@ -21,6 +21,7 @@ SAMPLING = st.builds(
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     stop=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
     stop_token_ids=TOKENS.map(tuple),
+    structured_output=st.none() | st.builds(StructuredOutput, regex=st.text(min_size=1)),
     logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=3),
     bad_words_token_ids=st.lists(TOKENS.filter(len).map(tuple), max_size=2).map(tuple),
     logprobs=st.none() | st.integers(0, 20),

@@ -14,6 +14,7 @@ from diffuspec.core.params import (
     MAX_TREE_NODES,
     SamplingParams,
     SpeculationParams,
+    StructuredOutput,
 )
 from diffuspec.core.types import (
     MAX_ALTERNATIVES,
@@ -42,6 +43,14 @@ def tuples(elements, max_size=8):
     return st.lists(elements, max_size=max_size).map(tuple)
 
 
+forms = st.one_of(
+    st.builds(StructuredOutput, json_object=st.just(True)),
+    st.builds(StructuredOutput, json_schema=texts.filter(len)),
+    st.builds(StructuredOutput, regex=texts.filter(len)),
+    st.builds(StructuredOutput, choice=tuples(texts.filter(len), 4).filter(len)),
+    st.builds(StructuredOutput, grammar=texts.filter(len)),
+)
+
 samplings = st.builds(
     SamplingParams,
     temperature=st.floats(0, 10),
@@ -54,7 +63,7 @@ samplings = st.builds(
     max_tokens=st.integers(1, 2**63),
     stop=tuples(texts.filter(len), 4),
     stop_token_ids=tuples(token_ids, 4),
-    ignore_eos=st.booleans(),
+    structured_output=st.none() | forms,
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     min_p=st.floats(0, 1),
     min_tokens=st.integers(0, 1),

@@ -1,0 +1,82 @@
+"""What may follow in an answer of a given form: the seam between path search and grammars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from diffuspec.algorithm.scoring import Column, Node, make_column
+from diffuspec.core.types import DraftRequest
+
+_FORCED_LOGPROB = math.log(0.99)  # of a token without alternative; its text may be split otherwise
+_EMPTY = Column([], [], [], 0.0)
+
+
+class Guide(Protocol):
+    """What may follow one prefix."""
+
+    def next_tokens(self, path: Sequence[int], candidates: Sequence[int]) -> list[int]:
+        """Return the candidates that may come after a path below the prefix, never EOS.
+
+        Where the text that comes next is known, return its first token alone, candidate or not.
+        """
+        ...
+
+
+class Guides(Protocol):
+    """Guides of requests with a structured output."""
+
+    def is_ready(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether `prepare` has nothing to do."""
+        ...
+
+    def prepare(self, requests: Sequence[DraftRequest]) -> None:
+        """Make ready for `guide`, which takes time. May be called from another thread."""
+        ...
+
+    def guide(self, request: DraftRequest) -> Guide | None:
+        """Return what may follow a request's prefix, until the next call; None: anything."""
+        ...
+
+
+def admitted(columns: Sequence[Column], depth: int, parent: Node | None, guide: Guide) -> Column:
+    """Return the column of a depth with the tokens that may come after a node, or the forced one.
+
+    Beyond the last column, and where no candidate fits, there is at most the forced one.
+    """
+    column = columns[depth] if depth < len(columns) else _EMPTY
+    token_ids = guide.next_tokens(path_of(parent), column.token_ids)
+    if not token_ids:
+        return _EMPTY
+    if len(token_ids) == 1 and token_ids[0] not in column.token_ids:
+        return make_column(token_ids, [_FORCED_LOGPROB], 1.0)
+    chosen = [column.token_ids.index(token_id) for token_id in token_ids]
+    return Column(
+        token_ids,
+        [column.logprobs[i] for i in chosen],
+        [column.weighted[i] for i in chosen],
+        min(math.log(sum(math.exp(column.logprobs[i]) for i in chosen)), 0.0),
+    )
+
+
+def drop_others(nodes: Sequence[Node], guide: Guide) -> list[Node]:
+    """Return the nodes that the guide lets come after their parents, if those stay."""
+    kept: list[Node] = []
+    ids: set[int] = set()
+    for node in nodes:
+        if node.parent is not None and id(node.parent) not in ids:
+            continue
+        if node.token_id in guide.next_tokens(path_of(node.parent), [node.token_id]):
+            kept.append(node)
+            ids.add(id(node))
+    return kept
+
+
+def path_of(node: Node | None) -> list[int]:
+    """Return the tokens from the root to a node."""
+    token_ids = []
+    while node is not None:
+        token_ids.append(node.token_id)
+        node = node.parent
+    return token_ids[::-1]

@@ -1,0 +1,206 @@
+"""Where answers stand in their grammars, token by token, and where drafts would take them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.params import StructuredOutput
+from diffuspec.core.types import NO_TOKENS, DraftRequest, DraftTree, TokenIds, VerifyRequest
+from diffuspec.text.grammars import Grammars, describe_failure
+
+TokenMasks: TypeAlias = NDArray[np.uint8]  # [..., num_bytes]; bit i % 8 of byte i // 8: id i may
+
+_MAX_ANSWERS_PER_SEQUENCE = 2  # kept for each request that runs at a time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admitted:
+    """The part of a draft tree that a grammar admits."""
+
+    nodes: list[int]  # of the tree, in order
+    masks: TokenMasks  # [1 + len(nodes), num_bytes]: what may come after the root and each node
+
+
+class AnswerMatchers:
+    """The matchers of running answers, by request id: a cache only, made again from the tokens.
+
+    Belongs to one thread at a time.
+    """
+
+    def __init__(self, grammars: Grammars) -> None:
+        self._grammars = grammars
+        self._matchers: OrderedDict[tuple[str, StructuredOutput], AnswerMatcher] = OrderedDict()
+        self._max_kept = _MAX_ANSWERS_PER_SEQUENCE * grammars.info.max_sequences
+
+    def admit(self, request: VerifyRequest) -> Admitted:
+        """Return what the grammar of a request leaves of its draft tree.
+
+        Raises InvalidRequestError for a grammar that cannot be compiled or went out of bounds.
+        """
+        form = request.sampling.structured_output
+        assert form is not None, "only requests with a structured output have a grammar"
+        answer = request.prefix[request.num_prompt_tokens :]
+        return self._find(request.request_id, form, answer).admit(request.tree)
+
+    def is_ready(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether `prepare` has nothing to do."""
+        forms = (request.sampling.structured_output for request in requests)
+        return all(form is None or self._grammars.is_compiled(form) for form in forms)
+
+    def prepare(self, requests: Sequence[DraftRequest]) -> None:
+        """Compile the requests' grammars, which takes time; errors are left to `guide`."""
+        for request in requests:
+            form = request.sampling.structured_output
+            if form is not None:
+                try:
+                    self._grammars.compile(form)
+                except InvalidRequestError:
+                    continue
+
+    def guide(self, request: DraftRequest) -> AnswerMatcher | None:
+        """Return what may follow a prefix; None: anything, or its grammar is of no use."""
+        form = request.sampling.structured_output
+        if form is None:
+            return None
+        answer = request.prefix[request.num_prompt_tokens :]
+        try:
+            return self._find(request.request_id, form, answer)
+        except InvalidRequestError:
+            return None
+
+    def release(self, request_id: str) -> None:
+        """Forget a request. Unknown ids are ignored."""
+        for key in [key for key in self._matchers if key[0] == request_id]:
+            del self._matchers[key]
+
+    def _find(self, request_id: str, form: StructuredOutput, answer: TokenIds) -> AnswerMatcher:
+        key = request_id, form
+        matcher = self._matchers.pop(key, None)
+        if matcher is None:
+            matcher = AnswerMatcher(self._grammars, form)
+        matcher.begin(answer)
+        self._matchers[key] = matcher  # not if it failed: the next call makes a new one
+        if len(self._matchers) > self._max_kept:
+            self._matchers.popitem(last=False)
+        return matcher
+
+
+class AnswerMatcher:
+    """One answer in its grammar, and a path of drafted tokens after it."""
+
+    def __init__(self, grammars: Grammars, form: StructuredOutput) -> None:
+        """Raises InvalidRequestError for a form that cannot be compiled."""
+        self._grammars = grammars
+        self._form = form
+        self._matcher = grammars.compile(form)
+        self._eos_token_ids = frozenset(grammars.info.eos_token_ids)
+        self._answer = NO_TOKENS
+        self._path: list[int] = []
+        self._takes_drafts = True
+
+    def begin(self, answer: TokenIds) -> None:
+        """Go to the end of an answer. Raises InvalidRequestError if it has not the form."""
+        if not self._extend(answer):
+            self._restart(answer)
+
+    def admit(self, tree: DraftTree) -> Admitted:
+        """Return the nodes that the answer may go through; never EOS, which would end it.
+
+        Raises InvalidRequestError if the answer cannot go on.
+        """
+        mask = self._mask()
+        if mask is None:
+            self._restart(self._answer)
+            mask = self._mask()
+        if mask is None:
+            self._fail("the answer cannot go on")
+        nodes: list[int] = []
+        masks = [mask]
+        if not self._takes_drafts:
+            return Admitted(nodes, np.stack(masks))
+        paths: dict[int, tuple[int, ...]] = {-1: ()}  # of admitted nodes
+        for node, (parent, token_id) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+            if parent not in paths or token_id in self._eos_token_ids:
+                continue
+            path = (*paths[parent], token_id)
+            mask = self._mask() if self._go(path) else None
+            if mask is not None:
+                paths[node] = path
+                nodes.append(node)
+                masks.append(mask)
+            elif self._matcher.is_error():
+                # Each attempt takes long: this answer goes on without drafts.
+                self._takes_drafts = False
+                self._restart(self._answer)
+                break
+        return Admitted(nodes, np.stack(masks))
+
+    def next_tokens(self, path: Sequence[int], candidates: Sequence[int]) -> list[int]:
+        """Return the candidates that may come after a path; see `Guide`."""
+        if not self._go(path):
+            return []
+        forced = self._matcher.compute_ff_tokens()[:1]
+        if forced:
+            return [token_id for token_id in forced if token_id not in self._eos_token_ids]
+        may_follow = self._matcher.validate_tokens
+        return [
+            token_id
+            for token_id in candidates
+            if token_id not in self._eos_token_ids and may_follow([token_id])
+        ]
+
+    def _extend(self, answer: TokenIds) -> bool:
+        """Go to the end of an answer that may begin like the one so far; False: that failed."""
+        num_common = _num_common(self._answer, answer)
+        rest = answer[num_common:].tolist()
+        num_back = len(self._path) + len(self._answer) - num_common
+        self._answer, self._path = answer.copy(), []
+        if num_back and not self._matcher.rollback(num_back):
+            return False
+        return self._matcher.try_consume_tokens(rest) == len(rest)
+
+    def _restart(self, answer: TokenIds) -> None:
+        """Go to the end of an answer with a grammar that shares nothing with others."""
+        self._matcher = self._grammars.compile(self._form, afresh=True)
+        self._answer, self._path = NO_TOKENS, []
+        if not self._extend(answer):
+            self._fail("the answer so far has another form")
+
+    def _go(self, path: Sequence[int]) -> bool:
+        """Go to the end of a path after the answer, if there is one in the grammar."""
+        num_common = 0
+        for mine, theirs in zip(self._path, path, strict=False):
+            if mine != theirs:
+                break
+            num_common += 1
+        num_back = len(self._path) - num_common
+        if num_back and not self._matcher.rollback(num_back):
+            return False
+        rest = list(path[num_common:])
+        num_taken = self._matcher.try_consume_tokens(rest)
+        self._path = [*path[: num_common + num_taken]]
+        return num_taken == len(rest)
+
+    def _mask(self) -> TokenMasks | None:
+        """Return which tokens may come next; None if none may."""
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return mask if mask.any() and not self._matcher.is_error() else None
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise InvalidRequestError(
+            f"structured_output cannot be used: {problem}: {describe_failure(self._matcher)}"
+        )
+
+
+def _num_common(one: TokenIds, other: TokenIds) -> int:
+    """Return the number of leading tokens that are the same."""
+    size = min(len(one), len(other))
+    differ = one[:size] != other[:size]
+    return int(differ.argmax()) if differ.any() else size

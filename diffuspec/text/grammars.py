@@ -1,0 +1,128 @@
+"""Forms of structured output, compiled to grammars over the target's tokens by llguidance.
+
+A form of bounded size may still stand for a grammar without bounds. Compiling one, and each of its
+masks, may cost no more than `_LIMITS` allow; what would cost more is an error.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import StructuredOutput
+
+_MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
+_MAX_REASON = 200  # characters of llguidance's own words in an error
+
+# A third to a tenth of llguidance's defaults: half a second to compile, 10 ms for a mask.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=200_000,
+    step_lexer_fuel=50_000,
+    step_max_items=10_000,
+    max_lexer_states=20_000,
+    max_grammar_size=50_000,
+    verbose_errors=False,  # errors reach logs, which have no text of users
+)
+
+
+class Grammars:
+    """Compiles forms for one target. May be used from several threads."""
+
+    def __init__(self, path: Path, info: TargetInfo) -> None:
+        """Take the tokenizer from a model directory, once a form is compiled."""
+        self._path = path
+        self._info = info
+        self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def info(self) -> TargetInfo:
+        return self._info
+
+    def is_compiled(self, form: StructuredOutput) -> bool:
+        """Whether `compile` would answer at once."""
+        return form in self._compiled
+
+    def compile(self, form: StructuredOutput, afresh: bool = False) -> LLMatcher:
+        """Return a matcher at the beginning of an answer of its own.
+
+        The matchers of a form share lexer states, which count against its limits: once one has
+        failed, others may. Compiled afresh, a matcher shares nothing with earlier ones. Raises
+        InvalidRequestError for a form that is malformed, empty or too complex, and ModelLoadError
+        without a tokenizer.
+        """
+        with self._lock:
+            matcher = self._compiled.get(form)
+            if matcher is not None and not afresh:
+                self._compiled.move_to_end(form)
+                return matcher.deep_copy()
+        grammar = _grammar(form)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        # The first mask does what compiling has put off.
+        if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
+            raise InvalidRequestError(
+                f"structured_output cannot be used: {describe_failure(matcher)}"
+            )
+        with self._lock:
+            self._compiled[form] = matcher
+            self._compiled.move_to_end(form)
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+            return matcher.deep_copy()
+
+    @functools.cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        # transformers: not before the first form
+        import llguidance.hf
+
+        from diffuspec.text.tokenizer import load_tokenizer
+
+        info = self._info
+        return llguidance.hf.from_tokenizer(
+            load_tokenizer(self._path), n_vocab=info.vocab_size, eos_token=[*info.eos_token_ids]
+        )
+
+
+@functools.lru_cache(maxsize=4)
+def grammars_of(path: Path, info: TargetInfo) -> Grammars:
+    """Return the grammars of a target, which all its roles in one process share."""
+    return Grammars(path, info)
+
+
+def describe_failure(matcher: LLMatcher) -> str:
+    """Return why a matcher has no next token, in one line."""
+    reason = matcher.get_error() or "no text has this form"
+    return " ".join(reason.replace("<non-verbose/>", "").split())[:_MAX_REASON]
+
+
+def _grammar(form: StructuredOutput) -> str:
+    if form.json_object:
+        return LLMatcher.grammar_from_json_schema({"type": "object"})
+    if form.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(json.dumps(_read_schema(form.json_schema)))
+    if form.regex is not None:
+        return LLMatcher.grammar_from_regex(form.regex)
+    if form.choice:
+        texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
+        return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+    assert form.grammar is not None
+    return LLMatcher.grammar_from_lark(form.grammar)
+
+
+def _read_schema(text: str) -> object:
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise InvalidRequestError(f"json_schema must be JSON: {error}") from error
+    except RecursionError:
+        raise InvalidRequestError("json_schema is nested too deeply") from None
+    if not isinstance(schema, dict | bool):
+        raise InvalidRequestError(f"json_schema must be a JSON object, got {type(schema).__name__}")
+    return schema

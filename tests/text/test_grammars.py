@@ -1,0 +1,89 @@
+"""Forms are compiled, or refused with the reason, within bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import StructuredOutput
+from diffuspec.pairs.tiny import TARGET
+from diffuspec.text.grammars import Grammars, grammars_of
+from diffuspec.text.tokenizer import load_tokenizer
+
+INFO = TargetInfo(vocab_size=4095, max_model_len=512, max_sequences=2, eos_token_ids=(2,))
+DOUBLING = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return grammars_of(TARGET, INFO)
+
+
+@pytest.fixture(scope="module")
+def encode() -> Callable[[str], list[int]]:
+    tokenizer = load_tokenizer(TARGET).backend_tokenizer
+    return lambda text: list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ({"json_object": True}, '{"a": [1, null]}'),
+        ({"json_schema": '{"enum": ["x", 3]}'}, '"x"'),
+        ({"json_schema": "true"}, "[1, 2]"),
+        ({"regex": r"[0-9]{2}:[0-9]{2}"}, "12:30"),
+        ({"choice": ["yes", 'say "no"\n\\', "Ünï"]}, 'say "no"\n\\'),
+        ({"choice": ["yes", "Ünï"]}, "Ünï"),
+        ({"grammar": 'start: "a" b+\nb: "b" | "c"'}, "abcb"),
+    ],
+)
+def test_a_text_of_the_form_ends_with_eos(
+    grammars: Grammars, encode: Callable[[str], list[int]], form: dict[str, Any], text: str
+) -> None:
+    matcher = grammars.compile(StructuredOutput(**form))
+    token_ids = [*encode(text), 2]
+    assert matcher.try_consume_tokens(token_ids[:-1]) == len(token_ids) - 1
+    assert matcher.is_accepting() and matcher.compute_bitmask()[0] & 0b100
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"json_schema": "{"}, "json_schema must be JSON: Expecting"),
+        ({"json_schema": "3"}, "json_schema must be a JSON object, got int"),
+        ({"json_schema": '{"type": "text"}'}, "cannot be used: Invalid type: text"),
+        ({"json_schema": "false"}, "cannot be used: Unsatisfiable schema"),
+        ({"json_schema": "[" * 30_000}, "json_schema is nested too deeply"),
+        ({"json_schema": '{"items":' * 200 + "{}" + "}" * 200}, "recursion limit"),
+        ({"json_schema": '{"$ref": "http://a.b/c"}'}, "does not fetch"),
+        ({"regex": "("}, "unclosed group"),
+        ({"regex": "a(?=b)"}, "look-around"),
+        ({"grammar": "start: x"}, 'unknown name: "x"'),
+        ({"grammar": "start: " + "(" * 10_000}, "too deeply nested"),
+        ({"grammar": DOUBLING}, "too big"),
+    ],
+)
+def test_a_form_that_cannot_be_is_refused(
+    grammars: Grammars, form: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        grammars.compile(StructuredOutput(**form))
+
+
+def test_a_form_is_compiled_once_while_it_is_in_use() -> None:
+    grammars = Grammars(TARGET, INFO)
+    forms = [StructuredOutput(regex=f"a{{{count}}}") for count in range(1, 41)]
+    for form in forms:
+        grammars.compile(form)
+        grammars.compile(forms[0])
+    assert grammars.is_compiled(forms[0]) and grammars.is_compiled(forms[-1])
+    assert not grammars.is_compiled(forms[1])
+
+
+def test_roles_of_one_target_share_what_is_compiled() -> None:
+    assert grammars_of(TARGET, INFO) is grammars_of(Path(TARGET), INFO)
