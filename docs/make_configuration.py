@@ -112,6 +112,7 @@ SamplingParams(structured_output=StructuredOutput(choice=["Yes", "No"]))
 EXAMPLES = {  # by the class that reads the section
     "TargetConfig": "target: {path: models/Qwen2.5-7B-Instruct, max_sequences: 16}",
     "DiffuSpecConfig": "drafter: {path: models/Dream-v0-Instruct-7B, num_refinement_steps: 2}",
+    "AutoregressiveConfig": "drafter: {kind: sps, path: models/Qwen2.5-0.5B-Instruct}",
     "PromptLookupConfig": "drafter: {kind: pld, max_ngram_tokens: 4}",
     "SuffixAutomatonConfig": "drafter: {kind: samd, texts: answers.jsonl}",
     "TokenRecyclingConfig": "drafter: {kind: token_recycling}",

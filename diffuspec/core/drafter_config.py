@@ -85,7 +85,29 @@ class TokenRecyclingConfig(Section):
     kind: Literal["token_recycling"] = Field("token_recycling", description=_KIND)
 
 
+class AutoregressiveConfig(Section):
+    """SPS: a smaller causal LM of the target's vocabulary, one forward for each drafted token."""
+
+    kind: Literal["sps"] = Field("sps", description=_KIND)
+    path: FilePath = Field(description="Directory of a causal LM with the target's tokenizer.")
+    device: Device = Field("auto", description=DEVICE_HELP)
+    dtype: DType = Field("auto", description=DTYPE_HELP)
+    num_draft_tokens: int = Field(
+        20, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
+    )
+    min_confidence: float = Field(
+        0.4,
+        ge=0,
+        le=1,
+        description="A draft ends after the first token with a lower probability; 0: never.",
+    )
+
+
 DrafterConfig: TypeAlias = Annotated[
-    DiffuSpecConfig | PromptLookupConfig | SuffixAutomatonConfig | TokenRecyclingConfig,
+    DiffuSpecConfig
+    | AutoregressiveConfig
+    | PromptLookupConfig
+    | SuffixAutomatonConfig
+    | TokenRecyclingConfig,
     Field(discriminator="kind"),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import DrafterConfig
-from diffuspec.drafters import diffuspec, prompt_lookup, samd, token_recycling
+from diffuspec.drafters import autoregressive, diffuspec, prompt_lookup, samd, token_recycling
 from diffuspec.drafters.kind import DrafterKind, LocalDrafter, Target
 from diffuspec.drafters.path_search import make_path_search
 
@@ -18,6 +18,7 @@ __all__ = ["KINDS", "DrafterKind", "LocalDrafter", "Target", "kind_of", "load_dr
 
 KINDS: dict[str, DrafterKind[Any]] = {
     "diffuspec": diffuspec.KIND,
+    "sps": autoregressive.KIND,
     "pld": prompt_lookup.KIND,
     "samd": samd.KIND,
     "token_recycling": token_recycling.KIND,

@@ -51,7 +51,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"target": TARGET, "drafter": {"kind": "oracle", "path": "d"}},
-        "drafter.kind must be 'diffuspec', 'pld'",
+        "drafter.kind must be 'diffuspec', ",
     ),
     (
         {"target": TARGET, "drafters": {"a": {"kind": "pld"}}},

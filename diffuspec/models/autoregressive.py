@@ -1,0 +1,203 @@
+"""A causal LM as the drafter (SPS): it drafts a chain, one token and one forward after the other.
+
+Leviathan et al., Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192). It
+shapes its logits and adds the sampling noise as the target does, so where the two models agree, so
+do their tokens: a copy of the target is accepted whole, also when tokens are drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import torch
+
+from diffuspec.algorithm.draft_tree import chain
+from diffuspec.algorithm.sampling import perturb_logits
+from diffuspec.algorithm.shaping import History
+from diffuspec.core.drafter_config import AutoregressiveConfig
+from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.models.attention.packed import Segment
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.loading.load import load_model
+from diffuspec.models.runner import ModelRunner
+from diffuspec.models.worker import Worker
+from diffuspec.text.tokenizer import unknown_token_id
+
+MAX_PREFILL_ROWS = 512  # of one request in one forward
+
+
+@dataclass(slots=True, eq=False)
+class _Chain:
+    """One request's draft so far."""
+
+    request: DraftRequest
+    length: int  # to draft
+    slot: int
+    token_ids: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    is_ended: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prefix) + len(self.token_ids)
+
+
+class AutoregressiveDrafter:
+    """A Drafter over a causal LM of the target's vocabulary, with a cache of its own.
+
+    Requests are drafted for in one batch; those of one id, hypothetical prefixes, one after the
+    other. Nothing is drafted beyond the model's context. Forwards run in a thread of its own, or
+    inline if the target takes one sequence at a time.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: AutoregressiveConfig,
+        target: TargetInfo,
+        max_positions: int,
+    ) -> None:
+        if target.vocab_size > runner.vocab_size:
+            raise VocabularyError(
+                f"the target knows {target.vocab_size} token ids, the drafter only "
+                f"{runner.vocab_size}: they must share a tokenizer"
+            )
+        self.runner = runner
+        self._config = config
+        self._target = target
+        self._max_positions = max_positions
+        self._min_logprob = np.log(config.min_confidence) if config.min_confidence else -np.inf
+        self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
+
+    @classmethod
+    def load(cls, config: AutoregressiveConfig, target: TargetInfo) -> Self:
+        """Load the drafter. Raises ModelLoadError, and VocabularyError if it does not match."""
+        checkpoint = inspect_checkpoint(config.path)
+        checkpoint.check_autoregressive("a drafter of kind sps")
+        max_len = min(target.max_model_len + MAX_DRAFT_TOKENS, checkpoint.max_positions)
+        loaded = load_model(
+            config.path,
+            device=config.device,
+            dtype=config.dtype,
+            num_slots=target.max_sequences,
+            max_len=max_len,
+        )
+        return cls(loaded.runner, config, target, max_len)
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Draft a batch; see `Drafter.draft`."""
+        for request in requests:
+            self._check(request)
+        return await self._worker.run(self._draft, list(requests)) if requests else []
+
+    async def release(self, request_id: str) -> None:
+        await self._worker.run(self.runner.cache.release, request_id)
+
+    def close(self) -> None:
+        """Stop the worker thread after the call that it is running."""
+        self._worker.close()
+
+    def _check(self, request: DraftRequest) -> None:
+        num_ids = self._target.vocab_size
+        if not len(request.prefix):
+            raise InvalidRequestError(f"request {request.request_id} has an empty prefix")
+        if (wrong := unknown_token_id(request.prefix, num_ids)) is not None:
+            raise InvalidRequestError(f"token ids must be below {num_ids}, got {wrong}")
+        if request.sampling.lacks_seed:
+            raise InvalidRequestError("seed must be given to sample, got None")
+
+    @torch.inference_mode()
+    def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        started = time.perf_counter()
+        drafts: list[Draft | None] = [None] * len(requests)
+        try:
+            for places in _rounds(requests, self.runner.cache.num_slots):
+                chains = self._draft_chains([requests[place] for place in places])
+                for place, one in zip(places, chains, strict=True):
+                    drafts[place] = self._make_draft(one)
+        except Exception as error:  # torch raises anything
+            for request in requests:  # their cached rows may hold NaNs
+                self.runner.cache.clear(request.request_id)
+            raise DrafterError(f"the drafter's forward pass failed: {error}") from error
+        seconds = time.perf_counter() - started
+        return [replace(draft, draft_seconds=seconds) for draft in drafts if draft is not None]
+
+    def _draft_chains(self, requests: Sequence[DraftRequest]) -> list[_Chain]:
+        """Draft for requests with different ids."""
+        cache = self.runner.cache
+        cache.begin_step()
+        chains = [self._begin(request) for request in requests]
+        while drafting := [one for one in chains if not one.is_ended]:
+            segments = [self._segment(one) for one in drafting]
+            logits = self.runner.forward(segments)
+            logits[:, self._target.vocab_size :].fill_(-torch.inf)
+            for one, segment in zip(drafting, segments, strict=True):
+                token_ids = np.asarray(segment.token_ids, np.int32)
+                cache.commit(one.slot, token_ids, segment.num_rows)
+            self._extend(drafting, logits)
+        return chains
+
+    def _begin(self, request: DraftRequest) -> _Chain:
+        room = self._max_positions - len(request.prefix)
+        wanted = request.num_draft_tokens, request.max_nodes, self._config.num_draft_tokens
+        length = min(*wanted, room)
+        if length < 1:
+            return _Chain(request, 0, -1, is_ended=True)
+        slot, start = self.runner.cache.acquire(request.request_id, request.prefix)
+        self.runner.extend(slot, request.prefix, start, MAX_PREFILL_ROWS)
+        return _Chain(request, length, slot)
+
+    def _segment(self, one: _Chain) -> Segment:
+        """Lay out the tokens that are not cached, with the logits of the last one."""
+        start = len(self.runner.cache.tokens(one.slot))
+        known = one.request.prefix if not one.token_ids else np.array(one.token_ids[-1:], np.int32)
+        token_ids = known[start:] if not one.token_ids else known
+        positions = np.arange(start, start + len(token_ids))
+        last_row = [len(token_ids) - 1]
+        return Segment(one.slot, start, token_ids, positions, "causal", last_row)
+
+    def _extend(self, chains: Sequence[_Chain], logits: torch.Tensor) -> None:
+        """Add to every chain the token that the target would draw from its row of the logits."""
+        rows = torch.cat(
+            [self._perturb(one, logits[row : row + 1]) for row, one in enumerate(chains)]
+        )
+        logprobs, token_ids = rows.float().log_softmax(dim=-1).max(dim=-1)
+        ends = self._target.eos_token_ids
+        for one, token_id, logprob in zip(
+            chains, token_ids.tolist(), logprobs.tolist(), strict=True
+        ):
+            one.token_ids.append(token_id)
+            one.confidences.append(logprob)
+            is_last = token_id in ends and not one.request.sampling.ignore_eos
+            is_unsure = logprob < self._min_logprob
+            one.is_ended = is_last or is_unsure or len(one.token_ids) == one.length
+
+    def _perturb(self, one: _Chain, logits: torch.Tensor) -> torch.Tensor:
+        request, ends = one.request, self._target.eos_token_ids
+        history = History(request.prefix, request.num_prompt_tokens, [one.token_ids])
+        return perturb_logits(logits, request.sampling, [one.num_tokens], history, ends)
+
+    def _make_draft(self, one: _Chain) -> Draft:
+        ignores_eos = one.request.sampling.ignore_eos
+        is_end = bool(one.token_ids) and one.token_ids[-1] in self._target.eos_token_ids
+        num_before_eos = len(one.token_ids) - (is_end and not ignores_eos)
+        return Draft(chain(one.token_ids), tuple(one.confidences), num_before_eos)
+
+
+def _rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[list[int]]:
+    """Yield the places of requests to draft for together: different ids, at most max_ids."""
+    left = list(range(len(requests)))
+    while left:
+        chosen: dict[str, int] = {}
+        for place in left:
+            if len(chosen) < max_ids:
+                chosen.setdefault(requests[place].request_id, place)
+        yield list(chosen.values())
+        left = [place for place in left if place not in chosen.values()]
