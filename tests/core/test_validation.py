@@ -6,6 +6,7 @@ import pytest
 
 from diffuspec.core.config import load_config, parse_config
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import read_yaml
 
 TARGET = {"path": "model"}
 
@@ -119,3 +120,9 @@ def test_numbers_may_have_an_exponent(tmp_path, number):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
+
+
+def test_text_that_begins_like_a_number_is_text(tmp_path):
+    path = tmp_path / "file.yaml"
+    path.write_text("hash: 327e0279a092\nnumber: 1e3\n")
+    assert read_yaml(path) == {"hash": "327e0279a092", "number": 1000.0}

@@ -3,7 +3,7 @@
 A file maps names to keys, of which it has hashes only:
 
     alice:
-      sha256: 5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef
+      sha256: "5f70bf18a086007016e948b04aed3b82103a36bea41755b6cddfaf10ace3c6ef"
       max_requests: 8
       tokens_per_minute: 20000
 
@@ -160,7 +160,7 @@ def add_key(
     if path.exists() and path.read_text(encoding="utf-8").strip() and name in read_keys(path):
         raise ConfigError(f"{path} has a key {name} already")
     key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
-    lines = [f"{name}:", f"  sha256: {key_hash(key)}"]
+    lines = [f"{name}:", f'  sha256: "{key_hash(key)}"']
     if max_requests is not None:
         lines.append(f"  max_requests: {max_requests}")
     if tokens_per_minute is not None:
