@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,11 +14,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from diffuspec.core.errors import DiffuspecError
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.http import errors
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge
 from diffuspec.serve.http.keys import Keys
+from diffuspec.serve.http.observer import HttpSeries, Observer
 from diffuspec.serve.http.playground import add_playground
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import HttpError
@@ -42,10 +45,12 @@ def create_app(
     keys = None if settings.api_keys is None else Keys(settings.api_keys)
     app = FastAPI(title="diffuspec", version=package_version(), lifespan=lifespan)
     errors.install(app)
+    app.state.series = series = HttpSeries()
     app.add_middleware(Edge, settings=settings, keys=keys)
+    app.add_middleware(Observer, series=series)
     _add_completions(app, Completions(backend, settings))
     _add_models(app, backend)
-    _add_health(app, backend)
+    _add_health(app, backend, series)
     if settings.playground:
         add_playground(app)
     return app
@@ -106,7 +111,7 @@ def _add_models(app: FastAPI, backend: Backend) -> None:
     app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
 
 
-def _add_health(app: FastAPI, backend: Backend) -> None:
+def _add_health(app: FastAPI, backend: Backend, series: HttpSeries) -> None:
     async def health() -> JSONResponse:
         """Tell that the process is alive."""
         return JSONResponse({"status": "ok"})
@@ -120,8 +125,11 @@ def _add_health(app: FastAPI, backend: Backend) -> None:
         return JSONResponse({"version": app.version})
 
     async def metrics() -> PlainTextResponse:
-        """Return the Prometheus series."""
-        return PlainTextResponse(await backend.metrics(), media_type=_METRICS_TYPE)
+        """Return the Prometheus series; of HTTP alone while nothing else answers."""
+        text = ""
+        with contextlib.suppress(DiffuspecError):
+            text = await backend.metrics()
+        return PlainTextResponse(text + series.text(), media_type=_METRICS_TYPE)
 
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/ready", ready, methods=["GET"])

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError, OverloadedError
 from diffuspec.serve.http.connection import ClientGoneError
+from diffuspec.serve.http.observer import note_error
 from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,14 @@ def answer_for(error: Exception) -> ErrorAnswer:
     """Return how an error is told, and log those that are ours to repair."""
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code)
-        return ErrorAnswer(error.status_code, str(error.detail), "invalid_request_error", code)
+        answer = ErrorAnswer(error.status_code, str(error.detail), "invalid_request_error", code)
+    else:
+        answer = _answer_ours(error)
+    note_error(answer.code or answer.kind)
+    return answer
+
+
+def _answer_ours(error: Exception) -> ErrorAnswer:
     answer = answer_to(error)
     if not isinstance(error, InvalidRequestError | OverloadedError | HttpError | TimeoutError):
         log_failure(error)

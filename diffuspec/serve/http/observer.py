@@ -1,0 +1,134 @@
+"""What is counted and logged of every request: route, status, time, sizes, the errors told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextvars import ContextVar
+
+from prometheus_client import CollectorRegistry, generate_latest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from diffuspec.telemetry.series import SeriesTable
+
+logger = logging.getLogger(__name__)
+
+_BYTES = tuple(4**exponent for exponent in range(3, 13))  # 64 bytes to 16 MiB
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds
+_ABORTED = 499  # the client went, or stopped reading, before the end
+
+_told: ContextVar[list[str]] = ContextVar("errors told to the client of this request")
+
+
+class HttpSeries:
+    """Prometheus series of one application, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.table = table = SeriesTable(self.registry)
+        self.requests = table.counter(
+            "http_requests_total",
+            "HTTP requests, by what they ended with; 499: the client went.",
+            ["route", "method", "status"],
+        )
+        self.seconds = table.histogram(
+            "http_request_duration_seconds",
+            "Head of a request to the end of its response.",
+            ["route"],
+        )
+        self.body_bytes = table.histogram(
+            "http_request_body_bytes",
+            "Bytes of a request's body that were read.",
+            ["route"],
+            _BYTES,
+        )
+        self.errors = table.counter(
+            "http_errors_total",
+            "Errors told to clients, inside of streams too, by their code.",
+            ["code"],
+            [("invalid_api_key",), ("rate_limit_exceeded",), ("overloaded",)],
+        )
+        self.num_open = 0
+        open_requests = table.gauge("http_requests_open", "HTTP requests in progress.")
+        open_requests.read = lambda: self.num_open
+
+    def text(self) -> str:
+        """Return the series as Prometheus reads them."""
+        return str(generate_latest(self.registry).decode())
+
+
+def note_error(code: str) -> None:
+    """Count an error that is told to the client of the request in whose context this is called."""
+    told = _told.get(None)
+    if told is not None:
+        told.append(code)
+
+
+class Observer:
+    """ASGI middleware, the outermost: sees what clients see."""
+
+    def __init__(self, app: ASGIApp, series: HttpSeries) -> None:
+        self._app = app
+        self._series = series
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        one = _Observed(receive, send)
+        _told.set(one.errors)
+        self._series.num_open += 1
+        try:
+            await self._app(scope, one.receive, one.send)
+        finally:
+            self._series.num_open -= 1
+            self._count(scope, one)
+
+    def _count(self, scope: Scope, one: _Observed) -> None:
+        route = _route(scope)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        status = one.status if one.is_complete else _ABORTED
+        seconds = time.monotonic() - one.started_at
+        series = self._series
+        series.requests.inc(route, method, str(status))
+        series.seconds.at(route).observe(seconds)
+        series.body_bytes.at(route).observe(one.num_bytes)
+        for code in one.errors:
+            series.errors.inc(code)
+        level = logging.DEBUG if route in _QUIET else logging.INFO
+        logger.log(level, "%s %s: %d in %.3f s", method, route, status, seconds)
+
+
+def _route(scope: Scope) -> str:
+    """Return the path of a route of ours, or "other": clients must not make up labels."""
+    matched = scope.get("route")
+    if matched is not None:
+        return str(matched.path)
+    known = {getattr(route, "path", "") for route in scope["app"].routes}
+    return scope["path"] if scope["path"] in known else "other"
+
+
+class _Observed:
+    """One request and its response, as they pass."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.started_at = time.monotonic()
+        self.num_bytes = 0
+        self.status = 500
+        self.is_complete = False
+        self.errors: list[str] = []
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.num_bytes += len(message.get("body", b""))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.is_complete = True
