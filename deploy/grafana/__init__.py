@@ -1,0 +1,1 @@
+"""Prometheus' configuration and rules, and the dashboard for Grafana."""
