@@ -15,7 +15,7 @@ import contextlib
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
@@ -42,6 +42,9 @@ from diffuspec.text.detokenizer import Detokenizer, backend
 from diffuspec.text.grammars import grammars_of
 from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
+
+if TYPE_CHECKING:
+    from diffuspec.telemetry.request_spans import RequestSpans
 
 _GREEDY = SamplingParams()
 
@@ -96,6 +99,7 @@ class Engine:
         self.default_speculation = config.speculation
         self._closing = tuple(closing)
         self.tracer = tracer
+        self.spans: RequestSpans | None = None  # records OpenTelemetry's, if set
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
@@ -276,6 +280,8 @@ class Engine:
         text = Detokenizer(backend(self.tokenizer), sampling.stop, sampling.min_tokens)
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id, committed)
+        if self.spans is not None:
+            stream = self.spans.follow(stream, request_id or "", len(token_ids))
         async with contextlib.aclosing(stream):
             async for output in stream:
                 is_last = output.finish_reason is not None

@@ -29,6 +29,7 @@ from diffuspec.rpc.client.roles import RemoteDrafter, RemoteVerifier
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
+from diffuspec.telemetry import otel
 from diffuspec.telemetry.series import Gauge
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
@@ -139,6 +140,7 @@ class CoordinatorActor:
         """
         config = self._config
         self._security.server_credentials(host)  # may be refused: before weights are loaded
+        otel.check()
         verifier = await self._resources.enter_async_context(open_verifier())
         tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
         self._verifier = verifier
@@ -146,6 +148,7 @@ class CoordinatorActor:
         tracer = None if config.trace is None else self._open_trace(config.trace)
         observed = _ObservedVerifier(verifier, self._health)
         self._engine = engine = Engine(config.engine, observed, drafter, tokenizer, tracer=tracer)
+        engine.spans = self._resources.enter_context(otel.exporting("diffuspec-coordinator"))
         self._resources.push_async_callback(self._leave_drafters)
         await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()

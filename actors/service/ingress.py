@@ -19,6 +19,7 @@ from actors.service.settings import ServiceConfig
 from diffuspec.core.errors import ConfigError, WorkerError
 from diffuspec.rpc.security import is_loopback
 from diffuspec.serve.app import create_app
+from diffuspec.telemetry import logs, otel
 from diffuspec.text.tokenizer import load_tokenizer
 
 _CALL_SECONDS = 5.0  # for the directory to answer
@@ -31,6 +32,8 @@ class Ingress:
         self, config: ServiceConfig, directory: Any, pipelines: Any
     ) -> None:
         """directory: a handle of the deployment. pipelines: one too, which has Serve start them."""
+        logs.configure()
+        otel.check()
         _check_access(config)
         self._config = config
         self._directory = directory
@@ -47,15 +50,19 @@ class Ingress:
             config.patience_seconds,
         )
         await self._pool.__aenter__()
+        self._exporting = otel.exporting("diffuspec-ingress")
+        self._spans = self._exporting.__enter__()
 
     async def __del__(self) -> None:
         """Close the connections. Serve has waited for the requests."""
         if hasattr(self, "_backend"):
             await self._pool.__aexit__()
+        if hasattr(self, "_spans"):
+            self._exporting.__exit__(None, None, None)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""
-        return create_app(self._backend, self._config.http)
+        return create_app(self._backend, self._config.http, spans=self._spans)
 
     async def _list_pipelines(self) -> Sequence[Member]:
         found: Sequence[Member] = await self._ask_directory("pipelines")

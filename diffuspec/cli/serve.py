@@ -14,7 +14,7 @@ from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.pairs.tiny import TARGET
-from diffuspec.telemetry import logs
+from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:
     from diffuspec.serve.server import Tls
@@ -84,6 +84,7 @@ def run(
     from diffuspec.serve.server import bind, is_loopback, serve_engine
 
     logs.configure(log_format)
+    otel.check()
     tls = _tls(tls_certificate, tls_key)
     settings, configured = _read(config, api_keys)
     drafting = {**options.policy(draft_length), **speculation}

@@ -9,3 +9,5 @@ PATH_SCORER_SERVICE = path_scorer_pb2.DESCRIPTOR.services_by_name["PathScorerSer
 COORDINATOR_SERVICE = coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name
 VERIFIER_SERVICE = verifier_pb2.DESCRIPTOR.services_by_name["VerifierService"].full_name
 HEALTH_SERVICE = "grpc.health.v1.Health"
+
+TRACEPARENT_KEY = "traceparent"  # in the metadata of a call: W3C's trace context

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -32,13 +32,21 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is refused.", **_ERROR},
     "5XX": {"description": "It cannot be answered now.", **_ERROR},
 }
+if TYPE_CHECKING:
+    from diffuspec.telemetry.request_spans import RequestSpans
+
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def create_app(
-    backend: Backend, settings: ServeSettings, lifespan: Callable[[FastAPI], Any] | None = None
+    backend: Backend,
+    settings: ServeSettings,
+    lifespan: Callable[[FastAPI], Any] | None = None,
+    spans: RequestSpans | None = None,
 ) -> FastAPI:
     """Return the application. `lifespan` is the application's own, as FastAPI takes it.
+
+    `spans` records every request for OpenTelemetry.
 
     Raises ConfigError for a file of keys that cannot be read.
     """
@@ -47,7 +55,7 @@ def create_app(
     errors.install(app)
     app.state.series = series = HttpSeries()
     app.add_middleware(Edge, settings=settings, keys=keys)
-    app.add_middleware(Observer, series=series)
+    app.add_middleware(Observer, series=series, spans=spans)
     _add_completions(app, Completions(backend, settings))
     _add_models(app, backend)
     _add_health(app, backend, series)

@@ -20,6 +20,7 @@ from diffuspec.serve.app import create_app
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.protocol import BoundedProtocol
 from diffuspec.serve.settings import ServeSettings
+from diffuspec.telemetry import otel
 
 _KEEP_ALIVE_SECONDS = 75
 _GRACE_SECONDS = 5  # after the drain, for the last errors to be sent
@@ -129,10 +130,12 @@ async def serve_engine(
     tls: Tls | None = None,
 ) -> None:
     """Serve an engine as the model `name` until a signal comes; close the engine."""
-    async with engine:
-        app = create_app(EngineBackend(engine, name), settings)
+    with otel.exporting("diffuspec") as spans:
+        async with engine:
+            engine.spans = spans
+            app = create_app(EngineBackend(engine, name), settings, spans=spans)
 
-        async def drain() -> None:
-            await engine.stop(settings.drain_seconds)
+            async def drain() -> None:
+                await engine.stop(settings.drain_seconds)
 
-        await Server(app, bound, settings, drain, on_ready, tls).run_until_stopped()
+            await Server(app, bound, settings, drain, on_ready, tls).run_until_stopped()

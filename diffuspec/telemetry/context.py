@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 
 # The id that its client knows it by; "": none.
@@ -9,3 +10,10 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 # W3C's traceparent of the span around it: 00-TRACE_ID-SPAN_ID-FLAGS; "": it is not traced.
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
+
+_TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def follow_trace(given: str) -> None:
+    """Be part of a trace from elsewhere; of none, if `given` is no traceparent."""
+    traceparent.set(given if _TRACEPARENT.fullmatch(given) else "")

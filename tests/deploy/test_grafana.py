@@ -54,7 +54,7 @@ def test_the_dashboard_is_the_one_that_its_panels_make():
 
 
 def test_panels_have_a_text_and_do_not_overlap():
-    places = set()
+    places: set[tuple[int, int]] = set()
     for panel in make_dashboard.dashboard()["panels"]:
         place = panel["gridPos"]
         cells = {(place["x"] // 8, y) for y in range(place["y"], place["y"] + place["h"])}

@@ -20,6 +20,7 @@ from diffuspec.serve.app import create_app
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.server import Server, bind
 from diffuspec.serve.settings import ServeSettings
+from diffuspec.telemetry.request_spans import RequestSpans
 from tests.support.checkpoints import CHAT_TEMPLATE, NUM_IDS, byte_tokenizer
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
 
@@ -77,11 +78,14 @@ def fake_engine(verifier: FakeVerifier | None = None, max_waiting: int = 64) -> 
 
 
 def http_client(
-    backend: Any, settings: ServeSettings | None = None, **options: Any
+    backend: Any,
+    settings: ServeSettings | None = None,
+    spans: RequestSpans | None = None,
+    **options: Any,
 ) -> httpx2.AsyncClient:
     """Return a client of the application over a backend or an engine, without a server."""
     served = EngineBackend(backend, MODEL) if isinstance(backend, Engine) else backend
-    app = create_app(served, settings or ServeSettings())
+    app = create_app(served, settings or ServeSettings(), spans=spans)
     transport = httpx2.ASGITransport(app)
     return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", **options)
 

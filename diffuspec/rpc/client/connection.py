@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -53,14 +53,20 @@ class Connection:
         return response
 
     async def stream(
-        self, service: str, method: str, request: Message, kind: type[Response], timeout: float
+        self,
+        service: str,
+        method: str,
+        request: Message,
+        kind: type[Response],
+        timeout: float,
+        metadata: Sequence[tuple[str, str]] = (),
     ) -> AsyncGenerator[Response]:
         """Yield the responses of a server-streaming call; closing the iterator cancels it."""
         stub: Any = self._channel.unary_stream(
             f"/{service}/{method}", type(request).SerializeToString, kind.FromString
         )
         try:
-            call = stub(request, timeout=timeout, metadata=self._metadata)
+            call = stub(request, timeout=timeout, metadata=(*self._metadata, *metadata))
         except grpc.aio.UsageError as error:
             raise self._closed() from error
         try:

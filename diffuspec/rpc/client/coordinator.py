@@ -20,7 +20,8 @@ from diffuspec.rpc.messages.answers import (
 )
 from diffuspec.rpc.messages.values import sampling_to_proto
 from diffuspec.rpc.security import Security
-from diffuspec.rpc.services import COORDINATOR_SERVICE
+from diffuspec.rpc.services import COORDINATOR_SERVICE, TRACEPARENT_KEY
+from diffuspec.telemetry import context as telemetry
 from diffuspec.v1 import coordinator_pb2
 
 _CALL_SECONDS = 10.0
@@ -87,6 +88,7 @@ class RemoteCoordinator:
             request,
             coordinator_pb2.GenerateResponse,
             self._deadline_seconds,
+            [(TRACEPARENT_KEY, telemetry.traceparent.get())] if telemetry.traceparent.get() else [],
         )
         async with aclosing(responses):
             async for response in responses:

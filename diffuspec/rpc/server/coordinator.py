@@ -23,7 +23,7 @@ from diffuspec.rpc.messages.values import sampling_from_proto
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
 from diffuspec.rpc.server.servicers import Context, RoleServicer
-from diffuspec.rpc.services import COORDINATOR_SERVICE
+from diffuspec.rpc.services import COORDINATOR_SERVICE, TRACEPARENT_KEY
 from diffuspec.telemetry import context as telemetry
 from diffuspec.v1 import coordinator_pb2, coordinator_pb2_grpc
 
@@ -61,6 +61,8 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
 
     async def Generate(self, request: coordinator_pb2.GenerateRequest, context: Context) -> None:
         """Stream outputs. The request is cancelled when the client goes, or reads no more."""
+        metadata = dict(context.invocation_metadata() or ())
+        telemetry.follow_trace(str(metadata.get(TRACEPARENT_KEY, "")))
         try:
             await send_outputs(self._outputs(request), context, self._limits)
         except ClientStalledError as error:

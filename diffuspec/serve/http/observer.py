@@ -5,11 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from diffuspec.telemetry import context
 from diffuspec.telemetry.series import SeriesTable
+
+if TYPE_CHECKING:
+    from diffuspec.telemetry.request_spans import RequestSpans
 
 logger = logging.getLogger(__name__)
 
@@ -68,9 +74,10 @@ def note_error(code: str) -> None:
 class Observer:
     """ASGI middleware, the outermost: sees what clients see."""
 
-    def __init__(self, app: ASGIApp, series: HttpSeries) -> None:
+    def __init__(self, app: ASGIApp, series: HttpSeries, spans: RequestSpans | None) -> None:
         self._app = app
         self._series = series
+        self._spans = spans
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -78,17 +85,32 @@ class Observer:
             return
         one = _Observed(receive, send)
         _told.set(one.errors)
+        context.follow_trace(Headers(scope=scope).get("traceparent", ""))
         self._series.num_open += 1
         try:
-            await self._app(scope, one.receive, one.send)
+            if self._spans is None:
+                await self._app(scope, one.receive, one.send)
+            else:
+                await self._traced(scope, one, self._spans)
         finally:
             self._series.num_open -= 1
             self._count(scope, one)
 
+    async def _traced(self, scope: Scope, one: _Observed, spans: RequestSpans) -> None:
+        with spans.serving("http") as span:
+            try:
+                await self._app(scope, one.receive, one.send)
+            finally:
+                method, route = _method(scope), _route(scope)
+                span.update_name(f"{method} {route}")
+                span.set_attribute("http.request.method", method)
+                span.set_attribute("http.route", route)
+                span.set_attribute("http.response.status_code", one.final_status)
+                span.set_attribute("diffuspec.request_id", context.request_id.get())
+
     def _count(self, scope: Scope, one: _Observed) -> None:
         route = _route(scope)
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        status = one.status if one.is_complete else _ABORTED
+        method, status = _method(scope), one.final_status
         seconds = time.monotonic() - one.started_at
         series = self._series
         series.requests.inc(route, method, str(status))
@@ -98,6 +120,10 @@ class Observer:
             series.errors.inc(code)
         level = logging.DEBUG if route in _QUIET else logging.INFO
         logger.log(level, "%s %s: %d in %.3f s", method, route, status, seconds)
+
+
+def _method(scope: Scope) -> str:
+    return scope["method"] if scope["method"] in _METHODS else "other"
 
 
 def _route(scope: Scope) -> str:
@@ -120,6 +146,10 @@ class _Observed:
         self.status = 500
         self.is_complete = False
         self.errors: list[str] = []
+
+    @property
+    def final_status(self) -> int:
+        return self.status if self.is_complete else _ABORTED
 
     async def receive(self) -> Message:
         message = await self._receive()

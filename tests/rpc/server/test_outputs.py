@@ -17,6 +17,7 @@ from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.outputs import ClientStalledError, send_outputs
+from diffuspec.telemetry import context
 from tests.rpc.client.test_coordinator import FakeFrontend
 from tests.support.serving import serving
 
@@ -128,3 +129,22 @@ async def test_a_client_that_stops_reading_leaves_one_line_in_the_log(
     [line] = caplog.messages
     assert line.startswith("the request was cancelled: the client stopped reading")
     assert frontend.num_outputs < 1000
+
+
+async def test_the_id_and_the_trace_of_a_request_cross_the_wire(security):
+    seen = []
+
+    class Watching(FakeFrontend):
+        async def stream(self, *arguments: Any, **others: Any) -> AsyncGenerator[RequestOutput]:
+            seen.append((context.request_id.get(), context.traceparent.get()))
+            async for output in super().stream(*arguments, **others):
+                yield output
+
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    async with serving(CoordinatorServicer(Watching()), security=security) as wire:
+        remote = await wire.connect(RemoteCoordinator)
+        for given in (trace, "forged", ""):
+            context.traceparent.set(given)
+            sampling = SamplingParams(max_tokens=2)
+            assert [output async for output in remote.stream("a", sampling, request_id="mine")]
+    assert seen == [("mine", trace), ("mine", ""), ("mine", "")]

@@ -1,0 +1,79 @@
+"""OpenTelemetry: on where its standard variables say where spans go, else it costs nothing.
+
+OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT), or OTEL_TRACES_EXPORTER=otlp, switch it on;
+OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true off. Sampling, headers, limits and the name of
+the service are as the other OTEL_* variables say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from diffuspec.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+    from diffuspec.telemetry.request_spans import RequestSpans
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_PROTOCOLS = ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+_PROTOCOL = "http/protobuf"
+
+
+def is_on(variables: Mapping[str, str]) -> bool:
+    """Return whether spans are wanted. Raises ConfigError for an exporter that there is not."""
+    exporter = variables.get("OTEL_TRACES_EXPORTER", "")
+    if exporter == "none" or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if exporter not in ("", "otlp"):
+        raise ConfigError(f"OTEL_TRACES_EXPORTER must be otlp or none, got {exporter!r:.80}")
+    return bool(exporter) or any(variables.get(name) for name in _ENDPOINTS)
+
+
+def check() -> None:
+    """Raise ConfigError for variables that `exporting` would refuse, before anything is loaded."""
+    if is_on(os.environ):
+        _exporter()
+
+
+@contextlib.contextmanager
+def exporting(service: str) -> Iterator[RequestSpans | None]:
+    """Yield what records spans, and send the last of them at the end; None where it is off.
+
+    `service` is the name that they are shown under, unless OTEL_SERVICE_NAME says otherwise. Raises
+    ConfigError when the extra `otel` is not installed.
+    """
+    if not is_on(os.environ):
+        yield None
+        return
+    exporter = _exporter()
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    from diffuspec.telemetry.request_spans import RequestSpans
+
+    name = os.environ.get("OTEL_SERVICE_NAME") or service
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    try:
+        yield RequestSpans(provider)
+    finally:
+        provider.shutdown()
+
+
+def _exporter() -> SpanExporter:
+    for variable in _PROTOCOLS:
+        if os.environ.get(variable, _PROTOCOL) != _PROTOCOL:
+            raise ConfigError(f"{variable} must be {_PROTOCOL}, got {os.environ[variable]!r:.80}")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError as error:
+        raise ConfigError(
+            "the OTEL_* variables ask for traces, which need: pip install 'diffuspec[otel]'"
+        ) from error
+    return OTLPSpanExporter()
