@@ -85,9 +85,13 @@ class Grammars:
         from diffuspec.text.tokenizer import load_tokenizer
 
         info = self._info
-        return llguidance.hf.from_tokenizer(
-            load_tokenizer(self._path), n_vocab=info.vocab_size, eos_token=[*info.eos_token_ids]
-        )
+        tokenizer, eos = load_tokenizer(self._path), [*info.eos_token_ids]
+        try:
+            return llguidance.hf.from_tokenizer(tokenizer, n_vocab=info.vocab_size, eos_token=eos)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"structured_output cannot be used with the target's tokenizer: {error}"
+            ) from error
 
 
 @functools.lru_cache(maxsize=4)

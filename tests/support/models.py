@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from transformers import (
     GPT2Config,
@@ -127,6 +128,7 @@ def make_drafter_model() -> Any:
 def save_tokenizer(path: Path, num_ids: int = NUM_KNOWN_IDS) -> None:
     vocabulary = {f"w{i}": i for i in range(num_ids)}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.decoder = ByteLevel()  # grammars need one that they know
     PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
@@ -87,3 +90,11 @@ def test_a_form_is_compiled_once_while_it_is_in_use() -> None:
 
 def test_roles_of_one_target_share_what_is_compiled() -> None:
     assert grammars_of(TARGET, INFO) is grammars_of(Path(TARGET), INFO)
+
+
+def test_a_tokenizer_of_an_unknown_kind_is_named_as_the_reason(tmp_path: Path) -> None:
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "</s>": 2}, unk_token="a"))
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
+    grammars = Grammars(tmp_path, TargetInfo(3, 512, 2, (2,)))
+    with pytest.raises(InvalidRequestError, match="cannot be used with the target's tokenizer"):
+        grammars.compile(StructuredOutput(regex="a"))

@@ -11,7 +11,7 @@ import torch
 
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.models.attention.cache import Slot
 from diffuspec.models.target import CausalTarget
 from tests.models.ranks.follower import config
@@ -27,6 +27,11 @@ from tests.models.test_target import (
     with_wrong_branches,
 )
 from tests.support.models import make_model
+
+# Tokens are called w1, w23 and so on: any whose number begins with an odd digit, without an end.
+STRUCTURED = SamplingParams(
+    temperature=0.9, seed=5, structured_output=StructuredOutput(regex="([vw][13579][0-9]*)+x")
+)
 
 pytestmark = pytest.mark.process
 
@@ -87,6 +92,23 @@ async def test_trees_for_several_sequences_get_the_verdicts_of_one_process(
     for prefix in prefixes.values():
         assert prefix[: len(truth)] == truth[: len(prefix)]
     assert num_accepted > 12
+
+
+async def test_ranks_mask_alike(qwen2: Ranks, alone: CausalTarget) -> None:
+    """All ranks drop the same nodes, and one that cannot go on fails on all of them."""
+    rng = np.random.default_rng(2)
+    truth = await decode(alone, STRUCTURED)
+    assert all(str(token)[0] in "13579" for token in truth[len(PROMPT) :])
+    prefix = list(PROMPT)
+    while len(prefix) < len(truth):
+        one = request(prefix, with_wrong_branches(truth[len(prefix) :], rng), STRUCTURED)
+        [verdict] = await qwen2.target.verify([one])
+        prefix += verdict.token_ids
+    assert prefix[: len(truth)] == truth
+    wrong = request([*PROMPT, 4], sampling=STRUCTURED)
+    with pytest.raises(InvalidRequestError, match="the answer so far has another form"):
+        await qwen2.target.verify([wrong])
+    assert len(await qwen2.target.verify([request(PROMPT)])) == 1
 
 
 async def test_each_rank_holds_its_share_of_heads_and_weights(
