@@ -30,8 +30,6 @@ from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
-_FEW_TOKENS = 8  # the target reads them in the time of a decoding step
-
 
 class DraftStage:
     """Takes requests and puts every one into the `ready` queue once, drafted or not."""
@@ -90,7 +88,7 @@ class DraftStage:
             self._on_early_step(request, request.early)
         elif self._is_plain or request.plan_draft() == 0:
             self._skip_draft([request], None)
-        elif self._works_beside and request.num_unread > _FEW_TOKENS:
+        elif self._works_beside and request.is_reading:
             request.plan_early_draft()
             self._place(request)
             self._skip_draft([request], None)

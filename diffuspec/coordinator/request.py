@@ -40,6 +40,9 @@ from diffuspec.text.detokenizer import Detokenizer
 logger = logging.getLogger(__name__)
 
 
+_FEW_TOKENS = 8  # the target reads them in the time of a decoding step
+
+
 @dataclass(slots=True)
 class StepTimes:
     """The coming step so far. Points in time are time.monotonic()."""
@@ -330,6 +333,11 @@ class Request:
     def num_unread(self) -> int:
         """Tokens of the prefix that the target reads in the coming step; 1 while decoding."""
         return self._num_tokens - self.num_read
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the coming step reads a prompt: more than takes the time of decoding."""
+        return self.num_unread > _FEW_TOKENS
 
     def next_chunk(self, max_tokens: int) -> VerifyRequest | None:
         """Return the next chunk of the prefix to prefill ahead of the step, if much is unread."""

@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
+_NUM_ROWS_BESIDE = 32  # of drafts, in a batch in which prompts are read
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,40 @@ class VerifyStage:
         self._batch: Sequence[Request] = ()  # taken last
 
     async def take(self) -> VerifyBatch:
-        """Wait for requests; return all that are ready as one batch."""
+        """Wait for requests; return those that are ready as one batch.
+
+        Where prompts are read, drafts are let in up to as many rows and _NUM_ROWS_BESIDE more, so
+        that no first token waits for long verifications; the others come in the next batch.
+        """
         await asyncio.sleep(0)  # verifiers may not suspend: let consumers have a turn
-        self._batch = requests = await self.queue.take()
-        for request in requests:
-            request.is_in_verifier = True
+        ready = await self.queue.take()
+        for request in ready:
             if request.num_outages < self._num_outages:
                 # The verifier may be another one, with nothing read. The whole prefix in one
                 # step could miss the deadline again and again: it is read in chunks.
                 request.num_outages, request.num_read = self._num_outages, 0
+        self._batch = requests = self._choose(ready)
+        for request in requests:
+            request.is_in_verifier = True
         return VerifyBatch(requests, [r.next_chunk(self._max_chunk_tokens) for r in requests])
+
+    def _choose(self, ready: Sequence[Request]) -> Sequence[Request]:
+        """Return the requests to verify now, and queue the others again."""
+        chosen = [request for request in ready if request.is_reading]
+        if not chosen:
+            return ready
+        num_read = sum(min(request.num_unread, self._max_chunk_tokens) for request in chosen)
+        room = num_read + _NUM_ROWS_BESIDE
+        num_reading = len(chosen)
+        for request in ready:
+            if request.is_reading:
+                continue
+            room -= 1 + request.draft.tree.num_nodes
+            if room >= 0 or len(chosen) == num_reading:  # one at least: none waits for ever
+                chosen.append(request)
+            else:
+                self.queue.put(request)
+        return chosen
 
     def clear(self) -> None:
         """Note that the loop has broken off: no request is in a verification."""

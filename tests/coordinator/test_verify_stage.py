@@ -11,14 +11,15 @@ from itertools import pairwise
 import pytest
 
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Verdict, VerifyRequest
-from tests.support.fakes import FakeVerifier
+from tests.support.fakes import FakeVerifier, always_right
 from tests.support.stage import (
     FOREVER,
     PROMPT,
     UNAVAILABLE,
     fail_verifications,
+    fake_drafter,
     on_stage,
     rest_of,
     until,
@@ -62,6 +63,42 @@ async def test_others_go_on_between_the_chunks_of_a_long_prompt():
         ]
         assert [len(request.prefix) for _, request in chunks] == list(range(16, 161, 16))
         assert {batch_size for batch_size, _ in chunks[:-1]} == {2}, "both go on"
+
+
+async def test_where_prompts_are_read_drafts_are_let_in_up_to_as_many_rows():
+    long, sampling = [n % 40 for n in range(50)], SamplingParams(max_tokens=300, ignore_eos=True)
+    drafts = SpeculationParams(policy="fixed", num_draft_tokens=20)
+    async with on_stage(fake_drafter(always_right), max_sequences=8) as stage:
+        stage.verifier.gate.close()
+        others = [stage.start([0], sampling, drafts)]
+        await stage.verifier.gate.arrival()
+        others += [stage.start([n], sampling, drafts) for n in range(1, 7)]
+        reader = stage.start(long, SamplingParams(max_tokens=5), drafts)
+        await until(lambda: len(list(stage.coordinator._verify.queue)) == 7)
+        stage.verifier.gate.open()
+        assert await reader == stage.plain(long, SamplingParams(max_tokens=5))
+        for n, other in enumerate(others):
+            assert await other == stage.plain([n], sampling)
+        [batch] = [b for b in stage.verifier.batches if any(len(r.prefix) == 50 for r in b)]
+        rows = [1 + request.tree.num_nodes for request in batch if len(request.prefix) != 50]
+        assert rows == [21, 21, 21], "82 rows are let in"
+
+
+async def test_a_draft_larger_than_its_room_is_verified_beside_prompts_all_the_same():
+    drafts = SpeculationParams(policy="fixed", num_draft_tokens=60, max_nodes=64)
+    async with on_stage(fake_drafter(always_right), max_sequences=3) as stage:
+        stage.verifier.gate.close()
+        first = stage.start([0], SamplingParams(max_tokens=1))
+        await stage.verifier.gate.arrival()
+        other = stage.start([1], FOREVER, drafts)
+        reader = stage.start([n for n in range(12)], FOREVER, drafts)
+        await until(lambda: len(list(stage.coordinator._verify.queue)) == 2)
+        stage.verifier.gate.open()
+        assert await first == stage.plain([0], SamplingParams(max_tokens=1))
+        assert await other == stage.plain([1], FOREVER)
+        assert await reader == stage.plain([n for n in range(12)], FOREVER)
+        [batch] = [b for b in stage.verifier.batches if any(len(r.prefix) == 12 for r in b)]
+        assert len(batch) == 2
 
 
 # ---- failures
