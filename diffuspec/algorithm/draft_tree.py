@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,15 +57,20 @@ def _is_sound(tree: DraftTree) -> bool:
     )
 
 
-def depths(tree: DraftTree) -> list[int]:
+def depths(tree: DraftTree) -> tuple[int, ...]:
     """Return each node's distance from the root, at least 1, [num_nodes].
 
     A node's token stands at absolute index len(prefix) - 1 + depth.
     """
+    return _depths(tree.parents)
+
+
+@lru_cache(maxsize=64)  # several ask about a tree while it is verified
+def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     found: list[int] = []
-    for parent in tree.parents:
+    for parent in parents:
         found.append(1 if parent < 0 else found[parent] + 1)
-    return found
+    return tuple(found)
 
 
 def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:

@@ -42,6 +42,14 @@ class Calibration:
         self._seen[cell] += 1
         self._right[cell] += is_right
 
+    def in_cells(self) -> list[float]:
+        """Return P(right) of every cell."""
+        priors = _CENTRES if self._wider is None else self._wider.in_cells()
+        return [
+            (_PRIOR_WEIGHT * prior + right) / (_PRIOR_WEIGHT + seen)
+            for prior, right, seen in zip(priors, self._right, self._seen, strict=True)
+        ]
+
     def _in_cell(self, cell: int) -> float:
         prior = _CENTRES[cell] if self._wider is None else self._wider._in_cell(cell)
         return (_PRIOR_WEIGHT * prior + self._right[cell]) / (_PRIOR_WEIGHT + self._seen[cell])
@@ -60,9 +68,10 @@ class AcceptanceModel:
     def reach(self, draft: Draft) -> list[float]:
         """Return each node's probability of being accepted with all of its ancestors."""
         reached: list[float] = []
+        probabilities = self._nodes.in_cells()
         for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
-            above = reached[parent] if parent >= 0 else 1.0
-            reached.append(above * self._nodes.probability(confidence))
+            here = probabilities[bisect_right(_LOG_EDGES, confidence)]
+            reached.append(reached[parent] * here if parent >= 0 else here)
         return reached
 
     def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:

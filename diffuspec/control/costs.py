@@ -9,9 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+IntArray: TypeAlias = NDArray[np.int64]
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
@@ -124,9 +127,10 @@ class CostCurve:
 class StepCosts:
     """The costs of a step's parts, and the load of the rest of the batch. One per coordinator.
 
-    other_rows, other_positions and other_tokens are moving averages over recent batches: rows fed
-    to the target, masked positions fed to the drafter, and tokens committed, all of the other
-    requests of the batch. They make a request in a full batch draft less than one alone.
+    other_requests, other_rows, other_positions and other_tokens are moving averages over recent
+    batches: the other requests of a batch, rows they fed to the target, masked positions they fed
+    to the drafter, and tokens they committed. They make a request in a full batch draft less than
+    one alone.
     exposed_share is the part of a draft's time that is waited for: 1 unless there are pre-drafts.
     crowding is the number of seconds that one second of drafting adds to a verification at the same
     time: 0 if the roles share nothing, up to 1 if they share a processor.
@@ -139,6 +143,7 @@ class StepCosts:
     crowding: float = 0.0
     num_crowded: int = 0  # verifications in a row with drafting at the same time
     num_alone: int = 0  # verifications without, in total
+    other_requests: float = 0.0
     other_rows: float = 0.0
     other_positions: float = 0.0
     other_tokens: float = 0.0
@@ -157,8 +162,24 @@ class StepCosts:
         """
         self._observe_alone_or_crowded(num_rows, seconds, drafting_seconds)
         others = (num_requests - 1) / num_requests
+        self.other_requests += _SMOOTHING * (num_requests - 1 - self.other_requests)
         self.other_rows += _SMOOTHING * (num_rows * others - self.other_rows)
         self.other_tokens += _SMOOTHING * (num_tokens * others - self.other_tokens)
+
+    def of_drafting(self, lengths: IntArray, num_nodes: IntArray) -> NDArray[np.float64]:
+        """Return a step's cost with drafts of these lengths, in steps of plain decoding.
+
+        If all requests draft so, and verify that many nodes. What pays for all of them may not pay
+        for one alone to begin, nor to stop what does not.
+        """
+        count = 1 + self.other_requests
+        positions = np.rint(count * lengths).astype(np.int64)
+        rows = np.rint(count * (1 + num_nodes)).astype(np.int64)
+        draft = self.exposed_share * self.draft.seconds(int(positions.max()))[positions]
+        verify = self.verify.seconds(int(rows.max()))
+        plain = verify[round(count)] + self.overhead_seconds
+        prices: NDArray[np.float64] = (draft + verify[rows] + self.overhead_seconds) / plain
+        return prices
 
     @property
     def is_alone_wanted(self) -> bool:

@@ -129,7 +129,8 @@ class CostAwareDraftLength:
     """
 
     def __init__(self, max_draft_tokens: int, economics: Economics) -> None:
-        self._lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
+        lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
+        self._lengths = np.array(lengths)
         self._shared = economics
         self._acceptance = AcceptanceModel(economics.acceptance)
         self._survival = economics.survival[:max_draft_tokens].copy()
@@ -159,27 +160,28 @@ class CostAwareDraftLength:
         self._note(num_draft_tokens)
 
     def _plan(self, limit: int) -> _Plan:
-        """Return the length with the highest rate, and whether it beats plain decoding."""
+        """Return the length with the highest rate, and whether drafts beat plain decoding.
+
+        The length is the best one beside what the others draft now; whether to draft at all is
+        decided as if all did the same.
+        """
         costs = self._shared.costs
-        longest = min(limit, self._lengths[-1])
-        lengths = [k for k in self._lengths if k < longest] + [longest]
+        lengths = self._lengths
+        if limit < lengths[-1]:
+            lengths = np.append(lengths[lengths < limit], limit)
         if not (costs.draft.is_known and costs.verify.is_known):
-            return _Plan(min(longest, self._lengths[len(self._lengths) // 2]), True)
-        others = round(costs.other_positions)
-        rows = round(costs.other_rows) + 1
-        tokens = costs.other_tokens + 1 + np.cumsum(self._survival)
-        draft = costs.exposed_share * costs.draft.seconds(others + longest)[others:]
+            return _Plan(min(limit, int(self._lengths[len(self._lengths) // 2])), True)
+        tokens = 1 + self._survival.cumsum()[lengths - 1]
         num_nodes = round(self._num_nodes)
-        verify = costs.verify.seconds(rows + max(longest, num_nodes))[rows:]
-        verify = verify + costs.overhead_seconds
-        rates = [tokens[k - 1] / (draft[k] + verify[num_nodes]) for k in lengths]
-        best = int(np.argmax(rates))
-        length = lengths[best]
-        plain = verify[0] + (draft[0] if others else 0.0)  # the others draft in any case
-        is_worth_it = bool(rates[best] >= (costs.other_tokens + 1) / plain)
-        if not is_worth_it:
-            length = min(length, _MAX_TRIAL_TOKENS)
-        return _Plan(length, is_worth_it, float((draft[length] + verify[length]) / plain))
+        positions = round(costs.other_positions) + lengths
+        draft = costs.exposed_share * costs.draft.seconds(int(positions[-1]))[positions]
+        verify = costs.verify.at(round(costs.other_rows) + 1 + num_nodes) + costs.overhead_seconds
+        length = int(lengths[((costs.other_tokens + tokens) / (draft + verify)).argmax()])
+        if (tokens >= costs.of_drafting(lengths, np.minimum(lengths, num_nodes))).any():
+            return _Plan(length, True)
+        length = min(length, _MAX_TRIAL_TOKENS)
+        trial = np.array([length])
+        return _Plan(length, False, float(costs.of_drafting(trial, trial)[0]))
 
     def trim(self, draft: Draft) -> Draft:
         if not draft.tree.num_nodes:
@@ -229,8 +231,8 @@ class CostAwareDraftLength:
     def _learn_survival(self, draft: Draft, reach: NDArray[np.float64]) -> None:
         """Average the reach by depth, extrapolated geometrically past the draft's end."""
         size = len(self._survival)
-        places = np.array(depths(draft.tree), np.int64) - 1
-        seen = np.bincount(places, weights=reach, minlength=size)[:size]
+        places = np.array(depths(draft.tree), np.int64)
+        seen = np.bincount(places, weights=reach, minlength=1 + size)[1 : 1 + size]
         end = min(self._drafted, size)
         if end < size and draft.num_tokens_before_eos >= end and seen[end - 1] > 0:
             ratio = min(seen[end - 1] ** (1 / end), 0.99)

@@ -61,8 +61,8 @@ def test_mask_and_depths_follow_the_paths(tree):
 
 def test_views_of_a_chain_and_of_no_tree():
     assert ancestor_mask(chain([1, 1, 1]).parents).tolist() == np.tri(3, dtype=bool).tolist()
-    assert depths(chain([1, 1, 1])) == [1, 2, 3]
-    assert ancestor_mask(EMPTY_TREE.parents).shape == (0, 0) and depths(EMPTY_TREE) == []
+    assert depths(chain([1, 1, 1])) == (1, 2, 3)
+    assert ancestor_mask(EMPTY_TREE.parents).shape == (0, 0) and depths(EMPTY_TREE) == ()
     assert path_to(FORKED, -1) == []
 
 
