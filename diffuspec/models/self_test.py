@@ -14,6 +14,7 @@ import torch
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, SELF_TEST_NAME, run_packed
+from diffuspec.models.attention.scoring import Scoring
 
 _TOKEN_IDS = (1, 2, 3, 4)  # several: the embedding of one may be all zeros
 _FAR = 100  # a position far enough from 0 to turn all but the slowest rotary angles
@@ -75,8 +76,7 @@ class _Recorder:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
-        window: int | None,
+        scoring: Scoring,
     ) -> torch.Tensor:
         if key.shape != value.shape:
             raise ModelLoadError(f"layer {layer} has keys and values of different shapes")

@@ -13,12 +13,14 @@ from transformers import (
     BertConfig,
     BertLMHeadModel,
     BlenderbotForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    XLMConfig,
+    XLMWithLMHeadModel,
 )
 
 from diffuspec.core.devices import DType
@@ -36,12 +38,6 @@ DECODER = {
     "is_decoder": True,
     "is_encoder_decoder": False,
 }
-
-
-def test_attention_that_our_kernels_do_not_compute_is_refused(tmp_path: Path) -> None:
-    Gemma2ForCausalLM(Gemma2Config(**SHAPE, head_dim=12)).save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match="is not supported: attention with softcap"):
-        load_model(tmp_path, num_slots=1)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -94,3 +90,16 @@ def test_layers_without_attention_are_refused(tmp_path: Path) -> None:
     Lfm2ForCausalLM(Lfm2Config(**SHAPE, layer_types=types)).save_pretrained(tmp_path)
     with pytest.raises(ModelLoadError, match="only 2 of its layers are attention"):
         load_model(tmp_path, num_slots=1)
+
+
+def test_models_that_ask_for_the_type_of_their_weights_are_loaded(tmp_path: Path) -> None:
+    config = HunYuanMoEV1Config(**SHAPE, head_dim=12, num_experts=2, moe_topk=1)
+    HunYuanMoEV1ForCausalLM(config).save_pretrained(tmp_path)
+    load_model(tmp_path, num_slots=1, is_target=True)
+
+
+def test_a_family_with_a_mask_of_its_own_is_no_diffusion_lm(tmp_path: Path) -> None:
+    config = XLMConfig(vocab_size=VOCAB_SIZE, emb_dim=48, n_layers=2, n_heads=4)
+    XLMWithLMHeadModel(config).save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match="XLMWithLMHeadModel is not supported: it is not a st"):
+        load_model(tmp_path, num_slots=1, is_target=True)

@@ -14,8 +14,12 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import WordLevel
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -80,6 +84,21 @@ PARTIAL_ROTARY: dict[str, Any] = {
     "use_qkv_bias": True,
 }
 
+SOFT_CAPS: dict[str, Any] = {
+    "head_dim": 12,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 7,
+    "attn_logit_softcapping": 1.5,
+    "final_logit_softcapping": 4.0,
+}
+
+EXPERTS: dict[str, Any] = {
+    "head_dim": 12,
+    "sliding_window": 7,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+}
+
 _RNG = np.random.default_rng(7)
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
@@ -89,6 +108,8 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=8)),
     "qwen2 with windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, **MIXED_LAYERS)),
     "stablelm": lambda: StableLmForCausalLM(StableLmConfig(**SHAPE, **PARTIAL_ROTARY)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, **SOFT_CAPS)),
+    "gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**SHAPE, **EXPERTS)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**LEARNED_POSITIONS)),
 }
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from diffuspec.models.attention.scoring import Scoring
+
 ATTENTION_NAME = "diffuspec"
 SELF_TEST_NAME = "diffuspec-self-test"  # the same, but each layer's mask tells its window
 
@@ -26,8 +28,7 @@ class Attention(Protocol):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
-        window: int | None,
+        scoring: Scoring,
     ) -> torch.Tensor:
         """query [heads, T, dim], key and value [kv_heads, T, dim] -> [T, heads, dim]."""
         ...
@@ -66,24 +67,25 @@ def packed_attention(
     attention_mask: int | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    **kwargs: Any,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function: [1, heads, T, dim] -> [1, T, heads, dim].
 
     attention_mask is None in normal forwards; in the self-test it is the mask's window (see
-    `_mask_window`). Raises NotImplementedError for what our kernels do not compute.
+    `_mask_window`). s_aux are the scores of attention sinks. Raises NotImplementedError for what
+    our kernels do not compute.
     """
-    for option in ("softcap", "s_aux"):
-        if kwargs.get(option) is not None:
-            raise NotImplementedError(f"attention with {option} is not supported")
     if not getattr(module, "is_causal", True):
         raise NotImplementedError("its attention is not causal")
     if attention_mask is not None and attention_mask != sliding_window:
         raise NotImplementedError(f"a window of {attention_mask} in the mask alone is unsupported")
     if scaling is None:
         scaling = query.shape[-1] ** -0.5
+    scoring = Scoring(scaling, sliding_window, softcap, s_aux)
     layer: Any = module.layer_idx
-    output = _current.get().attend(layer, query[0], key[0], value[0], scaling, sliding_window)
+    output = _current.get().attend(layer, query[0], key[0], value[0], scoring)
     return output.unsqueeze(0), None
 
 

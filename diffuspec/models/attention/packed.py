@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.kernels import attend, attend_fused, attend_in_blocks
 from diffuspec.models.attention.masks import listed_mask, ordered_mask
+from diffuspec.models.attention.scoring import Scoring
 
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
@@ -81,17 +82,16 @@ class PackedBatch:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
-        window: int | None,
+        scoring: Scoring,
     ) -> torch.Tensor:
         if len(self._parts) == 1 and not self._num_padding:
-            return self._parts[0].attend(layer, query, key, value, scaling, window)
+            return self._parts[0].attend(layer, query, key, value, scoring)
         outputs, first = [], 0
         for part in self._parts:
             rows = slice(first, first + part.num_rows)
             first = rows.stop
             mine = query[:, rows], key[:, rows], value[:, rows]
-            outputs.append(part.attend(layer, *mine, scaling, window))
+            outputs.append(part.attend(layer, *mine, scoring))
         if self._num_padding:
             outputs.append(outputs[0].new_zeros(self._num_padding, *outputs[0].shape[1:]))
         return torch.cat(outputs)
@@ -115,10 +115,9 @@ class _Part:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        scaling: float,
-        window: int | None,
+        scoring: Scoring,
     ) -> torch.Tensor:
-        view = self._view(window)
+        view = self._view(scoring.window)
         keys, values, mask = self._layers[2 * layer], self._layers[2 * layer + 1], view.mask
         keys.narrow(1, self._start, self.num_rows).copy_(key)
         values.narrow(1, self._start, self.num_rows).copy_(value)
@@ -126,19 +125,19 @@ class _Part:
         values = values.narrow(1, view.first, view.num_columns)
         if self._block_size is not None:
             assert mask is not None
-            return attend_in_blocks(query, keys, values, mask, scaling, self._block_size)
+            return attend_in_blocks(query, keys, values, mask, scoring, self._block_size)
         num_scores = query.shape[0] * keys.shape[1]
         if self.num_rows * num_scores <= MAX_SCORES:
-            if not keys.is_cpu:
-                return attend(query, keys, values, mask, scaling)
+            if not (keys.is_cpu and scoring.is_plain):
+                return attend(query, keys, values, mask, scoring)
             mask = view.whole_mask(query.shape[0] // keys.shape[0])
-            return attend_fused(query, keys, values, mask, scaling)
+            return attend_fused(query, keys, values, mask, scoring.scaling)
         step = max(1, MAX_SCORES // num_scores)
         outputs = []
         for first in range(0, self.num_rows, step):
             rows = slice(first, first + step)
             row_mask = None if mask is None else mask[rows]
-            outputs.append(attend(query[:, rows], keys, values, row_mask, scaling))
+            outputs.append(attend(query[:, rows], keys, values, row_mask, scoring))
         return torch.cat(outputs)
 
     def _view(self, window: int | None) -> View:

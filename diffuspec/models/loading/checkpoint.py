@@ -21,6 +21,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 DiffusionAttention = Literal["full", "block_causal"]
 
 _DREAM_MODEL_TYPE = "Dream"
+_DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
 
@@ -48,8 +49,11 @@ class Checkpoint:
     @property
     def is_diffusion(self) -> bool:
         """Whether it was trained to fill masks, and not to continue text."""
-        marks = ("mask_token_id", "diffusion_attention")
-        return self.is_dream or any(self.config.get(name) is not None for name in marks)
+        if self.is_dream:
+            return True
+        family = CONFIG_MAPPING[self.config["model_type"]]
+        marks = [name for name in _DIFFUSION_KEYS if not hasattr(family, name)]
+        return any(self.config.get(name) is not None for name in marks)
 
     @property
     def max_positions(self) -> int:

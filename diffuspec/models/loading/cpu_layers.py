@@ -10,6 +10,7 @@ operations instead of seven.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,11 @@ class PackedLinear(nn.Module):
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
         self._bias = None if bias is None else bias.detach()
 
+    @property
+    def weight(self) -> Tensor:
+        """The weights in torch's layout, which some families ask for their type; slow."""
+        return self._weight.to_dense() if self._plain_weight is None else self._plain_weight
+
     def forward(self, inputs: Tensor) -> Tensor:
         if self._plain_weight is not None and inputs.numel() == self._num_inputs:
             return functional.linear(inputs, self._plain_weight, self._bias)
@@ -110,6 +116,7 @@ class FastRMSNorm(nn.Module):
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
         size = len(weight)
+        self.weight = weight.detach()
         self._weight = weight.detach() * size**0.5
         self._floor = torch.tensor((size * epsilon) ** 0.5)
 
@@ -137,6 +144,8 @@ def _fast_norm(module: nn.Module) -> FastRMSNorm | None:
     """
     weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, Tensor) or not isinstance(epsilon, float):
+        return None
+    if len(inspect.signature(module.forward).parameters) > 1:  # such as a gate
         return None
     norm = FastRMSNorm(weight, epsilon)
     inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from diffuspec.models.attention.kernels import attend, attend_fused
+from diffuspec.models.attention.kernels import attend, attend_fused, attend_in_blocks
 from diffuspec.models.attention.packed import View
+from diffuspec.models.attention.scoring import Scoring
 
 
 @pytest.mark.parametrize("num_masked", [0, 5, 30])
@@ -14,6 +15,25 @@ def test_the_fused_kernel_equals_the_kernel_of_three_operations(num_masked: int)
     query, keys, values = torch.randn(6, 5, 8), torch.randn(2, 30, 8), torch.randn(2, 30, 8)
     mask = torch.randn(5, num_masked) if num_masked else None
     view = View(0, 30, mask)
-    expected = attend(query, keys, values, mask, 0.3)
+    expected = attend(query, keys, values, mask, Scoring(0.3))
     found = attend_fused(query, keys, values, view.whole_mask(3), 0.3)
+    assert torch.allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "scoring",
+    [
+        Scoring(0.3),
+        Scoring(0.3, softcap=0.8),
+        Scoring(0.3, sinks=torch.linspace(-1, 2, 6)),
+        Scoring(0.3, softcap=0.8, sinks=torch.linspace(-1, 2, 6)),
+    ],
+    ids=["plain", "soft-capped", "with sinks", "both"],
+)
+def test_the_kernel_in_blocks_equals_the_kernel_of_three_operations(scoring: Scoring) -> None:
+    query, keys, values = torch.randn(6, 5, 8), torch.randn(2, 32, 8), torch.randn(2, 32, 8)
+    mask = torch.zeros(5, 32)
+    mask[:, 20:] = -torch.inf
+    expected = attend(query, keys, values, mask, scoring)
+    found = attend_in_blocks(query, keys, values, mask, scoring, 8)
     assert torch.allclose(found, expected, atol=1e-6)

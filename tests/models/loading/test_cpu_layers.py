@@ -58,3 +58,28 @@ def test_other_precisions_are_left_alone() -> None:
     kinds = [type(module) for module in model.modules()]
     use_cpu_layers(model)
     assert [type(module) for module in model.modules()] == kinds
+
+
+@pytest.mark.parametrize("is_intel", [False, True])
+def test_a_layer_shows_its_weights_to_families_that_ask_for_them(
+    monkeypatch: pytest.MonkeyPatch, is_intel: bool
+) -> None:
+    monkeypatch.setattr(cpu_layers, "is_intel", lambda: is_intel)
+    layer, norm = torch.nn.Linear(8, 12), FastRMSNorm(torch.full((8,), 2.0), 1e-6)
+    assert torch.equal(PackedLinear(layer.weight, None).weight, layer.weight)
+    assert torch.equal(norm.weight, torch.full((8,), 2.0))
+
+
+def test_norms_that_take_more_than_their_input_are_left_alone() -> None:
+    class Gated(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.variance_epsilon = torch.nn.Parameter(torch.ones(8)), 1e-6
+
+        def forward(self, inputs: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
+            norm = FastRMSNorm(self.weight, self.variance_epsilon)(inputs)
+            return norm if gate is None else norm * gate
+
+    model = torch.nn.Sequential(Gated())
+    use_cpu_layers(model)
+    assert isinstance(model[0], Gated)
