@@ -5,24 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from diffuspec.bench import plots
 from diffuspec.bench.machine import Machine, describe_machine
 from diffuspec.bench.options import CONCURRENCIES, BenchOptions, engine_config, system_names
+from diffuspec.bench.output import Advance, make_folder, progress
 from diffuspec.bench.overhead import (
     NUM_DRAFT_TOKENS,
     PREFIX_LENGTHS,
@@ -59,7 +50,6 @@ from diffuspec.bench.studies.sweeps import ablation_config, num_answers, run_swe
 from diffuspec.bench.systems import TREE_SHAPES, open_systems
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
-from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.telemetry.trace import tracing
@@ -67,7 +57,6 @@ from diffuspec.telemetry.trace import tracing
 __all__ = ["BenchOptions", "run_benchmark"]
 
 OnAnswer = Callable[[Record], None]
-Advance = Callable[[str], None]  # takes a description of what has just ended
 
 
 def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
@@ -82,7 +71,7 @@ def run_benchmark(options: BenchOptions, console: Console | None = None) -> int:
     names = system_names(options, config)
     questions = load_questions(options.questions or options.chosen_pair.questions)
     questions = first_per_family(questions, options.limit)
-    _make_folder(options.out)
+    make_folder(options.out)
     with _threads(options.threads or options.default_threads):
         if options.ablations:
             return _run_ablations(options, config, questions, console)
@@ -103,7 +92,7 @@ def _run_comparison(
     with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine = _machine(engine)
         num_turns = sum(len(question.turns) for question in questions)
-        with _progress(num_turns * options.repeats * len(names)) as advance:
+        with progress(num_turns * options.repeats * len(names)) as advance:
             run = _compare(engine, names, questions, options, _on_answer(advance))
         overheads, costs = [], []
         if engine.lattice_model is not None:
@@ -192,7 +181,7 @@ def _run_ablations(
     with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine, settings = _machine(engine), _settings(engine, options)
         total = num_answers(chosen, questions, options.repeats)
-        with _progress(total) as advance:
+        with progress(total) as advance:
             for sweep in chosen:
                 on_answer = _on_answer(advance)
                 results.append(run_sweep(sweep, engine, questions, settings, on_answer))
@@ -236,7 +225,7 @@ def _run_load(
 ) -> int:
     with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine = _machine(engine)
-        with _progress(2 * options.repeats * len(CONCURRENCIES)) as advance:
+        with progress(2 * options.repeats * len(CONCURRENCIES)) as advance:
             rows, num_different = study_load(
                 engine, questions, options.max_tokens, options.repeats, CONCURRENCIES, advance
             )
@@ -259,15 +248,6 @@ def _machine(engine: Engine) -> Machine:
     return describe_machine(cache.device, cache.dtype)
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"cannot write into {folder}: {reason}") from error
-
-
 @contextlib.contextmanager
 def _threads(count: int | None) -> Iterator[None]:
     """Set torch's number of threads; engines must be created inside."""
@@ -277,26 +257,6 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Advance]:
-    """Show a bar on stderr. It is drawn between measurements, never during one."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as progress:
-        task = progress.add_task("warm-up", total=total)
-        progress.refresh()
-
-        def advance(description: str) -> None:
-            progress.update(task, advance=1, description=description, refresh=True)
-
-        yield advance
 
 
 def _on_answer(advance: Advance) -> OnAnswer:

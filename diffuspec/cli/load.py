@@ -1,0 +1,103 @@
+"""`diffuspec load`: how a running service does under load."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from diffuspec.core.errors import ConfigError
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  diffuspec load http://127.0.0.1:8000
+  diffuspec load http://127.0.0.1:8000 --at-a-time 1,8 --rates 2,4 --max-tokens 64
+  diffuspec load https://example.org --questions spec_bench.jsonl --out runs/load
+
+The API key is read from DIFFUSPEC_API_KEY.
+"""
+
+N = TypeVar("N", int, float)
+
+Url = Annotated[str, typer.Argument(metavar="URL", help="The service, without /v1.")]
+AtATime = Annotated[
+    str, typer.Option(help="Requests at a time, one figure after the other.", metavar="N,N,...")
+]
+Rates = Annotated[
+    str, typer.Option(help="Requests a second that come at random times.", metavar="R,R,...")
+]
+Questions = Annotated[
+    Path | None,
+    typer.Option(
+        help="Questions in Spec-Bench's format. Default: the embedded pair's held-out ones.",
+        metavar="FILE.jsonl",
+    ),
+]
+Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: all.", metavar="N")]
+MaxTokens = Annotated[int, typer.Option(help="Longest answer, in tokens.", metavar="N", min=1)]
+Repeats = Annotated[
+    int, typer.Option(help="Turns at each number of requests at a time.", metavar="N", min=1)
+]
+Out = Annotated[Path, typer.Option(help="Folder for JSON, tables and a plot.", metavar="DIR")]
+
+
+def run(
+    url: Url,
+    at_a_time: AtATime = "1,2,4,8,16",
+    rates: Rates = "",
+    questions: Questions = None,
+    limit: Limit = None,
+    max_tokens: MaxTokens = 64,
+    repeats: Repeats = 2,
+    out: Out = Path("runs/load"),
+) -> None:
+    """Ask a running service, with speculation and without in turns, and compare.
+
+    First with so many requests at a time, then at rates. Exits with 1 if texts differ.
+    """
+    from rich.console import Console
+
+    from diffuspec.bench.output import make_folder, progress
+    from diffuspec.bench.questions import first_per_family, load_questions
+    from diffuspec.bench.report import print_tables, write_report
+    from diffuspec.bench.service_load import measure_service, plot_service
+    from diffuspec.pairs.tiny import QUESTIONS
+
+    concurrencies = _numbers("--at-a-time", at_a_time, int)
+    per_second = _numbers("--rates", rates, float)
+    asked = first_per_family(load_questions(questions or QUESTIONS), limit)
+    make_folder(out)
+    with progress(2 * (len(concurrencies) * repeats + len(per_second))) as advance:
+        measuring = measure_service(
+            url.rstrip("/"),
+            os.environ.get("DIFFUSPEC_API_KEY"),
+            asked,
+            max_tokens=max_tokens,
+            repeats=repeats,
+            concurrencies=concurrencies,
+            rates=per_second,
+            on_turn=advance,
+        )
+        load = asyncio.run(measuring)
+    lines = [f"{load.model} at {url}; answers that differ: {load.num_different}."]
+    plot_service(load, out / "load.png")
+    write_report(out, "load", load.to_json(), load.tables(), lines)
+    console = Console()
+    print_tables(load.tables(), lines, console)
+    console.print(f"Written to {out}", highlight=False)
+    raise typer.Exit(int(load.num_different > 0))
+
+
+def _numbers(option: str, given: str, kind: Callable[[str], N]) -> list[N]:
+    """Read numbers above 0, separated by commas. Raises ConfigError."""
+    try:
+        numbers = [kind(one) for one in given.split(",") if one.strip()]
+    except ValueError as error:
+        raise ConfigError(f"{option} must be numbers separated by commas, got {given!r}") from error
+    if not all(0 < one <= 10_000 for one in numbers):
+        raise ConfigError(f"{option} must be above 0 and at most 10000, got {given!r}")
+    return numbers

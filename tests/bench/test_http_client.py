@@ -1,0 +1,49 @@
+"""The load client against the HTTP application."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from diffuspec.bench.http_client import HttpClient
+from diffuspec.bench.load import ask_all
+from diffuspec.core.errors import ConfigError, WorkerError
+from diffuspec.core.types import Prompt
+from diffuspec.engine import Engine
+from diffuspec.serve.app import create_app
+from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.settings import ServeSettings
+from tests.support.service import MODEL, fake_engine
+
+CHAT: Prompt = [{"role": "user", "content": "Hi"}]
+URL = "http://127.0.0.1"
+
+
+def client_of(engine: Engine, speculation: str | None = None) -> HttpClient:
+    app = create_app(EngineBackend(engine, MODEL), ServeSettings())
+    return HttpClient(URL, None, speculation, httpx2.ASGITransport(app))
+
+
+async def test_tokens_are_counted_with_and_without_speculation():
+    engine = fake_engine()
+    async with client_of(engine) as drafted, client_of(engine, "off") as plain:
+        assert await drafted.model() == MODEL
+        runs = [await ask_all(client, [CHAT], 1, max_tokens=12) for client in (drafted, plain)]
+    [[one], [other]] = [run.answers for run in runs]
+    assert one.num_tokens == other.num_tokens == 12
+    assert one.text == other.text
+    assert len(one.parts) < len(other.parts) == 12
+    await engine.stop()
+
+
+async def test_what_a_service_refuses_is_told():
+    engine = fake_engine()
+    async with client_of(engine) as client:
+        with pytest.raises(WorkerError, match="400: messages"):
+            await ask_all(client, [[{"role": "nobody", "content": "Hi"}]], 1, max_tokens=1)
+
+
+async def test_an_address_without_a_service_is_named():
+    async with HttpClient("http://127.0.0.1:1") as client:
+        with pytest.raises(ConfigError, match="does not answer"):
+            await client.model()

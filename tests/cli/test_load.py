@@ -1,0 +1,33 @@
+"""The options of `diffuspec load`; what it measures is tested in tests/bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import error_line
+
+Run = Callable[..., Any]
+NOBODY = "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ("--at-a-time 1,x", "--at-a-time must be numbers"),
+        ("--at-a-time 0", "--at-a-time must be above 0"),
+        ("--rates nan", "--rates must be above 0"),
+    ],
+)
+def test_wrong_numbers_are_refused_by_name(diffuspec: Run, arguments: str, named: str) -> None:
+    result = diffuspec("load", NOBODY, *arguments.split())
+    assert result.exit_code == 2 and named in error_line(result)
+
+
+def test_a_service_that_is_not_there_is_named(diffuspec: Run, tmp_path: Path) -> None:
+    result = diffuspec("load", NOBODY, "--out", tmp_path)
+    assert result.exit_code == 2
+    assert f"{NOBODY} does not answer as OpenAI's API" in result.stderr
