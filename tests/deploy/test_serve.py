@@ -211,6 +211,16 @@ async def answers_again(client: AsyncOpenAI) -> bool:
     return True
 
 
+async def test_a_service_that_accepts_no_requests_finishes_those_that_it_has(app, client, expected):
+    begin, rest = await begun(client, STORIES[1])
+    app.deploy(2, accepts_requests=False)
+    while await answers_again(client):
+        await asyncio.sleep(0.1)
+    assert await read(begin, rest) == expected(STORIES[1])
+    app.deploy(2)
+    await until(lambda: answers_again(client))
+
+
 async def test_scaling_down_under_load_loses_no_stream(app, client, expected):
     streams = [await begun(client, one) for one in STORIES]
     app.deploy(1)

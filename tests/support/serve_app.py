@@ -32,14 +32,21 @@ class ServeApp:
         self.url = f"http://127.0.0.1:{port}"
         self._client, self._args, self._port = client, args, port
 
-    def deploy(self, num_pipelines: int, *, waits: bool = False) -> None:
+    def deploy(
+        self, num_pipelines: int, *, accepts_requests: bool = True, waits: bool = False
+    ) -> None:
         """Submit the configuration; changes are made in the background."""
+        pipelines = {
+            "name": "Pipeline",
+            "num_replicas": num_pipelines,
+            "user_config": {"accepts_requests": accepts_requests},
+        }
         application = {
             "name": APP,
             "route_prefix": "/",
             "import_path": "deploy.app:build",
             "args": self._args,
-            "deployments": [{"name": "Pipeline", "num_replicas": num_pipelines}],
+            "deployments": [pipelines],
         }
         http = {"host": "127.0.0.1", "port": self._port}
         data = {"http_options": http, "applications": [application]}

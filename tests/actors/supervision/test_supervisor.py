@@ -138,3 +138,16 @@ async def test_an_error_that_ends_a_background_task_is_logged(
     await asyncio.wait([in_background(fail(None, ""), "the light")])
     await asyncio.sleep(0)
     assert "the light has ended" in caplog.text and "OSError: it cannot" in caplog.text
+
+
+async def test_the_time_without_a_thing_is_counted():
+    lamps = Lamps()
+    await asyncio.sleep(3)
+    assert lamps.seconds_out >= 3
+    lamp = await lamps.start()
+    assert lamps.seconds_out == 0
+    lamps.supervise()
+    lamp.broken.set_result("it broke")
+    await lamps.replaced(lamp)
+    assert lamps.seconds_out < 1
+    await lamps.halt()

@@ -1,0 +1,75 @@
+"""When a pipeline is lost for good, and when a service may not be open to the network."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import serve
+
+from actors.pipeline import Pipeline
+from actors.service.ingress import _check_access
+from actors.service.replica import PipelineOptions
+from actors.service.settings import ServiceConfig
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import validate
+from tests.actors.conftest import tiny_pipeline
+
+
+def pipeline(*, is_removed: bool = False, seconds_out: float = 0.0) -> Pipeline:
+    """Return a pipeline that looks like one on a cluster."""
+    pipeline: Any = Pipeline(
+        tiny_pipeline(deadlines={"placement_seconds": 10, "start_seconds": 20})
+    )
+    pipeline._placement = SimpleNamespace(is_removed=lambda: is_removed)
+    pipeline._coordinator = SimpleNamespace(seconds_out=seconds_out, problem="no room")
+    found: Pipeline = pipeline
+    return found
+
+
+@pytest.mark.parametrize("seconds_out", [0.0, 29.0])
+async def test_a_pipeline_that_may_answer_again_is_not_lost(seconds_out):
+    assert await pipeline(seconds_out=seconds_out).fatal_problem() == ""
+
+
+async def test_a_pipeline_is_lost_without_its_placement_group():
+    assert "placement group" in await pipeline(is_removed=True).fatal_problem()
+
+
+async def test_a_pipeline_is_lost_when_no_coordinator_starts_in_time():
+    problem = await pipeline(seconds_out=31.0).fatal_problem()
+    assert problem == "no coordinator for 31 s: no room"
+
+
+async def test_a_pipeline_that_stops_is_not_lost():
+    stopping = pipeline(is_removed=True)
+    stopping._is_draining = True
+    assert await stopping.fatal_problem() == ""
+
+
+def test_unknown_options_of_a_pipeline_are_refused():
+    assert not validate(PipelineOptions, {"accepts_requests": False}).accepts_requests
+    with pytest.raises(ConfigError, match="unknown key `accept`"):
+        validate(PipelineOptions, {"accept": False})
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "is_allowed"),
+    [
+        ("127.0.0.1", None, True),
+        ("0.0.0.0", None, False),
+        ("10.0.0.1", None, False),
+        ("0.0.0.0", "keys.yaml", True),
+    ],
+)
+def test_off_loopback_a_service_needs_keys(monkeypatch, tmp_path, host, keys, is_allowed):
+    client = SimpleNamespace(http_config=SimpleNamespace(host=host))
+    monkeypatch.setattr(serve.context, "_get_global_client", lambda: client)
+    http = {} if keys is None else {"api_keys": tmp_path / keys}
+    config = validate(ServiceConfig, {"pipeline": tiny_pipeline(), "http": http})
+    if is_allowed:
+        _check_access(config)
+    else:
+        with pytest.raises(ConfigError, match=r"off loopback the service needs API keys"):
+            _check_access(config)
