@@ -52,14 +52,17 @@ class ServeApp:
         data = {"http_options": http, "applications": [application]}
         self._client.deploy_apps(ServeDeploySchema.model_validate(data), _blocking=waits)
 
-    async def pipelines(self, number: int | None = None) -> Sequence[Member]:
-        """Return what the directory says, once that many pipelines are up and take requests."""
+    async def pipelines(self, number: int | None = None, without: str = "") -> Sequence[Member]:
+        """Return what the directory says, once that many pipelines are up and take requests.
+
+        without: the name of one that must have gone by then.
+        """
         while True:
             directory = serve.get_deployment_handle("Directory", APP)
             found: Sequence[Member] = await directory.pipelines.remote()
-            if number is None or number == sum(
-                bool(one.address) and one.accepts_requests for one in found
-            ) == len(found):
+            up = [one for one in found if one.address and one.accepts_requests]
+            is_gone = without not in [one.name for one in found]
+            if number is None or (number == len(up) == len(found) and is_gone):
                 return found
             await asyncio.sleep(0.1)
 
