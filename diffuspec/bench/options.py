@@ -9,6 +9,7 @@ from diffuspec.bench.systems import (
     ALL_SYSTEMS,
     BASELINE,
     DEFAULT_SYSTEM,
+    DRAFTER_SYSTEMS,
     TRANSFORMERS_SYSTEMS,
     speculation_for,
 )
@@ -95,7 +96,8 @@ def system_names(options: BenchOptions, config: EngineConfig) -> tuple[str, ...]
         if name in (BASELINE, *TRANSFORMERS_SYSTEMS):
             continue
         speculation_for(name, SpeculationParams())
-        if not options.has_drafter:
+        needs_no_model = name in DRAFTER_SYSTEMS and name != "diffuspec"
+        if not options.has_drafter and not needs_no_model:
             raise ConfigError(f"--systems: {name} needs --drafter")
     return tuple(dict.fromkeys((BASELINE, *options.systems)))
 

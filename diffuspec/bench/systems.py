@@ -22,7 +22,7 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError, ModelLoadError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
 from diffuspec.core.types import StepStats
-from diffuspec.drafters import LocalDrafter, Target, load_drafter
+from diffuspec.drafters import KINDS, LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.drafters.path_search import make_path_search
 from diffuspec.engine import Engine
@@ -31,6 +31,9 @@ BASELINE = "plain"
 TRANSFORMERS_GREEDY = "transformers_greedy"
 TRANSFORMERS_PROMPT_LOOKUP = "transformers_prompt_lookup"
 TREE_SHAPES: tuple[TreeShape, ...] = ("path", "beams", "best_first")
+
+# A drafter of each kind that needs no model, and the configuration's own, sized by its cost.
+DRAFTER_SYSTEMS = ("diffuspec", *(name for name, kind in KINDS.items() if not kind.has_model))
 
 ENGINE_SYSTEMS = (BASELINE, "paper", *(f"cost_aware_{shape}" for shape in TREE_SHAPES))
 TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
@@ -65,9 +68,13 @@ class System(Protocol):
 def speculation_for(name: str, defaults: SpeculationParams) -> SpeculationParams:
     """Return how a system of ours drafts; its name overrides the defaults.
 
-    The names are plain, paper, cost_aware_SHAPE, and fixed_K_SHAPE for a draft length K. Raises
-    ConfigError.
+    The names are plain, paper, cost_aware_SHAPE, fixed_K_SHAPE for a draft length K, and those of
+    DRAFTER_SYSTEMS. Raises ConfigError.
     """
+    if name == "lookahead":  # whose window is verified at any price
+        return replace(defaults, policy="fixed", num_draft_tokens=12, max_nodes=56, drafter=None)
+    if name in DRAFTER_SYSTEMS:
+        return replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=None)
     if name == BASELINE:
         return SpeculationParams(policy="off")
     if name == "paper":
@@ -75,7 +82,8 @@ def speculation_for(name: str, defaults: SpeculationParams) -> SpeculationParams
     match = re.fullmatch(rf"(cost_aware|fixed_(\d+))_({'|'.join(TREE_SHAPES)})", name)
     if match is None:
         raise ConfigError(
-            f"--systems must be among {', '.join(ALL_SYSTEMS)}, fixed_K_SHAPE, got {name!r}"
+            f"--systems must be among {', '.join((*ALL_SYSTEMS, *DRAFTER_SYSTEMS))}, "
+            f"fixed_K_SHAPE, got {name!r}"
         )
     shape: TreeShape = next(shape for shape in TREE_SHAPES if shape == match[3])
     policy: DraftLengthPolicy = "cost_aware" if match[2] is None else "fixed"
@@ -232,7 +240,7 @@ def open_systems(engine: Engine, names: Sequence[str]) -> Iterator[list[System]]
         systems: list[System] = []
         for name in names:
             if name in speculations:
-                own = stack.enter_context(sibling(engine))
+                own = stack.enter_context(sibling(engine, _config_of(name, engine.config)))
                 systems.append(EngineSystem(name, own, speculations[name]))
                 continue
             if model is None:
@@ -244,6 +252,14 @@ def open_systems(engine: Engine, names: Sequence[str]) -> Iterator[list[System]]
             eos_token_ids = engine.verifier.info.eos_token_ids
             systems.append(TransformersSystem(name, model, eos_token_ids, lookup))
         yield systems
+
+
+def _config_of(name: str, config: EngineConfig) -> EngineConfig:
+    """Return the configuration with the one drafter that a system of ours has."""
+    drafter = config.drafter
+    if name in KINDS and not KINDS[name].has_model:
+        drafter = KINDS[name].config()
+    return config.model_copy(update={"drafter": drafter, "drafters": {}})
 
 
 def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:

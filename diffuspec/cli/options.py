@@ -55,7 +55,8 @@ _DRAFTER = (
 _DRAFTER_KIND = (
     "What drafts: diffuspec is a diffusion LM, sps a smaller causal LM; pld and samd repeat what"
     " followed the last tokens earlier in the text; token_recycling keeps what the target found"
-    " likely. Or the NAME of one in the section drafters. Default: diffuspec."
+    " likely, lookahead n-grams that it finds beside the answer. Or the NAME of one in the section"
+    " drafters. Default: diffuspec."
 )
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."

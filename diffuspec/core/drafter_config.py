@@ -103,11 +103,25 @@ class AutoregressiveConfig(Section):
     )
 
 
+class LookaheadConfig(Section):
+    """Lookahead decoding: n-grams that the target finds by Jacobi iteration beside the answer."""
+
+    kind: Literal["lookahead"] = Field("lookahead", description=_KIND)
+    num_columns: int = Field(
+        7, ge=1, le=32, description="Places after the last token that are guessed at, W."
+    )
+    ngram_tokens: int = Field(5, ge=3, le=16, description="Tokens of an n-gram, N.")
+    num_guesses: int = Field(
+        7, ge=1, le=64, description="Most n-grams kept after a token, and verified at a time, G."
+    )
+
+
 DrafterConfig: TypeAlias = Annotated[
     DiffuSpecConfig
     | AutoregressiveConfig
     | PromptLookupConfig
     | SuffixAutomatonConfig
-    | TokenRecyclingConfig,
+    | TokenRecyclingConfig
+    | LookaheadConfig,
     Field(discriminator="kind"),
 ]

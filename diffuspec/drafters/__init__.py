@@ -10,7 +10,14 @@ from typing import Any
 
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import DrafterConfig
-from diffuspec.drafters import autoregressive, diffuspec, prompt_lookup, samd, token_recycling
+from diffuspec.drafters import (
+    autoregressive,
+    diffuspec,
+    lookahead,
+    prompt_lookup,
+    samd,
+    token_recycling,
+)
 from diffuspec.drafters.kind import DrafterKind, LocalDrafter, Target
 from diffuspec.drafters.path_search import make_path_search
 
@@ -22,6 +29,7 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "pld": prompt_lookup.KIND,
     "samd": samd.KIND,
     "token_recycling": token_recycling.KIND,
+    "lookahead": lookahead.KIND,
 }
 
 

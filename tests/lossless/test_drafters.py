@@ -15,10 +15,15 @@ from hypothesis import given, settings, strategies as st
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
-from diffuspec.core.drafter_config import PromptLookupConfig, SuffixAutomatonConfig
+from diffuspec.core.drafter_config import (
+    LookaheadConfig,
+    PromptLookupConfig,
+    SuffixAutomatonConfig,
+)
 from diffuspec.core.errors import DrafterError, VerifierUnavailableError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.drafters import LocalDrafter
+from diffuspec.drafters.lookahead import LookaheadDrafter
 from diffuspec.drafters.prompt_lookup import PromptLookupDrafter
 from diffuspec.drafters.samd import SuffixAutomatonDrafter
 from diffuspec.drafters.token_recycling import TokenRecyclingDrafter
@@ -188,7 +193,7 @@ def test_no_failure_changes_what_a_target_says(
     num_tokens=st.integers(2, 5),
     overlap=st.booleans(),
     arrival=st.sampled_from(["alone", "together", "one after the other"]),
-    kind=st.sampled_from(["pld", "samd", "token_recycling"]),
+    kind=st.sampled_from(["pld", "samd", "token_recycling", "lookahead"]),
 )
 def test_no_repetition_that_is_found_changes_what_a_target_says(
     jobs, num_tokens, overlap, arrival, kind
@@ -200,6 +205,7 @@ def test_no_repetition_that_is_found_changes_what_a_target_says(
         "pld": PromptLookupDrafter(PromptLookupConfig(), (0,)),
         "samd": SuffixAutomatonDrafter(SuffixAutomatonConfig(), (0,), 2, [[1, 0, 1, 1, 0] * 9]),
         "token_recycling": TokenRecyclingDrafter(info, verifier),
+        "lookahead": LookaheadDrafter(LookaheadConfig(), info, verifier),
     }
     jobs = [
         replace(

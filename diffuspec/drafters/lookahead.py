@@ -1,0 +1,199 @@
+"""Lookahead decoding: n-grams that Jacobi iteration finds beside the answer are drafted.
+
+Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv
+2402.02057); rule and constants of Spec-Bench's model/lade. A window of W columns and N - 1 rows of
+guesses goes through every verification: the rows of a column are a branch that starts at its place
+of the first row, so the whole window is a tree. The tokens that the target says after the last row
+complete W n-grams for a pool, and become the new last row. Of the pool, up to G n-grams that follow
+the last token are verified in the same pass.
+
+Different here: a guess that is right is accepted like any draft; the pool takes the n-grams of
+prompt and answer, too; and the columns are fewer where the nodes or tokens asked for have no room
+for them. A draft length that trims the draft by its cost cuts the window off, since it is hardly
+ever accepted: what is left is the pool of the own text. For all of it, use the policy `fixed` with
+W + N - 2 tokens or more, and max_nodes of 2 * W * (N - 1).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from diffuspec.core.drafter_config import LookaheadConfig
+from diffuspec.core.interfaces import ObservableVerifier, Observation, PathScorer, TargetInfo
+from diffuspec.core.types import Draft, DraftRequest, TokenIds
+from diffuspec.drafters.kind import DrafterKind, Target
+from diffuspec.drafters.tree_builder import ROOT, TreeBuilder
+
+# P(token right | parent right): of the first token of an n-gram by its place in the pool, the
+# latest first; of its other tokens; and of a guess in the window.
+_FIRST_PRIORS = (0.3, 0.12, 0.08, 0.05)
+_NEXT_PRIOR = 0.6
+_GUESS_PRIOR = 0.015
+
+_MAX_DRAFTS_PER_REQUEST = 32  # that may yet be verified: of hypothetical prefixes, too
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known for one request."""
+
+    rows: list[list[int]]  # of the window, 1 to N - 1, each of the same number of columns
+    pool: dict[int, OrderedDict[tuple[int, ...], None]] = field(default_factory=dict)
+    num_read: int = 0  # tokens of the text whose n-grams are in the pool
+
+
+class LookaheadDrafter:
+    """A Drafter and an Observer of the verifier in this process.
+
+    The window and the pool of a request are guesses that it loses nothing without; of requests
+    that are not released, those of the latest are kept.
+    """
+
+    num_top = 0
+
+    def __init__(
+        self,
+        config: LookaheadConfig,
+        info: TargetInfo,
+        verifier: ObservableVerifier | None = None,
+    ) -> None:
+        self._config = config
+        self._eos_token_ids = frozenset(info.eos_token_ids)
+        self._max_requests = info.max_sequences
+        self._states: OrderedDict[str, _State] = OrderedDict()
+        self._drafted: OrderedDict[bytes, str] = OrderedDict()  # request ids by prefix
+        self._verifier = verifier
+        if verifier is not None:
+            verifier.add_observer(self)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether a request is drafted for."""
+        return bool(self._states)
+
+    def observe(self, observations: Sequence[Observation]) -> None:
+        """Take the tokens after the last row of each window that was verified."""
+        for one in observations:
+            state = self._states.get(self._drafted.pop(one.prefix.tobytes(), ""))
+            if state is not None:
+                self._advance(state, one)
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, in order."""
+        started = time.perf_counter()
+        drafts = [self._draft(request) for request in requests]
+        seconds = time.perf_counter() - started
+        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+
+    async def release(self, request_id: str) -> None:
+        self._states.pop(request_id, None)
+
+    def close(self) -> None:
+        if self._verifier is not None:
+            self._verifier.remove_observer(self)
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        state = self._state_of(request)
+        self._read(state, request.prefix)
+        builder = TreeBuilder(request, self._eos_token_ids)
+        num_columns = len(state.rows[0]) if state.rows else 0
+        num_rows = self._config.ngram_tokens - 1
+        has_room = num_columns + num_rows - 1 <= request.num_draft_tokens
+        num_guesses = (request.max_nodes - num_columns * num_rows * has_room) // num_rows
+        self._add_ngrams(builder, state, request, min(num_guesses, self._config.num_guesses))
+        if has_room:
+            _add_window(builder, state.rows)
+        self._drafted[request.prefix.tobytes()] = request.request_id
+        if len(self._drafted) > _MAX_DRAFTS_PER_REQUEST * self._max_requests:
+            self._drafted.popitem(last=False)
+        return builder.draft()
+
+    def _add_ngrams(
+        self, builder: TreeBuilder, state: _State, request: DraftRequest, count: int
+    ) -> None:
+        """Add the latest n-grams of the pool that follow the last token."""
+        known = reversed(state.pool.get(int(request.prefix[-1]), OrderedDict()))
+        for place, ngram in zip(range(count), known, strict=False):
+            first = _FIRST_PRIORS[min(place, len(_FIRST_PRIORS) - 1)]
+            confidences = [math.log(first)] + [math.log(_NEXT_PRIOR)] * (len(ngram) - 1)
+            builder.add_chain(ngram[: request.num_draft_tokens], confidences)
+
+    def _state_of(self, request: DraftRequest) -> _State:
+        state = self._states.get(request.request_id)
+        if state is None:
+            state = self._states[request.request_id] = _State(self._first_rows(request))
+        self._states.move_to_end(request.request_id)
+        if len(self._states) > self._max_requests:
+            self._states.popitem(last=False)
+        return state
+
+    def _first_rows(self, request: DraftRequest) -> list[list[int]]:
+        """Return a window of one row: tokens of the text at random; none without room for it."""
+        num_rows = self._config.ngram_tokens - 1
+        room = request.num_draft_tokens - num_rows + 1, request.max_nodes // (2 * num_rows)
+        num_columns = min(self._config.num_columns, *room)
+        text = request.prefix.tolist()
+        return [random.Random(len(text)).choices(text, k=num_columns)] if num_columns > 0 else []
+
+    def _read(self, state: _State, text: TokenIds) -> None:
+        """Put the n-grams of new text into the pool."""
+        size = self._config.ngram_tokens
+        first = max(state.num_read - size + 1, 0)
+        new = text[first:].tolist()
+        for start in range(len(new) - size + 1):
+            self._put(state, new[start], tuple(new[start + 1 : start + size]))
+        state.num_read = max(state.num_read, len(text))
+
+    def _put(self, state: _State, token_id: int, ngram: tuple[int, ...]) -> None:
+        """Make an n-gram the latest after a token; forget the oldest beyond G."""
+        known = state.pool.setdefault(token_id, OrderedDict())
+        known[ngram] = None
+        known.move_to_end(ngram)
+        if len(known) > self._config.num_guesses:
+            known.popitem(last=False)
+
+    def _advance(self, state: _State, one: Observation) -> None:
+        """Complete the columns by the target's tokens; nothing if not all were verified."""
+        edges = zip(one.tree.parents, one.tree.token_ids, strict=True)
+        nodes = {edge: node for node, edge in enumerate(edges)}
+        rows, found = state.rows, list[int]()
+        above: int | None = ROOT
+        for column in range(len(rows[0]) if rows else 0):
+            above = nodes.get((above, rows[0][column])) if above is not None else None
+            node = above
+            for row in rows[1:]:
+                node = nodes.get((node, row[column])) if node is not None else None
+            if node is None:
+                return
+            found.append(one.token_ids[1 + node])
+        if len(rows) == self._config.ngram_tokens - 1:
+            for key, *ngram in zip(*rows, found, strict=True):
+                self._put(state, key, tuple(ngram))
+            rows = rows[1:]
+        if found:
+            state.rows = [*rows, found]
+
+
+def _add_window(builder: TreeBuilder, rows: Sequence[Sequence[int]]) -> None:
+    """Add the first row as a chain, and each column's other rows below its place there."""
+    confidence = math.log(_GUESS_PRIOR)
+    above: int | None = ROOT
+    for column in range(len(rows[0]) if rows else 0):
+        above = builder.add(above, rows[0][column], confidence) if above is not None else None
+        node = above
+        for row in rows[1:]:
+            node = builder.add(node, row[column], confidence) if node is not None else None
+
+
+def _load(
+    config: LookaheadConfig, target: Target, path_scorer: PathScorer | None
+) -> LookaheadDrafter:
+    return LookaheadDrafter(config, target.info, target.verifier)
+
+
+KIND = DrafterKind(LookaheadConfig, _load, needs_path_scorer=False, has_model=False, observes=True)
