@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))  # `actors` is not an installed package
 from actors.settings import PipelineConfig  # noqa: E402
 from diffuspec.core.config import EngineConfig  # noqa: E402
 from diffuspec.core.params import SamplingParams, StructuredOutput  # noqa: E402
+from diffuspec.serve.settings import ServeSettings  # noqa: E402
 
 OUTPUT = ROOT / "docs" / "configuration.md"
 Schema: TypeAlias = Mapping[str, Any]
@@ -109,6 +110,17 @@ SamplingParams(structured_output=StructuredOutput(choice=["Yes", "No"]))
 ```
 """
 
+_SERVICE = """\
+## `serve`
+
+A section of an engine's file that `diffuspec serve --config FILE.yaml` reads: see
+[Serving over HTTP](serving.md).
+
+```yaml
+serve: {api_keys: keys.yaml, max_body_bytes: 262144, request_seconds: 120}
+```
+"""
+
 EXAMPLES = {  # by the class that reads the section
     "TargetConfig": "target: {path: models/Qwen2.5-7B-Instruct, max_sequences: 16}",
     "DiffuSpecConfig": "drafter: {path: models/Dream-v0-Instruct-7B, num_refinement_steps: 2}",
@@ -147,6 +159,7 @@ def render() -> str:
     parts += _sections("", engine, engine["$defs"], described)
     parts += [_PIPELINE, _table(pipeline)]
     parts += _sections("", pipeline, pipeline["$defs"], described)
+    parts += [_SERVICE, _table(ServeSettings.model_json_schema())]
     parts += [_REQUESTS, _table(TypeAdapter(SamplingParams).json_schema())]
     parts += [_FORMS, _table(TypeAdapter(StructuredOutput).json_schema())]
     return "\n".join(parts)

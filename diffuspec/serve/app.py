@@ -51,7 +51,7 @@ def create_app(
     Raises ConfigError for a file of keys that cannot be read.
     """
     keys = None if settings.api_keys is None else Keys(settings.api_keys)
-    app = FastAPI(title="diffuspec", version=package_version(), lifespan=lifespan)
+    app = FastAPI(title="diffuspec", version=package_version(), lifespan=lifespan, redoc_url=None)
     errors.install(app)
     app.state.series = series = HttpSeries()
     app.add_middleware(Edge, settings=settings, keys=keys)

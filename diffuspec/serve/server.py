@@ -23,11 +23,12 @@ from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry import otel
 
 _KEEP_ALIVE_SECONDS = 75
+_BACKLOG = 2048
 _GRACE_SECONDS = 5  # after the drain, for the last errors to be sent
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket that does not listen yet. Raises ConfigError, OSError."""
+    """Return a socket that listens: connections wait until they are served. Raises ConfigError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -38,6 +39,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        bound.listen(_BACKLOG)  # until then another could bind the same address
     except OSError as error:
         bound.close()
         raise ConfigError(f"cannot serve on {host}:{port}: {error.strerror}") from error

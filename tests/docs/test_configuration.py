@@ -10,6 +10,8 @@ import yaml
 
 from actors.settings import parse_pipeline
 from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.validation import validate
+from diffuspec.serve.settings import ServeSettings
 from tests.support.documents import ROOT, Block, blocks
 
 REFERENCE = ROOT / "docs" / "configuration.md"
@@ -35,7 +37,9 @@ def test_a_stale_reference_is_refused_and_made_again(tmp_path: Path):
 @pytest.mark.parametrize("block", yaml_blocks(), ids=str)
 def test_every_example_can_be_loaded(block: Block):
     data = yaml.safe_load(block.text)
-    if data.keys() <= EngineConfig.model_fields.keys():
+    if data.keys() == {"serve"}:
+        validate(ServeSettings, data["serve"])
+    elif data.keys() <= EngineConfig.model_fields.keys():
         parse_config({"target": {"path": "target"}, **data})
     else:
         parse_pipeline({"engine": {"preset": "tiny"}, **data})

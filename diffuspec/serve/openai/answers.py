@@ -52,11 +52,13 @@ def usage(answers: Sequence[Answer], num_choices: int) -> dict[str, Any]:
             "reasoning_tokens": 0,
             "audio_tokens": 0,
         },
-        "speculation": _speculation(steps, num_tokens),
+        "speculation": _speculation(answers),
     }
 
 
-def _speculation(steps: Sequence[StepStats], num_tokens: int) -> dict[str, Any]:
+def _speculation(answers: Sequence[Answer]) -> dict[str, Any]:
+    steps = [step for answer in answers for step in answer.steps]
+    num_tokens = sum(len(answer.token_ids) for answer in answers)
     drafts = [step for step in steps if step.num_tree_nodes]
     deepest = max((step.num_accepted_tokens for step in drafts), default=0)
     reached = [
@@ -72,4 +74,20 @@ def _speculation(steps: Sequence[StepStats], num_tokens: int) -> dict[str, Any]:
         "acceptance_by_position": [round(count / len(drafts), 3) for count in reached],
         "pre_draft_hit_rate": round(hits / tried, 3) if tried else None,
         "fallback_steps": sum(step.fallback is not None for step in steps),
+        "estimated_speedup": _speedup(answers),
     }
+
+
+def _speedup(answers: Sequence[Answer]) -> float | None:
+    """Return tokens per second over those of plain decoding; None before a second step.
+
+    An estimate: it takes a plain pass to be as long as the mean verification. First steps are left
+    out, since they read the prompt.
+    """
+    steps = [step for answer in answers for step in answer.steps[1:]]
+    seconds = sum(step.step_seconds for step in steps)
+    if not seconds:
+        return None
+    plain_seconds = sum(step.verify_seconds for step in steps) / len(steps)
+    num_tokens = sum(step.num_committed_tokens for step in steps)
+    return round(num_tokens * plain_seconds / seconds, 3)

@@ -1,0 +1,116 @@
+"""The server: connections that are slow, large or too many, and the end by a signal."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from diffuspec.core.errors import ConfigError
+from diffuspec.serve.server import bind, is_loopback
+from diffuspec.serve.settings import ServeSettings
+from tests.support.service import Service, events, fake_engine, serving
+
+ROOT = Path(__file__).parents[2]
+HEAD = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    settings = ServeSettings(header_seconds=0.2, max_connections=3)
+    with serving(fake_engine, settings) as service:
+        yield service
+
+
+def connect(service: Service) -> socket.socket:
+    url = httpx2.URL(service.url)
+    return socket.create_connection((url.host, url.port), timeout=20)
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Wait until the server closes a connection."""
+    try:
+        while connection.recv(4096):
+            pass
+        return True
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET ", HEAD])
+def test_a_connection_whose_headers_do_not_end_is_closed(service: Service, begun: bytes):
+    with connect(service) as connection:
+        connection.sendall(begun)
+        assert is_closed(connection)
+
+
+def test_headers_that_do_not_end_are_cut_at_their_size(service: Service):
+    with connect(service) as connection:
+        try:
+            connection.sendall(HEAD + b"x: " + b"y" * 1_000_000)
+        except (ConnectionResetError, BrokenPipeError):
+            return
+        assert is_closed(connection)
+
+
+def test_slow_headers_of_a_second_request_are_not_waited_for_either(service: Service):
+    with connect(service) as connection:
+        connection.sendall(HEAD + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        connection.sendall(b"GET ")
+        assert is_closed(connection)
+
+
+def test_one_connection_too_many_is_closed_and_the_others_are_not(service: Service):
+    open_ones = [connect(service) for _ in range(3)]
+    for connection in open_ones:
+        connection.sendall(HEAD + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+    with connect(service) as connection:
+        assert is_closed(connection)
+    for connection in open_ones:
+        connection.close()
+
+
+def test_a_large_body_is_answered_before_the_connection_is_closed(service: Service):
+    content = b" " * (8 * 1024 * 1024)
+    headers = {"content-type": "application/json"}
+    response = httpx2.post(f"{service.url}/v1/completions", content=content, headers=headers)
+    assert response.status_code == 413
+
+
+def test_addresses_are_bound_or_refused():
+    with bind("127.0.0.1", 0) as bound:
+        assert is_loopback(bound)
+        with pytest.raises(ConfigError, match="Address already in use"):
+            bind("127.0.0.1", bound.getsockname()[1])
+    with bind("0.0.0.0", 0) as bound:
+        assert not is_loopback(bound)
+    with pytest.raises(ConfigError, match="is not an address here"):
+        bind("no such host", 0)
+
+
+@pytest.mark.process
+def test_the_command_says_where_it_serves_and_lets_a_request_finish_after_sigterm():
+    command = [sys.executable, "-m", "diffuspec", "serve", "--port", "0", "--model-name", "m"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    url = process.stdout.readline().split()[-1]
+    asked = {"prompt": "Hi", "max_tokens": 40, "ignore_eos": True, "stream": True}
+    with httpx2.stream("POST", f"{url}/v1/completions", json=asked, timeout=60) as response:
+        lines = response.iter_raw()
+        text = next(lines)
+        process.send_signal(signal.SIGTERM)
+        text += b"".join(lines)
+    chunks = events(text.decode())
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert process.wait(60) == 0
+    process.stdout.close()
