@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import openai
@@ -48,6 +49,31 @@ def test_a_batch_of_prompts_is_completed_in_order(client: OpenAI):
     )
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
     assert [choice.text[:3] for choice in reply.choices] == ["One", "One", "Two", "Two"]
+
+
+def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI):
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+        "x-guidance": {"whitespace_flexible": False},
+    }
+    reply = client.chat.completions.create(
+        model=MODEL,
+        messages=ASKED,
+        temperature=0,
+        max_tokens=32,
+        response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+    )
+    assert json.loads(reply.choices[0].message.content or "")["city"] in ("Paris", "Rome")
+    chosen = client.completions.create(
+        model=MODEL, prompt="x", temperature=1, seed=1, extra_body={"guided_choice": ["yes", "no"]}
+    )
+    assert chosen.choices[0].text in ("yes", "no")
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, prompt="x", extra_body={"guided_regex": "("})
+    assert "structured_output cannot be used" in caught.value.message
 
 
 def test_an_unknown_model_is_not_found(client: OpenAI):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.params import SpeculationParams
+from diffuspec.core.params import SpeculationParams, StructuredOutput
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import BadRequestError
@@ -148,6 +149,58 @@ def test_choices_have_seeds_one_after_the_other():
     assert [one.prompt_token_ids.tolist() for one in generations[::2]] == [
         tokenizer().encode(text) for text in "ab"
     ]
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+NAMED = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+FORMS: list[tuple[dict[str, Any], StructuredOutput | None]] = [
+    ({"response_format": {"type": "text"}}, None),
+    ({"response_format": {"type": "json_object"}}, StructuredOutput(json_object=True)),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": SCHEMA},
+            }
+        },
+        StructuredOutput(json_schema=json.dumps(SCHEMA)),
+    ),
+    ({"guided_json": SCHEMA}, StructuredOutput(json_schema=json.dumps(SCHEMA))),
+    ({"guided_json": json.dumps(SCHEMA)}, StructuredOutput(json_schema=json.dumps(SCHEMA))),
+    ({"guided_regex": "a+"}, StructuredOutput(regex="a+")),
+    ({"guided_choice": ["a", "b"]}, StructuredOutput(choice=("a", "b"))),
+    ({"guided_grammar": 'start: "a"'}, StructuredOutput(grammar='start: "a"')),
+    ({"structured_outputs": {"json": SCHEMA}}, StructuredOutput(json_schema=json.dumps(SCHEMA))),
+    ({"structured_outputs": {"regex": "a+", "json": None}}, StructuredOutput(regex="a+")),
+    ({"structured_output": {"choice": ["a"]}}, StructuredOutput(choice=("a",))),
+]
+
+
+@pytest.mark.parametrize(("keys", "form"), FORMS)
+def test_forms_have_openais_and_vllms_words(keys: dict[str, Any], form: StructuredOutput | None):
+    assert chat(**keys).sampling.structured_output == form
+    assert complete(**keys).sampling.structured_output == form
+
+
+@pytest.mark.parametrize(
+    ("keys", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": "json_object"}, "response_format"),
+        ({"guided_regex": 5}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_output": {"xml": "a"}}, "structured_output"),
+        ({"structured_output": {}, "guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_wrong_forms_are_named(keys: dict[str, Any], param: str):
+    with pytest.raises(BadRequestError) as caught:
+        chat(**keys)
+    assert caught.value.param == param
 
 
 def test_a_chat_may_go_on_to_the_end_of_the_context_and_a_text_for_16_tokens():

@@ -21,6 +21,7 @@ from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.bodies import Body, ChatBody, CompletionBody, Message, ToolCall
 from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.text.prompt import encode_prompt
 
@@ -221,14 +222,17 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
 
 def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> SamplingParams:
     """Return the declared parameters that a body has; refuse what is not known."""
-    known = {one.name for one in declared(SamplingParams)} - _SHAPED
+    known = {one.name for one in declared(SamplingParams)} - _SHAPED - WORDS
     extras = body.model_extra or {}
+    form = read_form(extras)
+    extras = {name: value for name, value in extras.items() if name not in WORDS}
     check_rest({name: value for name, value in extras.items() if name not in known}, body.n)
     given = {name: value for name, value in extras.items() if name in known}
     given.setdefault("temperature", _DEFAULT_TEMPERATURE)
     if given.get("top_k") == -1:  # vLLM's word for all
         given["top_k"] = 0
-    return _make(SamplingParams, given | {"logprobs": num_logprobs, "max_tokens": max_tokens})
+    given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}
+    return _make(SamplingParams, given)
 
 
 def _speculation(

@@ -25,13 +25,34 @@ ERROR: dict[str, Any] = {
     },
 }
 
+_JSON_SCHEMA = {"type": ["object", "string"], "description": "The answer is JSON of this schema."}
+_FORMS: dict[str, Any] = {
+    "response_format": {
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {"type": "object", "properties": {"schema": {"type": "object"}}},
+        },
+        "required": ["type"],
+        "description": "The form of the answer, as OpenAI has it.",
+    },
+    "structured_outputs": {
+        "type": "object",
+        "description": "The same as vLLM has it: one of json, json_object, regex, choice, grammar.",
+    },
+    "guided_json": _JSON_SCHEMA,
+    "guided_regex": {"type": "string", "description": "The answer matches this, whole."},
+    "guided_choice": {"type": "array", "items": {"type": "string"}},
+    "guided_grammar": {"type": "string", "description": "Lark, as llguidance reads it."},
+}
+
 
 def body_schema(kind: type[Body]) -> dict[str, Any]:
     """Return the schema of a body, with the declared parameters among its keys."""
     schema = _inlined(kind.model_json_schema())
     sampling = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
     speculation = _inlined(TypeAdapter(SpeculationParams).json_schema())
-    properties = {**sampling, **schema["properties"]}
+    properties = {**sampling, **_FORMS, **schema["properties"]}
     text = properties["speculation"]["description"]
     choices = [speculation, {"const": "off"}, {"type": "null"}]
     properties["speculation"] = {"anyOf": choices, "description": text}
