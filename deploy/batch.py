@@ -10,6 +10,7 @@ from rich.console import Console
 
 from actors.settings import PipelineConfig, load_pipeline
 from deploy.batches.command import Files, Outcome, answer_file
+from deploy.batches.data.engine import LargeBatch, answer_folder
 from deploy.batches.interrupts import Interrupted
 from deploy.batches.places import API_KEY_VARIABLE, Place, at_address, in_process, on_ray
 from deploy.batches.run import Options
@@ -43,6 +44,9 @@ Each line of the output is a result in the form of OpenAI's batch files, in the 
 finish. A result is on disk before it counts: after a kill, a loss of power or Ctrl-C the same
 command goes on where it was, and no row is missing or there twice.
 
+For inputs beyond one reader there is --engine data: --input is a JSONL or Parquet file or a folder
+of them, --output a folder that all nodes see, and parts that are whole are not answered again.
+
 \b
   python -m deploy.batch --input in.jsonl --output out.jsonl
   python -m deploy.batch --input in.jsonl --output out.jsonl --address http://127.0.0.1:8000
@@ -74,10 +78,11 @@ _Address = Annotated[
     ),
 ]
 _Engine = Annotated[
-    Literal["pipeline", "process"],
+    Literal["pipeline", "process", "data"],
     typer.Option(
         help="Without an address. pipeline: on the cluster that RAY_ADDRESS names, else on a "
-        "cluster of its own here; process: all roles in this process, without Ray."
+        "cluster of its own here; process: all roles in this process, without Ray; data: several "
+        "pipelines through Ray Data, from and to folders of JSONL or Parquet."
     ),
 ]
 _KeyFile = Annotated[
@@ -115,6 +120,25 @@ _Timeout = Annotated[
 _Retry = Annotated[
     bool, typer.Option("--retry-failed", help="Answer rows again that failed in an earlier run.")
 ]
+_DATA = "Large batches (--engine data)"
+_Pipelines = Annotated[
+    int,
+    typer.Option(metavar="N", min=1, help="Pipelines that share the input.", rich_help_panel=_DATA),
+]
+_Format = Annotated[
+    Literal["jsonl", "parquet"],
+    typer.Option(help="What the output is written as.", rich_help_panel=_DATA),
+]
+_ShardBytes = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Size of the parts into which JSONL files are split; Parquet files are split into "
+        "their row groups.",
+        rich_help_panel=_DATA,
+    ),
+]
 
 
 @app.command(cls=Command, epilog=HELP)
@@ -132,6 +156,9 @@ def run(
     patience: _Patience = 600.0,
     timeout: _Timeout = 600.0,
     retry_failed: _Retry = False,
+    pipelines: _Pipelines = 1,
+    format: _Format = "jsonl",
+    shard_bytes: _ShardBytes = 4 * 2**20,
     sampling: Given = NOTHING_GIVEN,
     draft_length: options.DraftLength = None,
     speculation: Given = NOTHING_GIVEN,
@@ -140,6 +167,12 @@ def run(
     drafting = {**options.policy(draft_length), **speculation}
     SpeculationParams(**drafting)  # a wrong value is refused once, not in every row
     how = Options(concurrency, patience, _defaults(sampling), drafting)
+    if engine == "data":
+        if address or limit or retry_failed:
+            raise ConfigError("--engine data takes no --address, --limit or --retry-failed")
+        large = LargeBatch(input, output, format, pipelines, shard_bytes)
+        _finish(answer_folder(large, load_pipeline(config or _PIPELINE), how), output)
+        return
     if address:
         if config is not None:
             raise ConfigError("--config and --address exclude each other")
@@ -172,7 +205,7 @@ def _finish(outcome: Outcome, output: Path) -> None:
         if counts.num_failed:
             raise typer.Exit(EXIT_FAILURE)
         return
-    state = f"{counts.num_done} of {counts.num_rows} rows are in {output}"
+    state = f"{counts.state} are in {output}"
     if isinstance(problem, Interrupted | KeyboardInterrupt):
         typer.echo(f"interrupted: {state}; the same command goes on from there", err=True)
         raise typer.Exit(getattr(problem, "exit_code", Interrupted.CTRL_C))

@@ -46,7 +46,7 @@ def answer_file(files: Files, place: Place, options: Options, console: Console) 
 
     Raises ConfigError for files that are wrong; any later problem is in the outcome.
     """
-    _refuse_copies(files.output)
+    refuse_copies(files.output)
     source = jsonl_file(files.input, salt_of(options.defaults))
     index = scan(source)
     if files.retries_failures:
@@ -91,7 +91,7 @@ async def _answer(
             outcome.seconds = time.monotonic() - started
 
 
-def _refuse_copies(output: Path) -> None:
+def refuse_copies(output: Path) -> None:
     """Raise ConfigError for an output that would be deleted together with its job."""
     here = Path.cwd()
     if _COPIES_OF_RAY in here.parts and output.resolve().is_relative_to(here.resolve()):

@@ -34,6 +34,13 @@ class Line:
     content: bytes  # without its end; of a line that is too long, its beginning
     digest: int  # of the whole line and of the options that shape its answer: 64 bits, not 0
     is_too_long: bool = False
+    part: str = ""  # of the input, where that has several
+
+    @property
+    def custom_id(self) -> str | None:
+        """The id of its result; see `custom_id_of`."""
+        place = f"line-{self.number}"
+        return custom_id_of(self.content, f"{self.part}-{place}" if self.part else place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +67,10 @@ def jsonl_file(path: Path, salt: bytes = b"") -> Source:
 
     salt: the options that shape answers, so that a result made with others is known as such.
     """
-    return Source(str(path), lambda: _lines(path, salt))
+    return Source(str(path), lambda: lines_between(path, salt))
 
 
-def scan(source: Source) -> Index:
+def scan(source: Source, *, may_be_empty: bool = False) -> Index:
     """Read a whole source. Raises ConfigError: unreadable, no rows, too many, or one id twice."""
     digests, ids = array("Q", [0]), array("Q", [0])
     num_rows = 0
@@ -73,11 +80,11 @@ def scan(source: Source) -> Index:
                 f"{source.name} has more than {MAX_LINES} lines; --engine data takes more"
             )
         blank = [0] * (line.number - len(digests))
-        name = custom_id_of(line.content, line.number)
+        name = line.custom_id
         digests.extend([*blank, line.digest])
         ids.extend([*blank, 0 if name is None else digest_of(b"", name.encode("utf-8", "replace"))])
         num_rows += 1
-    if not num_rows:
+    if not num_rows and not may_be_empty:
         raise ConfigError(f"{source.name} holds no rows")
     _refuse_duplicates(source, ids)
     return Index(digests, num_rows)
@@ -102,22 +109,41 @@ def digest_of(salt: bytes, content: bytes) -> int:
     return _number(_hasher(salt, content))
 
 
-def _lines(path: Path, salt: bytes) -> Iterator[Line]:
+def lines_between(
+    path: Path, salt: bytes, start: int = 0, end: int | None = None, part: str = ""
+) -> Iterator[Line]:
+    """Yield the lines that begin at these bytes of a file, from `start` to before `end`.
+
+    They are counted from 1. Raises ConfigError.
+    """
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"the input must be a file, which is read twice; {path} is none")
         with path.open("rb") as file:
+            _seek_line(file, start)
             number = 0
-            while head := file.readline(MAX_LINE_BYTES + 1):
+            while (end is None or file.tell() < end) and (
+                head := file.readline(MAX_LINE_BYTES + 1)
+            ):
                 number += 1
-                content = (head.removeprefix(_BOM) if number == 1 else head).strip()
+                is_first = start == 0 and number == 1
+                content = (head.removeprefix(_BOM) if is_first else head).strip()
                 hasher = _hasher(salt, content)
                 is_too_long = _skip_rest(file, head, hasher)
                 if content:
-                    yield Line(number, content, _number(hasher), is_too_long)
+                    yield Line(number, content, _number(hasher), is_too_long, part)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"cannot read the input {path}: {reason}") from error
+
+
+def _seek_line(file: BinaryIO, start: int) -> None:
+    """Go to the first line that begins at `start` or later."""
+    if start:
+        file.seek(start - 1)
+        while part := file.readline(_CHUNK_BYTES):
+            if part.endswith(b"\n"):
+                return
 
 
 def _skip_rest(file: BinaryIO, head: bytes, hasher: hashlib.blake2b) -> bool:
@@ -150,9 +176,7 @@ def _refuse_duplicates(source: Source, ids: Sequence[int]) -> None:
     for place in repeated[np.argsort(order[repeated + 1])]:
         first, second = int(order[place]), int(order[place + 1])
         names = {
-            line.number: custom_id_of(line.content, line.number)
-            for line in source.lines()
-            if line.number in (first, second)
+            line.number: line.custom_id for line in source.lines() if line.number in (first, second)
         }
         if names[first] == names[second]:  # and not only their digests
             raise ConfigError(

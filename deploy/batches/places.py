@@ -69,13 +69,14 @@ def in_process(config: PipelineConfig) -> Place:
 
 def on_ray(config: PipelineConfig) -> Place:
     """Return a pipeline on the cluster of RAY_ADDRESS, or on one of its own on this machine."""
+    return Place(lambda: ray_cluster("", config), lambda: pipeline_service(config))
 
-    @contextlib.asynccontextmanager
-    async def service() -> AsyncIterator[Service]:
-        async with Pipeline(config) as pipeline:
-            yield _service(PipelineBackend(pipeline, model_name(config)), config)
 
-    return Place(lambda: ray_cluster("", config), service)
+@contextlib.asynccontextmanager
+async def pipeline_service(config: PipelineConfig) -> AsyncIterator[Service]:
+    """Start a pipeline on the cluster that this process is connected to."""
+    async with Pipeline(config) as pipeline:
+        yield _service(PipelineBackend(pipeline, model_name(config)), config)
 
 
 def model_name(config: PipelineConfig) -> str:

@@ -42,18 +42,18 @@ class Row:
     question: Mapping[str, Any] | None = None  # Spec-Bench's question_id and category
 
 
-def custom_id_of(content: bytes, number: int) -> str | None:
-    """Return the id that a line's result gets, right or wrong; None if the line is not an object.
+def custom_id_of(content: bytes, place: str) -> str | None:
+    """Return the id that a row's result gets, right or wrong; None if the row is no object.
 
-    It is the row's own custom_id, or the number of a question, or else line-NUMBER.
+    It is the row's own custom_id, or else the number of a question, or else `place`, where it is.
     """
     try:
         data = _object(content)
     except BadRowError:
         return None
     if "custom_id" not in data:
-        number_of_question = data.get("question_id")
-        return f"line-{number}" if number_of_question is None else str(number_of_question)
+        question_id = data.get("question_id")
+        return place if question_id is None else str(question_id)
     given = data["custom_id"]
     return given if isinstance(given, str) else json.dumps(given)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from deploy.batches.inputs import MAX_LINE_BYTES, Line
 from deploy.batches.outputs import OnResult, Result
 from deploy.batches.results import Reply, answered, conversation, failed
-from deploy.batches.rows import BadRowError, Row, custom_id_of, parse_row
+from deploy.batches.rows import BadRowError, Row, parse_row
 from deploy.batches.services import (
     BatchStoppedError,
     Service,
@@ -90,8 +90,7 @@ class Run:
 
     async def _answer(self, line: Line) -> Result:
         """Return the result of a line, whatever is in it."""
-        custom_id = custom_id_of(line.content, line.number)
-        place = (line.number, line.digest, custom_id)
+        place = (line.number, line.digest, line.custom_id)
         if line.is_too_long:
             return failed(*place, "invalid_json", f"the line is above {MAX_LINE_BYTES} bytes")
         try:

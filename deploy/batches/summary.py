@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TypeAlias
 
 from rich import box
@@ -43,6 +43,10 @@ class Tally:
                 self.num_steps += num_steps
                 self.num_stepped_tokens += num_tokens
 
+    def merge(self, other: Tally) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
     @property
     def mean_acceptance_length(self) -> float | None:
         """Tokens per step, the target's own included; None if no answer tells its steps."""
@@ -53,13 +57,19 @@ class Tally:
 class Counts:
     """The results that were there when a run began, and those of the run."""
 
-    num_rows: int  # to be there at the end
+    num_rows: int  # to be done at the end
     before: Tally = field(default_factory=Tally)
     now: Tally = field(default_factory=Tally)
 
     @property
     def num_done(self) -> int:
         return self.before.num_rows + self.now.num_rows
+
+    @property
+    def state(self) -> str:
+        """The rows that are done, in words."""
+        rest = f" of {self.num_rows}" if self.num_rows > self.num_done else ""
+        return f"{self.num_done}{rest} rows"
 
     @property
     def num_failed(self) -> int:

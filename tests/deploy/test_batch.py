@@ -123,6 +123,8 @@ def test_an_output_made_with_other_options_is_refused(batch):
         ({"address": "localhost:8000"}, "no endpoint at localhost:8000"),
         ({"api_key_file": "/nowhere"}, "cannot read the API key in /nowhere"),
         ({"config": "deploy/pipeline.yaml"}, "--config and --address exclude each other"),
+        ({"engine": "data"}, "--engine data takes no --address, --limit or --retry-failed"),
+        ({"engine": "data", "address": "", "input": "a.csv"}, "that end in .jsonl, .parquet"),
         ({"address": "", "config": "/nowhere"}, "cannot read configuration /nowhere"),
     ],
 )

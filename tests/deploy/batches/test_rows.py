@@ -82,4 +82,4 @@ def test_a_wrong_row_is_refused_by_the_key_that_is_wrong(line, param, text):
     ],
 )
 def test_every_row_has_an_id_for_its_result(row, expected):
-    assert custom_id_of(encoded(row), 12) == expected
+    assert custom_id_of(encoded(row), "line-12") == expected
