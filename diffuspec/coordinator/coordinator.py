@@ -40,6 +40,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
+MAX_UNREAD_OUTPUTS = 64  # of one request; its next step then waits for its reader
 _GRACE_SECONDS = 1.0  # for workers to release requests at shutdown
 
 
@@ -116,10 +117,12 @@ class Coordinator:
             if isinstance(result, Exception):
                 raise result
             self._commit(request, result)
-            if request.finish_reason is None:
+            if request.finish_reason is not None:
+                self._finish(request)
+            elif request.outputs.qsize() < MAX_UNREAD_OUTPUTS:
                 self._begin_step(request)
             else:
-                self._finish(request)
+                request.enter("waiting", "its reader")
         except Exception as error:
             self._abort(request, error)
 
@@ -175,6 +178,7 @@ class Coordinator:
         interrupted, the answer goes on after them: they count as output but are not yielded again,
         and the request waits at the front of the queue.
 
+        A request whose outputs are not read holds its slot and waits, at MAX_UNREAD_OUTPUTS.
         Closing the iterator aborts the request and frees its slot within one step. Raises
         InvalidRequestError or OverloadedError before any work, VerifierError when it cannot go on.
         """
@@ -184,6 +188,7 @@ class Coordinator:
         try:
             while True:
                 output = await request.outputs.get()
+                self._on_read(request)
                 if isinstance(output, DiffuspecError):
                     raise output
                 yield output
@@ -191,6 +196,12 @@ class Coordinator:
                     return
         finally:
             self._abort(request)
+
+    def _on_read(self, request: Request) -> None:
+        """Go on with a request that waits for its reader, once half of its outputs are read."""
+        is_held = request.state == "waiting" and self._admission.is_running(request)
+        if is_held and request.outputs.qsize() <= MAX_UNREAD_OUTPUTS // 2:
+            self._begin_step(request)
 
     def _submit(
         self,

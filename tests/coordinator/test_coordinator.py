@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from diffuspec.coordinator import coordinator as coordinator_module
-from diffuspec.coordinator.coordinator import Coordinator
+from diffuspec.coordinator.coordinator import MAX_UNREAD_OUTPUTS, Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import (
     ContextLengthError,
@@ -282,3 +282,37 @@ async def test_tokens_committed_before_shutdown_are_delivered():
             received += output.token_ids
     assert len(received) >= 5
     assert received == stage.plain(PROMPT, FOREVER)[: len(received)]
+
+
+# ---- streams that are not read
+
+
+async def test_a_stream_that_nobody_reads_stops_decoding_and_goes_on_when_it_is_read():
+    async with on_stage(None) as stage:
+        stream, other = stage.stream(PROMPT, FOREVER), stage.stream([9], FOREVER)
+        tokens = list((await anext(stream)).token_ids)
+        assert await rest_of(other) == stage.plain([9], FOREVER), "it holds up no other"
+        [held] = stage.coordinator.requests()
+        assert (held.state, held.waits_for) == ("waiting", "its reader")
+        assert held.num_output_tokens == 1 + MAX_UNREAD_OUTPUTS
+        for _ in range(MAX_UNREAD_OUTPUTS // 2 - 1):
+            tokens += (await anext(stream)).token_ids
+        assert stage.coordinator.requests()[0].waits_for == "its reader"
+        assert tokens + await rest_of(stream) == stage.plain(PROMPT, FOREVER)
+
+
+@pytest.mark.parametrize("end", ["close", "cancel", "shut down"])
+async def test_a_stream_that_waits_for_its_reader_can_be_ended(end):
+    async with on_stage() as stage:
+        stream = stage.stream(PROMPT, FOREVER, OFF, request_id="held")
+        await anext(stream)
+        await until(lambda: stage.coordinator.requests()[0].waits_for == "its reader")
+        if end == "close":
+            await stream.aclose()
+        elif end == "cancel":
+            assert stage.coordinator.cancel("held") == 1
+        if end != "shut down":
+            await until(lambda: stage.is_empty and not stage.leftovers())
+    if end != "close":
+        with pytest.raises(RequestCancelledError):
+            await rest_of(stream)
