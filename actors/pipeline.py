@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -58,10 +59,14 @@ class Pipeline:
     """Belongs to the event loop that it was started in. Use it as an async context manager.
 
     token: what every call between roles, and to the coordinator, must carry; None: a new one.
+    name: the label `pipeline` of its series in Ray's exporter; None: a random one.
     """
 
-    def __init__(self, config: PipelineConfig, token: str | None = None) -> None:
+    def __init__(
+        self, config: PipelineConfig, token: str | None = None, name: str | None = None
+    ) -> None:
         self.config = config
+        self.name = secrets.token_hex(4) if name is None else name
         self.token = new_token() if token is None else token
         self._placement: Placement | None = None
         self._coordinator: CoordinatorSupervisor | None = None
@@ -93,7 +98,7 @@ class Pipeline:
         A drafter that fails does not fail the start: status() names the reason. Raises
         PlacementError, ConfigError, ModelLoadError and VerifierError, and leaves nothing behind.
         """
-        self._placement = placement = await Placement.reserve(self.config, self.token)
+        self._placement = placement = await Placement.reserve(self.config, self.token, self.name)
         try:
             self._coordinator = coordinator = CoordinatorSupervisor(placement)
             self._drafters = tuple(

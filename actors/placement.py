@@ -65,9 +65,10 @@ class Placement:
     config: PipelineConfig
     token: str = field(repr=False)
     group: PlacementGroup
+    name: str = ""  # of the pipeline
 
     @classmethod
-    async def reserve(cls, config: PipelineConfig, token: str) -> Placement:
+    async def reserve(cls, config: PipelineConfig, token: str, name: str = "") -> Placement:
         """Wait until the cluster grants the bundles; log which resources are missing meanwhile.
 
         Raises PlacementError with them after placement_seconds, and ConfigError. Nothing stays
@@ -81,7 +82,7 @@ class Placement:
         except BaseException:
             remove_placement_group(group)
             raise
-        return cls(config, token, group)
+        return cls(config, token, group, name)
 
     async def release(self) -> None:
         """Give the bundles back and end the actors in them; return once that is done."""

@@ -12,6 +12,7 @@ from ray import serve
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from actors.exporter import export_always
 from actors.service.backend import PipelinesBackend
 from actors.service.directory import Member
 from actors.service.pool import PipelinePool
@@ -62,7 +63,10 @@ class Ingress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application; Serve calls this after the constructor."""
-        return create_app(self._backend, self._config.http, spans=self._spans)
+        app = create_app(self._backend, self._config.http, spans=self._spans)
+        replica = serve.get_replica_context().replica_id.unique_id
+        export_always(app.state.series.registry, {"replica": replica})
+        return app
 
     async def _list_pipelines(self) -> Sequence[Member]:
         found: Sequence[Member] = await self._ask_directory("pipelines")

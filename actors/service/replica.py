@@ -45,7 +45,7 @@ class PipelineReplica:
         self._options = PipelineOptions()
         self._is_ending = False
         self._num_requests = 0
-        self._pipeline = Pipeline(config, token)
+        self._pipeline = Pipeline(config, token, self.name)
         await self._pipeline.start()
         self._announcing = in_background(self._announce_always(), f"announcements of {self.name}")
 

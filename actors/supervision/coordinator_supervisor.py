@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from actors.placement import Place, Placement
+from actors.exporter import export_coordinator
+from actors.placement import CONTROL, Place, Placement
 from actors.roles.coordinator import Ready
 from actors.supervision.background import log_problem
 from actors.supervision.role_actor import ActorLostError, RoleActor, start_actor
@@ -88,6 +89,8 @@ class CoordinatorSupervisor(Supervisor[Service]):
         except BaseException:
             actor.kill()
             raise
+        run_there = handle.__ray_call__.options(concurrency_group=CONTROL)
+        run_there.remote(export_coordinator, placement.name)
         return Service(actor, client)
 
     async def watch(self, thing: Service) -> str:

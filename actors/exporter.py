@@ -1,0 +1,62 @@
+"""Prometheus series of an actor through Ray's own exporter, at every node's metrics port.
+
+Every sample becomes a gauge of Ray's, under its own name with the prefix `ray_`: totals and buckets
+too, whose rates Prometheus takes as it does of counters.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry
+from ray.util.metrics import Gauge
+
+from actors.roles.coordinator import CoordinatorActor
+
+logger = logging.getLogger(__name__)
+
+EXPORT_SECONDS = 5.0
+
+
+class RayExporter:
+    """Copies the samples of a registry. Belongs to one thread."""
+
+    def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+        """`labels` are added to those of every sample."""
+        self._registry = registry
+        self._labels = dict(labels)
+        self._gauges: dict[str, Gauge] = {}
+
+    def export(self) -> None:
+        """Hand the present values to Ray."""
+        for family in self._registry.collect():
+            for sample in family.samples:
+                tags = {**self._labels, **sample.labels}
+                gauge = self._gauges.get(sample.name)
+                if gauge is None:
+                    gauge = Gauge(sample.name, family.documentation, tuple(sorted(tags)))
+                    self._gauges[sample.name] = gauge
+                gauge.set(float(sample.value), tags)
+
+
+def export_always(registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
+    """Export every few seconds, in a thread that ends with the process."""
+    exporter = RayExporter(registry, labels)
+
+    def run() -> None:
+        while True:
+            try:
+                exporter.export()
+            except Exception as error:  # the next time may be better
+                logger.warning("series were not exported: %s", error)
+            time.sleep(EXPORT_SECONDS)
+
+    threading.Thread(target=run, name="export", daemon=True).start()
+
+
+def export_coordinator(actor: CoordinatorActor, pipeline: str) -> None:
+    """Export a coordinator's series with the name of its pipeline. Runs in its process."""
+    export_always(actor.engine.metrics.registry, {"pipeline": pipeline})
