@@ -65,8 +65,10 @@ release: $(STAMP) ## Build wheel and sdist in dist/, and check both: contents, i
 proto: $(STAMP) ## Compile protos/ into diffuspec/v1
 	$(BIN)/python protos/generate.py
 
-docs: $(STAMP) ## Write docs/configuration.md from the schema
+docs: $(STAMP) ## Write docs/configuration.md and the tables of docs/observability.md
 	$(BIN)/python docs/make_configuration.py
+	$(BIN)/python docs/make_observability.py
+	$(BIN)/python -m deploy.grafana.make_dashboard
 
 bench: $(STAMP) ## The benchmark against transformers, with tables and plots in runs/bench
 	$(BIN)/diffuspec bench $(ARGS)

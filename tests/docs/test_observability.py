@@ -1,0 +1,23 @@
+"""The page about watching a service has every series and every panel of the dashboard."""
+
+from __future__ import annotations
+
+import runpy
+
+import pytest
+
+from tests.support.documents import ROOT
+
+PAGE = ROOT / "docs" / "observability.md"
+GENERATOR = runpy.run_path(str(ROOT / "docs" / "make_observability.py"))
+
+
+def test_the_tables_are_what_the_code_says():
+    assert GENERATOR["main"](["--check"]) == 0, "run make docs"
+
+
+def test_a_stale_table_is_made_again_and_a_missing_one_is_missed():
+    page = PAGE.read_text(encoding="utf-8")
+    assert GENERATOR["render"](page.replace("Requests decoding.", "Something else.")) == page
+    with pytest.raises(ValueError, match="the page must have <!-- http: begin -->"):
+        GENERATOR["render"](page.replace("<!-- http: begin -->", ""))
