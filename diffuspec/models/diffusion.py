@@ -67,7 +67,7 @@ class _Plan:
 
 
 class DiffusionDrafter:
-    """A LatticeModel over a diffusion LM: Dream (full attention) or a block-causal one.
+    """A LatticeModel over a diffusion LM: Dream or LLaDA (full attention), or a block-causal one.
 
     With the prefix cache, a block-causal drafter's prefix states are exact; Dream's come from
     earlier steps and are recomputed every refresh_every tokens. Requests of one batch with the same
@@ -89,6 +89,7 @@ class DiffusionDrafter:
         self.runner = runner
         self._mask_token_id = settings.mask_token_id
         self._masks = np.full(MAX_DRAFT_TOKENS, settings.mask_token_id, np.int32)
+        self._settings = settings
         self._attention = settings.attention
         self._max_positions = max_positions
         self._num_scratch_rows = runner.cache.max_len - max_positions
@@ -254,8 +255,8 @@ class DiffusionDrafter:
         if self._attention == "block_causal" and self._uses_cache:
             start = self.runner.extend(slot, shared, start, MAX_PREFILL_ROWS)
         blocks = [draft.block for draft in group]
-        kind, max_rows = self._attention, self._num_scratch_rows
-        segments = lay_out(prefixes, blocks, slot, start, len(shared), kind, max_rows)
+        settings, max_rows = self._settings, self._num_scratch_rows
+        segments = lay_out(prefixes, blocks, slot, start, len(shared), settings, max_rows)
         return _Plan(slot, list(segments), committed[start:])
 
     def _is_refresh_due(self, request_id: str, num_cached: int, num_tokens: int) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.packed import Segment, Visible
-from diffuspec.models.loading.checkpoint import DiffusionAttention
+from diffuspec.models.loading.checkpoint import DiffusionAttention, DiffusionSettings
 
 
 def num_shared_tokens(prefixes: Sequence[TokenIds]) -> int:
@@ -34,7 +34,7 @@ def lay_out(
     slot: int,
     start: int,
     num_shared: int,
-    attention: DiffusionAttention,
+    settings: DiffusionSettings,
     max_rows: int,
 ) -> Iterator[Segment]:
     """Lay out the drafts of one slot in segments, each with at most max_rows unshared rows.
@@ -43,7 +43,7 @@ def lay_out(
     shared rows, and the others see them in the cache. start is the number of tokens cached, and
     num_shared the number of leading tokens that all prefixes share.
     """
-    shared = num_shared if attention == "block_causal" else start
+    shared = num_shared if settings.attention == "block_causal" else start
     first = 0
     while first < len(prefixes):
         last, num_rows = first, 0
@@ -52,9 +52,9 @@ def lay_out(
             if num_rows > max_rows and last > first:
                 break
             last += 1
-        yield _lay_out(prefixes[first:last], blocks[first:last], slot, start, shared, attention)
+        yield _lay_out(prefixes[first:last], blocks[first:last], slot, start, shared, settings)
         first = last
-        if attention == "block_causal":
+        if settings.attention == "block_causal":
             start = max(num_shared - 1, 0)  # the last shared row is repeated for its logits
 
 
@@ -64,18 +64,19 @@ def _lay_out(
     slot: int,
     start: int,
     num_shared: int,
-    attention: DiffusionAttention,
+    settings: DiffusionSettings,
 ) -> Segment:
     """Lay out drafts in one segment.
 
-    A token's row predicts the next token: the logits of draft position 1 come from the row of the
-    last prefix token, those of position i from the row of block token i - 1. The row of the last
-    block token is seen by the others, but its logits are not used. Block-causal: prefix rows see
+    Shifted, a token's row predicts the next token: the logits of draft position 1 come from the row
+    of the last prefix token, those of position i from the row of block token i - 1. The row of the
+    last block token is seen by the others, but its logits are not used. Not shifted, the logits of
+    position i come from the row of block token i. Block-causal: prefix rows see
     the rows before them, block rows the prefix and all of their block. Full: every row sees all of
     its draft, so that no new prefix row can be shared (num_shared is start).
     """
     if len(prefixes) == 1:
-        return _lay_out_one(prefixes[0], blocks[0], slot, start, attention)
+        return _lay_out_one(prefixes[0], blocks[0], slot, start, settings)
     num_common = num_shared - start
     token_ids = [prefixes[0][start:num_shared]]
     positions = [np.arange(start, num_shared)]
@@ -84,8 +85,10 @@ def _lay_out(
         length, num_masks = len(prefix) - num_shared, len(block)
         token_ids += [prefix[num_shared:], block]
         positions.append(np.arange(num_shared, len(prefix) + num_masks))
-        rows = np.arange(row + length - 1, row + length - 1 + num_masks)
-        rows[0] = rows[0] if length else num_common - 1
+        first = row + length - settings.is_shifted
+        rows = np.arange(first, first + num_masks)
+        if settings.is_shifted and not length:
+            rows[0] = num_common - 1
         logit_rows.append(rows)
         spans.append((row, row + length, row + length + num_masks))
         row += length + num_masks
@@ -94,22 +97,23 @@ def _lay_out(
         start,
         np.concatenate(token_ids),
         np.concatenate(positions),
-        _visible_rows(num_common, spans, attention),
+        _visible_rows(num_common, spans, settings.attention),
         np.concatenate(logit_rows),
     )
 
 
 def _lay_out_one(
-    prefix: TokenIds, block: TokenIds, slot: int, start: int, attention: DiffusionAttention
+    prefix: TokenIds, block: TokenIds, slot: int, start: int, settings: DiffusionSettings
 ) -> Segment:
     num_tail, num_masks = len(prefix) - start, len(block)
+    first = num_tail - settings.is_shifted
     return Segment(
         slot,
         start,
         np.concatenate([prefix[start:], block]),
         np.arange(start, len(prefix) + num_masks),
-        "full" if attention == "full" else num_tail,
-        np.arange(num_tail - 1, num_tail - 1 + num_masks),
+        "full" if settings.attention == "full" else num_tail,
+        np.arange(first, first + num_masks),
     )
 
 

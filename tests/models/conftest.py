@@ -35,7 +35,10 @@ def save_target(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
-    """Save a random diffusion LM: `block_causal`, `full`, or `dream` in Dream's own layout."""
+    """Save a random diffusion LM: `block_causal`, `full`, `dream` in Dream's own layout, `llada`.
+
+    LLaDA's rows predict their own token.
+    """
 
     def save(kind: str) -> Path:
         path = tmp_path / kind
@@ -44,6 +47,8 @@ def save_drafter(tmp_path: Path) -> Callable[[str], Path]:
         edit_json(config, mask_token_id=MASK_TOKEN_ID)
         if kind == "dream":
             make_dream(config)
+        elif kind == "llada":
+            edit_json(config, diffusion_attention="full", diffusion_shift=False)
         else:
             edit_json(config, diffusion_attention=kind)
         return path

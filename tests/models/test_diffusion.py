@@ -33,7 +33,7 @@ K = 6
 EOS = 2
 PREFIX = np.random.default_rng(3).integers(3, NUM_KNOWN_IDS, 40).tolist()
 TARGET = TargetInfo(NUM_KNOWN_IDS, MAX_POSITIONS, max_sequences=2, eos_token_ids=(EOS,))
-KINDS = ("block_causal", "full", "dream")
+KINDS = ("block_causal", "full", "dream", "llada")
 
 SaveDrafter = Callable[[str], Path]
 
@@ -58,7 +58,7 @@ def request(
 def reference_logits(
     kind: str, prefix: Sequence[int], block: Sequence[int] = (MASK_TOKEN_ID,) * K
 ) -> torch.Tensor:
-    """Logits of the draft positions, by the definition: row n predicts token n + 1."""
+    """Logits of the draft positions, by the definition: row n predicts token n + 1; LLaDA's, n."""
     model = make_drafter_model()
     length = len(prefix) + len(block)
     visible = torch.ones(length, length, dtype=torch.bool)
@@ -66,7 +66,7 @@ def reference_logits(
         visible[: len(prefix)] = visible.tril()[: len(prefix)]
     token_ids = torch.tensor([[*prefix, *block]])
     logits = model(token_ids, attention_mask=visible[None, None]).logits[0]
-    predicted = logits[len(prefix) - 1 : -1].clone()
+    predicted = (logits[len(prefix) :] if kind == "llada" else logits[len(prefix) - 1 : -1]).clone()
     predicted[:, NUM_KNOWN_IDS:] = -torch.inf
     predicted[:, MASK_TOKEN_ID] = -torch.inf
     return predicted
@@ -420,4 +420,11 @@ def test_unknown_kind_of_diffusion_attention_is_refused(save_drafter: SaveDrafte
     path = save_drafter("block_causal")
     edit_json(path / "config.json", diffusion_attention="sideways")
     with pytest.raises(ModelLoadError, match="'full' or 'block_causal', got 'sideways'"):
+        load(path)
+
+
+def test_a_shift_that_is_no_truth_value_is_refused(save_drafter: SaveDrafter) -> None:
+    path = save_drafter("llada")
+    edit_json(path / "config.json", diffusion_shift=1)
+    with pytest.raises(ModelLoadError, match="diffusion_shift must be true or false, got 1"):
         load(path)

@@ -31,6 +31,7 @@ class DiffusionSettings:
 
     mask_token_id: int
     attention: DiffusionAttention
+    is_shifted: bool = True  # a row predicts the token after its own; else its own, as LLaDA's
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +74,15 @@ class Checkpoint:
                 f"{self.path} is not a diffusion LM: a drafter's config.json must have a "
                 f"mask_token_id, got {mask_token_id!r}"
             )
+        is_shifted = self.config.get("diffusion_shift", True)
+        if not isinstance(is_shifted, bool):
+            raise ModelLoadError(
+                f"{self.path}: diffusion_shift must be true or false, got {is_shifted!r}"
+            )
         attention = "full" if self.is_dream else self.config.get("diffusion_attention")
         for known in get_args(DiffusionAttention):
             if attention == known:
-                return DiffusionSettings(mask_token_id, known)
+                return DiffusionSettings(mask_token_id, known, is_shifted)
         raise ModelLoadError(
             f"{self.path}: config.json must have diffusion_attention 'full' or 'block_causal', "
             f"got {attention!r}"
