@@ -130,11 +130,15 @@ class VerifierRank:
 
     def _load(self, meeting_point: str) -> CausalTarget:
         from diffuspec.models.target import CausalTarget  # torch: not where this is placed
+        from diffuspec.text.grammars import grammars_of
 
         if self._num_ranks > 1:
             self._group = self._join(meeting_point)
             self._resources.callback(self._group.close)
-        return CausalTarget.load(self._config.engine.target, self._num_ranks)
+        config = self._config.engine.target
+        target = CausalTarget.load(config, self._num_ranks)
+        grammars_of(config.path, target.info).prepare()  # later, all requests would wait for it
+        return target
 
     def _join(self, meeting_point: str) -> RankGroup:
         import torch

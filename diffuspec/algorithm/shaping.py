@@ -88,13 +88,11 @@ def _allow(logits: Tensor, masks: NDArray[np.uint8] | None) -> Tensor:
     """Mask the ids that are not in a row's bits."""
     if masks is None:
         return logits
-    table = torch.from_numpy(masks).to(logits.device)
-    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    is_allowed = (table[:, :, None] >> bits).bitwise_and_(1).bool().flatten(1)
-    num_known = min(is_allowed.shape[1], logits.shape[1])  # the bytes' last bits may be too many
-    allowed = torch.full_like(logits, -torch.inf)
-    known = slice(0, num_known)
-    allowed[:, known] = logits[:, known].masked_fill(~is_allowed[:, known], -torch.inf)
+    size = min(8 * masks.shape[1], logits.shape[1])
+    banned = np.unpackbits(~masks, axis=1, count=size, bitorder="little").view(np.bool_)
+    allowed = logits.clone()
+    allowed[:, :size].masked_fill_(torch.from_numpy(banned).to(logits.device), -torch.inf)
+    allowed[:, size:] = -torch.inf
     return allowed
 
 

@@ -6,6 +6,7 @@ masks, may cost no more than `_LIMITS` allow; what would cost more is an error.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
@@ -45,6 +46,14 @@ class Grammars:
     @property
     def info(self) -> TargetInfo:
         return self._info
+
+    def prepare(self) -> None:
+        """Read the tokenizer ahead of the first form: seconds, for a large vocabulary.
+
+        One that cannot be used is named when a form is compiled.
+        """
+        with contextlib.suppress(InvalidRequestError):
+            _ = self._tokenizer
 
     def is_compiled(self, form: StructuredOutput) -> bool:
         """Whether `compile` would answer at once."""
