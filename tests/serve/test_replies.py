@@ -1,0 +1,114 @@
+"""Outputs as OpenAI's objects: calls of tools, log-probabilities, usage, echoes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
+from diffuspec.serve.openai.parsing import Endpoint, Generation, Job
+from diffuspec.serve.openai.replies import Reply, make_reply
+from tests.support.checkpoints import byte_tokenizer
+
+CHAT: Endpoint = "/v1/chat/completions"
+TEXT: Endpoint = "/v1/completions"
+TOOLS: Any = ({"type": "function", "function": {"name": "weather"}},)
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
+
+
+def reply_to(endpoint: Endpoint, num_choices: int = 1, **options: Any) -> Reply:
+    sampling = options.pop("sampling", SamplingParams())
+    job = Job(endpoint, ("hi",), num_choices, sampling, None, None, **options)
+    generations = [
+        Generation(index, np.array([1, 2], np.int32), sampling) for index in range(num_choices)
+    ]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer())
+    return make_reply(job, generations, tokenizer, id="7", model="m", created=5)
+
+
+def output(text: str, is_last: bool = False, **changes: Any) -> RequestOutput:
+    """An output of a step that drafted four tokens, of which two were accepted."""
+    reason = FinishReason.STOP if is_last else None
+    step = StepStats(4, 4, 2, 3, verify_seconds=0.2, step_seconds=0.3)
+    values = {"logprobs": None, "token_ids": (65, 66, 67)} | changes
+    pieces = (text, *("" for _ in values["token_ids"][1:]))
+    return RequestOutput(
+        num_accepted_tokens=2, pieces=pieces, text=text, finish_reason=reason, step=step, **values
+    )
+
+
+def test_a_call_of_a_tool_takes_the_place_of_its_text():
+    reply = reply_to(CHAT, tools=TOOLS)
+    reply.add(0, output("I look." + CALL[:20]))
+    reply.add(0, output(CALL[20:], is_last=True))
+    [choice] = reply.whole()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    [call] = choice["message"].pop("tool_calls")
+    assert choice["message"] == {"role": "assistant", "content": "I look.", "refusal": None}
+    assert call == {
+        "id": "call_chatcmpl-7-0-0",
+        "type": "function",
+        "function": {"name": "weather", "arguments": '{"city": "Ulm"}'},
+    }
+
+
+def test_calls_are_streamed_whole_and_numbered():
+    reply = reply_to(CHAT, tools=TOOLS)
+    chunks = [reply.chunk(0, output(CALL[:9])), reply.chunk(0, output(CALL[9:] + CALL))]
+    chunks.append(reply.chunk(0, output("", is_last=True)))
+    choices = [chunk["choices"][0] for chunk in chunks if chunk is not None]
+    calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
+    assert [(call["index"], call["function"]["name"]) for call in calls] == [
+        (0, "weather"),
+        (1, "weather"),
+    ]
+    assert not any(choice["delta"].get("content") for choice in choices)
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_without_tools_a_call_is_text():
+    reply = reply_to(CHAT)
+    reply.add(0, output(CALL, is_last=True))
+    [choice] = reply.whole()["choices"]
+    assert choice["message"]["content"] == CALL and choice["finish_reason"] == "stop"
+
+
+def test_logprobs_have_texts_and_bytes_and_are_finite():
+    found = (TokenLogprobs(-math.inf, ((66, -0.5), (200, -math.inf))),)
+    sampling = SamplingParams(logprobs=2)
+    tokenizer = byte_tokenizer()
+    [euro] = [tokenizer.encode("€").ids]
+    reply = reply_to(CHAT, sampling=sampling)
+    reply.add(0, output("", True, token_ids=(euro[0],), logprobs=found))
+    [choice] = reply.whole()["choices"]
+    [token] = choice["logprobs"]["content"]
+    assert (token["token"], token["bytes"], token["logprob"]) == ("\ufffd", [0xE2], -9999.0)
+    assert len(token["top_logprobs"]) == 2
+    reply = reply_to(TEXT, sampling=sampling, echo=True)
+    reply.add(0, output("", True, token_ids=(euro[0],), logprobs=found))
+    [choice] = reply.whole()["choices"]
+    assert choice["text"] == "hi" and choice["logprobs"]["token_logprobs"] == [-9999.0]
+
+
+def test_usage_counts_a_prompt_once_and_drafts_by_position():
+    reply = reply_to(TEXT, num_choices=2)
+    for index in (0, 1):
+        reply.add(index, output("a"))
+        reply.add(index, output("b", is_last=True))
+    usage = reply.whole()["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 12)
+    details = usage["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 8
+    speculation = usage["speculation"]
+    assert (speculation["steps"], speculation["acceptance_length"]) == (4, 3.0)
+    assert speculation["acceptance_by_position"] == [1.0, 1.0]
+    assert speculation["estimated_speedup"] == 2.0  # 3 tokens a step, of which 2/3 is the target
+
+
+def test_chunks_without_anything_new_are_not_sent():
+    assert reply_to(TEXT).chunk(0, output("")) is None
+    assert reply_to(TEXT, return_token_ids=True).chunk(0, output("")) is not None
