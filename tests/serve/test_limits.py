@@ -97,6 +97,15 @@ async def test_prompts_too_long_for_the_context_are_refused_with_its_length():
         assert error_of(response, 400)["code"] == "context_length_exceeded"
 
 
+async def test_what_the_engine_refuses_is_named_too():
+    engine = fake_engine()
+    async with engine, http_client(engine) as client:
+        response = await client.post(TEXT, json=ASKED | {"logit_bias": {"9999": 1}})
+        assert error_of(response, 400)["param"] == "logit_bias"
+        response = await client.post(TEXT, json=ASKED | {"prompt": [9999]})
+        assert "prompt token ids" in error_of(response, 400)["message"]
+
+
 async def test_a_request_id_is_returned_or_refused():
     async with http_client(fake_engine()) as client:
         response = await client.get("/health", headers={"x-request-id": "my-id.1"})

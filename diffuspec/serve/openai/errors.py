@@ -8,6 +8,8 @@ from typing import Any
 
 from diffuspec.core import errors
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
+from diffuspec.core.parameter import declared
+from diffuspec.core.params import SamplingParams, SpeculationParams
 
 
 class BadRequestError(InvalidRequestError):
@@ -58,6 +60,7 @@ class ErrorAnswer:
         }
 
 
+_PARAMETERS = {one.name for kind in (SamplingParams, SpeculationParams) for one in declared(kind)}
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}  # heeded by openai-python
 _INVALID = "invalid_request_error"
@@ -95,5 +98,12 @@ def answer_to(error: BaseException) -> ErrorAnswer:
         code = getattr(error, "code", None)
         if isinstance(error, errors.ContextLengthError):
             code = "context_length_exceeded"
-        return ErrorAnswer(400, str(error), _INVALID, code, getattr(error, "param", None))
+        param = getattr(error, "param", None) or _named(str(error))
+        return ErrorAnswer(400, str(error), _INVALID, code, param)
     return next((_ANSWERS[one] for one in type(error).__mro__ if one in _ANSWERS), _UNKNOWN)
+
+
+def _named(message: str) -> str | None:
+    """Return the parameter that a message of the library begins with, if it does."""
+    word = message.partition(" ")[0]
+    return word if word in _PARAMETERS else None
