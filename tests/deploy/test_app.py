@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ray._common.utils import import_attr
 from ray.serve import Application, Deployment
+from ray.serve._private.api import call_user_app_builder_with_args_if_necessary
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
@@ -73,9 +75,13 @@ def test_a_file_listens_on_loopback_and_its_application_can_be_built(path):
     assert {one["name"] for one in application["deployments"]} <= bound.keys()
 
 
-def test_serve_calls_the_builder_with_plain_data():
-    """It would not look for a model's class in an annotation that is a string."""
-    assert build.__annotations__["args"] == dict[str, Any]
+def test_the_builder_takes_arguments_of_a_command_line():
+    """Serve passes a mapping on, and not a model's class that it found in an annotation."""
+    builder = import_attr("deploy.app:build")
+    args = {"pipeline": "deploy/pipeline.yaml", "model_name": "tiny"}
+    application = call_user_app_builder_with_args_if_necessary(builder, args)
+    config = deployments(application)["Ingress"].init_args[0]
+    assert config.model_name == "tiny" and config.pipeline.num_drafters == 1
 
 
 @pytest.mark.parametrize(
@@ -83,7 +89,7 @@ def test_serve_calls_the_builder_with_plain_data():
     [
         ({}, "pipeline is missing"),
         ({"pipeline": "deploy/none.yaml"}, "cannot read configuration .*none.yaml"),
-        ({"pipeline": {"engine": {"preset": "large"}}}, "preset must be `tiny`"),
+        ({"pipeline": {"engine": {"preset": "large"}}}, "engine.preset must be tiny or smollm2"),
         ({"pipeline": 3}, "pipeline must be the path of a file or a mapping, got 3"),
         ({**TINY, "models": "x"}, "unknown key `models`"),
         ({**TINY, "http": {"max_body": 1}}, "http: unknown key `max_body`"),
