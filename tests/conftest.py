@@ -31,6 +31,7 @@ settings.load_profile("diffuspec")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=12, help="asked while processes die")
+    parser.addoption("--memory-requests", type=int, default=1000, help="answered by one engine")
     parser.addoption("--chaos-seed", type=int, default=1694, help="of what goes wrong, and when")
 
 

@@ -1,4 +1,4 @@
-"""The engine over random checkpoints: forms of prompts, life cycle, and what an answer says."""
+"""The engine over random checkpoints: what an answer says, streams, and the life cycle."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tokenizers.processors import TemplateProcessing
 
 from diffuspec.core.config import parse_config
 from diffuspec.core.errors import (
-    ContextLengthError,
     InvalidRequestError,
-    OverloadedError,
     RequestCancelledError,
     VocabularyError,
 )
@@ -28,117 +24,15 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason
 from diffuspec.engine import Engine
 from diffuspec.text.tokenizer import load_tokenizer
-from tests.support.checkpoints import MAX_POSITIONS, byte_tokenizer
+from tests.support.checkpoints import byte_tokenizer
+from tests.support.engines import FOREVER, PROMPT, SHORT, ids, make_engine
 from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, decode_plainly, oracle_of
-
-PROMPT = "The quick brown fox"
-SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
-FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
-MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-def make_engine(target: Path, drafter: Path | None = None, **sections: object) -> Engine:
-    drafting = {} if drafter is None else {"drafter": {"path": drafter, "device": "cpu"}}
-    settings = {"path": target, "device": "cpu", "max_sequences": 3}
-    return Engine.from_config(parse_config({"target": settings, **drafting, **sections}))
 
 
 @pytest.fixture(scope="module")
 def engine(target_path: Callable[[str], Path], drafter_path: Path) -> Iterator[Engine]:
     with make_engine(target_path("qwen2"), drafter_path) as engine:
         yield engine
-
-
-def ids(text: str) -> list[int]:
-    return byte_tokenizer().encode(text, add_special_tokens=False).ids
-
-
-# ---- prompts
-
-
-def test_a_prompt_is_text_messages_or_token_ids(engine):
-    rendered = "<|start|>user:hi<|start|>assistant:"
-    assert engine.encode("aé").tolist() == ids("aé")
-    assert engine.encode(MESSAGES).tolist() == ids(rendered)
-    for prompt in ([5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8)):
-        encoded = engine.encode(prompt)
-        assert encoded.tolist() == [5, 6] and encoded.dtype == np.int32
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ([1.5, 2.0], "list of token ids"),
-        (["a", "b"], "list of token ids"),
-        ([True], "list of token ids"),
-        ([[1, 2], [3, 4]], "list of token ids"),
-        ([[1, 2], [3]], "must be flat"),
-        ([1, {"role": "user"}], "list of token ids"),
-        ([None], "list of token ids"),
-        (b"ab", "list of token ids"),
-        ([2**31], "must fit 32 bits, got 2147483648"),
-        ([2**70], "list of token ids"),
-        ("\ud800", "valid Unicode"),
-        ([{"role": "user"}], "text `content`, got keys"),
-        ([{"role": 1, "content": "a"}], "text `role`"),
-        ([{"role": "user", "content": ["a"]}], "text `content`"),
-        ("x" * (MAX_POSITIONS * 16 + 1), "8193 characters cannot fit"),
-    ],
-)
-def test_a_prompt_of_another_form_is_refused(engine, prompt, message):
-    with pytest.raises(InvalidRequestError, match=message):
-        engine.generate([prompt], SHORT)
-
-
-@pytest.mark.parametrize("prompts", ["Hello", [1, 2], [{"role": "user", "content": "Hello"}]])
-def test_a_single_prompt_is_not_taken_for_several(engine, prompts):
-    with pytest.raises(InvalidRequestError, match=r"put a single one in \[ \]"):
-        engine.generate(prompts, SHORT)
-
-
-def test_a_text_begins_with_bos_where_the_tokenizer_adds_one(engine):
-    inner = engine.tokenizer.backend_tokenizer
-    before = inner.post_processor
-    inner.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 7)])
-    try:
-        text, chat = engine.encode("ab"), engine.encode([{"role": "user", "content": "ab"}])
-    finally:
-        inner.post_processor = before
-    assert text.tolist() == [7, *engine.encode("ab").tolist()]
-    assert chat[0] != 7, "a template writes what it wants itself"
-
-
-@pytest.mark.parametrize("prompt", ["", [], np.array([], np.int32)])
-def test_an_empty_prompt_is_refused(engine, prompt):
-    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
-        engine.generate([prompt], SHORT)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "error", "message"),
-    [
-        ([-1], InvalidRequestError, "from 0 to 257, got -1"),
-        ([258], InvalidRequestError, "from 0 to 257, got 258"),
-        ([1] * 501, ContextLengthError, "501 prompt tokens and max_tokens 12 do not fit"),
-    ],
-)
-def test_prompts_that_the_target_cannot_read_are_refused(engine, prompt, error, message):
-    with pytest.raises(error, match=message):
-        engine.generate([prompt], SHORT)
-
-
-def test_messages_need_a_chat_template(engine, monkeypatch):
-    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
-    with pytest.raises(InvalidRequestError, match="no chat template"):
-        engine.encode(MESSAGES)
-
-
-def test_the_reason_of_a_chat_template_that_refuses_is_passed_on(engine, monkeypatch):
-    monkeypatch.setattr(
-        engine.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}"
-    )
-    with pytest.raises(InvalidRequestError, match="refused the messages: roles must alternate"):
-        engine.encode(MESSAGES)
 
 
 # ---- answers
@@ -357,73 +251,6 @@ def test_a_part_that_fails_to_close_leaves_no_other_open(target_path):
     with pytest.raises(OSError, match="first does not close"):
         engine.close()
     assert closed == ["first", "sound"]
-
-
-# ---- cancelling and draining
-
-
-async def admission(engine: Engine) -> None:
-    """Wait until a request runs in this event loop."""
-    loop = asyncio.get_running_loop()
-    while engine._loop is not loop or not list(engine._coordinator._admission):
-        await asyncio.sleep(0.001)
-
-
-async def test_cancelling_by_id_ends_that_request_with_an_error(engine):
-    stream, other = engine.stream(PROMPT, FOREVER, request_id="a"), engine.stream(PROMPT, FOREVER)
-    await anext(stream)
-    await anext(other)
-    assert engine.cancel("a") and not engine.cancel("b")
-    with pytest.raises(RequestCancelledError, match="'a' was cancelled"):
-        async for _ in stream:
-            pass
-    assert (await anext(other)).token_ids
-    await other.aclose()
-    assert not engine.cancel("a")
-
-
-async def test_a_request_that_waits_can_be_cancelled_too(target_path):
-    with make_engine(target_path("qwen2")) as engine:
-        running = [engine.stream(PROMPT, FOREVER) for _ in range(3)]  # max_sequences
-        for stream in running:
-            await anext(stream)
-        waiting = asyncio.ensure_future(engine.complete(PROMPT, SHORT, request_id="w"))
-        while len(list(engine._coordinator._admission)) < 4:
-            await asyncio.sleep(0.001)
-        assert engine.cancel("w")
-        with pytest.raises(RequestCancelledError):
-            await waiting
-        await engine.stop()
-
-
-def test_cancelling_before_any_request_returns_false(target_path):
-    with make_engine(target_path("qwen2")) as engine:
-        assert not engine.cancel("a")
-
-
-async def test_stopping_an_engine_that_never_ran_is_fine(target_path):
-    with make_engine(target_path("qwen2")) as engine:
-        await engine.stop(drain_seconds=60)
-
-
-async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine):
-    answer = asyncio.ensure_future(engine.complete(PROMPT, SHORT))
-    await admission(engine)
-    stopping = asyncio.ensure_future(engine.stop(drain_seconds=60))
-    await asyncio.sleep(0)
-    with pytest.raises(OverloadedError, match="shutting down"):
-        await engine.complete(PROMPT, SHORT)
-    await stopping
-    assert len((await answer).token_ids) == 12
-    assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12  # it can be used again
-
-
-async def test_stopping_cancels_requests_that_do_not_finish_in_time(engine):
-    answer = asyncio.ensure_future(engine.complete(PROMPT, FOREVER))
-    await admission(engine)
-    await engine.stop(drain_seconds=0.01)
-    with pytest.raises(RequestCancelledError):
-        await answer
 
 
 # ---- any roles

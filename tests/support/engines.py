@@ -1,0 +1,25 @@
+"""Engines over random checkpoints, and what tests ask them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from diffuspec.core.config import parse_config
+from diffuspec.core.params import SamplingParams
+from diffuspec.engine import Engine
+from tests.support.checkpoints import byte_tokenizer
+
+PROMPT = "The quick brown fox"
+SHORT = SamplingParams(max_tokens=12, ignore_eos=True)
+FOREVER = SamplingParams(max_tokens=400, ignore_eos=True)
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def make_engine(target: Path, drafter: Path | None = None, **sections: object) -> Engine:
+    drafting = {} if drafter is None else {"drafter": {"path": drafter, "device": "cpu"}}
+    settings = {"path": target, "device": "cpu", "max_sequences": 3}
+    return Engine.from_config(parse_config({"target": settings, **drafting, **sections}))
+
+
+def ids(text: str) -> list[int]:
+    return byte_tokenizer().encode(text, add_special_tokens=False).ids

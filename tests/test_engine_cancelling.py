@@ -1,0 +1,86 @@
+"""How requests of an engine are cancelled, and how an engine drains."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from diffuspec.core.errors import (
+    OverloadedError,
+    RequestCancelledError,
+)
+from diffuspec.engine import Engine
+from tests.support.engines import FOREVER, PROMPT, SHORT, make_engine
+
+
+@pytest.fixture(scope="module")
+def engine(target_path: Callable[[str], Path], drafter_path: Path) -> Iterator[Engine]:
+    with make_engine(target_path("qwen2"), drafter_path) as engine:
+        yield engine
+
+
+async def admission(engine: Engine) -> None:
+    """Wait until a request runs in this event loop."""
+    loop = asyncio.get_running_loop()
+    while engine._loop is not loop or not list(engine._coordinator._admission):
+        await asyncio.sleep(0.001)
+
+
+async def test_cancelling_by_id_ends_that_request_with_an_error(engine):
+    stream, other = engine.stream(PROMPT, FOREVER, request_id="a"), engine.stream(PROMPT, FOREVER)
+    await anext(stream)
+    await anext(other)
+    assert engine.cancel("a") and not engine.cancel("b")
+    with pytest.raises(RequestCancelledError, match="'a' was cancelled"):
+        async for _ in stream:
+            pass
+    assert (await anext(other)).token_ids
+    await other.aclose()
+    assert not engine.cancel("a")
+
+
+async def test_a_request_that_waits_can_be_cancelled_too(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        running = [engine.stream(PROMPT, FOREVER) for _ in range(3)]  # max_sequences
+        for stream in running:
+            await anext(stream)
+        waiting = asyncio.ensure_future(engine.complete(PROMPT, SHORT, request_id="w"))
+        while len(list(engine._coordinator._admission)) < 4:
+            await asyncio.sleep(0.001)
+        assert engine.cancel("w")
+        with pytest.raises(RequestCancelledError):
+            await waiting
+        await engine.stop()
+
+
+def test_cancelling_before_any_request_returns_false(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        assert not engine.cancel("a")
+
+
+async def test_stopping_an_engine_that_never_ran_is_fine(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        await engine.stop(drain_seconds=60)
+
+
+async def test_stopping_lets_running_requests_finish_and_refuses_new_ones(engine):
+    answer = asyncio.ensure_future(engine.complete(PROMPT, SHORT))
+    await admission(engine)
+    stopping = asyncio.ensure_future(engine.stop(drain_seconds=60))
+    await asyncio.sleep(0)
+    with pytest.raises(OverloadedError, match="shutting down"):
+        await engine.complete(PROMPT, SHORT)
+    await stopping
+    assert len((await answer).token_ids) == 12
+    assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12  # it can be used again
+
+
+async def test_stopping_cancels_requests_that_do_not_finish_in_time(engine):
+    answer = asyncio.ensure_future(engine.complete(PROMPT, FOREVER))
+    await admission(engine)
+    await engine.stop(drain_seconds=0.01)
+    with pytest.raises(RequestCancelledError):
+        await answer

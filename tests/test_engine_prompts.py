@@ -1,0 +1,109 @@
+"""The engine's prompts: their forms, and those that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from diffuspec.core.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+)
+from diffuspec.engine import Engine
+from tests.support.checkpoints import MAX_POSITIONS
+from tests.support.engines import MESSAGES, SHORT, ids, make_engine
+
+
+@pytest.fixture(scope="module")
+def engine(target_path: Callable[[str], Path], drafter_path: Path) -> Iterator[Engine]:
+    with make_engine(target_path("qwen2"), drafter_path) as engine:
+        yield engine
+
+
+def test_a_prompt_is_text_messages_or_token_ids(engine):
+    rendered = "<|start|>user:hi<|start|>assistant:"
+    assert engine.encode("aé").tolist() == ids("aé")
+    assert engine.encode(MESSAGES).tolist() == ids(rendered)
+    for prompt in ([5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8)):
+        encoded = engine.encode(prompt)
+        assert encoded.tolist() == [5, 6] and encoded.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([1.5, 2.0], "list of token ids"),
+        (["a", "b"], "list of token ids"),
+        ([True], "list of token ids"),
+        ([[1, 2], [3, 4]], "list of token ids"),
+        ([[1, 2], [3]], "must be flat"),
+        ([1, {"role": "user"}], "list of token ids"),
+        ([None], "list of token ids"),
+        (b"ab", "list of token ids"),
+        ([2**31], "must fit 32 bits, got 2147483648"),
+        ([2**70], "list of token ids"),
+        ("\ud800", "valid Unicode"),
+        ([{"role": "user"}], "text `content`, got keys"),
+        ([{"role": 1, "content": "a"}], "text `role`"),
+        ([{"role": "user", "content": ["a"]}], "text `content`"),
+        ("x" * (MAX_POSITIONS * 16 + 1), "8193 characters cannot fit"),
+    ],
+)
+def test_a_prompt_of_another_form_is_refused(engine, prompt, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        engine.generate([prompt], SHORT)
+
+
+@pytest.mark.parametrize("prompts", ["Hello", [1, 2], [{"role": "user", "content": "Hello"}]])
+def test_a_single_prompt_is_not_taken_for_several(engine, prompts):
+    with pytest.raises(InvalidRequestError, match=r"put a single one in \[ \]"):
+        engine.generate(prompts, SHORT)
+
+
+def test_a_text_begins_with_bos_where_the_tokenizer_adds_one(engine):
+    inner = engine.tokenizer.backend_tokenizer
+    before = inner.post_processor
+    inner.post_processor = TemplateProcessing("<s> $A", special_tokens=[("<s>", 7)])
+    try:
+        text, chat = engine.encode("ab"), engine.encode([{"role": "user", "content": "ab"}])
+    finally:
+        inner.post_processor = before
+    assert text.tolist() == [7, *engine.encode("ab").tolist()]
+    assert chat[0] != 7, "a template writes what it wants itself"
+
+
+@pytest.mark.parametrize("prompt", ["", [], np.array([], np.int32)])
+def test_an_empty_prompt_is_refused(engine, prompt):
+    with pytest.raises(InvalidRequestError, match="the prompt is empty"):
+        engine.generate([prompt], SHORT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "message"),
+    [
+        ([-1], InvalidRequestError, "from 0 to 257, got -1"),
+        ([258], InvalidRequestError, "from 0 to 257, got 258"),
+        ([1] * 501, ContextLengthError, "501 prompt tokens and max_tokens 12 do not fit"),
+    ],
+)
+def test_prompts_that_the_target_cannot_read_are_refused(engine, prompt, error, message):
+    with pytest.raises(error, match=message):
+        engine.generate([prompt], SHORT)
+
+
+def test_messages_need_a_chat_template(engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    with pytest.raises(InvalidRequestError, match="no chat template"):
+        engine.encode(MESSAGES)
+
+
+def test_the_reason_of_a_chat_template_that_refuses_is_passed_on(engine, monkeypatch):
+    monkeypatch.setattr(
+        engine.tokenizer, "chat_template", "{{ raise_exception('roles must alternate') }}"
+    )
+    with pytest.raises(InvalidRequestError, match="refused the messages: roles must alternate"):
+        engine.encode(MESSAGES)

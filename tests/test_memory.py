@@ -1,0 +1,57 @@
+"""Memory of an engine that answers many requests.
+
+`pytest tests/test_memory.py --memory-requests 5000` asks more of it than the suite does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from diffuspec.core.config import parse_config
+from diffuspec.core.params import SamplingParams
+from diffuspec.engine import Engine
+
+NUM_SAMPLES = 5  # of the resident memory; by the first, kernels and pools have their sizes
+MAX_GROWTH_BYTES = 16 * 2**20
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_memory_does_not_grow_over_many_requests(
+    request: pytest.FixtureRequest,
+    target_path: Callable[[str], Path],
+    drafter_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    sections: dict[str, object] = {
+        "target": {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 8},
+        "drafter": {"path": drafter_path, "device": "cpu"},
+    }
+    num_requests = request.config.getoption("--memory-requests")
+    process, samples, every = psutil.Process(), list[int](), num_requests // NUM_SAMPLES
+
+    async def answer_all(engine: Engine) -> None:
+        numbers = iter(range(num_requests))
+
+        async def ask() -> None:
+            for number in numbers:
+                prompt = [1 + number % 40, *range(2, 4 + number % 13)]
+                await engine.complete(prompt, SamplingParams(max_tokens=3, ignore_eos=True))
+                if number % every == every - 1:
+                    gc.collect()
+                    samples.append(process.memory_info().rss)
+
+        await asyncio.gather(*(ask() for _ in range(8)))
+        await engine.stop()
+
+    with Engine.from_config(parse_config(sections)) as engine:
+        asyncio.run(answer_all(engine))
+    text = ", ".join(f"{sample / 2**20:.1f}" for sample in samples)
+    record_property("report", f"resident MiB after each {every} requests: {text}")
+    assert max(samples) - samples[0] < MAX_GROWTH_BYTES, text
