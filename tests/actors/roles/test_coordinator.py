@@ -89,7 +89,7 @@ async def test_a_drafter_that_connects_is_used_at_once(coordinator, drafter_addr
         assert not any(step.num_tree_nodes for step in answer.steps)
     await coordinator.connect_drafter("drafter 0", drafter_address)
     answer = await coordinator.engine.complete(MESSAGES, SHORT, DRAFTED)
-    assert answer.steps[0].num_tree_nodes > 0
+    assert any(step.num_tree_nodes for step in answer.steps)
 
 
 async def test_clients_are_answered_over_grpc(coordinator, token, expected):
