@@ -79,7 +79,7 @@ class StructuredOutput:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the target's distribution is shaped and when a request ends.
 
@@ -213,7 +213,7 @@ class SamplingParams:
                 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationParams:
     """How a request is drafted. Changes its speed, never its output.
 

@@ -108,8 +108,16 @@ async def coordinator(
 )
 async def test_a_prompt_arrives_as_it_was_sent_and_so_do_the_outputs(prompt, security):
     frontend = FakeFrontend()
-    sampling = SamplingParams(0.5, 0.9, 4, -7, max_tokens=3, stop=("x",), logprobs=1)
-    speculation = SpeculationParams("fixed", 7, "path", 9, "adaptive")
+    sampling = SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=4, seed=-7, max_tokens=3, stop=("x",), logprobs=1
+    )
+    speculation = SpeculationParams(
+        policy="fixed",
+        num_draft_tokens=7,
+        tree_shape="path",
+        max_nodes=9,
+        drafter_weight="adaptive",
+    )
     async with coordinator(frontend, security) as remote:
         found = [one async for one in remote.stream(prompt, sampling, speculation, "id-1")]
     assert found == [output(0), output(1), output(99, FinishReason.LENGTH)]
@@ -136,7 +144,10 @@ async def test_committed_tokens_arrive_as_they_were_sent(security):
 
 
 async def test_a_request_that_sets_one_field_gets_the_others_as_the_service_has_them(security):
-    frontend, configured = FakeFrontend(), SpeculationParams("paper", max_nodes=9, num_outcomes=2)
+    frontend, configured = (
+        FakeFrontend(),
+        SpeculationParams(policy="paper", max_nodes=9, num_outcomes=2),
+    )
     request = coordinator_pb2.GenerateRequest(text="a")
     request.speculation.tree_shape = types_pb2.TREE_SHAPE_PATH
     request.sampling.max_tokens = 1

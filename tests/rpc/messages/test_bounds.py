@@ -49,7 +49,11 @@ def delta(token_ids: list[int], request_id: str = "a", **fields: Any) -> PrefixD
         ([delta([50])], [{}], "token ids must be from 0 to 49, got 50"),
         ([delta([1])], [{"token_ids": [2**32 - 1]}], "from 0 to 49, got 4294967295"),
         ([delta([1], "r" * 33)], [{}], "characters of a request id .* 0 to 32, got 33"),
-        ([delta([1], sampling=sampling_to_proto(SamplingParams(0.5)))], [{}], "seed must be"),
+        (
+            [delta([1], sampling=sampling_to_proto(SamplingParams(temperature=0.5)))],
+            [{}],
+            "seed must be",
+        ),
     ],
 )
 def test_a_drafting_batch_fits_the_role(

@@ -30,7 +30,14 @@ def draft_to_proto(draft: Draft) -> types_pb2.Draft:
     return message.drafts[0]
 
 
-CONFIGURED = SpeculationParams("paper", 5, "path", 7, 0.25, 3)
+CONFIGURED = SpeculationParams(
+    policy="paper",
+    num_draft_tokens=5,
+    tree_shape="path",
+    max_nodes=7,
+    drafter_weight=0.25,
+    num_outcomes=3,
+)
 
 ROUND_TRIPS: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "sampling": (strategies.samplings, convert.sampling_to_proto, convert.sampling_from_proto),
