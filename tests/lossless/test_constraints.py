@@ -20,6 +20,7 @@ from tests.support.lossless import PLAIN
 
 CHAT: Prompt = [{"role": "user", "content": "What is the capital of France?"}]
 STORY: Prompt = [{"role": "user", "content": "Tell me a short story about an owl named Rex."}]
+DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=12)  # whatever it costs
 DRAWS: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 5}]
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,7 +39,7 @@ def answers_both_ways(engine: Engine, **params: Any) -> list[Completion]:
     """Return the answers to both prompts, drafted; they must be those of plain decoding."""
     sampling = SamplingParams(**{"max_tokens": 40, **params})
     plain = engine.generate([CHAT, STORY], sampling, PLAIN)
-    drafted = engine.generate([CHAT, STORY], sampling, SpeculationParams())
+    drafted = engine.generate([CHAT, STORY], sampling, DRAFTED)
     for one, other in zip(plain, drafted, strict=True):
         assert (one.token_ids, one.text) == (other.token_ids, other.text)
         assert one.finish_reason == other.finish_reason

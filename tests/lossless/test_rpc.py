@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -27,6 +27,7 @@ from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.serving import serving
 
 PLAIN = SpeculationParams(policy="off")
+DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=12)  # whatever it costs
 SAMPLINGS = {
     "greedy": SamplingParams(max_tokens=32, logprobs=1),
     "sampled": SamplingParams(temperature=0.8, top_p=0.9, seed=2, max_tokens=32),
@@ -118,9 +119,9 @@ async def plain_answers(roles: Roles, sampling: SamplingParams) -> list[Completi
 @pytest.mark.parametrize(
     ("name", "speculation", "limits"),
     [
-        ("greedy", SpeculationParams(), DEFAULT_LIMITS),
-        ("sampled", SpeculationParams(tree_shape="beams"), RpcLimits(max_prefixes=2)),
-        ("structured", SpeculationParams(), RpcLimits(max_prefixes=2)),
+        ("greedy", DRAFTED, DEFAULT_LIMITS),
+        ("sampled", replace(DRAFTED, tree_shape="beams"), RpcLimits(max_prefixes=2)),
+        ("structured", DRAFTED, RpcLimits(max_prefixes=2)),
         ("sampled", PLAIN, DEFAULT_LIMITS),
     ],
     ids=["greedy", "forgetful workers", "structured", "without drafts"],

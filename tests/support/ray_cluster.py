@@ -20,7 +20,8 @@ NODE: dict[str, Any] = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
 def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
     """Start a cluster of one node that claims eight CPUs, whatever the machine has; connect to it.
 
-    dashboard_port: start Ray's dashboard there, with the server of jobs; None: neither.
+    dashboard_port: start Ray's dashboard there, with the server of jobs, and do not connect: this
+    process may be connected to another cluster.
 
     It reads and writes nothing outside its own directory, so that no cluster of an earlier run or
     beside it matters.
@@ -45,6 +46,7 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
             head["dashboard_port"] = dashboard_port
         cluster = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(cluster.shutdown)
-        ray.init(address=cluster.address, log_to_driver=False)
-        stack.callback(ray.shutdown)
+        if dashboard_port is None:
+            ray.init(address=cluster.address, log_to_driver=False)
+            stack.callback(ray.shutdown)
         yield cluster
