@@ -250,3 +250,4 @@ def test_the_openapi_schema_has_the_declared_parameters_and_no_references():
         schema = body_schema(kind)
         assert {"model", "min_p", "stop", "logit_bias", "speculation"} <= set(schema["properties"])
         assert "$ref" not in str(schema)
+        assert schema["properties"]["temperature"]["default"] == 1.0  # OpenAI's, not ours

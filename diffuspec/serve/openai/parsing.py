@@ -29,7 +29,7 @@ Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
 ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 
 _MAX_ANSWERS = 16  # of one request: prompts times n
-_DEFAULT_TEMPERATURE = 1.0  # OpenAI's
+DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
 
@@ -228,7 +228,7 @@ def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> Sampling
     extras = {name: value for name, value in extras.items() if name not in WORDS}
     check_rest({name: value for name, value in extras.items() if name not in known}, body.n)
     given = {name: value for name, value in extras.items() if name in known}
-    given.setdefault("temperature", _DEFAULT_TEMPERATURE)
+    given.setdefault("temperature", DEFAULT_TEMPERATURE)
     if given.get("top_k") == -1:  # vLLM's word for all
         given["top_k"] = 0
     given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}

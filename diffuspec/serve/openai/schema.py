@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.serve.openai.bodies import Body
+from diffuspec.serve.openai.parsing import DEFAULT_TEMPERATURE
 
 ERROR: dict[str, Any] = {
     "type": "object",
@@ -52,6 +53,7 @@ def body_schema(kind: type[Body]) -> dict[str, Any]:
     schema = _inlined(kind.model_json_schema())
     sampling = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
     speculation = _inlined(TypeAdapter(SpeculationParams).json_schema())
+    sampling["temperature"]["default"] = DEFAULT_TEMPERATURE
     properties = {**sampling, **_FORMS, **schema["properties"]}
     text = properties["speculation"]["description"]
     choices = [speculation, {"const": "off"}, {"type": "null"}]
