@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +24,21 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[str]:
     """The address of a server of jobs."""
-    from tests.support.ray_cluster import local_cluster
+    from tests.support.ray_cluster import free_port, local_cluster
 
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with local_cluster(dashboard_port=port):
-        yield f"http://127.0.0.1:{port}"
+        address = f"http://127.0.0.1:{port}"
+        wait_for_jobs(address)
+        yield address
+
+
+def wait_for_jobs(address: str) -> None:
+    """Wait until a job that does nothing can be submitted: the server comes up in parts."""
+    ends_at = time.monotonic() + 120
+    nothing = [str(RAY), "job", "submit", "--address", address, "--no-wait", "--", "true"]
+    while (tried := subprocess.run(nothing, capture_output=True, text=True)).returncode:
+        assert time.monotonic() < ends_at, tried.stdout + tried.stderr
 
 
 def submit(jobs: str, *arguments: object) -> subprocess.CompletedProcess[str]:

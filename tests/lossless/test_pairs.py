@@ -144,7 +144,7 @@ async def pair(
     elif request.param == "tiny, several drafters":
         named = {name: {"kind": name} for name in ("samd", "token_recycling")}
         config = tiny_config(target=_CPU_TARGET, drafter={"kind": "pld"}, drafters=named)
-        prompts, max_tokens, acceptance_length = questions(2), 64, 1.3
+        prompts, max_tokens, acceptance_length = questions(1), 64, 1.3
     else:
         config, prompts = _random_pair(target_path("qwen2"), drafter_path, overlap)
     with Engine.from_config(config) as engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,13 @@ from ray.cluster_utils import Cluster
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
 
 NODE: dict[str, Any] = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
+
+
+def free_port() -> int:
+    """Return a port of loopback that nothing listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
 
 
 @contextlib.contextmanager
@@ -44,6 +52,7 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
         head = {**NODE, "num_cpus": 8, "include_dashboard": dashboard_port is not None}
         if dashboard_port is not None:
             head["dashboard_port"] = dashboard_port
+            head["dashboard_agent_listen_port"] = free_port()  # Ray's own is the same for all
         cluster = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(cluster.shutdown)
         if dashboard_port is None:
