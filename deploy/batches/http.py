@@ -48,7 +48,7 @@ class HttpService:
         )
 
     async def __aenter__(self) -> Self:
-        """Ask which model is served. Raises ConfigError if nobody answers, or not as expected."""
+        """Ask which model is served. Raises ConfigError if there is no OpenAI endpoint."""
         await self._client.__aenter__()
         try:
             reply = await self._send("GET", "/v1/models", None, "batch-models")

@@ -83,6 +83,14 @@ class LoadRun:
         return sum(part.num_tokens for part in parts if part.at <= ends_at) / self.full_seconds
 
 
+async def ask_one(client: LoadClient, number: int, prompt: Prompt, max_tokens: int) -> LoadAnswer:
+    """Ask the prompt with this index, and time the answer."""
+    started = time.monotonic()
+    async with contextlib.aclosing(client.stream(prompt, max_tokens)) as stream:
+        parts = tuple([part async for part in stream if part.num_tokens])
+    return LoadAnswer(number, started, parts)
+
+
 async def ask_all(
     client: LoadClient, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
 ) -> LoadRun:
@@ -116,11 +124,7 @@ class _Run:
 
     async def ask(self) -> None:
         for number, prompt in self.left:
-            started = time.monotonic()
-            stream = self.client.stream(prompt, self.max_tokens)
-            async with contextlib.aclosing(stream):
-                parts = tuple([part async for part in stream if part.num_tokens])
-            self.answers.append(LoadAnswer(number, started, parts))
+            self.answers.append(await ask_one(self.client, number, prompt, self.max_tokens))
         if self.full_until is None:
             self.full_until = time.monotonic()
 

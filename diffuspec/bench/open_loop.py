@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from diffuspec.bench.load import LoadAnswer, LoadClient
+from diffuspec.bench.load import LoadAnswer, LoadClient, ask_one
 from diffuspec.bench.report import TextTable
 from diffuspec.core.errors import OverloadedError
 from diffuspec.core.types import Prompt
@@ -50,11 +49,8 @@ async def ask_at_rate(
 
     async def ask(number: int, prompt: Prompt) -> None:
         nonlocal num_refused
-        asked = time.monotonic()
         try:
-            async with contextlib.aclosing(client.stream(prompt, max_tokens)) as stream:
-                parts = tuple([part async for part in stream if part.num_tokens])
-            answers.append(LoadAnswer(number, asked, parts))
+            answers.append(await ask_one(client, number, prompt, max_tokens))
         except OverloadedError:
             num_refused += 1
 

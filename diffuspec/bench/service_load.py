@@ -63,8 +63,8 @@ async def measure_service(
 ) -> ServiceLoad:
     """Ask the first turns of the questions, in random order. Raises ConfigError, WorkerError.
 
-    `on_turn` is called with its name after each turn of a system: twice for each rate, and twice
-    for each concurrency and repeat.
+    After each turn of a system, two at each rate and two for each repeat at each concurrency,
+    `on_turn` is called with a description of it.
     """
     prompts: list[Prompt] = [[{"role": "user", "content": one.turns[0]}] for one in questions]
     random.Random(0).shuffle(prompts)

@@ -57,7 +57,8 @@ def run(
 ) -> None:
     """Ask a running service, with speculation and without in turns, and compare.
 
-    First with so many requests at a time, then at rates. Exits with 1 if texts differ.
+    Keeps each number of requests of --at-a-time in progress, then sends requests at each rate of
+    --rates. Exits with 1 if texts differ.
     """
     from rich.console import Console
 

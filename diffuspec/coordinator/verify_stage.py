@@ -127,7 +127,7 @@ class VerifyStage:
             if request.is_reading:
                 continue
             room -= 1 + request.draft.tree.num_nodes
-            if room >= 0 or len(chosen) == num_reading:  # one at least: none waits for ever
+            if room >= 0 or len(chosen) == num_reading:  # at least one, whatever its size
                 chosen.append(request)
             else:
                 self.queue.put(request)

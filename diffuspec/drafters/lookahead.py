@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from diffuspec.core.drafter_config import LookaheadConfig
 from diffuspec.core.interfaces import ObservableVerifier, Observation, PathScorer, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
-from diffuspec.drafters.tree_builder import ROOT, TreeBuilder
+from diffuspec.drafters.tree_builder import ROOT, TreeBuilder, draft_each
 
 # P(token right | parent right): of the first token of an n-gram by its place in the pool, the
 # latest first; of its other tokens; and of a guess in the window.
@@ -85,10 +84,7 @@ class LookaheadDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order."""
-        started = time.perf_counter()
-        drafts = [self._draft(request) for request in requests]
-        seconds = time.perf_counter() - started
-        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+        return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
         self._states.pop(request_id, None)

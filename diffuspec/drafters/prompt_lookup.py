@@ -8,15 +8,13 @@ such a place there is no draft. There is no model: nothing is loaded, cached or 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from diffuspec.core.drafter_config import PromptLookupConfig
 from diffuspec.core.interfaces import PathScorer
 from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
-from diffuspec.drafters.tree_builder import TreeBuilder
+from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 
 # P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
 # drafted ones included. Measured on the embedded pair's questions.
@@ -33,10 +31,7 @@ class PromptLookupDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order; an empty one where no place is found."""
-        started = time.perf_counter()
-        drafts = [self._draft(request) for request in requests]
-        seconds = time.perf_counter() - started
-        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+        return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
         pass

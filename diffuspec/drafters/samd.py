@@ -10,10 +10,9 @@ tree of what followed most often.
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
@@ -24,7 +23,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import PathScorer
 from diffuspec.core.types import NO_TOKENS, Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
-from diffuspec.drafters.tree_builder import TreeBuilder
+from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 
 _MAX_REWIND = 512  # tokens at the end of a prefix that are taken back without a new automaton
 _MAX_MATCH = 64  # tokens compared with the texts; a longer match drafts no more
@@ -61,10 +60,7 @@ class SuffixAutomatonDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order; an empty one where nothing stood before."""
-        started = time.perf_counter()
-        drafts = [self._draft(request) for request in requests]
-        seconds = time.perf_counter() - started
-        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+        return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
         self._own.pop(request_id, None)

@@ -11,9 +11,7 @@ drafts token 0; and of a tree larger than asked for, the nodes likeliest to be r
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +20,7 @@ from diffuspec.core.drafter_config import TokenRecyclingConfig
 from diffuspec.core.interfaces import ObservableVerifier, Observation, PathScorer, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.drafters.kind import DrafterKind, Target
-from diffuspec.drafters.tree_builder import TreeBuilder
+from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 
 NUM_CANDIDATES = 8  # kept for each token
 _UNKNOWN = -1
@@ -91,10 +89,7 @@ class TokenRecyclingDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order; an empty one after a token not seen yet."""
-        started = time.perf_counter()
-        drafts = [self._draft(request) for request in requests]
-        seconds = time.perf_counter() - started
-        return [replace(draft, draft_seconds=seconds) for draft in drafts]
+        return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
         self._request_ids.pop(request_id, None)

@@ -52,7 +52,7 @@ class Buckets:
 
 
 class Series:
-    """One name, with a number (or a histogram) for every combination of label values."""
+    """A metric: its name, and a number or a histogram for each combination of its label values."""
 
     kind: ClassVar[str]
 

@@ -30,6 +30,7 @@ from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.telemetry.trace import numbered
 from tests.actors.conftest import tiny_pipeline
+from tests.support.ports import free_port
 from tests.support.ray_cluster import NODE
 
 CERTIFICATES = Path(__file__).parents[2] / "deploy" / "cluster" / "certificates.sh"
@@ -117,8 +118,7 @@ def expected() -> Callable[[SamplingParams], tuple[int, ...]]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pipeline(nodes, expected, tls, tmp_path_factory) -> AsyncIterator[Pipeline]:
     trace = tmp_path_factory.mktemp("trace") / "trace.json"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        rpc = {"tls": tls, "port": server.getsockname()[1]}
+    rpc = {"tls": tls, "port": free_port()}
     async with Pipeline(make_config(rpc=rpc, trace=trace), "a-token-for-tests") as pipeline:
         yield pipeline
 

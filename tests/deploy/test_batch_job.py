@@ -14,6 +14,7 @@ import pytest
 from diffuspec.bench.questions import load_questions
 from diffuspec.pairs.tiny import QUESTIONS
 from tests.support.batches import results_in
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 RAY = Path(sys.executable).with_name("ray")
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def jobs() -> Iterator[str]:
     """The address of a server of jobs."""
-    from tests.support.ray_cluster import free_port, local_cluster
+    from tests.support.ray_cluster import local_cluster
 
     port = free_port()
     with local_cluster(dashboard_port=port):

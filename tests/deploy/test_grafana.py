@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry.metrics import Metrics
 from tests.support.checkpoints import NUM_IDS
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
+from tests.support.ports import free_port
 from tests.support.service import fake_engine, serving
 
 HERE = make_dashboard.PATH.parent
@@ -106,8 +106,7 @@ def prometheus(target: str, tmp_path: Path) -> Iterator[str]:
     config["rule_files"] = [str(HERE / "rules.yml")]
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [target]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [
         "prometheus",
         f"--config.file={tmp_path / 'prometheus.yml'}",

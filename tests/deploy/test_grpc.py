@@ -20,6 +20,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.process
 
@@ -77,11 +78,6 @@ class Role:
         """Return the exit code and the text on stderr."""
         _, said = self.process.communicate(timeout=60)
         return self.process.returncode, said
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,8 +44,7 @@ def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
     }
     data = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     data["applications"][0]["args"]["pipeline"] = pipeline
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
         path = Path(folder) / "serve.yaml"
         path.write_text(yaml.safe_dump(data))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import tempfile
 from collections.abc import Iterator
 from typing import Any
@@ -13,15 +12,9 @@ import ray
 from ray.cluster_utils import Cluster
 
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
+from tests.support.ports import free_port
 
 NODE: dict[str, Any] = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
-
-
-def free_port() -> int:
-    """Return a port of loopback that nothing listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from actors.service.directory import Member
 from actors.settings import PipelineConfig
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
+from tests.support.ports import free_port
 
 APP = "diffuspec"
 
@@ -70,8 +70,7 @@ class ServeApp:
 @contextmanager
 def serve_app(args: dict[str, Any]) -> Iterator[ServeApp]:
     """Start Serve on the cluster that this process is connected to; end it with the context."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     client = serve_start(http_options={"host": "127.0.0.1", "port": port})
     try:
         yield ServeApp(client, args, port)

@@ -55,9 +55,9 @@ def study_load(
 ) -> tuple[list[LoadRow], int]:
     """Return the rows, and the number of answers whose text differs between on and off.
 
-    The first turns of the questions are asked, in random order. `on_turn` is called after each turn
-    of a system, with what it was: twice for every repeat and concurrency. Raises ConfigError if no
-    question leaves room for max_tokens.
+    The first turns of the questions are asked, in random order. After each turn of a system, two
+    for each repeat at each concurrency, `on_turn` is called with a description of it. Raises
+    ConfigError if no question leaves room for max_tokens.
     """
     prompts = _prompts(engine, questions, max_tokens)
 

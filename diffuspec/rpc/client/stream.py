@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -23,6 +24,8 @@ from diffuspec.core.errors import (
 from diffuspec.rpc.client.connection import BytesStream, Connection
 from diffuspec.rpc.messages.prefixes import PrefixStore
 from diffuspec.rpc.messages.status import IdleStreamError, TransportError, from_step_error
+
+logger = logging.getLogger(__name__)
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -90,7 +93,7 @@ class StepClient(Generic[Request, Response]):
             for request_id in request_ids:
                 stream.prefixes.forget(request_id)
         except IdleStreamError:
-            pass
+            logger.debug("%s: the stream was idle and is opened again", self._method.name)
         return await self._attempt(fill, deadline)
 
     def release(self, request_id: str) -> None:

@@ -30,7 +30,7 @@ class Bounds:
 
     @property
     def max_draft_rows(self) -> int:
-        """A draft for every request, and pre-drafts."""
+        """Most rows in a batch to draft: one for each sequence, and the pre-drafts."""
         return self.target.max_sequences + MAX_PRE_DRAFTS
 
     def check_batch(self, num_prefixes: int, num_rows: int, max_rows: int) -> None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ClientGoneError(RequestCancelledError):
-    """The client closed its connection, or stopped reading. Nobody is told."""
+    """The client closed its connection, or stopped reading. No response is sent."""
 
 
 async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:

@@ -160,7 +160,7 @@ class _Exchange:
         await self._send(message)
 
     async def _linger(self) -> None:
-        """Read the rest of a body that nobody wants, for a short time."""
+        """Read and drop the rest of the body for at most _LINGER_SECONDS."""
         if self._is_read or "expect" in self._headers:
             return
         with contextlib.suppress(TimeoutError):

@@ -33,7 +33,7 @@ def install(app: FastAPI) -> None:
 def respond(error: Exception) -> Response:
     """Return the response to an error."""
     if isinstance(error, ClientGoneError):
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client has gone
     answer = answer_for(error)
     return JSONResponse(answer.body(), answer.status, dict(answer.headers))
 

@@ -12,7 +12,7 @@ from diffuspec.serve.openai.parsing import Generation
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one generation so far."""
+    """The outputs of one generation so far, joined."""
 
     generation: Generation
     text: str = ""
