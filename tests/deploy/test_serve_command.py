@@ -31,10 +31,21 @@ def serve(*arguments: object, **variables: str) -> subprocess.Popen[str]:
     )
 
 
+def said_until(last: str, process: subprocess.Popen[str]) -> list[str]:
+    """Return the lines before a line. Fails if the process ends first."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        if line == last:
+            return lines
+        lines.append(line)
+    pytest.fail(f"it ended after {lines}: {process.communicate()[1]}")
+
+
 @pytest.mark.process
 @pytest.mark.skipif(
     "PYTEST_XDIST_WORKER" in os.environ,
-    reason="starts slowly, or not at all, beside other clusters: run this file by itself",
+    reason="Ray gives a node 30 s to start, too few beside other clusters: run this file alone",
 )
 @pytest.mark.timeout(300)
 def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
@@ -49,8 +60,7 @@ def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
         path = Path(folder) / "serve.yaml"
         path.write_text(yaml.safe_dump(data))
         process = serve("--config", path, "--port", port, TMPDIR=folder)
-        assert process.stdout is not None
-        said = [*iter(process.stdout.readline, "Ctrl-C stops it.\n")]
+        said = said_until("Ctrl-C stops it.\n", process)
         assert said[0] == f"serving tiny on http://127.0.0.1:{port}\n"
         assert "curl http://" in "".join(said) and "from openai import OpenAI" in "".join(said)
         body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
