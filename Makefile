@@ -34,6 +34,7 @@ check: lint ## Lint, then the tests that neither start processes nor take long; 
 
 test: lint ## Lint, then all tests; ARGS=--cov: with coverage, as continuous integration does
 	$(PYTEST) $(ARGS)
+	$(BIN)/python -m pytest tests/deploy/test_serve_command.py
 
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
