@@ -45,7 +45,7 @@ def said_until(last: str, process: subprocess.Popen[str]) -> list[str]:
 @pytest.mark.process
 @pytest.mark.skipif(
     "PYTEST_XDIST_WORKER" in os.environ,
-    reason="Ray gives a node 30 s to start, too few beside other clusters: make test runs this file alone",
+    reason="Ray gives a node 30 s to start, too few beside other clusters: make test runs it alone",
 )
 @pytest.mark.timeout(300)
 def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
