@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffuspec.bench.systems import (
+from diffuspec.bench.systems.naming import (
     ALL_SYSTEMS,
     BASELINE,
     DEFAULT_SYSTEM,
     DRAFTER_SYSTEMS,
     TRANSFORMERS_SYSTEMS,
+    WHOLE_DRAFT_NODES,
+    find_drafter,
     speculation_for,
 )
 from diffuspec.core.config import EngineConfig, parse_config
@@ -20,6 +23,9 @@ from diffuspec.drafters import kind_of
 from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
+SPEC_BENCH = "spec-bench"
+SUITES = (SPEC_BENCH,)
+_TABLE_ORDER = ("sps", "lookahead", "pld", "token_recycling", "samd", "diffuspec")
 _STUDIES = ("ablations", "pre_drafts", "load")
 
 
@@ -43,12 +49,17 @@ class BenchOptions:
     trace: Path | None = None  # a file for Perfetto; of the pre-draft study, its last system
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
     pair: str | None = None  # None: the embedded one
+    suite: str | None = None  # of SUITES: the systems of the paper's table
+    whole_drafts: bool = False  # verify all that a system drafts, not only what pays
+    resume: bool = False  # go on with the answers that are in `out`
 
     def __post_init__(self) -> None:
         for name in ("limit", "max_tokens", "repeats", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, got {value}")
+        if self.suite is not None and self.suite not in SUITES:
+            raise ConfigError(f"--suite must be {' or '.join(SUITES)}, got {self.suite!r}")
         if self.pair is not None and self.target is not None:
             raise ConfigError("--pair and --target exclude each other")
         if self.drafter is not None and self.target is None:
@@ -76,8 +87,10 @@ class BenchOptions:
         names = [f"--{name.replace('_', '-')}" for name in _STUDIES if getattr(self, name)]
         if len(names) > 1:
             raise ConfigError(f"{' and '.join(names)} are {len(names)} studies: run one at a time")
-        if names and self.systems:
-            raise ConfigError(f"--systems has no effect on {names[0]}, which has its own")
+        for option in ("systems", "suite", "whole_drafts", "resume"):
+            if names and getattr(self, option):
+                option = option.replace("_", "-")
+                raise ConfigError(f"--{option} has no effect on {names[0]}, which has its own")
         if self.pre_drafts and self.repeats > 1:
             raise ConfigError("--repeats has no effect on --pre-drafts")
 
@@ -91,15 +104,34 @@ class BenchOptions:
 def system_names(options: BenchOptions, config: EngineConfig) -> tuple[str, ...]:
     """Return the systems to run, plain first. Raises ConfigError."""
     if not options.systems:
-        return _all_systems(config)
+        return table_systems(config)[0] if options.suite else _all_systems(config)
     for name in options.systems:
-        if name in (BASELINE, *TRANSFORMERS_SYSTEMS):
-            continue
-        speculation_for(name, SpeculationParams())
-        needs_no_model = name in DRAFTER_SYSTEMS and name != "diffuspec"
-        if not options.has_drafter and not needs_no_model:
-            raise ConfigError(f"--systems: {name} needs --drafter")
+        if name not in TRANSFORMERS_SYSTEMS:
+            speculation_for(name, SpeculationParams())
+            find_drafter(name, config)
     return tuple(dict.fromkeys((BASELINE, *options.systems)))
+
+
+def table_systems(config: EngineConfig) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the systems of the paper's table that a target has, and why it lacks the others."""
+    there, missing = [BASELINE], dict[str, str]()
+    for name in dict.fromkeys((*_TABLE_ORDER, *DRAFTER_SYSTEMS)):
+        try:
+            find_drafter(name, config)
+            there.append(name)
+        except ConfigError:
+            missing[name] = "the target has no drafter of this kind"
+    return tuple(there), missing
+
+
+def shared_config(config: EngineConfig, names: Sequence[str]) -> EngineConfig:
+    """Return the configuration with the one drafter that several of the systems may share.
+
+    It is the one that makes lattices; each system loads any other by itself.
+    """
+    sections = [find_drafter(name, config) for name in names if name not in TRANSFORMERS_SYSTEMS]
+    shared = next((one for one in sections if one and kind_of(one).needs_path_scorer), None)
+    return config.model_copy(update={"drafter": shared, "drafters": {}})
 
 
 def engine_config(options: BenchOptions) -> EngineConfig:
@@ -112,6 +144,8 @@ def engine_config(options: BenchOptions) -> EngineConfig:
         data["drafter"] = {"path": options.drafter}
     if options.ngram is not None:
         data["search"]["ngram"] = options.ngram
+    if options.whole_drafts:
+        data["target"]["max_tree_nodes"] = WHOLE_DRAFT_NODES
     if options.dtype is not None:
         data["target"]["dtype"] = options.dtype
     data["target"]["max_sequences"] = max(CONCURRENCIES) if options.load else 1

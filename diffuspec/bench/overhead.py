@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from diffuspec.bench.systems import Answer, System
+from diffuspec.bench.systems.answer import Answer, System
 from diffuspec.core.interfaces import LatticeModel
 from diffuspec.core.params import SamplingParams, TreeShape
 from diffuspec.core.types import DraftRequest, TokenIds

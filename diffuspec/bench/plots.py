@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffuspec.bench.stats import Row, headline_family
-from diffuspec.bench.systems import BASELINE
+from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.errors import MissingDependencyError
 
 _DPI = 150
@@ -34,6 +34,15 @@ class Line:
     label: str
     xs: tuple[float | str, ...]
     ys: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A figure of one system, and its confidence interval if that is known."""
+
+    label: str
+    value: float
+    interval: tuple[float, float] | None = None
 
 
 def require_matplotlib() -> Any:
@@ -101,6 +110,28 @@ def plot_time_share(rows: Sequence[Row], path: Path) -> None:
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axes.set_xlabel("share of the time of an answer")
     _save(figure, axes, path, columns=4)
+
+
+def plot_panels(panels: Mapping[str, Sequence[Bar]], label: str, path: Path) -> None:
+    """Draw panels of bars side by side, which share nothing but their scale."""
+    height = 1.6 + 0.32 * max(len(bars) for bars in panels.values())
+    figure = require_matplotlib().Figure(figsize=(5.2 * len(panels), height), dpi=_DPI)
+    grid = figure.subplots(1, len(panels), squeeze=False, sharex=True)[0]
+    for i, (axes, (title, bars)) in enumerate(zip(grid, panels.items(), strict=True)):
+        _dress(axes)
+        places, values = range(len(bars)), [bar.value for bar in bars]
+        axes.barh(places, values, 0.7, **_bar_style(i))
+        for place, bar in zip(places, bars, strict=True):
+            low, high = bar.interval or (bar.value, bar.value)
+            axes.plot((low, high), (place, place), color="black", linewidth=1)
+            axes.annotate(f" {bar.value:.2f}x", (high, place), va="center", fontsize=8)
+        axes.set_yticks(places, [bar.label for bar in bars])
+        axes.invert_yaxis()
+        axes.axvline(1.0, color="black", linewidth=1, linestyle=":")
+        axes.set_xlabel(label)
+        axes.set_title(title, fontsize=9, wrap=True)
+    figure.tight_layout()
+    figure.savefig(path, dpi=_DPI)
 
 
 def plot_sweep(

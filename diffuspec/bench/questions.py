@@ -2,8 +2,9 @@
 
     {"question_id": 481, "category": "rag", "turns": ["..."], "reference": [["yes", "Yes."]]}
 
-reference is optional: per turn the right answer, or a list of right answers. Reading is strict;
-every error names the file and the line.
+reference is optional: per turn the right answer, or a list of right answers. In place of turns a
+line may have `text`, one turn, as in Vicuna's own file. Reading is strict; every error names the
+file and the line.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ def _parse(line: str) -> dict[str, Any]:
 
 
 def _question(data: dict[str, Any]) -> Question:
+    if "text" in data and "turns" not in data:
+        data["turns"] = [data.pop("text")]
     if missing := [key for key in _REQUIRED if key not in data]:
         raise ValueError(f"{missing[0]} is missing")
     if unknown := sorted(data.keys() - {*_REQUIRED, *_OPTIONAL}):

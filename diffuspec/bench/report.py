@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from diffuspec.bench.machine import Machine
 from diffuspec.bench.overhead import DraftCost, StepOverhead
 from diffuspec.bench.run import Mismatch
 from diffuspec.bench.stats import ALL_FAMILIES, SPEC_BENCH, Row, headline_family
-from diffuspec.bench.systems import BASELINE
+from diffuspec.bench.systems.naming import BASELINE
 
 _FAMILY_TITLES = {SPEC_BENCH: "the six Spec-Bench families", ALL_FAMILIES: "all families"}
 
@@ -56,10 +56,11 @@ class Results:
     skipped: tuple[tuple[int, int], ...]  # (question id, turn)
     draft_costs: tuple[DraftCost, ...] = ()
     step_overheads: tuple[StepOverhead, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)  # why, by system
 
     def tables(self) -> list[TextTable]:
-        tables = [speed_table(self.rows, self.mismatches), time_table(self.rows)]
-        tables += families_tables(self.rows)
+        tables = [speed_table(self.rows, self.mismatches), interval_table(self.rows)]
+        tables += [time_table(self.rows), *families_tables(self.rows)]
         if self.draft_costs:
             tables.append(draft_cost_table(self.draft_costs))
         if self.step_overheads:
@@ -74,12 +75,15 @@ class Results:
             "skipped": [{"question_id": q, "turn": turn} for q, turn in self.skipped],
             "draft_costs": [asdict(cost) for cost in self.draft_costs],
             "step_overheads": [asdict(overhead) for overhead in self.step_overheads],
+            "missing": [{"system": name, "reason": why} for name, why in self.missing.items()],
         }
 
 
 def row_to_json(row: Row) -> dict[str, Any]:
     """Flatten a row; the costs of transformers' systems are null."""
     data = asdict(row)
+    del data["intervals"]
+    data |= {f"{name}_interval": pair for name, pair in row.intervals._asdict().items()}
     costs = data.pop("costs") or dict.fromkeys(_COST_FIELDS)
     return {**data, **costs}
 
@@ -125,6 +129,17 @@ def _speed_cells(row: Row, mismatches: Sequence[Mismatch]) -> tuple[str, ...]:
         f"{row.mean_acceptance_length:.2f}",
         f"no: {num_different}" if num_different else "yes",
     )
+
+
+def interval_table(rows: Sequence[Row]) -> TextTable:
+    """Return how far the questions fix the figures, and the accepted tokens alone."""
+    names = ("speed-up", "Spec-Bench speed-up", "acceptance length")
+    cells = []
+    for row in _headline_rows(rows):
+        intervals = [f"{low:.2f} to {high:.2f}" for low, high in row.intervals]
+        cells.append((row.system, *intervals, f"{row.mean_accepted_tokens:.2f}"))
+    title = "95 % intervals over questions, and acceptance without the target's own token"
+    return TextTable(title, ("system", *names, "accepted tokens"), tuple(cells))
 
 
 def time_table(rows: Sequence[Row]) -> TextTable:
@@ -223,6 +238,7 @@ def notes(results: Results) -> list[str]:
     ]
     if results.skipped:
         lines.append(describe_skipped(results.skipped))
+    lines += [f"{name} is missing: {reason}." for name, reason in results.missing.items()]
     if growth := _draft_cost_growth(results.draft_costs):
         lines.append(growth)
     for system, count in num_fallbacks(results.rows).items():

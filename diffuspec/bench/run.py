@@ -9,14 +9,18 @@ it is their own answer too.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 from diffuspec.bench.questions import Question, rotated
-from diffuspec.bench.systems import BASELINE, TRANSFORMERS_PROMPT_LOOKUP, Answer, System
+from diffuspec.bench.systems.answer import Answer, System
+from diffuspec.bench.systems.naming import BASELINE, TRANSFORMERS_PROMPT_LOOKUP
 from diffuspec.core.errors import ConfigError, InvalidRequestError
+
+RecordKey: TypeAlias = tuple[str, int, int, int]
+"""The system, question id, turn and repeat of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,10 @@ class Record:
     turn: int  # from 0
     repeat: int  # from 0
     answer: Answer
+
+    @property
+    def key(self) -> RecordKey:
+        return self.system, self.question_id, self.turn, self.repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +127,18 @@ def run_questions(
     codec: ChatCodec,
     settings: RunSettings,
     on_answer: Callable[[Record], None] = lambda record: None,
+    known: Mapping[RecordKey, Record] | None = None,
 ) -> Run:
-    """Answer all questions num_repeats times with every system. The baseline must come first."""
+    """Answer all questions num_repeats times with every system. The baseline must come first.
+
+    Answers that are known from an earlier run are taken as they are.
+    """
     assert systems[0].name == BASELINE
     records: list[Record] = []
     skipped: dict[tuple[int, int], None] = {}
     for repeat in range(settings.num_repeats):
         for number, question in enumerate(questions):
-            conversation = _Conversation(question, repeat, codec, settings)
+            conversation = _Conversation(question, repeat, codec, settings, known or {})
             for record in conversation.hold(rotated(systems, number + repeat)):
                 on_answer(record)
                 records.append(record)
@@ -140,6 +152,7 @@ class _Conversation:
     repeat: int
     codec: ChatCodec
     settings: RunSettings
+    known: Mapping[RecordKey, Record]
     num_turns_held: int = 0
 
     def hold(self, systems: Sequence[System]) -> Iterator[Record]:
@@ -152,10 +165,11 @@ class _Conversation:
             if not room:
                 return
             for system in systems:
-                answer = system.answer(prompt, room)
-                yield self._record(system, turn, answer)
+                key = (system.name, self.question.question_id, turn, self.repeat)
+                record = self.known.get(key) or self._ask(system, turn, prompt, room)
+                yield record
                 if system.name == BASELINE:
-                    reply = self.codec.decode(answer.token_ids)
+                    reply = self.codec.decode(record.answer.token_ids)
             messages.append({"role": "assistant", "content": reply})
             self.num_turns_held += 1
 
@@ -164,8 +178,8 @@ class _Conversation:
         turns = range(self.num_turns_held, len(self.question.turns))
         return [(self.question.question_id, turn) for turn in turns]
 
-    def _record(self, system: System, turn: int, answer: Answer) -> Record:
-        question = self.question
+    def _ask(self, system: System, turn: int, prompt: Sequence[int], room: int) -> Record:
+        question, answer = self.question, system.answer(prompt, room)
         return Record(system.name, question.family, question.question_id, turn, self.repeat, answer)
 
 

@@ -9,13 +9,15 @@ tokens per step over all steps, the target's own token included.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from diffuspec.bench.intervals import Intervals, QuestionCost, bootstrap
 from diffuspec.bench.questions import SPEC_BENCH_FAMILIES
 from diffuspec.bench.run import Record
-from diffuspec.bench.systems import BASELINE, Answer
+from diffuspec.bench.systems.answer import Answer
+from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.types import StepStats
 
 ALL_FAMILIES = "all"
@@ -51,6 +53,8 @@ class Row:
     speedup: float
     spec_bench_speedup: float
     mean_acceptance_length: float
+    mean_accepted_tokens: float  # per step, the target's own token not counted
+    intervals: Intervals
     costs: Costs | None  # None: transformers' systems
 
 
@@ -108,8 +112,27 @@ def _row(name: str, family: str, own: Sequence[Record], baseline: Sequence[Recor
         speedup=_ratio(_pooled_speed(own), _pooled_speed(baseline)),
         spec_bench_speedup=_ratio(_mean_speed(own), _mean_speed(baseline)),
         mean_acceptance_length=_ratio(num_tokens, num_steps),
+        mean_accepted_tokens=_ratio(sum(map(_num_accepted_tokens, answers)), num_steps),
+        intervals=bootstrap(*_question_costs(own, baseline)),
         costs=_costs(answers),
     )
+
+
+def _question_costs(*groups: Sequence[Record]) -> Iterator[list[QuestionCost]]:
+    """Yield what each question took in each group of records, in the same order."""
+    question_ids = sorted({record.question_id for group in groups for record in group})
+    for group in groups:
+        answers: dict[int, list[Answer]] = defaultdict(list)
+        for record in group:
+            answers[record.question_id].append(record.answer)
+        yield [
+            QuestionCost(
+                sum(len(answer.token_ids) for answer in answers[question_id]),
+                sum(answer.seconds for answer in answers[question_id]),
+                sum(answer.num_steps for answer in answers[question_id]),
+            )
+            for question_id in question_ids
+        ]
 
 
 def _num_accepted_tokens(answer: Answer) -> int:

@@ -13,6 +13,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec bench                     [dim]# the embedded pair on all its questions[/dim]
   diffuspec bench --limit 2 --systems plain,cost_aware_best_first
+  diffuspec bench --suite spec-bench --limit 4 --out runs/table_1
   diffuspec bench --ablations --out runs/ablations
   diffuspec bench --pre-drafts --limit 3
   diffuspec bench --load --max-tokens 64 --repeats 3
@@ -52,6 +53,25 @@ Systems = Annotated[
     str | None,
     typer.Option(help="Systems to compare, separated by commas. Default: all.", metavar="NAMES"),
 ]
+Suite = Annotated[
+    str | None,
+    typer.Option(
+        help="[bold]spec-bench[/bold]: the systems of the paper's Table 1, all that the target has "
+        "a drafter for; tables beside the paper's.",
+        metavar="NAME",
+    ),
+]
+WholeDrafts = Annotated[
+    bool,
+    typer.Option(
+        "--whole-drafts",
+        help="Verify all that a kind of drafter drafts, as the papers do, not only what pays.",
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the answers that a killed run left in --out."),
+]
 
 
 def run(
@@ -64,12 +84,15 @@ def run(
     limit: Limit = None,
     max_tokens: MaxTokens = 256,
     repeats: Repeats = 1,
+    suite: Suite = None,
     systems: Systems = None,
+    whole_drafts: WholeDrafts = False,
     ablations: Ablations = False,
     pre_drafts: PreDrafts = False,
     load: Load = False,
     threads: options.Threads = None,
     out: Out = Path("runs/bench"),
+    resume: Resume = False,
     trace: options.Trace = None,
 ) -> None:
     """Compare plain decoding, DiffuSpec and transformers on the same questions.
@@ -95,6 +118,9 @@ def run(
             pre_drafts=pre_drafts,
             load=load,
             trace=trace,
+            suite=suite,
+            whole_drafts=whole_drafts,
+            resume=resume,
             systems=() if systems is None else tuple(name.strip() for name in systems.split(",")),
         )
     )

@@ -73,7 +73,8 @@ def _measure(
     engine: Engine, questions: Sequence[Question], repeats: int, max_tokens: int
 ) -> tuple[Record, ...]:
     from diffuspec.bench.run import ChatCodec, RunSettings, run_questions, warm_up
-    from diffuspec.bench.systems import BASELINE, DEFAULT_SYSTEM, open_systems
+    from diffuspec.bench.systems.naming import BASELINE, DEFAULT_SYSTEM
+    from diffuspec.bench.systems.opening import open_systems
 
     settings = RunSettings(max_tokens, engine.verifier.info.max_model_len, repeats)
     codec = ChatCodec(engine.tokenizer)
@@ -86,7 +87,7 @@ def _show_table(questions: Sequence[Question], records: Sequence[Record], consol
     """Print a line per family. Return whether all tokens are the same."""
     from diffuspec.bench.run import find_mismatches, median_answers
     from diffuspec.bench.stats import SPEC_BENCH, compute_rows
-    from diffuspec.bench.systems import BASELINE, DEFAULT_SYSTEM
+    from diffuspec.bench.systems.naming import BASELINE, DEFAULT_SYSTEM
 
     room = max(_MIN_QUESTION_WIDTH, console.width - _WIDTH_OF_THE_REST)
     asked = {q.family: shorten(q.turns[0], room, placeholder=" …") for q in questions}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.bench.run import Record
-from diffuspec.bench.systems import Answer
+from diffuspec.bench.systems.answer import Answer
 from diffuspec.core.types import StepStats
 from tests.support.checkpoints import EOS_IDS, MASK_TOKEN_ID
 

@@ -13,7 +13,9 @@ from diffuspec.bench import main
 from diffuspec.bench.main import BenchOptions, run_benchmark
 from diffuspec.bench.options import engine_config, system_names
 from diffuspec.bench.studies.ablations import sweeps
-from diffuspec.bench.systems import ALL_SYSTEMS, Answer, EngineSystem
+from diffuspec.bench.systems.answer import Answer
+from diffuspec.bench.systems.engine_system import EngineSystem
+from diffuspec.bench.systems.naming import ALL_SYSTEMS
 from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
 from tests.bench.conftest import write_lines
@@ -48,6 +50,8 @@ def test_a_run_writes_tables_figures_and_plots(
     assert torch.get_num_threads() == threads
     assert sorted(path.name for path in out.iterdir()) == [
         "acceptance.png",
+        "answers",
+        "journal.jsonl",
         "results.json",
         "results.md",
         "speedup.png",
@@ -67,6 +71,51 @@ def test_a_run_writes_tables_figures_and_plots(
     ]
     assert "Speed over all families (2 questions, " in text
     assert "cost_aware_best_first" in (out / "results.md").read_text()
+
+
+def test_the_suite_sets_every_system_that_the_target_has_beside_the_papers(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path
+) -> None:
+    options = BenchOptions(
+        *pair, questions=questions, limit=1, max_tokens=6, out=tmp_path, suite="spec-bench"
+    )
+    code, text = bench(options)
+    assert code == 0
+    assert "Measured here: target on" in text and "Paper, Table 1: Qwen2.5-32B on an A100" in text
+    assert "sps is missing: the target has no drafter of this kind." in text
+    data = json.loads((tmp_path / "results.json").read_text())
+    systems = [row["system"] for row in data["rows"] if row["family"] == "all"]
+    assert systems[:5] == ["plain", "lookahead", "pld", "token_recycling", "samd"]
+    assert {one["system"] for one in data["missing"]} >= {"sps"}
+    answers = {path.stem for path in (tmp_path / "answers").iterdir()}
+    assert answers == set(systems)
+    assert (tmp_path / "table_1.png").exists()
+    low, high = data["rows"][0]["speedup_interval"]
+    assert low == high == 1
+
+
+def test_a_killed_run_goes_on_where_it_was(
+    pair: tuple[Path, Path], questions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = BenchOptions(
+        *pair, questions=questions, max_tokens=4, out=tmp_path, systems=("pld",), resume=True,
+        suite="spec-bench",
+    )  # fmt: skip
+    assert bench(options)[0] == 0
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(lines[:4]) + lines[4][:50])
+    asked: list[str] = []
+    right = EngineSystem.answer
+
+    def count(self: EngineSystem, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        asked.append(self.name)
+        return right(self, prompt_ids, max_tokens)
+
+    monkeypatch.setattr(EngineSystem, "answer", count)
+    assert bench(options)[0] == 0
+    assert len(asked) == 2 + 2 * 4 - 3  # warm-up, and the answers that were not there
+    assert [len(line) > 0 for line in journal.read_text().splitlines()] == [True] * len(lines)
 
 
 def test_load_is_measured_with_speculation_on_and_off(
@@ -182,7 +231,7 @@ def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> 
         ({"repeats": -1}, "--repeats must be 1 or more"),
         ({"threads": 0}, "--threads must be 1 or more"),
         ({"drafter": Path("d")}, "--drafter needs --target"),
-        ({"systems": ("eagle",)}, "--systems must be among .*pld.*samd.*token_recycling"),
+        ({"systems": ("falcon",)}, "--systems must be among .*pld.*samd.*token_recycling"),
         ({"target": Path("t"), "systems": ("paper",)}, "paper needs --drafter"),
         ({"target": Path("t"), "ngram": Path("n")}, "--ngram needs --drafter"),
         ({"target": Path("t"), "ablations": True}, "--ablations needs --drafter"),
@@ -190,6 +239,10 @@ def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> 
         ({"ablations": True, "pre_drafts": True}, "run one at a time"),
         ({"ablations": True, "systems": ("paper",)}, "--systems has no effect on --ablations"),
         ({"pre_drafts": True, "systems": ("paper",)}, "--systems has no effect on --pre-drafts"),
+        ({"ablations": True, "suite": "spec-bench"}, "--suite has no effect on --ablations"),
+        ({"load": True, "resume": True}, "--resume has no effect on --load"),
+        ({"suite": "mt"}, "--suite must be spec-bench, got 'mt'"),
+        ({"systems": ("sps",)}, "sps needs a drafter of that kind"),
         ({"pre_drafts": True, "repeats": 2}, "--repeats has no effect on --pre-drafts"),
         ({"questions": Path("none.jsonl")}, "cannot read questions from none.jsonl"),
     ],

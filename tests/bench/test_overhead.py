@@ -12,7 +12,7 @@ from diffuspec.bench.overhead import (
     overhead_ms_per_step,
     sweep_draft_cost,
 )
-from diffuspec.bench.systems import Answer, System
+from diffuspec.bench.systems.answer import Answer, System
 from diffuspec.core.params import TreeShape
 from diffuspec.core.types import DraftRequest, Lattice, StepStats
 

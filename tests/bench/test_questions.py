@@ -34,6 +34,13 @@ def test_blank_lines_and_a_byte_order_mark_are_no_questions(tmp_path: Path) -> N
     assert len(load_questions(path)) == 1
 
 
+def test_a_line_of_vicunas_file_has_one_turn(tmp_path: Path) -> None:
+    lines = [{"question_id": 1, "text": "How?", "category": "generic"}]
+    assert load_questions(write_lines(tmp_path / "q.jsonl", lines)) == [
+        Question(1, "generic", ("How?",))
+    ]
+
+
 @pytest.mark.parametrize(
     ("category", "family"),
     [

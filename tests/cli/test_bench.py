@@ -36,6 +36,7 @@ def test_every_option_is_passed_on(diffuspec: Run, asked: list[BenchOptions]) ->
     options = (
         "--target t --drafter d --ngram n.bin --questions q.jsonl --limit 2 --max-tokens 9"
         " --repeats 3 --threads 1 --out o --trace t.json --systems plain,paper"
+        " --suite spec-bench --whole-drafts --resume"
     )
     diffuspec("bench", *options.split())
     assert asked == [
@@ -51,6 +52,9 @@ def test_every_option_is_passed_on(diffuspec: Run, asked: list[BenchOptions]) ->
             out=Path("o"),
             trace=Path("t.json"),
             systems=("plain", "paper"),
+            suite="spec-bench",
+            whole_drafts=True,
+            resume=True,
         )
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from diffuspec.bench.systems import EngineSystem
+from diffuspec.bench.systems.engine_system import EngineSystem
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.pairs import PAIRS
 from tests.cli.test_ngram import write_lines

@@ -19,7 +19,7 @@ from diffuspec.bench.load import LoadClient, LoadRow, LoadRun, TimedTokens, ask_
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, rotated
 from diffuspec.bench.report import TextTable
-from diffuspec.bench.systems import forget_prefixes, sibling
+from diffuspec.bench.systems.engine_system import forget_prefixes, sibling
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt

@@ -27,7 +27,8 @@ from diffuspec.bench.run import (
 )
 from diffuspec.bench.stats import ALL_FAMILIES, Row, compute_rows
 from diffuspec.bench.studies.ablations import Sweep, Variant
-from diffuspec.bench.systems import BASELINE, EngineSystem, sibling
+from diffuspec.bench.systems.engine_system import EngineSystem, sibling
+from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SpeculationParams
 from diffuspec.engine import Engine

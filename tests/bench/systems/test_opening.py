@@ -7,21 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from diffuspec.bench.systems import (
+from diffuspec.bench.systems.answer import System
+from diffuspec.bench.systems.engine_system import EngineSystem, sibling
+from diffuspec.bench.systems.naming import (
     ALL_SYSTEMS,
     BASELINE,
     TRANSFORMERS_GREEDY,
     TRANSFORMERS_PROMPT_LOOKUP,
-    EngineSystem,
-    System,
-    TransformersSystem,
-    load_transformers_model,
-    open_systems,
-    sibling,
-    speculation_for,
 )
+from diffuspec.bench.systems.opening import open_systems
+from diffuspec.bench.systems.transformers_system import TransformersSystem, load_transformers_model
 from diffuspec.core.config import EngineConfig, parse_config
-from diffuspec.core.errors import ConfigError, ModelLoadError
+from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
 
@@ -140,24 +137,6 @@ def test_a_sibling_with_another_drafter_configuration_has_its_own(engine: Engine
     with sibling(engine, engine.config.model_copy(update={"drafter": changed})) as other:
         assert runner_of(other.lattice_model) is not runner_of(engine.lattice_model)
         assert runner_of(other.verifier) is runner_of(engine.verifier)
-
-
-def test_names_say_how_to_draft() -> None:
-    defaults = SpeculationParams(max_nodes=48, drafter_weight="adaptive")
-    assert speculation_for("plain", defaults).policy == "off"
-    paper = speculation_for("paper", defaults)
-    assert (paper.policy, paper.tree_shape, paper.drafter_weight) == ("paper", "path", 0.5)
-    beams = speculation_for("cost_aware_beams", defaults)
-    assert (beams.policy, beams.tree_shape, beams.max_nodes) == ("cost_aware", "beams", 48)
-    fixed = speculation_for("fixed_12_best_first", defaults)
-    assert (fixed.policy, fixed.num_draft_tokens) == ("fixed", 12)
-    assert fixed.tree_shape == "best_first"
-
-
-@pytest.mark.parametrize("name", ["", "eagle", "cost_aware", "fixed_path", "cost_aware_star"])
-def test_unknown_names_are_refused_with_what_there_is(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"systems must be among plain, .*got '{name}'"):
-        speculation_for(name, SpeculationParams())
 
 
 def test_what_transformers_cannot_load_is_our_error(tmp_path: Path) -> None:

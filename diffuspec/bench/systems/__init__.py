@@ -1,0 +1,5 @@
+"""The systems compared by the benchmark.
+
+Ours share one engine, hence one target, and differ in how they draft. Those of transformers run
+`generate` on a second copy of the same weights, with the same threads and EOS ids.
+"""

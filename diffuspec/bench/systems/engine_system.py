@@ -1,0 +1,90 @@
+"""Our systems: they share one engine, hence one target, and differ in how they draft."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from diffuspec.bench.systems.answer import Answer
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.drafters import LocalDrafter, Target, load_drafter
+from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.drafters.path_search import make_path_search
+from diffuspec.engine import Engine
+
+
+class EngineSystem:
+    """An engine with one way of drafting."""
+
+    def __init__(self, name: str, engine: Engine, speculation: SpeculationParams) -> None:
+        self._name = name
+        self._engine = engine
+        self._speculation = speculation
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
+        runners = _runners(self._engine)
+        forget_prefixes(self._engine)
+        sampling = SamplingParams(max_tokens=max_tokens)
+        forwards = sum(runner.forward_seconds for runner in runners)
+        started = time.perf_counter()
+        (completion,) = self._engine.generate([list(prompt_ids)], sampling, self._speculation)
+        seconds = time.perf_counter() - started
+        forwards = sum(runner.forward_seconds for runner in runners) - forwards
+        steps = tuple(step for step in completion.steps if step.num_committed_tokens)
+        return Answer(completion.token_ids, seconds, len(steps), completion.steps, forwards)
+
+
+def _runners(engine: Engine) -> list[Any]:
+    """Return the runner of the target and, if there is one, of the drafter."""
+    roles: list[Any] = [engine.verifier]
+    if engine.lattice_model is not None:
+        roles.append(engine.lattice_model)
+    return [role.runner for role in roles]
+
+
+def forget_prefixes(engine: Engine) -> None:
+    """Empty its models' caches, so that no system finds the prompt of the one before."""
+    for runner in _runners(engine):
+        for slot in range(runner.cache.num_slots):
+            runner.cache.truncate(slot, 0)
+
+
+def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
+    """Return another engine over the same target, and over the same drafter if config has it.
+
+    Only one of the two may work at a time; both write to the same trace. Closing it leaves the
+    shared roles open.
+    """
+    config = config or engine.config
+    verifier: Any = _Shared(engine.verifier)
+    if config.drafter is None:
+        return Engine(config, verifier, None, engine.tokenizer, tracer=engine.tracer)
+    drafter: LocalDrafter
+    if config.drafter == engine.config.drafter and engine.lattice_model is not None:
+        lattice_model: Any = _Shared(engine.lattice_model)
+        drafter = DiffuSpecDrafter(
+            lattice_model, make_path_search(config.search, verifier.info, config.target.path)
+        )
+    else:
+        target = Target(verifier.info, None, config.target.path, verifier)
+        drafter = load_drafter(config.drafter, config.search, target)
+    return Engine(config, verifier, drafter, engine.tokenizer, (drafter,), engine.tracer)
+
+
+class _Shared:
+    """A role that its owner closes."""
+
+    def __init__(self, role: object) -> None:
+        self._role = role
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._role, name)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,93 @@
+"""The names of the systems: what each drafts with, and how much of it.
+
+`plain` does not draft. `paper`, `cost_aware_SHAPE` and `fixed_K_SHAPE`, for a draft length K, are
+ways to use the configuration's own drafter. A kind of the registry is a system of its name: it
+drafts with the configuration's section of that kind or, if it needs no model, with its defaults.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from pydantic import ValidationError
+
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.drafter_config import DrafterConfig
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import DraftLengthPolicy, SpeculationParams, TreeShape
+from diffuspec.drafters import KINDS
+
+BASELINE = "plain"
+TRANSFORMERS_GREEDY = "transformers_greedy"
+TRANSFORMERS_PROMPT_LOOKUP = "transformers_prompt_lookup"
+TREE_SHAPES: tuple[TreeShape, ...] = ("path", "beams", "best_first")
+
+ENGINE_SYSTEMS = (BASELINE, "paper", *(f"cost_aware_{shape}" for shape in TREE_SHAPES))
+TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
+DEFAULT_SYSTEM = "cost_aware_best_first"  # how requests are drafted that do not say
+ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
+DRAFTER_SYSTEMS = tuple(KINDS)
+
+# Most tokens below each other and most nodes of a draft that is verified whole.
+WHOLE_DRAFT_NODES = 80
+_WHOLE_DRAFT = (40, WHOLE_DRAFT_NODES)
+_WHOLE_DRAFTS = {"diffuspec": (20, 64), "lookahead": (12, 56)}
+
+
+def speculation_for(
+    name: str, defaults: SpeculationParams, whole_drafts: bool = False
+) -> SpeculationParams:
+    """Return how a system of ours drafts; its name overrides the defaults. Raises ConfigError.
+
+    whole_drafts: systems named by a kind of drafter verify all that it drafts, as the papers do,
+    in place of as much as pays.
+    """
+    if name in DRAFTER_SYSTEMS:
+        own = replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=None)
+        if not whole_drafts and name != "lookahead":  # whose window is verified at any price
+            return own
+        length, nodes = _WHOLE_DRAFTS.get(name, _WHOLE_DRAFT)
+        return replace(own, policy="fixed", num_draft_tokens=length, max_nodes=nodes)
+    if name == BASELINE:
+        return SpeculationParams(policy="off")
+    if name == "paper":
+        return SpeculationParams(policy="paper", tree_shape="path", drafter_weight=0.5)
+    match = re.fullmatch(rf"(cost_aware|fixed_(\d+))_({'|'.join(TREE_SHAPES)})", name)
+    if match is None:
+        raise ConfigError(
+            f"--systems must be among {', '.join((*ALL_SYSTEMS, *DRAFTER_SYSTEMS))}, "
+            f"fixed_K_SHAPE, got {name!r}"
+        )
+    shape: TreeShape = next(shape for shape in TREE_SHAPES if shape == match[3])
+    policy: DraftLengthPolicy = "cost_aware" if match[2] is None else "fixed"
+    length = defaults.num_draft_tokens if match[2] is None else int(match[2])
+    return replace(defaults, policy=policy, num_draft_tokens=length, tree_shape=shape)
+
+
+def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
+    """Return the section of the drafter that a system of ours uses; None: it does not draft.
+
+    Raises ConfigError where the configuration lacks what the system needs.
+    """
+    if name == BASELINE:
+        return None
+    if name not in DRAFTER_SYSTEMS:
+        if config.drafter is None:
+            raise ConfigError(f"--systems: {name} needs --drafter")
+        return config.drafter
+    for section in config.named_drafters.values():
+        if section.kind == name:
+            return section
+    try:
+        default: DrafterConfig = KINDS[name].config()
+    except ValidationError as error:  # it must be told of its model
+        raise ConfigError(
+            f"--systems: {name} needs a drafter of that kind, and there is none for this target"
+        ) from error
+    return default
+
+
+def config_for(name: str, config: EngineConfig) -> EngineConfig:
+    """Return the configuration with the one drafter that a system of ours has."""
+    return config.model_copy(update={"drafter": find_drafter(name, config), "drafters": {}})
