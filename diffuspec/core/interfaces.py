@@ -25,6 +25,9 @@ from diffuspec.core.types import (
 )
 
 ProxyState: TypeAlias = Any  # hashable; belongs to the proxy that made it
+HiddenRows: TypeAlias = Any  # a tensor on the target's device, [num_rows, hidden_size]
+
+LAST_LAYER = -1  # what the target's head reads: after the last layer, and after its norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class Observation:
     """What the target computed in one request's verification.
 
     Row 0 is the last prefix token, the root; row 1 + i is node i of the tree that was verified.
+    Hidden states begin earlier: with the first prefix token that was not cached before the step.
     """
 
     prefix: TokenIds  # [num_tokens]
@@ -148,6 +152,10 @@ class Observation:
     token_ids: Sequence[int]  # the target's own token after each row, [1 + num_nodes]
     accepted_nodes: tuple[int, ...]
     top_token_ids: TokenIds  # the likeliest after each row, best first, [1 + num_nodes, num_top]
+    num_cached: int = 0  # prefix tokens without hidden states here: earlier steps computed them
+    # Of the other prefix tokens, then of the nodes; one for each of the observer's hidden_layers.
+    # They may be views of a larger tensor: copy what is kept.
+    hidden_states: tuple[HiddenRows, ...] = ()
 
 
 class Observer(Protocol):
@@ -166,6 +174,11 @@ class Observer(Protocol):
         """Number of likeliest tokens wanted after each row; 0: none."""
         ...
 
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose output is wanted, counted from 0, or LAST_LAYER."""
+        ...
+
     def observe(self, observations: Sequence[Observation]) -> None:
         """Take what a verification computed. Called in the verifier's thread, after the step."""
         ...
@@ -179,6 +192,11 @@ class ObservableVerifier(Verifier, Protocol):
         ...
 
     def remove_observer(self, observer: Observer) -> None: ...
+
+    @property
+    def model(self) -> Any:
+        """The target's transformers model; None where this process has a share of it, or none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,7 @@ class LookaheadDrafter:
     """
 
     num_top = 0
+    hidden_layers = ()
 
     def __init__(
         self,

@@ -65,6 +65,7 @@ class TokenRecyclingDrafter:
     """A Drafter and an Observer of the verifier in this process."""
 
     num_top = NUM_CANDIDATES
+    hidden_layers = ()
 
     def __init__(self, info: TargetInfo, verifier: ObservableVerifier | None = None) -> None:
         self._eos_token_ids = frozenset(info.eos_token_ids)

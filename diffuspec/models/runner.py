@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -15,6 +16,7 @@ from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch, Segment
+from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.self_test import run_self_test
 
 EXACT_BLOCK = 256  # columns that attention takes at a time in fixed shapes
@@ -62,18 +64,31 @@ class ModelRunner:
     def is_exact(self) -> bool:
         return self._fixed_rows is not None
 
-    def forward(self, segments: Sequence[Segment]) -> torch.Tensor:
-        """Write the rows into the cache and return their segments' logits, [R, V] float32."""
+    def forward(
+        self, segments: Sequence[Segment], hidden_states: HiddenStates | None = None
+    ) -> torch.Tensor:
+        """Write the rows into the cache and return their segments' logits, [R, V] float32.
+
+        hidden_states takes those of all rows, segment by segment.
+        """
         if self._fixed_rows is None:
-            return self._forward(segments)
-        pieces = [
-            self._forward([padded])[rows]
-            for segment in segments
-            for padded, rows in self._fixed_pieces(segment, self._fixed_rows)
-        ]
+            logits = self._forward(segments, hidden_states)
+            if hidden_states is not None:
+                hidden_states.keep(slice(sum(segment.num_rows for segment in segments)))
+            return logits
+        pieces = []
+        for segment in segments:
+            end = segment.start + segment.num_rows
+            for padded, rows in self._fixed_pieces(segment, self._fixed_rows):
+                pieces.append(self._forward([padded], hidden_states)[rows])
+                if hidden_states is not None:
+                    first = max(segment.start - padded.start, 0)
+                    hidden_states.keep(slice(first, end - padded.start))
         return torch.cat(pieces)
 
-    def _forward(self, segments: Sequence[Segment]) -> torch.Tensor:
+    def _forward(
+        self, segments: Sequence[Segment], hidden_states: HiddenStates | None
+    ) -> torch.Tensor:
         rows = _join(segments, self._pads_rows)
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
         packed = PackedBatch(segments, self.cache, block_size, rows.num_padding)
@@ -82,7 +97,9 @@ class ModelRunner:
         values = values.to(self.device)  # one copy for all three
         token_ids, positions = values[: rows.size], values[rows.size : 2 * rows.size]
         keep_rows = values[2 * rows.size :]
-        logits = run_packed(self.model, token_ids, positions, keep_rows, packed).float()
+        recording = hidden_states.record(self.model) if hidden_states else contextlib.nullcontext()
+        with recording:
+            logits = run_packed(self.model, token_ids, positions, keep_rows, packed).float()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.forward_seconds += time.monotonic() - started
@@ -111,21 +128,35 @@ class ModelRunner:
             wanted = [row for row in rows if 0 <= row < num_rows]
             yield Segment(segment.slot, start, padded, positions, "causal", every_row), wanted
 
-    def extend(self, slot: int, prefix: TokenIds, start: int, max_rows: int) -> int:
+    def extend(
+        self,
+        slot: int,
+        prefix: TokenIds,
+        start: int,
+        max_rows: int,
+        hidden_states: HiddenStates | None = None,
+    ) -> int:
         """Feed a prefix causally, max_rows tokens at a time, until at most max_rows are left.
 
         `start` must be the slot's length. Returns the number of tokens cached then.
         """
         while len(prefix) - start > max_rows:
-            start = self.feed(slot, prefix[start : start + max_rows], start)
+            start = self.feed(slot, prefix[start : start + max_rows], start, hidden_states)
         return start
 
-    def feed(self, slot: int, token_ids: TokenIds, start: int) -> int:
+    def feed(
+        self,
+        slot: int,
+        token_ids: TokenIds,
+        start: int,
+        hidden_states: HiddenStates | None = None,
+    ) -> int:
         """Feed and commit the tokens after the `start` cached ones; return how many are cached."""
         end = start + len(token_ids)
         last_row = [len(token_ids) - 1]
         positions = np.arange(start, end)
-        self.forward([Segment(slot, start, token_ids, positions, "causal", last_row)])
+        segment = Segment(slot, start, token_ids, positions, "causal", last_row)
+        self.forward([segment], hidden_states)
         self.cache.commit(slot, token_ids, len(token_ids))
         return end
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerErro
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.models.attention.packed import Segment
+from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
@@ -44,10 +45,12 @@ class _Plan:
 
     request: VerifyRequest  # its tree holds the verified nodes only
     slot: int
-    start: int  # number of prefix tokens in the cache
+    num_cached: int  # prefix tokens in the cache before the step
+    start: int  # prefix tokens in it now: pieces of a long prefix have been fed
     first_logits: int  # index of the root's row in the step's logits
     nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
     masks: TokenMasks | None  # what structured output lets come after the root and each node
+    hidden_states: HiddenStates | None  # of those pieces
 
     @property
     def num_tail(self) -> int:
@@ -130,6 +133,10 @@ class CausalTarget:
     def remove_observer(self, observer: Observer) -> None:
         self._observers = tuple(one for one in self._observers if one is not observer)
 
+    @property
+    def model(self) -> Any:
+        return self.runner.model
+
     def close(self) -> None:
         """Stop the worker thread after the call that it is running."""
         self._worker.close()
@@ -178,9 +185,12 @@ class CausalTarget:
         Raises VerifierError, and InvalidRequestError for a structured output that fails.
         """
         started = time.monotonic()
+        watching = [observer for observer in self._observers if observer.is_active]
+        layers = sorted({layer for observer in watching for layer in observer.hidden_layers})
+        hidden_states = HiddenStates(layers) if layers else None
         try:
-            plans = self._plan(requests)
-            logits = self._forward(plans)
+            plans = self._plan(requests, layers)
+            logits = self._forward(plans, hidden_states)
             token_ids = self._target_tokens(plans, logits)
             acceptances = [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
             logprobs = [
@@ -195,8 +205,8 @@ class CausalTarget:
             raise VerifierError(str(error)) from error
         except Exception as error:  # torch raises anything
             raise VerifierError(f"the target's forward pass failed: {error}") from error
-        if any(observer.is_active for observer in self._observers):
-            self._observe(plans, acceptances, token_ids, logits)
+        if watching:
+            self._observe(watching, plans, acceptances, token_ids, logits, hidden_states)
         seconds = time.monotonic() - started
         return [
             Verdict(
@@ -208,15 +218,16 @@ class CausalTarget:
             for plan, acceptance, row_logprobs in zip(plans, acceptances, logprobs, strict=True)
         ]
 
-    def _plan(self, requests: Sequence[VerifyRequest]) -> list[_Plan]:
+    def _plan(self, requests: Sequence[VerifyRequest], hidden_layers: Sequence[int]) -> list[_Plan]:
         verified = [self._choose_nodes(request) for request in requests]
         cache = self.runner.cache
         cache.begin_step()
         plans, first_logits = [], 0
         for request, nodes, masks in verified:
-            slot, start = cache.acquire(request.request_id, request.prefix)
-            start = self.runner.extend(slot, request.prefix, start, MAX_PREFILL_ROWS)
-            plans.append(_Plan(request, slot, start, first_logits, nodes, masks))
+            slot, cached = cache.acquire(request.request_id, request.prefix)
+            fed = HiddenStates(hidden_layers) if hidden_layers else None
+            start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
+            plans.append(_Plan(request, slot, cached, start, first_logits, nodes, masks, fed))
             first_logits += 1 + len(nodes)
         return plans
 
@@ -236,9 +247,9 @@ class CausalTarget:
         request = replace(request, tree=draft_tree.prune(request.tree, admitted.nodes))
         return request, [nodes[node] for node in admitted.nodes], admitted.masks
 
-    def _forward(self, plans: Sequence[_Plan]) -> torch.Tensor:
+    def _forward(self, plans: Sequence[_Plan], hidden_states: HiddenStates | None) -> torch.Tensor:
         """Return float32 logits of every root and node, [R, V]; -inf for ids without a token."""
-        logits = self.runner.forward([_segment(plan) for plan in plans])
+        logits = self.runner.forward([_segment(plan) for plan in plans], hidden_states)
         logits[:, self._info.vocab_size :].fill_(-torch.inf)
         return logits
 
@@ -270,28 +281,32 @@ class CausalTarget:
 
     def _observe(
         self,
+        observers: Sequence[Observer],
         plans: Sequence[_Plan],
         acceptances: Sequence[Acceptance],
         token_ids: list[int],
         logits: torch.Tensor,
+        hidden_states: HiddenStates | None,
     ) -> None:
-        """Show a step to the active observers. What fails there costs drafts, never the step."""
-        for observer in self._observers:
+        """Show a step to observers. What fails there costs drafts, never the step."""
+        for observer in observers:
             try:
-                if observer.is_active:
-                    top = likeliest_ids(logits, observer.num_top)
-                    observer.observe(
-                        [
-                            Observation(
-                                plan.request.prefix,
-                                plan.request.tree,
-                                token_ids[plan.logit_rows],
-                                acceptance.accepted_nodes,
-                                top[plan.logit_rows],
-                            )
-                            for plan, acceptance in zip(plans, acceptances, strict=True)
-                        ]
-                    )
+                top = likeliest_ids(logits, observer.num_top)
+                states = _hidden_rows(plans, hidden_states, observer.hidden_layers)
+                observer.observe(
+                    [
+                        Observation(
+                            plan.request.prefix,
+                            plan.request.tree,
+                            token_ids[plan.logit_rows],
+                            acceptance.accepted_nodes,
+                            top[plan.logit_rows],
+                            plan.num_cached,
+                            rows,
+                        )
+                        for plan, acceptance, rows in zip(plans, acceptances, states, strict=True)
+                    ]
+                )
             except Exception:
                 logger.exception("an observer of the target failed")
 
@@ -319,6 +334,22 @@ def _segment(plan: _Plan) -> Segment:
     parents = [*range(-1, num_tail - 1), *(num_tail + parent for parent in tree.parents)]
     visible = draft_tree.ancestor_mask(parents)
     return Segment(plan.slot, plan.start, token_ids, positions, visible, logit_rows)
+
+
+def _hidden_rows(
+    plans: Sequence[_Plan], hidden_states: HiddenStates | None, layers: Sequence[int]
+) -> list[tuple[torch.Tensor, ...]]:
+    """Return each plan's hidden states, [rows from num_cached on, H] for each of the layers."""
+    if hidden_states is None or not layers:
+        return [()] * len(plans)
+    sizes = [plan.num_rows for plan in plans]
+    by_layer = []
+    for layer in layers:
+        parts = hidden_states.rows(layer).split(sizes)
+        fed = [plan.hidden_states.rows(layer) for plan in plans if plan.hidden_states is not None]
+        pairs = zip(fed, parts, strict=True)
+        by_layer.append([torch.cat(pair) if len(pair[0]) else pair[1] for pair in pairs])
+    return list(zip(*by_layer, strict=True))
 
 
 def _logprobs(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError
-from diffuspec.core.interfaces import Observation, Verifier
+from diffuspec.core.interfaces import LAST_LAYER, Observation, Verifier
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftTree, TokenIds, Verdict, VerifyRequest
 from diffuspec.models.target import CausalTarget
@@ -188,8 +188,11 @@ class Watcher:
 
     num_top = 3
 
-    def __init__(self, is_active: bool = True, fails: bool = False) -> None:
+    def __init__(
+        self, is_active: bool = True, fails: bool = False, hidden_layers: tuple[int, ...] = ()
+    ) -> None:
         self.is_active = is_active
+        self.hidden_layers = hidden_layers
         self.seen: list[Observation] = []
         self._fails = fails
 
@@ -223,6 +226,34 @@ async def test_observers_are_shown_what_the_target_says_after_every_row(
         qwen2.remove_observer(watcher)
     await verify_one(qwen2, request(PROMPT))
     assert len(failing.seen) == 5
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["ragged", "exact"])
+async def test_observers_get_the_hidden_states_of_the_rows_that_a_step_computes(
+    save_target: Callable[[str], Path], exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffuspec.models.target.MAX_PREFILL_ROWS", 5)  # pieces inside a step
+    target, model = load(save_target("qwen2"), exact), make_model("qwen2")
+    first, last = Watcher(hidden_layers=(1, 0)), Watcher(hidden_layers=(LAST_LAYER,))
+    for watcher in (Watcher(), first, last):
+        target.add_observer(watcher)
+    await verify_one(target, request(PROMPT[:3]))
+    tree = chain([5, 6]) if exact else DraftTree((5, 6, 7), (-1, -1, 1))
+    other = request([9, *PROMPT], request_id="b")
+    await target.verify([request(PROMPT * 2, tree), other])
+    path = [5, 6] if exact else [6, 7]
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT * 2 + path]), output_hidden_states=True)
+    states = expected.hidden_states
+    for seen, layers in ((first.seen[1], (states[2], states[1])), (last.seen[1], (states[3],))):
+        assert seen.num_cached == 3
+        for found, wanted in zip(seen.hidden_states, layers, strict=True):
+            assert found.shape == (2 * len(PROMPT) - 3 + tree.num_nodes, 48)
+            of_path = found if exact else torch.cat([found[:-3], found[-2:]])
+            torch.testing.assert_close(of_path, wanted[0, 3:], atol=1e-4, rtol=1e-4)
+    assert last.seen[2].num_cached == 0
+    assert last.seen[2].hidden_states[0].shape == (1 + len(PROMPT), 48)
+    target.close()
 
 
 async def test_a_shortened_prefix_rolls_the_cache_back(qwen2: CausalTarget) -> None:

@@ -62,6 +62,8 @@ class Gate:
 class FakeVerifier:
     """A `Verifier`: the next token is a hash of the prefix and, with a temperature, the seed."""
 
+    model = None
+
     def __init__(self, info: TargetInfo = FAKE_TARGET) -> None:
         self.info = info
         self.gate = Gate()

@@ -65,6 +65,11 @@ class LockstepTarget:
     def remove_observer(self, observer: Observer) -> None:
         self._target.remove_observer(observer)
 
+    @property
+    def model(self) -> None:
+        """None: each rank holds a share."""
+        return None
+
     async def watch(self) -> None:
         """Take an empty step after every idle_seconds without one.
 

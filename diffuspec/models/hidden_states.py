@@ -1,0 +1,54 @@
+"""Takes the hidden states of chosen layers out of a model's forwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from diffuspec.core.interfaces import LAST_LAYER
+
+
+class HiddenStates:
+    """Hidden states of the rows that a runner computes, in the order of its forwards.
+
+    Hooks are on the model only while `record` is open, so other forwards cost nothing.
+    """
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+        self._latest: dict[int, torch.Tensor] = {}  # of the latest forward, [T, H] by layer
+
+    @contextlib.contextmanager
+    def record(self, model: Any) -> Iterator[None]:
+        """Take the hidden states of the one forward inside."""
+        base = model.base_model
+        handles = []
+        for layer in self._parts:
+            module = base if layer == LAST_LAYER else base.layers[layer]
+            handles.append(module.register_forward_hook(self._hook(layer)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def keep(self, rows: slice) -> None:
+        """Keep these rows of the latest forward; the others are padding, or known already."""
+        for layer, parts in self._parts.items():
+            parts.append(self._latest.pop(layer)[rows])
+
+    def rows(self, layer: int) -> torch.Tensor:
+        """Return all rows kept of a layer, [num_rows, H]; [0] before any forward."""
+        parts = self._parts[layer]
+        return parts[0] if len(parts) == 1 else torch.cat(parts or [torch.empty(0)])
+
+    def _hook(self, layer: int) -> Any:
+        def take(module: Any, inputs: Any, output: Any) -> None:
+            state = getattr(output, "last_hidden_state", output)
+            state = state[0] if isinstance(state, tuple) else state
+            self._latest[layer] = state[0]  # the only sequence of the batch
+
+        return take
