@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,19 +20,21 @@ from diffuspec.core.interfaces import ObservableVerifier, Observation, PathScore
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.drafters.kind import DrafterKind, Target
 from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
+from diffuspec.drafters.tree_template import TemplateNode, make_template
 
 NUM_CANDIDATES = 8  # kept for each token
 _UNKNOWN = -1
 
-# The static tree: the number of children of each node, depth by depth, best ranks first. Its depths
-# have 8, 21, 25, 15, 8 and 3 nodes; a node's rank is its place among its siblings.
-_NUM_CHILDREN = (
-    (8,),
-    (8, 4, 3, 2, 1, 1, 1, 1),
-    (8, 3, 2, 1, 1, 1, 1, 1, 2, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 0, 0),
-    (5, 2, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0),
-    (3, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0),
-    (2, 0, 0, 1, 0, 0, 0, 0),
+# The static tree; its depths have 8, 21, 25, 15, 8 and 3 nodes.
+TEMPLATE = make_template(
+    (
+        (8,),
+        (8, 4, 3, 2, 1, 1, 1, 1),
+        (8, 3, 2, 1, 1, 1, 1, 1, 2, 1, 0, 0, 1, 0, 0, 1, 0, 1, 1, 0, 0),
+        (5, 2, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0),
+        (3, 1, 1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 1, 0, 0),
+        (2, 0, 0, 1, 0, 0, 0, 0),
+    )
 )
 
 # P(token right | parent right) by rank; that of rank 0 at depths 1, 2 and from 3 on. Measured on
@@ -41,24 +42,6 @@ _NUM_CHILDREN = (
 _BEST_PRIORS = (0.3, 0.38, 0.6)
 _OTHER_PRIORS = (0.075, 0.038, 0.024, 0.017, 0.013, 0.013, 0.005)
 _CONFIDENCES = [[math.log(prior) for prior in (best, *_OTHER_PRIORS)] for best in _BEST_PRIORS]
-
-
-class TemplateNode(NamedTuple):
-    """A node of the static tree: its children in the order of their ranks."""
-
-    children: tuple[TemplateNode, ...]
-
-
-def _make_template() -> TemplateNode:
-    """Build the static tree from the leaves up."""
-    below: list[TemplateNode] = [TemplateNode(())] * sum(_NUM_CHILDREN[-1])
-    for counts in reversed(_NUM_CHILDREN):
-        rest = iter(below)
-        below = [TemplateNode(tuple(next(rest) for _ in range(count))) for count in counts]
-    return below[0]
-
-
-TEMPLATE = _make_template()
 
 
 class TokenRecyclingDrafter:

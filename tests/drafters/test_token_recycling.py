@@ -10,7 +10,8 @@ from diffuspec.algorithm.draft_tree import chain, depths
 from diffuspec.core.interfaces import Observation, TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, DraftRequest, DraftTree
-from diffuspec.drafters.token_recycling import TEMPLATE, TemplateNode, TokenRecyclingDrafter
+from diffuspec.drafters.token_recycling import TEMPLATE, TokenRecyclingDrafter
+from diffuspec.drafters.tree_template import TemplateNode
 
 EOS = 9
 INFO = TargetInfo(vocab_size=1000, max_model_len=64, max_sequences=2, eos_token_ids=(EOS,))

@@ -1,0 +1,32 @@
+"""Static trees: which ranks of a node's candidates are drafted, fixed beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class TemplateNode(NamedTuple):
+    """A node of a static tree: its children in the order of their ranks."""
+
+    children: tuple[TemplateNode, ...]
+
+
+def make_template(num_children: Sequence[Sequence[int]]) -> TemplateNode:
+    """Build a static tree and return its root.
+
+    num_children lists, depth by depth from the root's, the number of children of each node, best
+    ranks first. Nodes left out at the end of a depth have none; a node's rank is its place among
+    its siblings.
+    """
+    below: list[TemplateNode] = []
+    for counts in reversed(num_children):
+        leaves = [TemplateNode(())] * (sum(counts) - len(below))
+        rest = iter([*below, *leaves])
+        below = [TemplateNode(tuple(next(rest) for _ in range(count))) for count in counts]
+    return below[0]
+
+
+def num_nodes(node: TemplateNode) -> int:
+    """Return the number of nodes below one."""
+    return sum(1 + num_nodes(child) for child in node.children)
