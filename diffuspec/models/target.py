@@ -345,7 +345,7 @@ def _hidden_rows(
     sizes = [plan.num_rows for plan in plans]
     by_layer = []
     for layer in layers:
-        parts = hidden_states.rows(layer).split(sizes)
+        parts = torch.split(hidden_states.rows(layer), sizes)
         fed = [plan.hidden_states.rows(layer) for plan in plans if plan.hidden_states is not None]
         pairs = zip(fed, parts, strict=True)
         by_layer.append([torch.cat(pair) if len(pair[0]) else pair[1] for pair in pairs])

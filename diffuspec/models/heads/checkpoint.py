@@ -1,0 +1,72 @@
+"""Read the directory of a trained draft head: config.json and one file of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors.torch import load_file
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading.checkpoint import read_json
+
+
+@dataclass(frozen=True, slots=True)
+class HeadCheckpoint:
+    """What the files of a directory say; `weights` are on the CPU."""
+
+    path: Path
+    config: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+
+    @classmethod
+    def read(cls, path: Path, pickled: Sequence[str]) -> Self:
+        """Read the first file there is of model.safetensors and those named, which are pickled.
+
+        Of these, tensors alone are read: nothing in them is executed. Raises ModelLoadError.
+        """
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            raise ModelLoadError(f"directory {path} of a draft head {what}")
+        config = read_json(path, "config.json")
+        for name in ("model.safetensors", *pickled):
+            if (path / name).is_file():
+                return cls(path, config, _read_weights(path / name))
+        raise ModelLoadError(f"{path} has no weights: model.safetensors or {' or '.join(pickled)}")
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """Return a positive number of config.json. Raises ModelLoadError."""
+        value = self.config.get(key, default)
+        if not isinstance(value, int) or value < 1:
+            raise ModelLoadError(f"{self.path}: {key} must be 1 or more, got {value!r}")
+        return value
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """Return a tensor of a shape. Raises ModelLoadError if there is none."""
+        tensor = self.weights.get(name)
+        if tensor is None:
+            raise ModelLoadError(f"{self.path} has no weights {name}")
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"{self.path} was trained for another target: {name} has the shape "
+                f"{list(tensor.shape)}, for this target it would be {list(shape)}"
+            )
+        return tensor
+
+
+def _read_weights(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # safetensors and torch raise anything
+        raise ModelLoadError(f"{file} cannot be read as tensors alone: {error}") from error
+    if not isinstance(weights, Mapping):
+        raise ModelLoadError(f"{file} holds a {type(weights).__name__}, not named tensors")
+    for name, tensor in weights.items():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise ModelLoadError(f"{file} holds something else than named tensors: {name!r}")
+    return dict(weights)

@@ -1,0 +1,120 @@
+"""Hidden states of the prefixes that were verified lately, found again by their tokens.
+
+A head drafts for a prefix from the states of its tokens. They are known for what the target
+computed while it was observed; tokens that it had cached before have none, unless another prefix
+that began alike was observed. What is not known costs drafts, never an answer.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from diffuspec.core.interfaces import Observation
+from diffuspec.core.types import TokenIds
+
+_MIN_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """The states of a prefix's tokens from `first` on, up to its last token but one."""
+
+    first: int
+    states: torch.Tensor  # [num_tokens - first, D]
+
+
+@dataclass(slots=True, eq=False)
+class _Sequence:
+    """Tokens, and the states of those from `first` on. A row of the table is written once."""
+
+    token_ids: TokenIds
+    first: int
+    table: torch.Tensor  # [rows, D], more of them than there are states: room to grow
+
+    def num_common(self, token_ids: TokenIds) -> int:
+        """Return the number of leading tokens that are the same."""
+        limit = min(len(self.token_ids), len(token_ids))
+        mine, other = self.token_ids[:limit], token_ids[:limit]
+        return limit if mine.tobytes() == other.tobytes() else int((mine != other).argmax())
+
+    def states(self, end: int) -> torch.Tensor:
+        return self.table[: end - self.first]
+
+    def extend(self, token_ids: TokenIds, states: torch.Tensor) -> None:
+        """Go on to these tokens; the states are those of the last of them."""
+        num_old = len(token_ids) - len(states) - self.first
+        size = num_old + len(states)
+        if size > len(self.table):
+            table = states.new_empty(max(2 * size, _MIN_ROWS), states.shape[-1])
+            table[:num_old] = self.table[:num_old]
+            self.table = table
+        self.table[num_old:size] = states
+        self.token_ids = token_ids
+
+
+class FeatureStore:
+    """Keeps the sequences of tokens used last, and the states of all or some of their tokens.
+
+    A sequence that goes on is extended; one that goes another way than before is copied as far as
+    it is the same. Safe for several threads.
+    """
+
+    def __init__(self, num_sequences: int, keeps_all: bool = True) -> None:
+        """keeps_all: False keeps each sequence's last state alone."""
+        self._num_sequences = num_sequences
+        self._keeps_all = keeps_all
+        self._sequences: list[_Sequence] = []  # least recently used first
+        self._lock = threading.Lock()
+
+    def add(self, one: Observation) -> None:
+        """Keep the states of the prefix's tokens and of those accepted after it."""
+        num_tail = len(one.prefix) - one.num_cached
+        accepted = [one.tree.token_ids[node] for node in one.accepted_nodes]
+        token_ids = np.concatenate([one.prefix, np.array(accepted, np.int32)])
+        rows = [*range(num_tail), *(num_tail + node for node in one.accepted_nodes)]
+        states = torch.cat([layer[rows] for layer in one.hidden_states], dim=-1)
+        with self._lock:
+            sequence, states = self._continued(token_ids, one.num_cached, states)
+            if len(states):
+                if not self._keeps_all:
+                    states = states[-1:]
+                    sequence = _Sequence(token_ids[:0], len(token_ids) - 1, states[:0])
+                sequence.extend(token_ids, states)
+            self._sequences.append(sequence)
+            del self._sequences[: -self._num_sequences]
+
+    def find(self, prefix: TokenIds) -> Features | None:
+        """Return what is known of a prefix's tokens; None without the state of its last but one.
+
+        The last token has no state yet: the target reads it in the coming step.
+        """
+        token_ids = prefix[:-1]
+        with self._lock:
+            for one in reversed(self._sequences):
+                if one.first < len(token_ids) == one.num_common(token_ids):
+                    self._sequences.remove(one)
+                    self._sequences.append(one)
+                    return Features(one.first, one.states(len(token_ids)))
+        return None
+
+    def _continued(
+        self, token_ids: TokenIds, start: int, states: torch.Tensor
+    ) -> tuple[_Sequence, torch.Tensor]:
+        """Take out, copy or begin the sequence to extend; return it, and the states new to it.
+
+        states are those of the tokens from `start` on.
+        """
+        lengths = [(one.num_common(token_ids), one) for one in self._sequences]
+        known = [(num, one) for num, one in lengths if one.first <= start <= num]
+        if not known:
+            return _Sequence(token_ids[:0], start, states[:0]), states
+        num, best = max(known, key=lambda pair: pair[0])
+        states = states[num - start :]
+        if num == len(best.token_ids) or not len(states):
+            self._sequences.remove(best)
+            return best, states
+        return _Sequence(token_ids[:0], best.first, best.states(num)), states
