@@ -129,6 +129,7 @@ EXAMPLES = {  # by the class that reads the section
     "SuffixAutomatonConfig": "drafter: {kind: samd, texts: answers.jsonl}",
     "TokenRecyclingConfig": "drafter: {kind: token_recycling}",
     "LookaheadConfig": "drafter: {kind: lookahead, num_columns: 10}",
+    "MedusaConfig": "drafter: {kind: medusa, path: models/medusa-vicuna-7b-v1.3}",
     "SearchConfig": "search: {ngram: models/chat.bin, beam_width: 5}",
     "DraftLengthConfig": "draft_length: {min_draft_tokens: 10, max_draft_tokens: 40}",
     "SpeculationParams": "speculation: {policy: fixed, num_draft_tokens: 16, tree_shape: path}",

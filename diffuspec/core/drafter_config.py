@@ -116,12 +116,23 @@ class LookaheadConfig(Section):
     )
 
 
+_HEAD_PATH = "Directory of the heads' checkpoint: config.json and weights trained for the target."
+
+
+class MedusaConfig(Section):
+    """Medusa: heads on the target's last hidden state, each for one of the next tokens."""
+
+    kind: Literal["medusa"] = Field("medusa", description=_KIND)
+    path: FilePath = Field(description=_HEAD_PATH)
+
+
 DrafterConfig: TypeAlias = Annotated[
     DiffuSpecConfig
     | AutoregressiveConfig
     | PromptLookupConfig
     | SuffixAutomatonConfig
     | TokenRecyclingConfig
-    | LookaheadConfig,
+    | LookaheadConfig
+    | MedusaConfig,
     Field(discriminator="kind"),
 ]

@@ -14,6 +14,7 @@ from diffuspec.drafters import (
     autoregressive,
     diffuspec,
     lookahead,
+    medusa,
     prompt_lookup,
     samd,
     token_recycling,
@@ -30,6 +31,7 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "samd": samd.KIND,
     "token_recycling": token_recycling.KIND,
     "lookahead": lookahead.KIND,
+    "medusa": medusa.KIND,
 }
 
 

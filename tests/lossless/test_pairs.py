@@ -20,6 +20,7 @@ from diffuspec.core.params import DraftLengthPolicy, SamplingParams, Speculation
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
+from tests.support.heads import save_medusa
 from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
 
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "paper", "fixed")
@@ -129,12 +130,16 @@ def _ask(roles: Roles, job: Job, name: str) -> AsyncGenerator[RequestOutput]:
     params=[
         "random",
         "random, overlapped",
+        "random, heads",
         pytest.param("tiny", marks=pytest.mark.slow),
         pytest.param("tiny, several drafters", marks=pytest.mark.slow),
     ],
 )
 async def pair(
-    request: pytest.FixtureRequest, target_path: Callable[[str], Path], drafter_path: Path
+    request: pytest.FixtureRequest,
+    target_path: Callable[[str], Path],
+    drafter_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Pair]:
     overlap = "overlapped" in request.param
     max_tokens, acceptance_length = 16, 1.0
@@ -145,6 +150,8 @@ async def pair(
         named = {name: {"kind": name} for name in ("samd", "token_recycling")}
         config = tiny_config(target=_CPU_TARGET, drafter={"kind": "pld"}, drafters=named)
         prompts, max_tokens, acceptance_length = questions(1), 64, 1.3
+    elif request.param == "random, heads":
+        config, prompts = _random_heads(target_path("qwen2"), tmp_path_factory.mktemp("heads"))
     else:
         config, prompts = _random_pair(target_path("qwen2"), drafter_path, overlap)
     with Engine.from_config(config) as engine:
@@ -164,6 +171,22 @@ def _random_pair(target: Path, drafter: Path, overlap: bool) -> tuple[EngineConf
         }
     )
     return config, [f"{'ab ' * number}and so on" for number in range(18)]
+
+
+def _random_heads(target: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]:
+    """A target with draft heads: guesses among ten of 258 tokens are right now and then."""
+    save_medusa(path / "medusa", 32, 264)
+    kinds = ("medusa",)
+    first, *others = [{"kind": kind, "path": path / kind.removesuffix("2")} for kind in kinds]
+    config = parse_config(
+        {
+            "target": {"path": target, "device": "cpu", "max_sequences": 4},
+            "drafter": first,
+            "drafters": {str(one["kind"]): one for one in others},
+            "coordinator": {"prefill_chunk_tokens": 24},
+        }
+    )
+    return config, [f"{'ab ' * number}and so on" for number in range(0, 18, 3)]
 
 
 def tiny_in_process(**sections: Any) -> EngineConfig:

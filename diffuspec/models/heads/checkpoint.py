@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import read_json
@@ -55,6 +56,11 @@ class HeadCheckpoint:
                 f"{list(tensor.shape)}, for this target it would be {list(shape)}"
             )
         return tensor
+
+    def fill(self, module: nn.Module, prefix: str = "") -> None:
+        """Load the tensors named after the module's own, with a prefix. Raises ModelLoadError."""
+        for name, parameter in module.named_parameters():
+            parameter.data = self.take(prefix + name, *parameter.shape).to(parameter.dtype)
 
 
 def _read_weights(file: Path) -> dict[str, torch.Tensor]:

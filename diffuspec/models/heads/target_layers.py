@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import ObservableVerifier
