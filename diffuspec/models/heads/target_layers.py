@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import ObservableVerifier
+from diffuspec.models.runner import padded_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +20,25 @@ class TargetLayers:
     """What a head may call, and what it must fit. Hidden states are [..., hidden_size]."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]  # token ids -> embeddings
-    head: Callable[[torch.Tensor], torch.Tensor]  # hidden states -> logits
+    head: Callable[[torch.Tensor], torch.Tensor]  # hidden states -> logits; see `logits`
     hidden_size: int
     vocab_size: int  # columns of the logits
     device: torch.device
     dtype: torch.dtype
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the target's logits of hidden states, [R, H] -> [R, V] float32."""
+        return by_padded_rows(self.head, states).float()
+
+
+def by_padded_rows(
+    layer: Callable[[torch.Tensor], torch.Tensor], inputs: torch.Tensor
+) -> torch.Tensor:
+    """Apply a layer to rows; on a CPU to one of few numbers of rows, as `ModelRunner` does."""
+    num_rows = len(inputs)
+    if inputs.device.type == "cpu":
+        inputs = functional.pad(inputs, (0, 0, 0, padded_size(num_rows) - num_rows))
+    return layer(inputs)[:num_rows]
 
 
 def target_layers(verifier: ObservableVerifier, path: Path | None) -> TargetLayers:

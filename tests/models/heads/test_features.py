@@ -1,0 +1,105 @@
+"""Hidden states are found again by the tokens that they belong to; small tables made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from diffuspec.core.interfaces import Observation
+from diffuspec.core.types import EMPTY_TREE, DraftTree
+from diffuspec.models.heads.features import FeatureStore
+
+
+def state_of(token_ids: Sequence[int]) -> list[float]:
+    """Return the state of the last of some tokens: it depends on all of them."""
+    return [float(sum(token_ids)), float(len(token_ids))]
+
+
+def observation(
+    prefix: Sequence[int],
+    num_cached: int = 0,
+    tree: DraftTree = EMPTY_TREE,
+    accepted: tuple[int, ...] = (),
+) -> Observation:
+    rows = [state_of(prefix[: end + 1]) for end in range(num_cached, len(prefix))]
+    paths: list[list[int]] = []
+    for parent, token_id in zip(tree.parents, tree.token_ids, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else prefix), token_id])
+        rows.append(state_of(paths[-1]))
+    states = torch.tensor(rows).reshape(len(rows), 2)
+    none = np.zeros((1 + tree.num_nodes, 0), np.int32)
+    tokens = np.array(prefix, np.int32)
+    told = [0] * (1 + tree.num_nodes)
+    return Observation(tokens, tree, told, accepted, none, num_cached, (states,))
+
+
+def assert_known(store: FeatureStore, prefix: Sequence[int], first: int = 0) -> None:
+    found = store.find(np.array(prefix, np.int32))
+    assert found is not None and found.first == first
+    expected = [state_of(prefix[: end + 1]) for end in range(first, len(prefix) - 1)]
+    assert found.states.tolist() == expected
+
+
+def is_known(store: FeatureStore, prefix: Sequence[int]) -> bool:
+    return store.find(np.array(prefix, np.int32)) is not None
+
+
+def test_the_states_of_a_prefix_grow_with_what_is_accepted() -> None:
+    store = FeatureStore(2)
+    store.add(observation([5, 6, 7]))
+    assert_known(store, [5, 6, 7, 8])
+    store.add(observation([5, 6, 7, 8], 3, DraftTree((1, 9, 2, 4), (-1, -1, 1, 2)), (1, 2)))
+    assert_known(store, [5, 6, 7, 8, 9, 2, 3])
+    assert_known(store, [5, 6, 7, 8, 9])
+    assert not is_known(store, [5, 6, 7, 8, 1, 3]), "it was not accepted"
+    assert not is_known(store, [5, 6, 7, 8, 9, 2, 4, 3]), "it was not accepted"
+    for length in range(7, 40):
+        store.add(observation([5, 6, 7, 8, 9, 2, 3, *range(7, length)], length - 1))
+    assert_known(store, [5, 6, 7, 8, 9, 2, 3, *range(7, 40)])
+
+
+def test_a_prefix_that_begins_like_another_has_its_states() -> None:
+    store = FeatureStore(2)
+    store.add(observation([5, 6, 7, 8]))
+    store.add(observation([5, 6, 1], 2))
+    assert_known(store, [5, 6, 1, 3])
+    assert_known(store, [5, 6, 7, 8, 3])
+
+
+def test_states_are_known_from_where_the_target_was_first_observed() -> None:
+    store = FeatureStore(2)
+    store.add(observation([5, 6, 7, 8], 2))
+    assert not is_known(store, [5, 6, 7][:2]) and not is_known(store, [5, 6, 1])
+    assert_known(store, [5, 6, 7, 8, 9], first=2)
+    store.add(observation([5, 6, 7, 8, 9], 4))
+    assert_known(store, [5, 6, 7, 8, 9, 1], first=2)
+    store.add(observation([4, 6, 7, 8], 2))
+    assert_known(store, [4, 6, 7, 8, 9], first=2)
+
+
+def test_the_sequences_used_last_are_kept() -> None:
+    store = FeatureStore(2)
+    for token_id in (1, 2):
+        store.add(observation([token_id, 6]))
+    assert is_known(store, [1, 6, 7])
+    store.add(observation([3, 6]))
+    assert [is_known(store, [token_id, 6, 7]) for token_id in (1, 2, 3)] == [True, False, True]
+
+
+def test_the_last_state_alone_is_kept_where_no_other_is_needed() -> None:
+    store = FeatureStore(2, keeps_all=False)
+    store.add(observation([5, 6, 7]))
+    assert_known(store, [5, 6, 7, 8], first=2)
+    store.add(observation([5, 6, 7, 8], 3, DraftTree((9,), (-1,)), (0,)))
+    assert_known(store, [5, 6, 7, 8, 9, 4], first=4)
+    assert not is_known(store, [5, 6, 7, 8])
+
+
+def test_an_observation_that_comes_twice_changes_nothing() -> None:
+    store = FeatureStore(2)
+    for _ in range(2):
+        store.add(observation([5, 6, 7]))
+        store.add(observation([5, 6, 7, 8], 3))
+    assert_known(store, [5, 6, 7, 8, 9])
