@@ -20,6 +20,7 @@ from tests.support.checkpoints import CHAT_TEMPLATE, byte_tokenizer
 MODEL = ServedModel("a-model", 0, 512, 258, SpeculationParams(max_nodes=7))
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+NAMED_TOOL = {"type": "function", "function": {"name": "another"}}
 
 
 def chat(**keys: object) -> Job:
@@ -85,8 +86,12 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"chat_template": "x"}, "chat_template"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"tool_choice": "required", "tools": [WEATHER]}, "tool_choice"),
-        ({"parallel_tool_calls": False, "tools": [WEATHER]}, "parallel_tool_calls"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "any", "tools": [WEATHER]}, "tool_choice"),
+        ({"tool_choice": NAMED_TOOL, "tools": [WEATHER]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [WEATHER], "guided_regex": "a"}, "tool_choice"),
+        ({"guided_regex": "a", "tools": [WEATHER]}, "tools"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
         ({"speculation": {"policy": "best"}}, "speculation.policy"),
         ({"speculation": {"tokens": 5}}, "speculation"),

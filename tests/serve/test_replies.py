@@ -56,18 +56,31 @@ def test_a_call_of_a_tool_takes_the_place_of_its_text():
     }
 
 
-def test_calls_are_streamed_whole_and_numbered():
+def test_calls_are_streamed_in_parts_and_numbered():
     reply = reply_to(CHAT, tools=TOOLS)
-    chunks = [reply.chunk(0, output(CALL[:9])), reply.chunk(0, output(CALL[9:] + CALL))]
+    chunks = [reply.chunk(0, output(CALL[:50])), reply.chunk(0, output(CALL[50:] + CALL))]
     chunks.append(reply.chunk(0, output("", is_last=True)))
     choices = [chunk["choices"][0] for chunk in chunks if chunk is not None]
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
-    assert [(call["index"], call["function"]["name"]) for call in calls] == [
-        (0, "weather"),
-        (1, "weather"),
+    names = [call["function"].get("name") for call in calls]
+    assert names == ["weather", None, None, "weather", None]
+    assert [call["index"] for call in calls] == [0, 0, 0, 1, 1]
+    assert [call["id"] for call in calls if "id" in call] == [
+        "call_chatcmpl-7-0-0",
+        "call_chatcmpl-7-0-1",
     ]
+    for index in (0, 1):
+        parts = [one["function"]["arguments"] for one in calls if one["index"] == index]
+        assert "".join(parts) == '{"city": "Ulm"}'
     assert not any(choice["delta"].get("content") for choice in choices)
     assert choices[-1]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_that_the_request_names_ends_with_stop_as_openai_has_it():
+    reply = reply_to(CHAT, tools=TOOLS, is_call_named=True)
+    reply.add(0, output(CALL, is_last=True))
+    [choice] = reply.whole()["choices"]
+    assert choice["finish_reason"] == "stop" and choice["message"]["content"] is None
 
 
 def test_without_tools_a_call_is_text():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffuspec.serve.openai.tools import Call, CallReader, Piece
+from diffuspec.serve.openai.tools import Call, CallPart, CallReader, Piece, calls_in
 
 ONE = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 CALL = Call("weather", '{"city": "Köln"}')
@@ -19,19 +19,33 @@ TEXTS = [
     ('<tool_call>{"name": "f", "arguments": "{}"}', [Call("f", "{}")]),
     ("<tool_call>nonsense</tool_call>", ["<tool_call>nonsense</tool_call>"]),
     ('<tool_call>{"name": 1}</tool_call>!', ['<tool_call>{"name": 1}</tool_call>!']),
+    (
+        '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>\\"}"}}</tool_call>',
+        [Call("f", '{"a": "</tool_call>\\"}"}')],
+    ),
+    (f'<tool_call>{{"name": "f", "arguments": {{bad</tool_call>{ONE}', [Call("f", "{bad"), CALL]),
+    ('<tool_call>{"arguments": {"a": 1}, "name": "f"}</tool_call>', [Call("f", '{"a": 1}')]),
+    ('<tool_call>{"name": "f", "arguments": {"a": "x', [Call("f", '{"a": "x')]),
+    ('<tool_call>{"name": "f', ['<tool_call>{"name": "f']),
     ("ends with <tool_", ["ends with <tool_"]),
     ("", []),
 ]
 
 
-def joined(pieces: list[Piece]) -> list[Piece]:
-    """The pieces with neighbouring texts made one."""
-    found: list[Piece] = []
+def joined(pieces: list[Piece]) -> list[str | Call]:
+    """The pieces with those of one text, or of one call, made one."""
+    found: list[str | Call] = []
     for piece in pieces:
-        if isinstance(piece, str) and found and isinstance(found[-1], str):
-            found[-1] += piece
-        else:
+        latest = found[-1] if found else None
+        if isinstance(piece, str) and isinstance(latest, str):
+            found[-1] = latest + piece
+        elif isinstance(piece, str):
             found.append(piece)
+        elif piece.name is not None:
+            found += calls_in([piece])
+        else:
+            assert isinstance(latest, Call), "more of a call comes right after it"
+            found[-1] = Call(latest.name, latest.arguments + piece.arguments)
     return found
 
 
@@ -49,3 +63,11 @@ def test_text_that_cannot_begin_a_call_is_not_held_back():
     reader = CallReader()
     assert reader.read("one < two <tool") == ["one < two"]
     assert reader.read("kit> three") == [" <toolkit> three"]
+
+
+def test_arguments_are_passed_on_as_they_are_written():
+    reader = CallReader()
+    assert reader.read('<tool_call>{"name": "f", "argu') == []
+    assert reader.read('ments": {"a": [1') == [CallPart("f", ""), CallPart(None, '{"a": [1')]
+    assert reader.read("]}") == [CallPart(None, "]}")]
+    assert reader.read("}</tool_") == reader.read("call>") == []

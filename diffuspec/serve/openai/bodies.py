@@ -68,6 +68,15 @@ class Tool(Part):
     function: Function
 
 
+class FunctionName(Part):
+    name: str
+
+
+class NamedTool(Part):
+    type: Literal["function"]
+    function: FunctionName
+
+
 class StreamOptions(Part):
     include_usage: bool = Field(False, description="End with a chunk that has the usage.")
     continuous_usage_stats: bool = Field(False, description="Have the usage in every chunk.")
@@ -105,9 +114,12 @@ class ChatBody(Body):
         description="Add that many of the likeliest tokens in its place.",
     )
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: str | dict[str, Any] | None = Field(
-        None, description="none or auto; a call cannot be demanded."
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None,
+        description="required demands calls, an object the call of the function that it names; "
+        "their arguments fit the schemas of the functions.",
     )
+    parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
 
 
 def _check_prompt(given: object) -> object:

@@ -22,6 +22,7 @@ from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.bodies import Body, ChatBody, CompletionBody, Message, ToolCall
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.forms import WORDS, read_form
+from diffuspec.serve.openai.tool_forms import read_tools
 from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.text.prompt import encode_prompt
 
@@ -52,6 +53,7 @@ class Job:
     echo: bool = False
     return_token_ids: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()  # of a chat; calls are found in the answer
+    is_call_named: bool = False  # the answer is a call of the function that the request names
 
     @property
     def reports_drafts(self) -> bool:
@@ -132,27 +134,17 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
     max_tokens = body.max_tokens or body.max_completion_tokens
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    sampling = _sampling(body, num_logprobs, max_tokens or model.max_model_len)
+    use = read_tools(body, sampling.structured_output)
     return Job(
         endpoint="/v1/chat/completions",
         prompts=([_plain_message(message) for message in body.messages],),
-        sampling=_sampling(body, num_logprobs, max_tokens or model.max_model_len),
+        sampling=replace(sampling, structured_output=use.form),
         max_tokens=max_tokens,
-        tools=_tools(body),
+        tools=use.tools,
+        is_call_named=use.is_named,
         **_common(body, model),
     )
-
-
-def _tools(body: ChatBody) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools that the model is told of."""
-    if body.tool_choice not in (None, "none", "auto"):
-        raise BadRequestError(
-            "tool_choice must be none or auto", "tool_choice", "unsupported_parameter"
-        )
-    if not body.tools and body.tool_choice == "auto":
-        raise BadRequestError("tool_choice needs tools", "tool_choice")
-    if not body.tools or body.tool_choice == "none":
-        return ()
-    return tuple(tool.model_dump(exclude_none=True) for tool in body.tools)
 
 
 def _completion(body: CompletionBody, model: ServedModel) -> Job:

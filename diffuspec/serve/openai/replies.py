@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput, TokenLogprobs
@@ -11,7 +12,7 @@ from diffuspec.serve.openai.answers import Answer, usage
 from diffuspec.serve.openai.parsing import Generation, Job
 from diffuspec.serve.openai.steps import describe_step
 from diffuspec.serve.openai.token_texts import TokenTexts
-from diffuspec.serve.openai.tools import Call, CallReader
+from diffuspec.serve.openai.tools import CallPart, CallReader, calls_in
 
 
 class Reply(ABC):
@@ -118,12 +119,10 @@ class ChatReply(Reply):
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
         index = answer.generation.index
-        said = self._said(index, answer.text, is_last=True)
-        for call in said.get("tool_calls", ()):
-            del call["index"]  # chunks only have it
+        message = self._message(index, answer.text)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "refusal": None, **said},
+            "message": {"role": "assistant", "refusal": None, **message},
             "logprobs": self._logprobs(answer.token_ids, answer.logprobs),
             "finish_reason": self._finish_reason(index, answer.finish_reason),
         }
@@ -144,28 +143,54 @@ class ChatReply(Reply):
             choice["token_ids"] = output.token_ids
         return choice
 
+    def _message(self, index: int, text: str) -> dict[str, Any]:
+        """Return the content and the calls of a whole answer."""
+        if not self._job.tools:
+            return {"content": text}
+        reader = self._readers[index]
+        pieces = [*reader.read(text), *reader.finish()]
+        content = "".join(piece for piece in pieces if isinstance(piece, str))
+        calls = [
+            {"id": self._call_id(index, place), "type": "function", "function": asdict(call)}
+            for place, call in enumerate(calls_in(pieces))
+        ]
+        self._num_calls[index] = len(calls)
+        return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+
     def _said(self, index: int, text: str, *, is_last: bool) -> dict[str, Any]:
-        """Return the content and the calls that a part of an answer completes."""
+        """Return the content and the parts of calls that a part of an answer completes."""
         if not self._job.tools:
             return {"content": text}
         reader = self._readers[index]
         pieces = reader.read(text) + (reader.finish() if is_last else [])
         content = "".join(piece for piece in pieces if isinstance(piece, str))
-        calls = [self._describe_call(index, piece) for piece in pieces if isinstance(piece, Call)]
-        return {"content": content or None, "tool_calls": calls} if calls else {"content": content}
+        parts = [self._call_delta(index, one) for one in pieces if isinstance(one, CallPart)]
+        if not parts:
+            return {"content": content}
+        return ({"content": content} if content else {}) | {"tool_calls": parts}
 
-    def _describe_call(self, index: int, call: Call) -> dict[str, Any]:
+    def _call_delta(self, index: int, part: CallPart) -> dict[str, Any]:
+        if part.name is None:
+            return {
+                "index": self._num_calls[index] - 1,
+                "function": {"arguments": part.arguments},
+            }
         place = self._num_calls[index]
         self._num_calls[index] += 1
         return {
             "index": place,
-            "id": f"call_{self._head['id']}-{index}-{place}",
+            "id": self._call_id(index, place),
             "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
+            "function": {"name": part.name, "arguments": part.arguments},
         }
 
+    def _call_id(self, index: int, place: int) -> str:
+        return f"call_{self._head['id']}-{index}-{place}"
+
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
-        has_called = reason == FinishReason.STOP and self._num_calls[index] > 0
+        """Return OpenAI's reason: a call that the request itself names ends with stop."""
+        may_tell = reason == FinishReason.STOP and not self._job.is_call_named
+        has_called = may_tell and self._num_calls[index] > 0
         return "tool_calls" if has_called else reason
 
     def _logprobs(

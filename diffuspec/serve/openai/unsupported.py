@@ -37,7 +37,7 @@ _NEUTRAL: dict[str, object] = {
     "include_stop_str_in_output": False,
     "length_penalty": 1,
     "modalities": ["text"],
-    "parallel_tool_calls": True,
+    "parallel_tool_calls": True,  # of a text, which has no tools
     "prediction": {},
     "priority": 0,
     "prompt_logprobs": 0,

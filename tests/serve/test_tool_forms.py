@@ -1,0 +1,88 @@
+"""Grammars of answers that may or must have calls, over the tokens of the embedded target."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import StructuredOutput
+from diffuspec.pairs.tiny import TARGET
+from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.parsing import parse
+from diffuspec.text.grammars import grammars_of
+from diffuspec.text.tokenizer import load_tokenizer
+
+INFO = TargetInfo(vocab_size=4095, max_model_len=512, max_sequences=2, eos_token_ids=(2,))
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"$ref": "#/$defs/city"}, "days": {"type": "integer"}},
+            "required": ["city"],
+            "additionalProperties": False,
+            "$defs": {"city": {"enum": ["Ulm", "Köln"]}},
+        },
+    },
+}
+STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+CLOCK = {"type": "function", "function": {"name": "clock"}}
+NAMED = {"type": "function", "function": {"name": "clock"}}
+
+ULM = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>'
+ROME = ULM.replace("Ulm", "Rome")
+TIME = '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>'
+LATE = TIME.replace("{}", '{"at": 5}')
+ANOTHER = TIME.replace("clock", "calendar")
+REQUIRED: dict[str, Any] = {"tool_choice": "required"}
+ONE: dict[str, Any] = {"parallel_tool_calls": False}
+
+
+def form_of(*tools: Any, **keys: object) -> StructuredOutput | None:
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [*tools], **keys}
+    model = ServedModel("a-model", 0, 512, INFO.vocab_size)
+    return parse("/v1/chat/completions", body, model).sampling.structured_output
+
+
+def is_whole(form: StructuredOutput | None, text: str) -> bool:
+    """Whether an answer of this form may be this text."""
+    assert form is not None
+    matcher = grammars_of(TARGET, INFO).compile(form)
+    encoded = load_tokenizer(TARGET).backend_tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(encoded.ids) == len(encoded.ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    ("keys", "right", "wrong"),
+    [
+        (REQUIRED, [ULM, TIME, f"{ULM}\n{TIME}"], ["", "Hi", ROME, LATE, ANOTHER, f"{ULM} so"]),
+        (REQUIRED | ONE, [ULM, TIME], [f"{ULM}\n{TIME}"]),
+        ({"tool_choice": NAMED}, [TIME], [ULM, f"{TIME}\n{TIME}", "Hi"]),
+        ({}, ["Hi <b>", ULM, f"Hi. {ULM}", f"{LATE}\n{ULM}\n"], [ROME, f"Hi. {ROME}", ANOTHER]),
+        (ONE, ["Hi", f"Hi. {ULM}"], [f"{ULM}{ULM}", f"{ULM} so"]),
+        ({"response_format": {"type": "json_object"}}, ['{"a": 1}', ULM], ["Hi", f"Hi. {ULM}"]),
+    ],
+)
+def test_answers_have_the_calls_that_they_may_and_must_have(keys, right, wrong):
+    form = form_of(STRICT, CLOCK, **keys)
+    assert [text for text in right if not is_whole(form, text)] == []
+    assert [text for text in wrong if is_whole(form, text)] == []
+
+
+def test_a_function_that_is_not_strict_may_be_called_with_any_object():
+    assert is_whole(form_of(WEATHER, CLOCK, **ONE), ROME)
+    assert form_of(WEATHER, CLOCK) is None
+    assert form_of(STRICT, tool_choice="none") is None
+
+
+def test_tools_that_make_too_large_a_grammar_are_refused_by_name():
+    many = {"enum": [f"city number {number}" for number in range(5000)]}
+    large = {"type": "function", "function": {"name": "f", "parameters": {"properties": many}}}
+    with pytest.raises(BadRequestError, match="too many or too long") as caught:
+        form_of(large, tool_choice="required")
+    assert caught.value.param == "tools" and "city" not in json.dumps(str(caught.value))
