@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.http import errors
+from diffuspec.serve.http.api_docs import add_api_docs
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge
 from diffuspec.serve.http.keys import Keys
@@ -51,7 +52,13 @@ def create_app(
     Raises ConfigError for a file of keys that cannot be read.
     """
     keys = None if settings.api_keys is None else Keys(settings.api_keys)
-    app = FastAPI(title="diffuspec", version=package_version(), lifespan=lifespan, redoc_url=None)
+    app = FastAPI(
+        title="diffuspec",
+        version=package_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
     errors.install(app)
     app.state.series = series = HttpSeries()
     app.add_middleware(Edge, settings=settings, keys=keys)
@@ -59,6 +66,7 @@ def create_app(
     _add_completions(app, Completions(backend, settings))
     _add_models(app, backend)
     _add_health(app, backend, series)
+    add_api_docs(app)
     if settings.playground:
         add_playground(app)
     return app

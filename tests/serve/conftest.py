@@ -10,6 +10,7 @@ from openai import OpenAI
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import tiny_config
 from diffuspec.serve.settings import ServeSettings
+from tests.support.browser import Page, open_page
 from tests.support.service import Service, serving
 
 
@@ -23,3 +24,16 @@ def service() -> Iterator[Service]:
 def client(service: Service) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Page]:
+    with open_page() as page:
+        yield page
+
+
+@pytest.fixture
+def page(browser: Page) -> Page:
+    """The page of one browser for all tests, without problems so far."""
+    browser.problems.clear()
+    return browser

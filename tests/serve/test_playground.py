@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from diffuspec.serve.settings import ServeSettings
-from tests.support.browser import CHROMIUM, Page, open_page
+from tests.support.browser import CHROMIUM, Page
 from tests.support.service import MODEL, Service, fake_engine, http_client
 
 PAGE = files("diffuspec.serve").joinpath("playground")
@@ -68,16 +68,15 @@ def test_scripts_are_valid(script: str):
 @pytest.mark.process
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
 def test_a_browser_shows_the_same_tokens_with_and_without_speculation(
-    service: Service, client: OpenAI
+    service: Service, client: OpenAI, page: Page
 ):
-    with open_page() as page:
-        _run(page, service)
-        assert "same tokens: yes" in page.evaluate("document.querySelector('#verdict').innerText")
-        shown = page.evaluate(
-            "[...document.querySelectorAll('#drafted .token')].map(one => one.innerText).join('')"
-        )
-        _open_a_tree(page)
-        assert page.problems == []
+    _run(page, service)
+    assert "same tokens: yes" in page.evaluate("document.querySelector('#verdict').innerText")
+    shown = page.evaluate(
+        "[...document.querySelectorAll('#drafted .token')].map(one => one.innerText).join('')"
+    )
+    _open_a_tree(page)
+    assert page.problems == []
     messages: Any = [{"role": "user", "content": STORY}]
     plain = {"speculation": "off"}
     reply = client.chat.completions.create(

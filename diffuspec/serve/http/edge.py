@@ -23,11 +23,6 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ready")
 _LINGER_SECONDS = 2.0  # to read what is left of a refused body, so that the client reads the answer
-_CDN = "https://cdn.jsdelivr.net"
-_DOCS_POLICY = (  # of the page that FastAPI makes
-    f"default-src 'none'; script-src {_CDN} 'unsafe-inline'; style-src {_CDN}; "
-    "img-src https://fastapi.tiangolo.com data:; connect-src 'self'; frame-ancestors 'none'"
-)
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -124,7 +119,6 @@ class _Exchange:
         self._is_read = scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE")
         self.is_begun = False  # the response
         self._state = scope.setdefault("state", {})
-        self._is_docs = scope["path"] == "/docs"
         self._use_id(uuid.uuid4().hex)
 
     def check_id(self) -> None:
@@ -151,8 +145,6 @@ class _Exchange:
             await self._linger()
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self._id
-            if self._is_docs:
-                headers["content-security-policy"] = _DOCS_POLICY
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
             if not self._is_read:

@@ -1,0 +1,35 @@
+"""The page at /docs, which needs no other server."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.support.browser import CHROMIUM, Page
+from tests.support.service import Service, fake_engine, http_client
+
+
+async def test_the_page_loads_only_what_the_service_has_itself():
+    async with http_client(fake_engine()) as client:
+        page = await client.get("/docs")
+        parts = re.findall(r'(?:src|href)="(docs/[^"]+)"', page.text)
+        for part in parts:
+            assert (await client.get(f"/{part}")).status_code == 200, part
+        assert (await client.get("/docs/core.py")).status_code == 404
+        policy = (await client.get(f"/{parts[0]}")).headers["content-security-policy"]
+    assert len(parts) == 3 and "http" not in page.text
+    assert policy == page.headers["content-security-policy"]
+    assert "script-src 'self';" in policy and "http" not in policy
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_a_browser_shows_the_endpoints(service: Service, page: Page):
+    page.open(f"{service.url}/docs")
+    page.wait_for("document.querySelectorAll('.opblock-summary-path').length > 5")
+    paths = page.evaluate(
+        "[...document.querySelectorAll('.opblock-summary-path')].map(one => one.innerText).join()"
+    )
+    assert "completions" in paths
+    assert page.problems == []
