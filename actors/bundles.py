@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actors.placement_settings import NodeSettings, Strategy, round_share
-from actors.settings import PipelineConfig
+from actors.settings import DrafterProcess, PipelineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +38,19 @@ def make_bundles(config: PipelineConfig) -> tuple[Bundle, ...]:
     num_ranks = verifier.tensor_parallel
     return (
         _bundle("coordinator", coordinator.num_cpus, coordinator.num_gpus, coordinator.node),
-        *(_drafter_bundle(config, index) for index in range(config.num_drafters)),
+        *(_drafter_bundle(config, process) for process in config.drafter_processes),
         _bundle(
             "verifier", num_ranks * verifier.num_cpus, num_ranks * verifier.num_gpus, verifier.node
         ),
     )
 
 
-def _drafter_bundle(config: PipelineConfig, index: int) -> Bundle:
-    drafter, scorer = config.placement.drafter, config.placement.path_scorer
+def _drafter_bundle(config: PipelineConfig, process: DrafterProcess) -> Bundle:
+    drafter, scorer = process.settings, config.placement.path_scorer
     num_cpus, num_gpus = drafter.num_cpus, drafter.num_gpus
-    if config.has_path_scorers:
-        num_cpus, num_gpus = num_cpus + scorer.num_cpus, config.placement.shared_gpus
-    return _bundle(f"drafter {index}", num_cpus, num_gpus, drafter.node)
+    if process.needs_path_scorer:
+        num_cpus, num_gpus = num_cpus + scorer.num_cpus, config.placement.shared_gpus(drafter)
+    return _bundle(process.role, num_cpus, num_gpus, drafter.node)
 
 
 def _bundle(name: str, num_cpus: float, num_gpus: float, node: NodeSettings) -> Bundle:

@@ -102,8 +102,8 @@ class Pipeline:
         try:
             self._coordinator = coordinator = CoordinatorSupervisor(placement)
             self._drafters = tuple(
-                DrafterSupervisor(index, placement, coordinator)
-                for index in range(self.config.num_drafters)
+                DrafterSupervisor(process, placement, coordinator)
+                for process in self.config.drafter_processes
             )
             for drafter in self._drafters:
                 drafter.supervise()
@@ -231,7 +231,7 @@ class Pipeline:
         reports = [_report("coordinator", actor, self.address, coordinator.problem)]
         for one in self._drafters:
             roles = [(one.name, one.drafter)]
-            if self.config.has_path_scorers:
+            if one.process.needs_path_scorer:
                 roles.append((one.scorer_name, one.scorer))
             for name, role in roles:
                 reports.append(_report(name, role, role.ready if role else "", one.problem))
@@ -269,14 +269,15 @@ class Pipeline:
             self._is_draining = False
 
     async def _test_drafting(self) -> None:
-        """Have one prompt answered with drafts, if there is a drafter."""
-        if not any(drafter.problem == "" for drafter in self._drafters):
-            return
-        actor = (await self.coordinator.serving()).actor
-        try:
-            await actor.call("test_drafting", seconds=self.config.deadlines.start_seconds)
-        except DrafterError as error:
-            logger.warning("the first answer was decoded plainly: %s", error)
+        """Have a prompt answered with drafts of every drafter that has a process."""
+        names = [one.process.drafter for one in self._drafters if one.problem == ""]
+        for name in dict.fromkeys(names):
+            actor = (await self.coordinator.serving()).actor
+            try:
+                seconds = self.config.deadlines.start_seconds
+                await actor.call("test_drafting", name, seconds=seconds)
+            except DrafterError as error:
+                logger.warning("the first answer was decoded plainly: %s: %s", name, error)
 
     async def _client(self) -> RemoteCoordinator:
         """Return a client of the coordinator. Raises ActorLostError if none serves in time."""

@@ -26,7 +26,7 @@ from actors.roles.coordinator import CoordinatorActor
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
-from actors.settings import PipelineConfig
+from actors.settings import DrafterProcess, PipelineConfig
 from diffuspec.core.errors import ConfigError, DiffuspecError
 from diffuspec.telemetry import logs
 from diffuspec.telemetry.trace import numbered
@@ -110,19 +110,19 @@ class Placement:
         make = self._remote(CoordinatorActor, role, _COORDINATOR_BUNDLE, _threads(role))
         return make(config, self.token)
 
-    def create_drafter(self, index: int) -> Handle:
-        role = self.config.placement.drafter
-        make = self._remote(DrafterActor, role, 1 + index, _threads(role) | _gpus(role))
-        return make(self.config, self.token)
+    def create_drafter(self, process: DrafterProcess) -> Handle:
+        role = process.settings
+        make = self._remote(DrafterActor, role, 1 + process.index, _threads(role) | _gpus(role))
+        return make(self.config, self.token, process.drafter)
 
-    def create_path_scorer(self, index: int) -> Handle:
+    def create_path_scorer(self, process: DrafterProcess) -> Handle:
         role = self.config.placement.path_scorer
-        make = self._remote(PathScorerActor, role, 1 + index, _threads(role) | _gpus(role))
+        make = self._remote(PathScorerActor, role, 1 + process.index, _threads(role) | _gpus(role))
         return make(self.config, self.token)
 
     def create_rank(self, rank: int) -> Handle:
         role = self.config.placement.verifier
-        bundle = 1 + self.config.num_drafters
+        bundle = 1 + len(self.config.drafter_processes)
         make = self._remote(VerifierRank, role, bundle, _threads(role) | _gpus(role))
         return make(self.config, self.token, rank)
 

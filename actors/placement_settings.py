@@ -105,7 +105,7 @@ class CoordinatorSettings(RoleSettings):
 class DrafterSettings(RoleSettings):
     """Each drafter. A path scorer runs beside it, on the same GPU if it has a share of one."""
 
-    count: int = Field(1, ge=1, le=64, description="Number of drafters.")
+    count: int = Field(1, ge=1, le=64, description="Processes of a drafter, each with its model.")
     node: NodeSettings = Field(NodeSettings(), description=_NODE)
 
 
@@ -139,7 +139,12 @@ class PlacementSettings(Section):
         CoordinatorSettings(), description="Resources of the coordinator."
     )
     drafter: DrafterSettings = Field(
-        DrafterSettings(), description="Number of drafters, and resources of each."
+        DrafterSettings(),
+        description="Number of processes of each drafter that has a model, and resources of each; "
+        "others draft in the process of the coordinator or of the verifier.",
+    )
+    drafters: dict[str, DrafterSettings] = Field(
+        {}, description="The same for drafters by name, instead of the section drafter."
     )
     path_scorer: RoleSettings = Field(
         RoleSettings(),
@@ -152,10 +157,15 @@ class PlacementSettings(Section):
 
     @model_validator(mode="after")
     def _drafter_and_scorer_share(self) -> Self:
-        _check_gpus("drafter.num_gpus and path_scorer.num_gpus together", self.shared_gpus)
+        named = {f"drafters.{name}": settings for name, settings in self.drafters.items()}
+        for section, settings in {"drafter": self.drafter, **named}.items():
+            what = f"{section}.num_gpus and path_scorer.num_gpus together"
+            _check_gpus(what, self.shared_gpus(settings))
         return self
 
-    @property
-    def shared_gpus(self) -> float:
-        """GPUs of a drafter's bundle."""
-        return round_share(self.drafter.num_gpus + self.path_scorer.num_gpus)
+    def of_drafter(self, name: str) -> DrafterSettings:
+        return self.drafters.get(name, self.drafter)
+
+    def shared_gpus(self, drafter: DrafterSettings) -> float:
+        """Return the GPUs of a drafter's bundle with a path scorer."""
+        return round_share(drafter.num_gpus + self.path_scorer.num_gpus)

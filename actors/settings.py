@@ -6,15 +6,17 @@ Everything has a default but the models, so that `engine: {preset: tiny}` is a w
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
-from actors.placement_settings import PlacementSettings
+from actors.placement_settings import DrafterSettings, PlacementSettings
 from diffuspec.core.config import EngineConfig
+from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.validation import FilePath, Section, read_yaml, validate
-from diffuspec.drafters import kind_of
+from diffuspec.drafters import Home, kind_of
 from diffuspec.pairs import find_pair
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
@@ -106,6 +108,28 @@ class RpcSettings(Section):
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class DrafterProcess:
+    """A process that drafts, in a bundle of its own, with a path scorer beside it if it needs one.
+
+    With several drafters their names tell processes apart, otherwise their numbers do.
+    """
+
+    index: int  # of its bundle among those of drafters
+    drafter: str  # the name that requests choose
+    number: str  # "0", or "sps 0" with several drafters
+    settings: DrafterSettings
+    needs_path_scorer: bool
+
+    @property
+    def role(self) -> str:
+        return f"drafter {self.number}"
+
+    @property
+    def scorer_role(self) -> str:
+        return f"path scorer {self.number}"
+
+
 class PipelineConfig(Section):
     """Everything a deployment needs."""
 
@@ -130,9 +154,14 @@ class PipelineConfig(Section):
     def _gpus_where_models_want_them(self) -> Self:
         placement, engine = self.placement, self.engine
         wanted = [("verifier", placement.verifier.num_gpus, engine.target.device, "target")]
-        drafter: Any = engine.drafter
-        if drafter is not None and kind_of(drafter).has_model:
-            wanted += [("drafter", placement.drafter.num_gpus, drafter.device, "drafter")]
+        drafter: Any
+        for name, drafter in engine.named_drafters.items():
+            kind, section = kind_of(drafter), engine.section_of(name)
+            if kind.has_model and kind.home == "verifier":
+                wanted.append(("verifier", placement.verifier.num_gpus, drafter.device, section))
+            elif kind.has_model:
+                role = f"drafters.{name}" if name in placement.drafters else "drafter"
+                wanted.append((role, placement.of_drafter(name).num_gpus, drafter.device, section))
         for role, num_gpus, device, section in wanted:
             if num_gpus == 0 and device == "cuda":
                 raise ValueError(
@@ -141,36 +170,51 @@ class PipelineConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _no_gpu_without_a_model(self) -> Self:
-        drafter, num_gpus = self.engine.drafter, self.placement.drafter.num_gpus
-        if drafter is not None and num_gpus and not kind_of(drafter).has_model:
+    def _no_place_without_a_process(self) -> Self:
+        names, placement = self.drafters_in("process"), self.placement
+        for name in placement.drafters:
+            if name not in names:
+                known = ", ".join(names) or "none"
+                raise ValueError(
+                    f"placement.drafters.{name}: the drafters with processes of their own are "
+                    f"{known}"
+                )
+        num_gpus = placement.drafter.num_gpus
+        if num_gpus and self.engine.drafter is not None and not names:
+            kinds = ", ".join(one.kind for one in self.engine.named_drafters.values())
             raise ValueError(
-                f"a drafter of the kind {drafter.kind} has no model: placement.drafter.num_gpus "
-                f"must be 0, got {num_gpus:g}"
+                f"drafters of the kind {kinds} have no process of their own: "
+                f"placement.drafter.num_gpus must be 0, got {num_gpus:g}"
             )
         return self
 
     @model_validator(mode="after")
-    def _drafters_of_their_own(self) -> Self:
-        drafter = self.engine.drafter
-        if self.engine.drafters:
-            raise ValueError("engine.drafters: a pipeline has one kind of drafter, engine.drafter")
-        if drafter is not None and kind_of(drafter).observes:
+    def _none_that_observes(self) -> Self:
+        for name, drafter in self.drafters_in("verifier").items():
             raise ValueError(
-                f"a drafter of the kind {drafter.kind} observes the target, and works in one "
-                "process with it: use an engine without a pipeline"
+                f"engine.{self.engine.section_of(name)}: a drafter of the kind {drafter.kind} "
+                "observes the target, and works in one process with it: use an engine without a "
+                "pipeline"
             )
         return self
 
     @property
-    def num_drafters(self) -> int:
-        """0 for plain decoding: there is no drafter in the engine's configuration."""
-        return 0 if self.engine.drafter is None else self.placement.drafter.count
+    def drafter_processes(self) -> tuple[DrafterProcess, ...]:
+        """The processes that draft, those of one name after each other; none: none is needed."""
+        names = self.engine.named_drafters
+        found: list[DrafterProcess] = []
+        for name, drafter in self.drafters_in("process").items():
+            settings = self.placement.of_drafter(name)
+            for copy in range(settings.count):
+                number = f"{name} {copy}" if len(names) > 1 else str(copy)
+                needs_scorer = kind_of(drafter).needs_path_scorer
+                found.append(DrafterProcess(len(found), name, number, settings, needs_scorer))
+        return tuple(found)
 
-    @property
-    def has_path_scorers(self) -> bool:
-        """Whether each drafter has a path scorer beside it."""
-        return self.engine.drafter is not None and kind_of(self.engine.drafter).needs_path_scorer
+    def drafters_in(self, home: Home) -> dict[str, DrafterConfig]:
+        """Return the drafters that run in processes of that kind, by name."""
+        named = self.engine.named_drafters.items()
+        return {name: one for name, one in named if kind_of(one).home == home}
 
     def limits(self, max_step_seconds: float) -> RpcLimits:
         """Return the bounds of the wire for a role with steps of up to `max_step_seconds`."""

@@ -7,7 +7,7 @@ import socket
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from actors.settings import PipelineConfig
+from actors.settings import DrafterProcess, PipelineConfig
 from diffuspec.core.errors import ConfigError
 
 Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
@@ -22,10 +22,11 @@ _NEEDED = {
 _OPTIONAL = {
     "verifier": ("--rank", "--meeting-point"),
     "path_scorer": (),
-    "drafter": (),
+    "drafter": ("--name",),
     "coordinator": ("--drafter", "--metrics-port"),
 }
 _HOST_PORT = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[0-9a-fA-F:.%]+\]):(?P<port>[0-9]{1,5})")
+_NO_PROCESS = "no drafter that is configured has its own process"
 _MAX_PORT = 65_535
 _REACH_SECONDS = 5.0
 
@@ -38,7 +39,8 @@ class Addresses:
     port: int = 0
     verifier: str = ""
     path_scorer: str = ""
-    drafters: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ()  # each with "NAME=" before it if several have processes
+    name: str = ""  # of a drafter
     rank: int = 0  # of a verifier
     meeting_point: str = ""  # of a verifier's ranks
     metrics_port: int | None = None  # of a coordinator, on loopback
@@ -49,12 +51,13 @@ class Addresses:
             "--verifier": self.verifier,
             "--path-scorer": self.path_scorer,
             "--drafter": self.drafters,
+            "--name": self.name,
             "--rank": self.rank,
             "--meeting-point": self.meeting_point,
             "--metrics-port": self.metrics_port,
         }
         needed: set[str] = set(_NEEDED[role])
-        if not config.has_path_scorers:
+        if role == "drafter" and not self.served_drafter(config).needs_path_scorer:
             needed.discard("--path-scorer")
         for option, value in given.items():
             if not value and option in needed:
@@ -64,16 +67,51 @@ class Addresses:
         for option in ("--verifier", "--path-scorer", "--meeting-point"):
             if given[option]:
                 parse_address(option, str(given[option]))
-        for address in self.drafters:
-            parse_address("--drafter", address)
-        if role == "coordinator" and len(self.drafters) != config.num_drafters:
-            raise ConfigError(
-                f"--drafter must be given once for each of the {config.num_drafters} drafters of "
-                f"the configuration, got {len(self.drafters)}"
-            )
+        if role == "coordinator":
+            self.drafter_roles(config)
         if role == "verifier":
             self._check_rank(config.placement.verifier.tensor_parallel)
         self._check_ports()
+
+    def served_drafter(self, config: PipelineConfig) -> DrafterProcess:
+        """Return which drafter of a configuration to serve. Raises ConfigError."""
+        processes = {process.drafter: process for process in config.drafter_processes}
+        if not processes:
+            raise ConfigError(f"--role drafter: {_NO_PROCESS}")
+        names = ", ".join(processes)
+        if not self.name and len(processes) > 1:
+            raise ConfigError(f"--role drafter needs --name, one of {names}")
+        if self.name and self.name not in processes:
+            raise ConfigError(f"--name must be one of {names}, got {self.name!r:.80}")
+        return processes[self.name or names]
+
+    def drafter_roles(self, config: PipelineConfig) -> dict[str, str]:
+        """Return the addresses of drafters by their roles. Raises ConfigError."""
+        processes = config.drafter_processes
+        if self.drafters and not processes:
+            raise ConfigError(f"--drafter has no effect: {_NO_PROCESS}")
+        names = list(dict.fromkeys(process.drafter for process in processes))
+        free: dict[str, list[str]] = {name: [] for name in names}
+        for process in processes:
+            free[process.drafter].append(process.role)
+        found: dict[str, str] = {}
+        for given in self.drafters:
+            name, _, address = given.rpartition("=")
+            parse_address("--drafter", address)
+            if not name and len(names) == 1:
+                [name] = names
+            if name not in free:
+                known = " or ".join(f"{one}=" for one in names)
+                raise ConfigError(f"--drafter must begin with {known}, got {given!r:.80}")
+            if free[name]:
+                found[free[name].pop(0)] = address
+        if len(found) != len(processes) or len(found) != len(self.drafters):
+            wanted = ", ".join(process.role for process in processes)
+            raise ConfigError(
+                f"--drafter must be given once for each of the {len(processes)} processes of "
+                f"drafters of the configuration ({wanted}), got {len(self.drafters)}"
+            )
+        return found
 
     def _check_rank(self, num_ranks: int) -> None:
         if self.rank >= num_ranks:

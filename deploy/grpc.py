@@ -58,7 +58,13 @@ _PathScorer = Annotated[
 ]
 _Drafter = Annotated[
     list[str] | None,
-    typer.Option(metavar="HOST:PORT", help="A drafter, for the coordinator; repeatable."),
+    typer.Option(
+        metavar="[NAME=]HOST:PORT",
+        help="A drafter, for the coordinator; repeatable. With its name if there are several.",
+    ),
+]
+_Name = Annotated[
+    str, typer.Option(metavar="NAME", help="Which drafter of the configuration, for a drafter.")
 ]
 _Rank = Annotated[
     int, typer.Option(metavar="N", min=0, help="Tensor-parallel rank, for a verifier.")
@@ -100,6 +106,7 @@ def run(
     verifier: _Verifier = "",
     path_scorer: _PathScorer = "",
     drafter: _Drafter = None,
+    name: _Name = "",
     rank: _Rank = 0,
     meeting_point: _Meeting = "",
     metrics_port: _Metrics = None,
@@ -114,25 +121,27 @@ def run(
     if check:
         is_serving = asyncio.run(role_process.check(role, pipeline, token, check))
         raise typer.Exit(0 if is_serving else EXIT_FAILURE)
-    _prepare_process(_role_settings(role, pipeline))
     addresses = Addresses(
         host,
         port or (pipeline.rpc.port if role == "coordinator" else 0),
         verifier,
         path_scorer,
         tuple(drafter or ()),
+        name,
         rank,
         meeting_point,
         metrics_port,
     )
+    _prepare_process(_role_settings(role, pipeline, addresses))
     asyncio.run(serve(role, pipeline, token, addresses, announce=typer.echo))
 
 
-def _role_settings(role: Role, config: PipelineConfig) -> RoleSettings:
+def _role_settings(role: Role, config: PipelineConfig, addresses: Addresses) -> RoleSettings:
+    if role == "drafter":
+        return addresses.served_drafter(config).settings
     placement = config.placement
-    settings: dict[Role, RoleSettings] = {
+    settings: dict[str, RoleSettings] = {
         "coordinator": placement.coordinator,
-        "drafter": placement.drafter,
         "path_scorer": placement.path_scorer,
         "verifier": placement.verifier,
     }

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 from prometheus_client import start_http_server as serve_metrics
 
-from actors.roles.coordinator import CoordinatorActor, drafter_name, verifier_at
+from actors.roles.coordinator import CoordinatorActor, verifier_at
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
@@ -118,10 +118,11 @@ async def _path_scorer(
 async def _drafter(
     config: PipelineConfig, token: str, addresses: Addresses, announce: Announce
 ) -> AsyncGenerator[Hosted]:
-    actor = DrafterActor(config, token)
+    process = addresses.served_drafter(config)
+    actor = DrafterActor(config, token, process.drafter)
     try:
         info = await _target_info(config, token, addresses)
-        if config.has_path_scorers:
+        if process.needs_path_scorer:
             await _reach(RemotePathScorer, addresses.path_scorer, config, token)
         vocabulary, scorer = _vocabulary(config, info), addresses.path_scorer
         yield Hosted(await actor.start(info, vocabulary, scorer, addresses.host, addresses.port))
@@ -157,9 +158,9 @@ async def _coordinator(
         ready = await actor.start(lambda: verifier, addresses.host, addresses.port)
         if addresses.metrics_port is not None:
             serve_metrics(addresses.metrics_port, LOOPBACK, actor.engine.metrics.registry)
-        for index, address in enumerate(addresses.drafters):
-            connection = _connect_drafter(actor, drafter_name(index), address)
-            connecting.append(in_background(connection, f"the connection to {drafter_name(index)}"))
+        for name, address in addresses.drafter_roles(config).items():
+            connection = _connect_drafter(actor, name, address)
+            connecting.append(in_background(connection, f"the connection to {name}"))
         yield Hosted(ready.address)
     finally:
         for task in connecting:

@@ -10,22 +10,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from prometheus_client import generate_latest
 
 from actors.roles import self_test
+from actors.roles.drafter_roster import HEALTH_SECONDS, DrafterRoster, role_status
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
-from diffuspec.coordinator.drafter_pool import UNNAMED, DrafterPool
 from diffuspec.core.errors import DrafterError, OverloadedError, VerifierUnavailableError
-from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo, Verifier
+from diffuspec.core.interfaces import ServiceStatus, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput, Verdict, VerifyRequest
 from diffuspec.engine import Engine
-from diffuspec.rpc.client.roles import RemoteDrafter, RemoteVerifier
+from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
@@ -51,7 +51,6 @@ OpenVerifier: TypeAlias = Callable[[], AbstractAsyncContextManager[HostedVerifie
 
 _PLAIN = SpeculationParams(policy="off")
 _GREEDY = SamplingParams()
-_HEALTH_SECONDS = 1.0  # for a role to answer a health check
 
 
 class _ObservedVerifier:
@@ -88,10 +87,6 @@ async def verifier_at(
         await verifier.close()
 
 
-def drafter_name(index: int) -> str:
-    return f"drafter {index}"
-
-
 @dataclass(frozen=True, slots=True)
 class Ready:
     """The address of a coordinator that serves, and the target that drafters must fit."""
@@ -108,12 +103,7 @@ class CoordinatorActor:
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
-        self._pool = DrafterPool(config.num_drafters, [*config.engine.named_drafters] or [UNNAMED])
-        self._drafters: dict[str, RemoteDrafter] = {}
-        # Why drafters are not connected, by name.
-        self._reasons = {
-            drafter_name(index): "it has not connected yet" for index in range(config.num_drafters)
-        }
+        self.drafters = DrafterRoster(config, self._security)
         self._engine: Engine | None = None
         self._heartbeat = Heartbeat(config.deadlines.silence_seconds)
         self._server: RoleServer | None = None
@@ -144,12 +134,14 @@ class CoordinatorActor:
         verifier = await self._resources.enter_async_context(open_verifier())
         tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)
         self._verifier = verifier
-        drafter = self._pool if config.num_drafters else None
+        pool = self.drafters.pool if config.engine.drafter is not None else None
         tracer = None if config.trace is None else self._open_trace(config.trace)
         observed = _ObservedVerifier(verifier, self._health)
-        self._engine = engine = Engine(config.engine, observed, drafter, tokenizer, tracer=tracer)
+        self._engine = engine = Engine(config.engine, observed, pool, tokenizer, tracer=tracer)
         engine.spans = self._resources.enter_context(otel.exporting("diffuspec-coordinator"))
-        self._resources.push_async_callback(self._leave_drafters)
+        self._resources.push_async_callback(self.drafters.close)
+        digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
+        await self.drafters.load(verifier.info, digest)
         await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()
         servicer = CoordinatorServicer(self, engine.default_speculation, self._health)
@@ -160,42 +152,24 @@ class CoordinatorActor:
             self._health.checked_when_idle(self._ask_verifier)
         )
         await self._resources.enter_async_context(self._heartbeat)
-        digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
         return Ready(server.address, verifier.info, digest)
 
-    async def connect_drafter(self, name: str, address: str) -> None:
-        """Connect to a drafter, which has to draft once; it replaces the one of that name.
+    async def connect_drafter(self, role: str, address: str) -> None:
+        """Use a drafter in place of an earlier one of that role. Raises DrafterError."""
+        await self.drafters.connect(role, address)
 
-        Raises DrafterError.
-        """
-        seconds = self._config.deadlines.draft_seconds
-        limits = self._config.limits(seconds)
-        remote = await RemoteDrafter.connect(
-            address, self._security, deadline_seconds=seconds, limits=limits
-        )
-        try:
-            await remote.draft([self_test.draft_request(self.verifier.info)])
-            await remote.release(self_test.REQUEST_ID)
-        except BaseException:
-            await remote.close()
-            raise
-        await self.disconnect_drafter(name, "")
-        del self._reasons[name]
-        self._drafters[name] = remote
-        self._pool.add(remote, name)
-
-    async def disconnect_drafter(self, name: str, reason: str) -> None:
+    async def disconnect_drafter(self, role: str, reason: str) -> None:
         """Stop using a drafter; the status names the reason."""
-        self._reasons[name] = reason
-        remote = self._drafters.pop(name, None)
-        if remote is not None:
-            self._pool.remove(remote)
-            await remote.close()
+        await self.drafters.disconnect(role, reason)
 
-    async def test_drafting(self) -> None:
-        """Answer a short prompt with drafts. Raises DrafterError when no step had one."""
+    async def test_drafting(self, drafter: str | None = None) -> None:
+        """Answer a short prompt with drafts of a drafter, of the default one if none is named.
+
+        Raises DrafterError when no step had one.
+        """
         prompt = self_test.prompt(self.verifier.info)
-        answer = await self.engine.complete(prompt, self_test.SAMPLING, self_test.SPECULATION)
+        speculation = replace(self_test.SPECULATION, drafter=drafter)
+        answer = await self.engine.complete(prompt, self_test.SAMPLING, speculation)
         if not any(step.num_tree_nodes for step in answer.steps):
             causes = sorted({str(step.fallback) for step in answer.steps})
             raise DrafterError(f"a whole answer was decoded plainly: {', '.join(causes)}")
@@ -222,14 +196,10 @@ class CoordinatorActor:
 
     async def status(self) -> ServiceStatus:
         """Return the state of verifier, drafters and requests."""
-        present = sorted(self._drafters.items())
-        checks = [self._check("verifier", "", self._verifier)]
-        checks += [self._check(name, remote.address, remote) for name, remote in present]
-        missing = [
-            RoleStatus(name, is_healthy=False, reason=reason)
-            for name, reason in sorted(self._reasons.items())
-        ]
-        roles = (*await asyncio.gather(*checks), *missing)
+        verifier, drafters = await asyncio.gather(
+            role_status("verifier", "", self._verifier), self.drafters.status()
+        )
+        roles = (verifier, *drafters)
         return ServiceStatus(
             roles=roles,
             degraded_reasons=tuple(f"{one.name}: {one.reason}" for one in roles if one.reason),
@@ -248,7 +218,7 @@ class CoordinatorActor:
 
     async def link_bytes(self) -> dict[str, tuple[int, int]]:
         """Return the bytes sent to and received from each role so far."""
-        roles = {"verifier": self._verifier, **self._drafters}
+        roles = {"verifier": self._verifier, **self.drafters.remotes}
         return {
             f"coordinator - {name}": (role.num_bytes_sent, role.num_bytes_received)
             for name, role in roles.items()
@@ -283,24 +253,11 @@ class CoordinatorActor:
         self._resources.callback(tracer.close)
         return tracer
 
-    async def _check(
-        self, name: str, address: str, role: HostedVerifier | RemoteDrafter | None
-    ) -> RoleStatus:
-        if role is not None and await role.check_health(_HEALTH_SECONDS):
-            return RoleStatus(name, address)
-        return RoleStatus(
-            name, address, is_healthy=False, reason="it does not answer, or its last step failed"
-        )
-
     async def _ask_verifier(self) -> None:
         """Check the verifier's health. Raises VerifierUnavailableError when it is not serving."""
-        if not await self.verifier.check_health(_HEALTH_SECONDS):
+        if not await self.verifier.check_health(HEALTH_SECONDS):
             raise VerifierUnavailableError("the verifier is not serving")
 
     def _gauge(self, name: str) -> int:
         gauge: Gauge = getattr(self.engine.metrics, name)
         return int(gauge.read())
-
-    async def _leave_drafters(self) -> None:
-        for name in list(self._drafters):
-            await self.disconnect_drafter(name, "the coordinator was stopped")

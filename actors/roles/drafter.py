@@ -26,10 +26,13 @@ _PATIENCE = 3  # deadlines until a step counts as hung: one with a long prompt i
 class DrafterActor:
     """Serves a drafter. A plain class: an actor of Ray or a process by itself runs it."""
 
-    def __init__(self, config: PipelineConfig, token: str) -> None:
-        if config.engine.drafter is not None:
+    def __init__(self, config: PipelineConfig, token: str, name: str | None = None) -> None:
+        """`name` is that of one of the drafters; None: the one that needs no name, the first."""
+        names = config.engine.named_drafters
+        self._drafter_config = names.get(name) if name is not None else config.engine.drafter
+        if self._drafter_config is not None:
             # The imports take seconds; here they run while the target starts.
-            kind_of(config.engine.drafter).import_ahead()
+            kind_of(self._drafter_config).import_ahead()
         self._config = config
         self._security = config.security(token)
         self._resources = contextlib.AsyncExitStack()
@@ -53,15 +56,14 @@ class DrafterActor:
         vocabulary: the target's, see vocabulary_digest; None: it is not compared. scorer_address:
         "" for a kind that needs no path scorer. Raises ConfigError, ModelLoadError, DrafterError.
         """
-        config, drafter = self._config, self._config.engine.drafter
+        config, drafter = self._config, self._drafter_config
         self._security.server_credentials(host)  # may be refused: before weights are loaded
         if drafter is None:
-            raise ConfigError("engine.drafter is not configured: there is nothing to serve")
+            raise ConfigError("no such drafter is configured: there is nothing to serve")
         self._info = info
-        self._scorer = _ReplaceableScorer() if config.has_path_scorers else None
-        target = Target(info, vocabulary, config.engine.target.path)
-        load = kind_of(drafter).load
-        self._drafter = await asyncio.to_thread(load, drafter, target, self._scorer)
+        kind, target = kind_of(drafter), Target(info, vocabulary, config.engine.target.path)
+        self._scorer = _ReplaceableScorer() if kind.needs_path_scorer else None
+        self._drafter = await asyncio.to_thread(kind.load, drafter, target, self._scorer)
         self._resources.callback(self._drafter.close)
         if self._scorer is not None:
             self._resources.push_async_callback(self._scorer.close)

@@ -32,8 +32,8 @@ class PathScorerActor:
         Raises ConfigError, NgramError, ModelLoadError.
         """
         config = self._config
-        if not config.has_path_scorers:
-            raise ConfigError("the drafter that is configured needs no path scorer")
+        if not any(process.needs_path_scorer for process in config.drafter_processes):
+            raise ConfigError("no drafter that is configured needs a path scorer")
         self._security.server_credentials(host)  # may be refused: before the proxy is loaded
         scorer = await asyncio.to_thread(
             make_path_search, config.engine.search, info, config.engine.target.path

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from actors.placement import Handle, Place, Placement
-from actors.roles.coordinator import Ready, drafter_name
+from actors.roles.coordinator import Ready
+from actors.settings import DrafterProcess
 from actors.supervision.background import log_problem
 from actors.supervision.coordinator_supervisor import CoordinatorSupervisor, Service
 from actors.supervision.role_actor import FAILING, ActorLostError, RoleActor, kill, start_actor
@@ -21,17 +22,17 @@ class DrafterSupervisor(Supervisor[Service]):
     """Keeps the actors of one bundle up. In service: drafting for this coordinator."""
 
     def __init__(
-        self, index: int, placement: Placement, coordinator: CoordinatorSupervisor
+        self, process: DrafterProcess, placement: Placement, coordinator: CoordinatorSupervisor
     ) -> None:
-        super().__init__(drafter_name(index))
-        self.scorer_name = f"path scorer {index}"
+        super().__init__(process.role)
+        self.process = process
+        self.scorer_name = process.scorer_role
         self.drafter: RoleActor[str] | None = None
         self.scorer: RoleActor[str] | None = None
-        self._index = index
         self._placement = placement
         self._coordinator = coordinator
         self._deadlines = placement.config.deadlines
-        self._needs_scorer = placement.config.has_path_scorers
+        self._needs_scorer = process.needs_path_scorer
 
     async def stop(self) -> None:
         """End the actors, the drafter first. Comes after halt()."""
@@ -46,11 +47,11 @@ class DrafterSupervisor(Supervisor[Service]):
 
         Both processes start at once, while the coordinator starts; the scorer serves first.
         """
-        drafter = None if self.drafter else self._placement.create_drafter(self._index)
+        drafter = None if self.drafter else self._placement.create_drafter(self.process)
         scorer = None
         try:
             if self._needs_scorer and self.scorer is None:
-                scorer = self._placement.create_path_scorer(self._index)
+                scorer = self._placement.create_path_scorer(self.process)
             coordinator = await self._coordinator.serving()
             target = coordinator.actor.ready
             if scorer is not None:

@@ -185,6 +185,10 @@ class EngineConfig(Section):
         """The drafters by the names that requests choose, that of the section drafter first."""
         return {} if self.drafter is None else {self.drafter.kind: self.drafter, **self.drafters}
 
+    def section_of(self, name: str) -> str:
+        """Return the key of the section of a drafter."""
+        return f"drafters.{name}" if name in self.drafters else "drafter"
+
     @model_validator(mode="after")
     def _fits_the_target(self) -> Self:
         nodes, limit = self.speculation.max_nodes, self.target.max_tree_nodes

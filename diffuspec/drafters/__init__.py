@@ -19,10 +19,10 @@ from diffuspec.drafters import (
     samd,
     token_recycling,
 )
-from diffuspec.drafters.kind import DrafterKind, LocalDrafter, Target
+from diffuspec.drafters.kind import DrafterKind, Home, LocalDrafter, Target
 from diffuspec.drafters.path_search import make_path_search
 
-__all__ = ["KINDS", "DrafterKind", "LocalDrafter", "Target", "kind_of", "load_drafter"]
+__all__ = ["KINDS", "DrafterKind", "Home", "LocalDrafter", "Target", "kind_of", "load_drafter"]
 
 KINDS: dict[str, DrafterKind[Any]] = {
     "diffuspec": diffuspec.KIND,

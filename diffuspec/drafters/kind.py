@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from diffuspec.core.interfaces import Drafter, ObservableVerifier, PathScorer, TargetInfo
 from diffuspec.core.validation import Section
 
 C = TypeVar("C", bound=Section)
+
+Home: TypeAlias = Literal["process", "coordinator", "verifier"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,3 +51,14 @@ class DrafterKind(Generic[C]):
     has_model: bool  # which may run on a GPU; its configuration has a key `device`
     observes: bool = False  # it observes verifications, so it runs in the verifier's process
     import_ahead: Callable[[], None] = _nothing  # what load imports, while there is time to wait
+
+    @property
+    def home(self) -> Home:
+        """Where it runs when the roles have processes of their own.
+
+        One that observes runs beside the target. A model has a process for itself; without one a
+        draft takes less time than a message, so it is made in the coordinator's.
+        """
+        if self.observes:
+            return "verifier"
+        return "process" if self.has_model or self.needs_path_scorer else "coordinator"

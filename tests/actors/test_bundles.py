@@ -42,7 +42,7 @@ def test_every_drafter_of_a_pool_has_a_bundle_of_its_own():
 
 
 def test_a_drafter_that_needs_no_path_scorer_reserves_nothing_for_one():
-    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "pld"}}})
+    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "sps", "path": "m"}}})
     _, drafter, _ = make_bundles(config)
     assert drafter.resources == {"CPU": 1}
 

@@ -19,7 +19,7 @@ def pipeline(**sections: object) -> PipelineConfig:
 
 def test_a_preset_is_a_whole_configuration():
     config = pipeline()
-    assert config.engine.target.path.name == "target" and config.num_drafters == 1
+    assert config.engine.target.path.name == "target" and len(config.drafter_processes) == 1
     assert config.placement.strategy == "PACK" and config.placement.verifier.tensor_parallel == 1
     assert config.rpc.tls is None
 
@@ -28,13 +28,13 @@ def test_a_preset_leaves_what_is_given():
     config = parse_pipeline({"engine": {**TINY, "target": {"max_sequences": 3}, "drafter": None}})
     assert config.engine.target.max_sequences == 3
     assert config.engine.target.path.name == "target"
-    assert config.engine.drafter is None and config.num_drafters == 0
+    assert config.engine.drafter is None and config.drafter_processes == ()
 
 
 def test_a_file_is_read(tmp_path: Path):
     path = tmp_path / "pipeline.yaml"
     path.write_text("engine: {preset: tiny}\nplacement: {drafter: {count: 2}}\n")
-    assert load_pipeline(path).num_drafters == 2
+    assert len(load_pipeline(path).drafter_processes) == 2
 
 
 @pytest.mark.parametrize(
@@ -130,20 +130,52 @@ def test_a_drafter_of_another_kind_takes_nothing_of_the_preset():
     config = pipeline(engine=TINY | {"drafter": {"kind": "pld", "num_draft_tokens": 5}})
     drafter = config.engine.drafter
     assert drafter is not None and drafter.kind == "pld" and drafter.num_draft_tokens == 5
-    assert config.num_drafters == 1 and not config.has_path_scorers
-    assert pipeline().has_path_scorers
+    assert config.drafter_processes == () and "pld" in config.drafters_in("coordinator")
+    assert [process.needs_path_scorer for process in pipeline().drafter_processes] == [True]
 
 
-def test_a_gpu_for_a_drafter_without_a_model_is_refused():
-    with pytest.raises(ConfigError, match=r"kind pld has no model: placement\.drafter\.num_gpus"):
+def test_a_gpu_for_a_drafter_without_a_process_is_refused():
+    with pytest.raises(ConfigError, match=r"kind pld have no process .* placement\.drafter\.num_g"):
         pipeline(engine=TINY | {"drafter": {"kind": "pld"}}, placement={"drafter": {"num_gpus": 1}})
+
+
+def test_every_drafter_with_a_model_has_processes_in_its_own_place():
+    config = pipeline(
+        engine=TINY | {"drafters": {"small": {"kind": "sps", "path": "m"}, "pld": {"kind": "pld"}}},
+        placement={"drafter": {"count": 2}, "drafters": {"small": {"num_cpus": 0.5}}},
+    )
+    assert [(p.index, p.role, p.needs_path_scorer) for p in config.drafter_processes] == [
+        (0, "drafter diffuspec 0", True),
+        (1, "drafter diffuspec 1", True),
+        (2, "drafter small 0", False),
+    ]
+    assert config.drafter_processes[2].settings.num_cpus == 0.5
+
+
+@pytest.mark.parametrize(
+    ("placement", "message"),
+    [
+        ({"drafters": {"pld": {}}}, r"drafters\.pld: the drafters with .* are diffuspec, small"),
+        (
+            {"drafter": {"num_gpus": 1}, "drafters": {"small": {}}},
+            r"engine\.drafters\.small\.device is cuda, .* placement\.drafters\.small\.num_gpus is",
+        ),
+        ({"drafters": {"small": {"num_gpus": 1.5}}}, r"drafters\.small: num_gpus must be a share"),
+    ],
+)
+def test_wrong_places_of_named_drafters_are_refused(placement, message):
+    device = "auto" if "pld" in placement["drafters"] else "cuda"
+    small = {"kind": "sps", "path": "m", "device": device}
+    engine = TINY | {"drafters": {"small": small, "pld": {"kind": "pld"}}}
+    with pytest.raises(ConfigError, match=message):
+        pipeline(engine=engine, placement=placement)
 
 
 def test_drafter_and_scorer_share_a_gpu():
     placement = pipeline(
         placement={"drafter": {"num_gpus": 0.9}, "path_scorer": {"num_gpus": 0.1}}
     ).placement
-    assert placement.shared_gpus == 1.0
+    assert placement.shared_gpus(placement.drafter) == 1.0
 
 
 def test_tls_files_and_limits_reach_the_wire():

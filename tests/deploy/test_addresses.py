@@ -12,6 +12,7 @@ from deploy.addresses import Addresses, Role, check_listenable, check_reachable,
 from diffuspec.core.errors import ConfigError
 
 VERIFIER = "127.0.0.1:1"
+SMALL = {"kind": "sps", "path": "m"}
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +74,56 @@ def test_complete_addresses_pass(config: PipelineConfig) -> None:
 
 
 def test_a_drafter_that_searches_no_lattice_takes_no_path_scorer() -> None:
-    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "pld"}}})
+    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": SMALL}})
     Addresses(verifier=VERIFIER).check("drafter", config)
     with pytest.raises(ConfigError, match="--path-scorer has no effect on --role drafter"):
         Addresses(verifier=VERIFIER, path_scorer=VERIFIER).check("drafter", config)
+
+
+@pytest.fixture(scope="module")
+def several() -> PipelineConfig:
+    """Of three drafters, two have processes, and one of these two of them."""
+    drafters = {"small": SMALL, "pld": {"kind": "pld"}}
+    placement = {"drafters": {"small": {"count": 2}}}
+    engine = {"preset": "tiny", "drafters": drafters}
+    return parse_pipeline({"engine": engine, "placement": placement})
+
+
+def test_of_several_drafters_each_is_named(several: PipelineConfig) -> None:
+    Addresses(verifier=VERIFIER, name="small").check("drafter", several)
+    given = ("small=a:1", "diffuspec=b:2", "small=c:3")
+    assert Addresses(verifier=VERIFIER, drafters=given).drafter_roles(several) == {
+        "drafter small 0": "a:1",
+        "drafter diffuspec 0": "b:2",
+        "drafter small 1": "c:3",
+    }
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "message"),
+    [
+        ("drafter", {}, "--role drafter needs --name, one of diffuspec, small"),
+        ("drafter", {"name": "pld"}, "--name must be one of diffuspec, small, got 'pld'"),
+        ("verifier", {"name": "small"}, "--name has no effect on --role verifier"),
+        ("coordinator", {"drafters": ("a:1",)}, "must begin with diffuspec= or small=, got 'a:1'"),
+        ("coordinator", {"drafters": ("pld=a:1",)}, "must begin with .*, got 'pld=a:1'"),
+        ("coordinator", {"drafters": ("small=a:1",) * 3}, r"each of the 3 .*\(drafter diffuspec 0"),
+    ],
+)
+def test_names_of_drafters_that_do_not_fit_are_refused(
+    several: PipelineConfig, role: Role, given: dict[str, Any], message: str
+) -> None:
+    verifier = "" if role == "verifier" else VERIFIER
+    with pytest.raises(ConfigError, match=message):
+        Addresses(verifier=verifier, **given).check(role, several)
+
+
+def test_without_a_drafter_in_a_process_there_is_none_to_serve() -> None:
+    config = parse_pipeline({"engine": {"preset": "tiny", "drafter": {"kind": "pld"}}})
+    with pytest.raises(ConfigError, match="no drafter that is configured has its own process"):
+        Addresses(verifier=VERIFIER).check("drafter", config)
+    with pytest.raises(ConfigError, match=r"has no effect: no drafter .* its own process"):
+        Addresses(verifier=VERIFIER, drafters=("a:1",)).check("coordinator", config)
 
 
 def test_ports_are_tried(config: PipelineConfig) -> None:

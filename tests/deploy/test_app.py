@@ -81,7 +81,7 @@ def test_the_builder_takes_arguments_of_a_command_line():
     args = {"pipeline": "deploy/pipeline.yaml", "model_name": "tiny"}
     application = call_user_app_builder_with_args_if_necessary(builder, args)
     config = deployments(application)["Ingress"].init_args[0]
-    assert config.model_name == "tiny" and config.pipeline.num_drafters == 1
+    assert config.model_name == "tiny" and len(config.pipeline.drafter_processes) == 1
 
 
 @pytest.mark.parametrize(

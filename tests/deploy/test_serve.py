@@ -48,7 +48,12 @@ LONG: Any = {
     "seed": 1694,
     "extra_body": {"ignore_eos": True},
 }
-ENGINE = {"target": {"device": "cpu", "max_sequences": 4}, "drafter": None}
+ENGINE = {
+    "target": {"device": "cpu", "max_sequences": 4},
+    "drafter": {"kind": "pld"},
+    "drafters": {"answers": {"kind": "samd"}},
+    "speculation": {"policy": "off"},
+}
 PLACEMENT = {"coordinator": {"num_cpus": 0.1}, "verifier": {"num_cpus": 0.1}}
 DEADLINES = {"start_seconds": 120, "drain_seconds": 20}
 CONFIG = tiny_pipeline(ENGINE, placement=PLACEMENT, deadlines=DEADLINES)
@@ -126,6 +131,21 @@ async def test_answers_are_those_of_the_library_with_and_without_a_stream(client
     whole: Any = await client.chat.completions.create(model="tiny", messages=MESSAGES, **LONG)
     streamed = await read(*await begun(client, MESSAGES))
     assert whole.choices[0].message.content == streamed == expected(MESSAGES)
+
+
+async def test_a_request_names_its_drafter(client, expected):
+    async def ask(drafter: str) -> Any:
+        speculation = {"policy": "fixed", "num_draft_tokens": 4, "drafter": drafter}
+        body = {"ignore_eos": True, "speculation": speculation}
+        how = {**LONG, "extra_body": body}
+        return await client.chat.completions.create(model="tiny", messages=MESSAGES, **how)
+
+    for drafter in ("pld", "answers"):
+        answer = await ask(drafter)
+        assert answer.choices[0].message.content == expected(MESSAGES)
+        assert answer.usage.model_extra["speculation"]["draft_tokens"] > 0
+    with pytest.raises(openai.BadRequestError, match="one of pld, answers, got 'other'"):
+        await ask("other")
 
 
 async def test_programs_reach_a_coordinator_with_the_directory_s_address_and_token(app, expected):

@@ -164,10 +164,10 @@ async def test_several_drafters_share_the_requests(token, expected):
             scorer_address = await scorer.start(ready.info, HOST)
             address = await drafter.start(ready.info, ready.vocabulary, scorer_address, HOST)
             await actor.connect_drafter(f"drafter {index}", address)
-        asked = [remote.num_bytes_sent for remote in actor._drafters.values()]
+        asked = [remote.num_bytes_sent for remote in actor.drafters.remotes.values()]
         answers = [actor.engine.complete(MESSAGES, SHORT, DRAFTED) for _ in range(4)]
         assert {answer.token_ids for answer in await asyncio.gather(*answers)} == {expected}
-        asked_now = [remote.num_bytes_sent for remote in actor._drafters.values()]
+        asked_now = [remote.num_bytes_sent for remote in actor.drafters.remotes.values()]
         assert all(now > before for now, before in zip(asked_now, asked, strict=True))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from actors.settings import DeadlineSettings
+from actors.placement_settings import DrafterSettings
+from actors.settings import DeadlineSettings, DrafterProcess
 from actors.supervision import drafter_supervisor
 from actors.supervision.coordinator_supervisor import CoordinatorSupervisor, Service
 from actors.supervision.drafter_supervisor import DrafterSupervisor
@@ -17,8 +18,9 @@ from actors.supervision.role_actor import FAILING
 from diffuspec.core.errors import DrafterError
 
 PLACEMENT: Any = SimpleNamespace(
-    config=SimpleNamespace(deadlines=DeadlineSettings(health_seconds=0.01), has_path_scorers=True)
+    config=SimpleNamespace(deadlines=DeadlineSettings(health_seconds=0.01))
 )
+PROCESS = DrafterProcess(0, "diffuspec", "0", DrafterSettings(), needs_path_scorer=True)
 
 
 class FailingDrafter:
@@ -70,7 +72,7 @@ async def test_a_drafter_is_dropped_only_when_it_cannot_draft() -> None:
     coordinator, service = CoordinatorSupervisor(PLACEMENT), Service(WELL, NO_CLIENT)
     coordinator._set(service, "")
     drafter: Any = FailingDrafter(can_draft=True)
-    supervisor = DrafterSupervisor(0, PLACEMENT, coordinator)
+    supervisor = DrafterSupervisor(PROCESS, PLACEMENT, coordinator)
     supervisor.drafter, supervisor.scorer = drafter, WELL
     watch = asyncio.create_task(supervisor.watch(service))
     await asyncio.sleep(10)
@@ -84,7 +86,7 @@ async def test_a_drafter_is_dropped_only_when_it_cannot_draft() -> None:
 async def test_a_drafter_has_to_connect_to_a_coordinator_that_was_replaced() -> None:
     coordinator, service = CoordinatorSupervisor(PLACEMENT), Service(WELL, NO_CLIENT)
     coordinator._set(service, "")
-    supervisor = DrafterSupervisor(0, PLACEMENT, coordinator)
+    supervisor = DrafterSupervisor(PROCESS, PLACEMENT, coordinator)
     supervisor.drafter = supervisor.scorer = WELL
     watch = asyncio.create_task(supervisor.watch(service))
     await asyncio.sleep(10)
@@ -95,7 +97,7 @@ async def test_a_drafter_has_to_connect_to_a_coordinator_that_was_replaced() -> 
 
 @pytest.mark.parametrize("can_draft", [True, False])
 async def test_after_a_failed_start_a_drafter_that_drafts_is_kept(can_draft: bool) -> None:
-    supervisor = DrafterSupervisor(0, PLACEMENT, CoordinatorSupervisor(PLACEMENT))
+    supervisor = DrafterSupervisor(PROCESS, PLACEMENT, CoordinatorSupervisor(PLACEMENT))
     drafter: Any = FailingDrafter(can_draft)
     supervisor.drafter, supervisor.scorer = drafter, WELL
     await supervisor.drop(None, "the coordinator refused the drafter")
@@ -109,9 +111,9 @@ async def test_processes_start_before_there_is_a_coordinator_and_end_with_the_su
     made: list[str] = []
     ended: list[str] = []
 
-    def create(name: str) -> Callable[[int], str]:
-        def append(index: int) -> str:
-            made.append(f"{name} {index}")
+    def create(name: str) -> Callable[[DrafterProcess], str]:
+        def append(process: DrafterProcess) -> str:
+            made.append(f"{name} {process.number}")
             return made[-1]
 
         return append
@@ -122,7 +124,7 @@ async def test_processes_start_before_there_is_a_coordinator_and_end_with_the_su
         create_drafter=create("drafter"),
         create_path_scorer=create("path scorer"),
     )
-    supervisor = DrafterSupervisor(0, placement, CoordinatorSupervisor(PLACEMENT))
+    supervisor = DrafterSupervisor(PROCESS, placement, CoordinatorSupervisor(PLACEMENT))
     supervisor.supervise()
     await asyncio.sleep(1)
     assert made == ["drafter 0", "path scorer 0"] and not ended

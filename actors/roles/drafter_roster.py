@@ -1,0 +1,127 @@
+"""The drafters of a coordinator: which ones draft now, where they run, and why others do not.
+
+Those with a process of their own connect and leave at any time. Those without a model are loaded
+into the coordinator's process, where a draft takes less time than a message. A drafter that is
+missing costs speed, never an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from actors.roles import self_test
+from actors.settings import PipelineConfig
+from actors.supervision.background import log_problem
+from diffuspec.coordinator.drafter_pool import UNNAMED, DrafterPool
+from diffuspec.core.interfaces import Drafter, RoleStatus, TargetInfo
+from diffuspec.drafters import LocalDrafter, Target, load_drafter
+from diffuspec.rpc.client.roles import RemoteDrafter
+from diffuspec.rpc.security import Security
+
+HEALTH_SECONDS = 1.0  # for a role to answer a health check
+
+
+class Checked(Protocol):
+    """A role in another process."""
+
+    async def check_health(self, timeout: float) -> bool: ...
+
+
+async def role_status(name: str, address: str, role: Checked | None) -> RoleStatus:
+    """Ask a role for its health; None is not well."""
+    if role is not None and await role.check_health(HEALTH_SECONDS):
+        return RoleStatus(name, address)
+    reason = "it does not answer, or its last step failed"
+    return RoleStatus(name, address, is_healthy=False, reason=reason)
+
+
+class DrafterRoster:
+    """Fills a pool with drafters for an engine. Belongs to one event loop."""
+
+    def __init__(self, config: PipelineConfig, security: Security) -> None:
+        self._config = config
+        self._security = security
+        self._processes = {process.role: process.drafter for process in config.drafter_processes}
+        self._modelless = config.drafters_in("coordinator")
+        roles = [*self._processes, *map(_role_of, self._modelless)]
+        self.pool = DrafterPool(len(roles), [*config.engine.named_drafters] or [UNNAMED])
+        self.remotes: dict[str, RemoteDrafter] = {}
+        self._local: dict[str, LocalDrafter] = {}
+        self._reasons = dict.fromkeys(roles, "it has not connected yet")  # of those not here
+        self._info: TargetInfo | None = None
+
+    async def load(self, info: TargetInfo, vocabulary: str) -> None:
+        """Load the drafters that run in this process; the status tells why one could not be."""
+        self._info = info
+        target = Target(info, vocabulary, self._config.engine.target.path)
+        for name, section in self._modelless.items():
+            role, search = _role_of(name), self._config.engine.search
+            try:
+                drafter = await asyncio.to_thread(load_drafter, section, search, target)
+            except Exception as error:
+                log_problem(f"{role} was not loaded", error)
+                self._reasons[role] = str(error)
+            else:
+                self._local[role] = drafter
+                self._join(role, drafter, name)
+
+    async def connect(self, role: str, address: str) -> None:
+        """Connect to a drafter, which has to draft once; it replaces the one of that role.
+
+        Raises DrafterError.
+        """
+        assert self._info is not None, "load() comes first"
+        seconds = self._config.deadlines.draft_seconds
+        limits = self._config.limits(seconds)
+        remote = await RemoteDrafter.connect(
+            address, self._security, deadline_seconds=seconds, limits=limits
+        )
+        try:
+            await remote.draft([self_test.draft_request(self._info)])
+            await remote.release(self_test.REQUEST_ID)
+        except BaseException:
+            await remote.close()
+            raise
+        await self.disconnect(role, "")
+        self.remotes[role] = remote
+        self._join(role, remote, self._processes[role])
+
+    async def disconnect(self, role: str, reason: str) -> None:
+        """Stop using a drafter; the status names the reason."""
+        self._reasons[role] = reason
+        remote = self.remotes.pop(role, None)
+        if remote is not None:
+            self.pool.remove(remote)
+            await remote.close()
+
+    async def status(self) -> list[RoleStatus]:
+        """Return the health of every drafter, those that are here first."""
+        present = sorted(self.remotes.items())
+        checks = [role_status(role, remote.address, remote) for role, remote in present]
+        return [
+            *await asyncio.gather(*checks),
+            *(RoleStatus(role) for role in sorted(self._local)),
+            *(
+                RoleStatus(role, is_healthy=False, reason=reason)
+                for role, reason in sorted(self._reasons.items())
+            ),
+        ]
+
+    async def close(self) -> None:
+        """Leave all drafters, and end those of this process."""
+        for role in list(self.remotes):
+            await self.disconnect(role, "the coordinator was stopped")
+        while self._local:
+            _, drafter = self._local.popitem()
+            self.pool.remove(drafter)
+            drafter.close()
+
+    def _join(self, role: str, drafter: Drafter, name: str) -> None:
+        del self._reasons[role]
+        self.pool.add(drafter, role, name)
+
+
+def _role_of(name: str) -> str:
+    """Return the role of a drafter that shares its process with another role."""
+    return f"drafter {name}"
