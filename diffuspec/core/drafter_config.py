@@ -126,6 +126,27 @@ class MedusaConfig(Section):
     path: FilePath = Field(description=_HEAD_PATH)
 
 
+class HydraConfig(Section):
+    """Hydra: Medusa's heads, each of which sees the tokens drafted before its own."""
+
+    kind: Literal["hydra"] = Field("hydra", description=_KIND)
+    path: FilePath = Field(description=_HEAD_PATH)
+
+
+class EagleConfig(Section):
+    """EAGLE: one layer that goes on with the target's hidden states, and a static draft tree."""
+
+    kind: Literal["eagle"] = Field("eagle", description=_KIND)
+    path: FilePath = Field(description=_HEAD_PATH)
+
+
+class Eagle2Config(Section):
+    """EAGLE-2: the head of EAGLE, and a draft tree that follows its confidence."""
+
+    kind: Literal["eagle2"] = Field("eagle2", description=_KIND)
+    path: FilePath = Field(description=_HEAD_PATH)
+
+
 DrafterConfig: TypeAlias = Annotated[
     DiffuSpecConfig
     | AutoregressiveConfig
@@ -133,6 +154,9 @@ DrafterConfig: TypeAlias = Annotated[
     | SuffixAutomatonConfig
     | TokenRecyclingConfig
     | LookaheadConfig
-    | MedusaConfig,
+    | MedusaConfig
+    | HydraConfig
+    | EagleConfig
+    | Eagle2Config,
     Field(discriminator="kind"),
 ]

@@ -13,6 +13,9 @@ from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.drafters import (
     autoregressive,
     diffuspec,
+    eagle,
+    eagle2,
+    hydra,
     lookahead,
     medusa,
     prompt_lookup,
@@ -32,6 +35,9 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "token_recycling": token_recycling.KIND,
     "lookahead": lookahead.KIND,
     "medusa": medusa.KIND,
+    "hydra": hydra.KIND,
+    "eagle": eagle.KIND,
+    "eagle2": eagle2.KIND,
 }
 
 

@@ -8,7 +8,7 @@ do their tokens: a copy of the target is accepted whole, also when tokens are dr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -24,6 +24,7 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.models.attention.packed import Segment
+from diffuspec.models.draft_rows import draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
@@ -118,7 +119,7 @@ class AutoregressiveDrafter:
         started = time.perf_counter()
         drafts: list[Draft | None] = [None] * len(requests)
         try:
-            for places in _rounds(requests, self.runner.cache.num_slots):
+            for places in draft_rounds(requests, self.runner.cache.num_slots):
                 chains = self._draft_chains([requests[place] for place in places])
                 for place, one in zip(places, chains, strict=True):
                     drafts[place] = self._make_draft(one)
@@ -189,15 +190,3 @@ class AutoregressiveDrafter:
         is_end = bool(one.token_ids) and one.token_ids[-1] in self._target.eos_token_ids
         num_before_eos = len(one.token_ids) - (is_end and not ignores_eos)
         return Draft(chain(one.token_ids), tuple(one.confidences), num_before_eos)
-
-
-def _rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[list[int]]:
-    """Yield the places of requests to draft for together: different ids, at most max_ids."""
-    left = list(range(len(requests)))
-    while left:
-        chosen: dict[str, int] = {}
-        for place in left:
-            if len(chosen) < max_ids:
-                chosen.setdefault(requests[place].request_id, place)
-        yield list(chosen.values())
-        left = [place for place in left if place not in chosen.values()]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from diffuspec.core.types import TokenIds
+from diffuspec.core.types import DraftRequest, TokenIds
 from diffuspec.models.attention.packed import Segment, Visible
 from diffuspec.models.loading.checkpoint import DiffusionAttention, DiffusionSettings
 
@@ -139,3 +139,15 @@ def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) ->
     """Hide the columns after each row from it, for rows first to last, up to column `end`."""
     for row in range(first, last):
         visible[row, row + 1 : end] = False
+
+
+def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[list[int]]:
+    """Yield the places of requests to draft for together: different ids, at most max_ids."""
+    left = list(range(len(requests)))
+    while left:
+        chosen: dict[str, int] = {}
+        for place in left:
+            if len(chosen) < max_ids:
+                chosen.setdefault(requests[place].request_id, place)
+        yield list(chosen.values())
+        left = [place for place in left if place not in chosen.values()]

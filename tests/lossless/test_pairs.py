@@ -20,7 +20,7 @@ from diffuspec.core.params import DraftLengthPolicy, SamplingParams, Speculation
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
-from tests.support.heads import save_medusa
+from tests.support.heads import save_eagle, save_hydra, save_medusa
 from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
 
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "paper", "fixed")
@@ -176,7 +176,9 @@ def _random_pair(target: Path, drafter: Path, overlap: bool) -> tuple[EngineConf
 def _random_heads(target: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]:
     """A target with draft heads: guesses among ten of 258 tokens are right now and then."""
     save_medusa(path / "medusa", 32, 264)
-    kinds = ("medusa",)
+    save_hydra(path / "hydra", 32, None)
+    save_eagle(path / "eagle", 32, 264)
+    kinds = ("medusa", "hydra", "eagle", "eagle2")
     first, *others = [{"kind": kind, "path": path / kind.removesuffix("2")} for kind in kinds]
     config = parse_config(
         {
@@ -186,7 +188,7 @@ def _random_heads(target: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]
             "coordinator": {"prefill_chunk_tokens": 24},
         }
     )
-    return config, [f"{'ab ' * number}and so on" for number in range(0, 18, 3)]
+    return config, [f"{'ab ' * number}and so on" for number in range(0, 18, 4)]
 
 
 def tiny_in_process(**sections: Any) -> EngineConfig:

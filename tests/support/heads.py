@@ -29,6 +29,73 @@ def save_medusa(
     return weights
 
 
+def save_hydra(
+    path: Path, hidden_size: int, vocab_size: int | None, num_heads: int = 4, num_blocks: int = 1
+) -> dict[str, torch.Tensor]:
+    """Save grounded heads as zankner/Hydra does, and return their tensors; see save_medusa."""
+    torch.manual_seed(4)
+    weights: dict[str, torch.Tensor] = {}
+    for head in range(num_heads):
+        for block in range(num_blocks):
+            name, width = f"hydra_mlp.{head}.{block}", hidden_size * (1 if block else head + 2)
+            for layer in ("linear",) if block else ("linear", "res_connection"):
+                weights[f"{name}.{layer}.weight"] = torch.randn(hidden_size, width) / width**0.5
+                weights[f"{name}.{layer}.bias"] = torch.randn(hidden_size)
+        if vocab_size is not None:
+            weights[f"hydra_lm_head.{head}.weight"] = torch.randn(vocab_size, hidden_size) / 5
+            weights[f"hydra_lm_head.{head}.bias"] = torch.randn(vocab_size)
+    config = {
+        "hydra_num_heads": num_heads,
+        "hydra_num_layers": num_blocks,
+        "hydra_head_arch": "mlp",
+        "grounded_heads": True,
+    }
+    _save(path, config, weights, "hydra_lm_head.pt")
+    return weights
+
+
+EAGLE_SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48}
+
+
+def save_eagle(
+    path: Path, hidden_size: int, vocab_size: int, has_biases: bool = False
+) -> dict[str, torch.Tensor]:
+    """Save a head as SafeAILab/EAGLE does, and return its tensors."""
+    torch.manual_seed(5)
+    width, inner = hidden_size // 2, EAGLE_SIZES["intermediate_size"]
+    shapes = {
+        "q_proj": (hidden_size, hidden_size),
+        "k_proj": (width, hidden_size),
+        "v_proj": (width, hidden_size),
+    }
+    weights = {"fc.weight": torch.randn(hidden_size, 2 * hidden_size) / 8}
+    weights["embed_tokens.weight"] = torch.randn(vocab_size, hidden_size)
+    for name, shape in shapes.items():
+        weights[f"layers.0.self_attn.{name}.weight"] = torch.randn(*shape) / 4
+        if has_biases:
+            weights[f"layers.0.self_attn.{name}.bias"] = torch.randn(shape[0])
+            weights["fc.bias"] = torch.randn(hidden_size)
+    weights["layers.0.self_attn.o_proj.weight"] = torch.randn(hidden_size, hidden_size) / 5
+    weights["layers.0.mlp.gate_proj.weight"] = torch.randn(inner, hidden_size) / 5
+    weights["layers.0.mlp.up_proj.weight"] = torch.randn(inner, hidden_size) / 5
+    weights["layers.0.mlp.down_proj.weight"] = torch.randn(hidden_size, inner) / 5
+    weights["layers.0.post_attention_layernorm.weight"] = torch.rand(hidden_size) + 0.5
+    config = {
+        **EAGLE_SIZES,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": hidden_size,
+        "vocab_size": vocab_size,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 5000.0,
+        "max_position_embeddings": 512,
+        "hidden_act": "silu",
+    }
+    _save(path, config, weights, "pytorch_model.bin")
+    return weights
+
+
 def _save(path: Path, config: dict[str, Any], weights: dict[str, torch.Tensor], name: str) -> None:
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))

@@ -7,6 +7,8 @@ families do not hand keyword arguments down to their attention layers.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -37,6 +39,16 @@ class Attention(Protocol):
 _current: ContextVar[Attention] = ContextVar("attention of the forward under way")
 
 
+@contextlib.contextmanager
+def attending(attention: Attention) -> Iterator[None]:
+    """Let `packed_attention` pass its work on to this one."""
+    token = _current.set(attention)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
 def run_packed(
     model: torch.nn.Module,
     token_ids: torch.Tensor,
@@ -45,16 +57,13 @@ def run_packed(
     attention: Attention,
 ) -> torch.Tensor:
     """Run packed rows, [T] token ids and positions; return the logits of keep_rows, [R, V]."""
-    token = _current.set(attention)
-    try:
+    with attending(attention):
         output: Any = model(
             input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=keep_rows,
         )
-    finally:
-        _current.reset(token)
     logits: torch.Tensor = output.logits[0]
     return logits
 

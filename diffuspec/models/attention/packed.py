@@ -33,7 +33,8 @@ class Segment:
     - "causal": themselves and the rows before them;
     - "full": all n rows;
     - a number m: the first m rows are causal, the rest see all n rows;
-    - a matrix [n, n]: row i sees column j where visible[i, j].
+    - a matrix [n, m]: row i sees column j of the last m columns where visible[i, j]; m is n, or
+      more to hide rows before `start`, in a model without windows.
     Positions must be consecutive unless `visible` is a matrix. Segments run in order: a segment may
     see rows that an earlier one of the same forward has written to its slot.
     """

@@ -1,0 +1,44 @@
+"""EAGLE-2: EAGLE's head with a tree that follows its confidence.
+
+Li et al., EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858).
+At each of six levels the ten nodes likeliest to be reached are gone on with; of all nodes found,
+the 59 likeliest are drafted (topK_generate of SafeAILab/EAGLE's cnets1.py, its defaults). What is
+different here is as in `eagle`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from diffuspec.core.drafter_config import Eagle2Config
+from diffuspec.core.interfaces import PathScorer
+from diffuspec.drafters.eagle import load_eagle
+from diffuspec.drafters.kind import DrafterKind, Target
+
+if TYPE_CHECKING:
+    from diffuspec.drafters.head_drafter import HeadDrafter
+    from diffuspec.models.heads.nodes import DraftNode
+
+
+class DynamicShape:
+    """The nodes likeliest to be reached."""
+
+    def __init__(self, num_candidates: int = 10, max_depth: int = 6, max_nodes: int = 59) -> None:
+        self.num_candidates = num_candidates
+        self.max_depth = max_depth
+        self.max_nodes = max_nodes
+
+    def width(self, node: DraftNode) -> int:
+        return self.num_candidates
+
+    def to_grow(self, level: Sequence[DraftNode]) -> list[DraftNode]:
+        best_first = sorted(level, key=lambda node: node.score, reverse=True)
+        return best_first[: self.num_candidates]
+
+
+def _load(config: Eagle2Config, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:
+    return load_eagle(config, target, DynamicShape())
+
+
+KIND = DrafterKind(Eagle2Config, _load, needs_path_scorer=False, has_model=False, observes=True)

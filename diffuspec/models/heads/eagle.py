@@ -1,0 +1,104 @@
+"""The EAGLE head: one decoder layer that goes on with the target's hidden states by itself.
+
+Li et al., EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv 2401.15077).
+Its row for a token takes the token's embedding and the hidden state of the token before, made one
+by `fc`, and gives a guess of the token's own hidden state: the target's head makes tokens of it,
+and the next row takes it in place of a hidden state. Checkpoints are those of SafeAILab/EAGLE,
+EAGLE-1 and 2 (`pytorch_model.bin`, or the same tensors as safetensors).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, Qwen2Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.attention.cache import CacheShape
+from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
+from diffuspec.models.heads.checkpoint import HeadCheckpoint
+from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.models.loading.cpu_layers import use_cpu_layers
+
+PICKLED = ("pytorch_model.bin",)
+_EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that earlier ones do not have
+
+
+class EagleHead(nn.Module):
+    """The head alone, with the names of the checkpoint's tensors."""
+
+    def __init__(self, config: LlamaConfig | Qwen2Config, has_fc_bias: bool) -> None:
+        super().__init__()
+        config._attn_implementation = ATTENTION_NAME
+        size = config.hidden_size
+        layer: Any = Qwen2DecoderLayer if isinstance(config, Qwen2Config) else LlamaDecoderLayer
+        self.config = config
+        self.fc = nn.Linear(2 * size, size, bias=has_fc_bias)
+        self.layers = nn.ModuleList([layer(config, 0)])
+        self.layers[0].input_layernorm = nn.Identity()
+        self.rotary: Any = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: Path, target: TargetLayers) -> Self:
+        """Load a checkpoint that was trained for the target. Raises ModelLoadError."""
+        checkpoint = HeadCheckpoint.read(path, PICKLED)
+        weights = checkpoint.weights
+        if any(name in weights for name in _EAGLE_3):
+            raise ModelLoadError(f"{path} is an EAGLE-3 head; EAGLE-1 and 2 are supported")
+        if checkpoint.number("num_hidden_layers", default=1) != 1:
+            raise ModelLoadError(f"{path}: an EAGLE head has one layer, config.json says otherwise")
+        if "embed_tokens.weight" in weights:  # the target's own are used
+            checkpoint.take("embed_tokens.weight", target.vocab_size, target.hidden_size)
+        has_bias = "layers.0.self_attn.q_proj.bias" in weights
+        model = cls(_layer_config(checkpoint, target, has_bias), "fc.bias" in weights)
+        checkpoint.fill(model)
+        model = model.to(target.device, target.dtype).eval().requires_grad_(False)
+        if target.device.type == "cpu":
+            use_cpu_layers(model)
+        return model
+
+    @property
+    def cache_shape(self) -> CacheShape:
+        attention: Any = self.layers[0].self_attn
+        num_heads = self.config.num_key_value_heads or self.config.num_attention_heads
+        return CacheShape(1, num_heads, attention.head_dim)
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        attention: Attention,
+    ) -> torch.Tensor:
+        """Embeddings of tokens and states of those before, [T, H] each -> guessed states, [T, H].
+
+        positions [T] are those of the states.
+        """
+        hidden = self.fc(torch.cat([embedded, states], dim=-1)).unsqueeze(0)
+        angles = self.rotary(hidden, positions.unsqueeze(0))
+        with attending(attention):
+            hidden = self.layers[0](hidden, position_embeddings=angles)
+        output: torch.Tensor = hidden[0]
+        return output
+
+
+def _layer_config(
+    checkpoint: HeadCheckpoint, target: TargetLayers, has_bias: bool
+) -> LlamaConfig | Qwen2Config:
+    """Return the configuration of its layer, Llama's, or with biases Qwen2's."""
+    fields = {k: v for k, v in checkpoint.config.items() if k not in ("architectures", "dtype")}
+    if fields.get("hidden_size") != target.hidden_size:
+        raise ModelLoadError(
+            f"{checkpoint.path} was trained for another target: its hidden_size is "
+            f"{fields.get('hidden_size')!r}, the target's {target.hidden_size}"
+        )
+    family = Qwen2Config if has_bias else LlamaConfig
+    try:
+        return family(**{**fields, "num_hidden_layers": 1, "layer_types": None})
+    except Exception as error:  # such as values of the wrong type
+        raise ModelLoadError(f"{checkpoint.path}: config.json cannot be used: {error!r}") from error
