@@ -60,6 +60,7 @@ class Completion:
     num_prompt_tokens: int
     steps: tuple[StepStats, ...]
     seed: int | None = None  # that the tokens were drawn with; it reproduces the answer
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each prompt token after the first
 
     @property
     def stats(self) -> RequestStats:
@@ -348,4 +349,5 @@ def _collect(outputs: Sequence[RequestOutput], num_prompt_tokens: int) -> Comple
         num_prompt_tokens=num_prompt_tokens,
         steps=tuple(output.step for output in outputs),
         seed=last.seed,
+        prompt_logprobs=outputs[0].prompt_logprobs,
     )

@@ -20,6 +20,12 @@ class Acceptance:
     token_ids: tuple[int, ...]  # the accepted tokens, then the target's own: one more
 
 
+def accept_whole(chain: DraftTree, target_token_ids: Sequence[int]) -> Acceptance:
+    """Accept a chain whatever the target would have said: it is a part of the prompt."""
+    nodes = tuple(range(chain.num_nodes))
+    return Acceptance(nodes, (*chain.token_ids, target_token_ids[chain.num_nodes]))
+
+
 def accept(tree: DraftTree, target_token_ids: Sequence[int]) -> Acceptance:
     """Walk down the tree while a child carries the target's token at its parent.
 

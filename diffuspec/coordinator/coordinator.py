@@ -144,6 +144,7 @@ class Coordinator:
             finish_reason=request.finish_reason,
             step=step,
             draft=request.verified_draft(verdict),
+            prompt_logprobs=request.prompt_logprobs(),
         )
         request.outputs.put_nowait(output)
         self._observe(request, result, step, now)

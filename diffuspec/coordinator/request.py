@@ -16,6 +16,7 @@ from diffuspec.control.drafter_weight import AdaptiveWeight
 from diffuspec.control.outcomes import OutcomeRanking
 from diffuspec.coordinator.lifecycle import Lifecycle, State
 from diffuspec.coordinator.pre_drafts import PreDrafts
+from diffuspec.coordinator.prompt_scoring import PromptScoring
 from diffuspec.coordinator.validation import check_draft
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, TargetInfo
@@ -29,6 +30,7 @@ from diffuspec.core.types import (
     FinishReason,
     RequestOutput,
     TokenIds,
+    TokenLogprobs,
     Verdict,
     VerifiedDraft,
     VerifyRequest,
@@ -117,6 +119,9 @@ class Request:
 
         self._speculation = speculation
         self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
+        num_top = sampling.prompt_logprobs
+        is_scored = num_top is not None and not self.is_resumed
+        self.scoring = PromptScoring(prompt_token_ids, num_top or 0) if is_scored else None
         self._detokenizer = detokenizer
         self._stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
@@ -339,12 +344,27 @@ class Request:
         """Whether the coming step reads a prompt: more than takes the time of decoding."""
         return self.num_unread > _FEW_TOKENS
 
-    def next_chunk(self, max_tokens: int) -> VerifyRequest | None:
-        """Return the next chunk of the prefix to prefill ahead of the step, if much is unread."""
-        if self.num_unread <= max_tokens:
-            return None
+    def next_chunk(self, max_tokens: int, max_nodes: int = 1) -> VerifyRequest | None:
+        """Return the next chunk of the prefix to prefill ahead of the step, if much is unread.
+
+        A prompt that is scored is read in chunks of at most `max_nodes`, up to its end.
+        """
+        scoring = self.scoring if self.scoring and not self.scoring.is_finished else None
+        num_wanted = self._num_tokens if scoring is None else scoring.num_scored
+        if num_wanted - self.num_read <= max_tokens:
+            return scoring.next_chunk(self.request_id, max_nodes) if scoring else None
         chunk = self._tokens[: self.num_read + max_tokens]
         return VerifyRequest(self.request_id, chunk, len(chunk), EMPTY_DRAFT.tree, SamplingParams())
+
+    def finish_chunk(self, chunk: VerifyRequest, verdict: Verdict) -> None:
+        """Take note that a chunk is read. Raises VerifierError for a wrong verdict."""
+        self.num_read = min(len(chunk.prefix) + chunk.tree.num_nodes, self._num_tokens - 1)
+        if chunk.is_of_prompt and self.scoring is not None:
+            self.scoring.take(chunk, verdict)
+
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        """Return those of the prompt with the first step, else none."""
+        return self.scoring.logprobs if self.scoring and self.num_steps == 1 else ()
 
     def verify_request(self) -> VerifyRequest:
         return VerifyRequest(

@@ -113,7 +113,8 @@ class VerifyStage:
         self._batch = requests = self._choose(ready)
         for request in requests:
             request.is_in_verifier = True
-        return VerifyBatch(requests, [r.next_chunk(self._max_chunk_tokens) for r in requests])
+        most = self._max_chunk_tokens, self._verifier.info.max_tree_nodes
+        return VerifyBatch(requests, [request.next_chunk(*most) for request in requests])
 
     def _choose(self, ready: Sequence[Request]) -> Sequence[Request]:
         """Return the requests to verify now, and queue the others again."""
@@ -166,8 +167,11 @@ class VerifyStage:
                 request.stalled_since = None
                 if chunk is None or request.is_finished:
                     yield _left(request), Verified(verdict, started, seconds)
-                else:
+                    continue
+                try:
                     self._requeue_after_chunk(request, chunk, verdict)
+                except VerifierError as error:
+                    yield _left(request), error
 
     async def _ask(self, batch: VerifyBatch) -> list[Verdict]:
         """Raises what the verifier raises, and VerifierError when it miscounts."""
@@ -194,7 +198,7 @@ class VerifyStage:
         self, batch: VerifyBatch, verdicts: list[Verdict], seconds: float, drafting: float
     ) -> None:
         """Learn from decoding steps alone: how much of a prompt was cached is not known here."""
-        if all(request.num_unread == 1 for request in batch.requests):
+        if all(request.num_unread == 1 for request in batch.requests) and not any(batch.chunks):
             num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
             num_requests = len(batch.requests)
             for costs in self._costs:
@@ -203,7 +207,7 @@ class VerifyStage:
     def _requeue_after_chunk(
         self, request: Request, chunk: VerifyRequest, verdict: Verdict
     ) -> None:
-        request.num_read = len(chunk.prefix)
+        request.finish_chunk(chunk, verdict)
         request.times.prefill_seconds += verdict.verify_seconds
         request.times.prefill_transport_seconds += verdict.transport_seconds
         request.lifecycle.waits_for = f"prefill, {request.num_unread} tokens to read"

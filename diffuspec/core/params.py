@@ -146,6 +146,12 @@ class SamplingParams:
         "Report the log-probability of each token of the answer, and of this many of the "
         "likeliest tokens in its place.",
     )
+    prompt_logprobs: Annotated[int, Interval(ge=0, le=MAX_LOGPROBS)] | None = declare(
+        None,
+        "Report the log-probability of each token of the prompt after the first, and of this many "
+        "of the likeliest tokens in its place.",
+        option=None,
+    )
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -134,13 +134,23 @@ EMPTY_DRAFT = Draft(EMPTY_TREE, (), 0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyRequest:
-    """One request's draft tree, to be verified below its prefix."""
+    """One request's draft tree, to be verified below its prefix.
+
+    Where the prompt is longer than the prefix, the tree is a chain that ends with the prompt or
+    within it: all of it is accepted, and the verdict has its log-probabilities if they are asked
+    for.
+    """
 
     request_id: str
     prefix: TokenIds  # [num_tokens], prompt and committed tokens, at least one
-    num_prompt_tokens: int
+    num_prompt_tokens: int  # of the prefix, or of prefix and tree
     tree: DraftTree
     sampling: SamplingParams
+
+    @property
+    def is_of_prompt(self) -> bool:
+        """Whether the tree is a part of the prompt."""
+        return self.num_prompt_tokens > len(self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +224,5 @@ class RequestOutput:
     step: StepStats
     seed: int | None = None
     draft: VerifiedDraft | None = None  # of the step, if it had one and report_drafts is set
+    # In the first output of an answer, if asked for: of each prompt token after the first.
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from diffuspec.algorithm import draft_tree
-from diffuspec.algorithm.acceptance import Acceptance, accept
+from diffuspec.algorithm.acceptance import Acceptance, accept, accept_whole
 from diffuspec.algorithm.sampling import (
     is_plain_argmax,
     likeliest,
@@ -171,6 +171,8 @@ class CausalTarget:
                 f"draft tree must have at most {max_nodes} nodes, got {tree.num_nodes}"
             )
         draft_tree.validate(tree)
+        if request.is_of_prompt:
+            _check_is_prompt(request)
         if len(prefix) + tree.num_nodes > limit:
             end = len(prefix) + max(draft_tree.depths(tree), default=0)
             if end > limit:
@@ -192,7 +194,7 @@ class CausalTarget:
             plans = self._plan(requests, layers)
             logits = self._forward(plans, hidden_states)
             token_ids = self._target_tokens(plans, logits)
-            acceptances = [accept(plan.request.tree, token_ids[plan.logit_rows]) for plan in plans]
+            acceptances = [_accept(plan, token_ids[plan.logit_rows]) for plan in plans]
             logprobs = [
                 _logprobs(plan, acceptance, logits)
                 for plan, acceptance in zip(plans, acceptances, strict=True)
@@ -316,6 +318,23 @@ class CausalTarget:
         token_ids += acceptance.token_ids[:-1]
         rows = [num_tail + node for node in acceptance.accepted_nodes]
         self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
+
+
+def _check_is_prompt(request: VerifyRequest) -> None:
+    """Check a tree that begins within the prompt. Raises InvalidRequestError."""
+    num_left = request.num_prompt_tokens - len(request.prefix)
+    if num_left != request.tree.num_nodes or not draft_tree.is_chain(request.tree):
+        raise InvalidRequestError(
+            f"a draft within the prompt must be a chain of {num_left} tokens, to the end of what "
+            f"is said to be the prompt, got {request.tree.num_nodes}"
+        )
+    if request.sampling.structured_output is not None:
+        raise InvalidRequestError("a draft within the prompt must have no structured_output")
+
+
+def _accept(plan: _Plan, token_ids: Sequence[int]) -> Acceptance:
+    tree = plan.request.tree
+    return (accept_whole if plan.request.is_of_prompt else accept)(tree, token_ids)
 
 
 def _segment(plan: _Plan) -> Segment:

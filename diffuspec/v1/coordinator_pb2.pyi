@@ -140,7 +140,7 @@ class VerifiedDraft(_message.Message):
     def __init__(self, tree: _Optional[_Union[_types_pb2.DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step", "seed", "draft")
+    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step", "seed", "draft", "prompt_logprobs")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,7 @@ class GenerateResponse(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
     text: str
@@ -159,7 +160,8 @@ class GenerateResponse(_message.Message):
     step: StepStats
     seed: int
     draft: VerifiedDraft
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ..., seed: _Optional[int] = ..., draft: _Optional[_Union[VerifiedDraft, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ..., seed: _Optional[int] = ..., draft: _Optional[_Union[VerifiedDraft, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -51,6 +51,24 @@ def test_a_batch_of_prompts_is_completed_in_order(client: OpenAI):
     assert [choice.text[:3] for choice in reply.choices] == ["One", "One", "Two", "Two"]
 
 
+def test_prompts_are_scored_as_evaluation_harnesses_ask_for_it(client: OpenAI):
+    text = "The capital of France is Paris. The capital of Italy is Rome."
+    how: Any = {"model": MODEL, "echo": True, "logprobs": 1, "temperature": 0}
+    whole = client.completions.create(prompt=text, max_tokens=1, **how).choices[0]
+    scores = whole.logprobs
+    assert whole.text.startswith(text) and scores.token_logprobs[0] is None
+    assert "".join(scores.tokens[:-1]) == text
+    assert all(value < 0 for value in scores.token_logprobs[1:])
+    token_ids = client.completions.create(
+        model=MODEL, prompt=text, max_tokens=1, extra_body={"return_token_ids": True}
+    ).choices[0].model_extra["prompt_token_ids"]  # fmt: skip
+    reply = client.completions.create(prompt=[token_ids] * 2, max_tokens=0, **how)
+    for choice in reply.choices:
+        assert choice.text == text
+        assert choice.logprobs.token_logprobs == pytest.approx(scores.token_logprobs[:-1], abs=1e-3)
+    assert reply.usage.completion_tokens == 0
+
+
 def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI):
     schema = {
         "type": "object",

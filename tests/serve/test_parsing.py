@@ -83,7 +83,8 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"chat_template": "x"}, "chat_template"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"tool_choice": "required"}, "tool_choice"),
@@ -107,6 +108,20 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
     with pytest.raises(BadRequestError) as caught:
         chat(**keys)
     assert (caught.value.param or "").startswith(param)
+
+
+@pytest.mark.parametrize(
+    ("keys", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"echo": True, "logprobs": 1, "stream": True}, "echo"),
+        ({"echo": True, "max_tokens": -1}, "max_tokens"),
+    ],
+)
+def test_prompts_alone_are_reported_whole_and_with_echo(keys, param):
+    with pytest.raises(BadRequestError) as caught:
+        complete(**keys)
+    assert caught.value.param == param
 
 
 def test_neutral_values_and_nulls_and_labels_are_taken():

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import pytest
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.params import SamplingParams
@@ -101,10 +102,49 @@ def test_logprobs_have_texts_and_bytes_and_are_finite():
     [token] = choice["logprobs"]["content"]
     assert (token["token"], token["bytes"], token["logprob"]) == ("\ufffd", [0xE2], -9999.0)
     assert len(token["top_logprobs"]) == 2
-    reply = reply_to(TEXT, sampling=sampling, echo=True)
+    reply = reply_to(TEXT, sampling=sampling)
     reply.add(0, output("", True, token_ids=(euro[0],), logprobs=found))
     [choice] = reply.whole()["choices"]
-    assert choice["text"] == "hi" and choice["logprobs"]["token_logprobs"] == [-9999.0]
+    assert choice["logprobs"]["token_logprobs"] == [-9999.0]
+    assert choice["logprobs"]["top_logprobs"][0]["\ufffd"] == -9999.0
+
+
+PROMPT = (TokenLogprobs(-2.5, ((5, -0.5), (2, -2.5))),)  # of the token 2 after the token 1
+ANSWER = (TokenLogprobs(-0.25, ((65, -0.25), (5, -3.0))),)
+
+
+def test_echoed_prompts_have_log_probabilities_but_for_the_first_token():
+    reply = reply_to(TEXT, sampling=SamplingParams(logprobs=2, prompt_logprobs=2), echo=True)
+    found = {"token_ids": (65,), "logprobs": ANSWER, "prompt_logprobs": PROMPT}
+    reply.add(0, output("!", is_last=True, **found))
+    [choice] = reply.whole()["choices"]
+    logprobs = choice["logprobs"]
+    assert choice["text"] == "hi!" and len(logprobs["tokens"]) == 3
+    assert logprobs["token_logprobs"] == [None, -2.5, -0.25]
+    assert logprobs["top_logprobs"][0] is None
+    assert sorted(logprobs["top_logprobs"][1].values()) == [-2.5, -0.5]
+    assert logprobs["text_offset"] == [0, 1, 2]
+
+
+def test_a_prompt_alone_has_no_token_of_an_answer():
+    sampling = SamplingParams(logprobs=2, prompt_logprobs=2, max_tokens=1)
+    reply = reply_to(TEXT, sampling=sampling, echo=True, is_prompt_only=True)
+    found = {"token_ids": (65,), "logprobs": ANSWER, "prompt_logprobs": PROMPT}
+    reply.add(0, output("!", is_last=True, **found))
+    whole = reply.whole()
+    [choice] = whole["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("hi", "length")
+    assert choice["logprobs"]["token_logprobs"] == [None, -2.5]
+    assert whole["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, TEXT])
+def test_log_probabilities_of_prompts_have_vllms_form(endpoint: Endpoint):
+    reply = reply_to(endpoint, sampling=SamplingParams(prompt_logprobs=2), reports_prompt=True)
+    reply.add(0, output("!", is_last=True, prompt_logprobs=PROMPT))
+    whole = reply.whole()
+    first, second = (whole if endpoint == CHAT else whole["choices"][0])["prompt_logprobs"]
+    assert first is None and second["2"]["logprob"] == -2.5 and second["5"]["rank"] == 1
 
 
 def test_usage_counts_a_prompt_once_and_drafts_by_position():

@@ -134,6 +134,7 @@ def request_output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateRe
         step=step_to_proto(output.step),
         seed=output.seed,
         draft=_draft_to_proto(output.draft) if output.draft is not None else None,
+        prompt_logprobs=[logprobs_to_proto(one) for one in output.prompt_logprobs],
     )
 
 
@@ -149,6 +150,7 @@ def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> Requ
         step=step_from_proto(message.step),
         seed=message.seed if message.HasField("seed") else None,
         draft=_draft_from_proto(message.draft) if message.HasField("draft") else None,
+        prompt_logprobs=tuple(map(logprobs_from_proto, message.prompt_logprobs)),
     )
 
 

@@ -65,8 +65,8 @@ class Bounds:
 
     def check_verify_row(self, row: VerifyRow, num_tokens: int) -> None:
         """Check a row whose prefix has `num_tokens` tokens."""
-        _require("num_prompt_tokens", row.num_prompt_tokens, 1, num_tokens)
         tree = row.tree
+        _require("num_prompt_tokens", row.num_prompt_tokens, 1, num_tokens + len(tree.token_ids))
         _require("nodes of a draft tree", len(tree.token_ids), 0, self.target.max_tree_nodes)
         if len(tree.parents) != len(tree.token_ids):
             raise InvalidRequestError(

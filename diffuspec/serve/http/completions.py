@@ -62,7 +62,10 @@ class Completions:
         async with aclosing(stream):
             async for index, output in stream:
                 reply.add(index, output)
-        return JSONResponse(reply.whole())
+        if job.sampling.prompt_logprobs is None:
+            return JSONResponse(reply.whole())
+        # The texts of thousands of tokens: not in the event loop.
+        return await loop.run_in_executor(self._tokenizing, lambda: JSONResponse(reply.whole()))
 
     def _outputs(
         self, job: Job, generations: Sequence[Generation], state: State

@@ -18,6 +18,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each prompt token after the first
     steps: list[StepStats] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     seed: int | None = None
@@ -26,6 +27,7 @@ class Answer:
         self.text += output.text
         self.token_ids += output.token_ids
         self.logprobs += output.logprobs or ()
+        self.prompt_logprobs += output.prompt_logprobs
         self.steps.append(output.step)
         self.finish_reason = output.finish_reason
         self.seed = output.seed

@@ -163,4 +163,9 @@ class CompletionBody(Body):
         le=MAX_LOGPROBS,
         description="Add log-probabilities, and that many alternatives.",
     )
-    echo: bool = Field(False, description="Begin the text with the prompt.")
+    echo: bool = Field(
+        False, description="Begin the text with the prompt, logprobs with those of its tokens."
+    )
+    max_tokens: int | None = Field(
+        None, ge=0, description="Longest answer, in tokens; 0 with echo: the prompt alone."
+    )

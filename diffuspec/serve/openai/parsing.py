@@ -51,6 +51,8 @@ class Job:
     include_usage: bool = False
     continuous_usage: bool = False
     echo: bool = False
+    is_prompt_only: bool = False  # the one token of the answer is not reported
+    reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
     return_token_ids: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()  # of a chat; calls are found in the answer
     is_call_named: bool = False  # the answer is a call of the function that the request names
@@ -155,18 +157,23 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
         raise BadRequestError(
             f"prompts times n must be at most {_MAX_ANSWERS}, got {len(prompts) * body.n}", "prompt"
         )
+    is_prompt_only = body.max_tokens == 0
+    if is_prompt_only and not body.echo:
+        raise BadRequestError("max_tokens must be at least 1 without echo", "max_tokens")
+    max_tokens = 1 if is_prompt_only else body.max_tokens or _DEFAULT_TEXT_TOKENS
+    sampling = _sampling(body, body.logprobs, max_tokens)
     if body.echo and body.logprobs is not None:
-        raise BadRequestError(
-            "echo with logprobs is not supported: prompts have none", "echo",
-            "unsupported_parameter",
-        )  # fmt: skip
-    max_tokens = body.max_tokens or _DEFAULT_TEXT_TOKENS
+        if body.stream:
+            raise BadRequestError("echo with logprobs cannot be streamed", "echo")
+        num_top = max(body.logprobs, sampling.prompt_logprobs or 0)
+        sampling = replace(sampling, prompt_logprobs=num_top)
     return Job(
         endpoint="/v1/completions",
         prompts=prompts,
-        sampling=_sampling(body, body.logprobs, max_tokens),
+        sampling=sampling,
         max_tokens=max_tokens,
         echo=body.echo,
+        is_prompt_only=is_prompt_only,
         **_common(body, model),
     )
 
@@ -175,6 +182,9 @@ def _common(body: Body, model: ServedModel) -> dict[str, Any]:
     options = body.stream_options
     if options is not None and not body.stream:
         raise BadRequestError("stream_options needs stream: true", "stream_options")
+    reports_prompt = (body.model_extra or {}).get("prompt_logprobs") is not None
+    if reports_prompt and body.stream:
+        raise BadRequestError("prompt_logprobs cannot be streamed", "prompt_logprobs")
     return {
         "num_choices": body.n,
         "speculation": _speculation(body.speculation, model.speculation),
@@ -182,6 +192,7 @@ def _common(body: Body, model: ServedModel) -> dict[str, Any]:
         "include_usage": options is not None and options.include_usage,
         "continuous_usage": options is not None and options.continuous_usage_stats,
         "return_token_ids": body.return_token_ids,
+        "reports_prompt": reports_prompt,
     }
 
 

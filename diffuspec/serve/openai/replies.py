@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import accumulate
 from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput, TokenLogprobs
@@ -43,7 +44,7 @@ class Reply(ABC):
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Take an output of the generation with this index."""
-        self._answers[index].add(output)
+        self._answers[index].add(self._kept(output))
 
     def whole(self) -> dict[str, Any]:
         """Return the object of a request that does not stream. All answers are finished."""
@@ -56,7 +57,8 @@ class Reply(ABC):
 
     def chunk(self, index: int, output: RequestOutput) -> dict[str, Any] | None:
         """Take an output; return what it adds as a chunk, None when that is nothing."""
-        self.add(index, output)
+        output = self._kept(output)
+        self._answers[index].add(output)
         if not self._is_worth_a_chunk(output):
             return None
         chunk = self._object(self.chunk_object, [self._delta(index, output)])
@@ -77,6 +79,34 @@ class Reply(ABC):
 
     @abstractmethod
     def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]: ...
+
+    def _kept(self, output: RequestOutput) -> RequestOutput:
+        """Return what is reported of an output: no token of an answer that nobody asked for."""
+        if not self._job.is_prompt_only:
+            return output
+        reason = output.finish_reason and FinishReason.LENGTH
+        nothing: dict[str, Any] = {"token_ids": (), "pieces": (), "text": "", "logprobs": None}
+        return replace(output, finish_reason=reason, **nothing)
+
+    def _scores(self, answer: Answer) -> dict[str, Any]:
+        """Return the log-probabilities of a prompt as vLLM has them, if they are asked for."""
+        if not self._job.reports_prompt:
+            return {}
+        token_ids = answer.generation.prompt_token_ids.tolist()[1:]
+        found: list[dict[str, Any] | None] = [None]
+        for token_id, one in zip(token_ids, answer.prompt_logprobs, strict=True):
+            ranks = {place: rank for rank, (place, _) in enumerate(one.top, 1)}
+            found.append(
+                {
+                    str(place): {
+                        "logprob": _finite(logprob),
+                        "rank": ranks.get(place),  # None: below the likeliest that are reported
+                        "decoded_token": self._texts.token(place),
+                    }
+                    for place, logprob in {token_id: one.logprob, **dict(one.top)}.items()
+                }
+            )
+        return {"prompt_logprobs": found}
 
     def _is_worth_a_chunk(self, output: RequestOutput) -> bool:
         """Tokens may release no text: of an incomplete character, or of a stop string's start."""
@@ -116,6 +146,9 @@ class ChatReply(Reply):
             self._object(self.chunk_object, [choice | {"finish_reason": None}])
             for choice in choices
         ]
+
+    def whole(self) -> dict[str, Any]:
+        return super().whole() | self._scores(self._answers[0])
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
         index = answer.generation.index
@@ -226,10 +259,16 @@ class CompletionReply(Reply):
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
         echoed = self._prompt(answer) if self._job.echo else ""
-        logprobs = self._logprobs(answer.token_ids, answer.logprobs, 0)
+        token_ids: list[int] = answer.token_ids
+        found: list[TokenLogprobs | None] = [*answer.logprobs]
+        if self._job.echo:
+            token_ids = [*answer.generation.prompt_token_ids.tolist(), *token_ids]
+            found = [None, *answer.prompt_logprobs, *found]
+        logprobs = self._logprobs(token_ids, found, 0)
         choice = self._text(
             answer, echoed + answer.text, logprobs, answer.finish_reason, answer.token_ids
         )
+        choice |= self._scores(answer)
         if self._job.return_token_ids:
             choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
         return choice
@@ -267,25 +306,25 @@ class CompletionReply(Reply):
         return self._texts.text(answer.generation.prompt_token_ids.tolist())
 
     def _logprobs(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], offset: int
+        self, token_ids: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
     ) -> dict[str, Any] | None:
         """Return OpenAI's older form; `offset` is where the first token begins in the text."""
         if self._job.sampling.logprobs is None:
             return None
         tokens = [self._texts.token(token_id) for token_id in token_ids]
-        offsets = [offset + sum(map(len, tokens[:place])) for place in range(len(tokens))]
         return {
             "tokens": tokens,
-            "token_logprobs": [_finite(found.logprob) for found in logprobs],
+            "token_logprobs": [one and _finite(one.logprob) for one in found],
             "top_logprobs": [
-                {
-                    self._texts.raw(i).decode(errors="replace"): _finite(value)
-                    for i, value in found.top
-                }
-                for found in logprobs
+                one and self._top(token, one) for token, one in zip(tokens, found, strict=True)
             ],
-            "text_offset": offsets,
+            "text_offset": [*accumulate(map(len, tokens[:-1]), initial=offset)] if tokens else [],
         }
+
+    def _top(self, token: str, found: TokenLogprobs) -> dict[str, float]:
+        """Return the likeliest tokens by their texts, and the token itself."""
+        top = {self._texts.token(place): _finite(logprob) for place, logprob in found.top}
+        return {token: _finite(found.logprob)} | top
 
 
 def _finite(logprob: float) -> float:

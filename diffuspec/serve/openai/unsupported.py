@@ -40,7 +40,6 @@ _NEUTRAL: dict[str, object] = {
     "parallel_tool_calls": True,  # of a text, which has no tools
     "prediction": {},
     "priority": 0,
-    "prompt_logprobs": 0,
     "reasoning_effort": "none",
     "skip_special_tokens": True,
     "spaces_between_special_tokens": True,

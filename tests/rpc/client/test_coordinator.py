@@ -49,6 +49,7 @@ def output(
         (TokenLogprobs(-0.1, ((token_id, -0.1), (3, -2.5))), TokenLogprobs(-1.5, ())),
         finish_reason,
         StepStats(5, 9, 1, 2, fallback="drafter_error", pre_draft="hit", verify_seconds=0.1),
+        prompt_logprobs=(TokenLogprobs(-0.25, ((4, -0.25),)),),
     )
 
 
