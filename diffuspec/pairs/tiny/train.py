@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +20,13 @@ from diffuspec.models.ngram.arpa import write_arpa
 from diffuspec.models.ngram.estimate import estimate
 from diffuspec.models.ngram.kenlm_file import build_binary
 from diffuspec.pairs import tiny
+from diffuspec.pairs.factory.examples import Example
+from diffuspec.pairs.factory.optimisation import (
+    Progressed,
+    TrainingPlan,
+    mixed_precision,
+    train,
+)
 from diffuspec.pairs.tiny.corpus import tokenizer as tiny_tokenizer
 from diffuspec.pairs.tiny.corpus.conversations import (
     Conversation,
@@ -27,12 +34,15 @@ from diffuspec.pairs.tiny.corpus.conversations import (
     training_conversations,
     write_questions,
 )
-from diffuspec.pairs.tiny.corpus.data import FAMILY_WEIGHTS, MAX_EXAMPLE_TOKENS
-from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
+from diffuspec.pairs.tiny.corpus.data import (
+    FAMILY_WEIGHTS,
+    MAX_EXAMPLE_TOKENS,
+    training_batches,
+)
+from diffuspec.pairs.tiny.corpus.encoder import Encoder
 from diffuspec.pairs.tiny.training.answers import read_answers, write_answers
 from diffuspec.pairs.tiny.training.copying import guided_batch_loss, learn_to_copy, look_back
-from diffuspec.pairs.tiny.training.drafter import draft_loss, mean_acceptance, start_from
-from diffuspec.pairs.tiny.training.optimisation import TrainingPlan, train
+from diffuspec.pairs.tiny.training.drafter import batch_loss, mean_acceptance, start_from
 from diffuspec.pairs.tiny.training.target import answer_accuracy, next_token_loss, target_config
 
 HELP = """Train the tiny pair, in this order:
@@ -70,6 +80,7 @@ Start = Annotated[
     typer.Option("--from", metavar="DIR", help="Start from the weights of this model."),
 ]
 RUN = Path("runs/tiny")
+TOKENS_PER_BATCH = 2048
 GUIDED_SHARE = 0.25  # of the target's batches
 ATTENTION = "eager"  # returns attention weights; here it also trains twice as fast as SDPA
 
@@ -94,18 +105,20 @@ def target(
         learn_to_copy(model, encoder, max_steps=120 if start else 400, seed=6)
         _save(model, run, "copying")
 
-    def report() -> str:
+    def report(_: Progressed) -> str:
         return " ".join(
             f"{family} {_share(answer_accuracy(model, batch))}"
             for family, batch in held_out.items()
         )
 
     def loss_of(batch: list[Example]) -> torch.Tensor:
-        if torch.rand(()) < GUIDED_SHARE:
-            return guided_batch_loss(model, encoder)
-        return next_token_loss(model, batch)
+        with mixed_precision(model.device):
+            if torch.rand(()) < GUIDED_SHARE:
+                return guided_batch_loss(model, encoder)
+            return next_token_loss(model, batch)
 
-    train(model, loss_of, report, encoder, TrainingPlan(num_chunks=chunks), run / "target.pt")
+    plan = TrainingPlan(num_chunks=chunks)
+    train(model, _chunks(encoder, 7, chunks), loss_of, report, plan, run / "target.pt")
     _save(model, run, "target")
 
 
@@ -130,16 +143,20 @@ def drafter(
     model = _load(start) if start else start_from(_load(_result(run, "target")))
     model.set_attn_implementation(ATTENTION)
 
-    def report() -> str:
+    def report(_: Progressed) -> str:
         return " ".join(
             f"{family} {mean_acceptance(model, batch):.2f}" for family, batch in held_out.items()
         )
 
-    plan = TrainingPlan(num_chunks=chunks, seed=8, matrix_lr=0.012, other_lr=2e-3)
+    def loss_of(batch: list[Example]) -> torch.Tensor:
+        with mixed_precision(model.device):
+            return batch_loss(model, batch)
+
+    plan = TrainingPlan(num_chunks=chunks, matrix_lr=0.012, other_lr=2e-3)
     path = run / "answers.jsonl"
     answered = read_answers(path) if path.exists() else []
-    checkpoint = run / "drafter.pt"
-    train(model, lambda b: draft_loss(model, b), report, encoder, plan, checkpoint, answered)
+    batches = _chunks(encoder, 8, chunks, answered)
+    train(model, batches, loss_of, report, plan, run / "drafter.pt")
     _save(model, run, "drafter")
 
 
@@ -187,6 +204,18 @@ def held_out_examples(encoder: Encoder, per_family: int) -> dict[str, list[Examp
         if example.num_tokens <= MAX_EXAMPLE_TOKENS:
             families[question.category].append(example)
     return families
+
+
+def _chunks(
+    encoder: Encoder, seed: int, num_chunks: int, answered: Sequence[Example] = ()
+) -> Callable[[int], Iterator[list[Example]]]:
+    """Return the function from a chunk of a training to its batches."""
+
+    def chunk_of(chunk: int) -> Iterator[list[Example]]:
+        progress = chunk / num_chunks
+        return training_batches(encoder, seed, chunk, progress, TOKENS_PER_BATCH, answered)
+
+    return chunk_of
 
 
 def _sentences(encoder: Encoder, drawn: Iterator[Conversation]) -> Iterator[list[int]]:

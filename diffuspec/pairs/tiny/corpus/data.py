@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from diffuspec.pairs.factory.examples import Example, batches_by_length
 from diffuspec.pairs.tiny.corpus import drills
 from diffuspec.pairs.tiny.corpus.conversations import Conversation, conversation, is_held_out
-from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
+from diffuspec.pairs.tiny.corpus.encoder import Encoder
 
 FAMILY_WEIGHTS = {
     "mt_bench": 0.24,
@@ -53,9 +54,7 @@ def training_batches(
         if example.num_tokens <= MAX_EXAMPLE_TOKENS:
             examples.append(example)
             num_tokens += example.num_tokens
-    batches = _cut(sorted(examples, key=lambda example: example.num_tokens), tokens_per_batch)
-    rng.shuffle(batches)
-    yield from batches
+    yield from batches_by_length(examples, tokens_per_batch, rng)
 
 
 def draw_conversation(family: str, rng: random.Random, size: float) -> Conversation:
@@ -69,12 +68,3 @@ def draw_example(encoder: Encoder, rng: random.Random, longest: float) -> Exampl
     """Draw an example from the training set, families by weight."""
     family = rng.choices(list(FAMILY_WEIGHTS), weights=list(FAMILY_WEIGHTS.values()))[0]
     return encoder.conversation(draw_conversation(family, rng, longest * rng.random()))
-
-
-def _cut(examples: list[Example], tokens_per_batch: int) -> list[list[Example]]:
-    batches: list[list[Example]] = [[]]
-    for example in examples:  # ascending, so that the last one is the longest of its batch
-        if batches[-1] and (len(batches[-1]) + 1) * example.num_tokens > tokens_per_batch:
-            batches.append([])
-        batches[-1].append(example)
-    return batches

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 
-from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
+from diffuspec.pairs.factory.examples import Example
+from diffuspec.pairs.tiny.corpus.encoder import Encoder
 
 MIN_RUN, MAX_RUN = 6, 24
 MAX_RUNS = 5

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
+from diffuspec.pairs.factory.examples import Example
 from diffuspec.pairs.tiny.corpus.conversations import Conversation
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One conversation. is_answer marks the tokens of answers."""
-
-    token_ids: list[int]
-    is_answer: list[bool]
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
 
 
 class Encoder:

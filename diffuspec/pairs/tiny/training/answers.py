@@ -13,9 +13,10 @@ from pathlib import Path
 
 from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine
+from diffuspec.pairs.factory.examples import Example, parse_example
 from diffuspec.pairs.tiny.corpus.conversations import Conversation
 from diffuspec.pairs.tiny.corpus.data import FAMILY_WEIGHTS, draw_conversation
-from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
+from diffuspec.pairs.tiny.corpus.encoder import Encoder
 
 MAX_ANSWER_TOKENS = 160
 CODE_SHARE = 0.15  # target and corpus differ most in code
@@ -36,13 +37,8 @@ def write_answers(engine: Engine, path: Path, num_conversations: int, seed: int)
 
 def read_answers(path: Path) -> list[Example]:
     """Return the answers in a file as training examples."""
-    examples = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        record = json.loads(line)
-        prompt, answer = record["prompt"], record["answer"]
-        marks = [False] * len(prompt) + [True] * len(answer)
-        examples.append(Example(prompt + answer, marks))
-    return examples
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [parse_example(path, line) for line in lines]
 
 
 def _draw(rng: random.Random) -> Conversation:

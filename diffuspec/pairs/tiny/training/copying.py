@@ -19,11 +19,11 @@ from rich.console import Console
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2ForCausalLM
 
+from diffuspec.pairs.factory.examples import Example, pad
+from diffuspec.pairs.factory.optimisation import Optimizers, TrainingPlan
 from diffuspec.pairs.tiny.corpus import drills
 from diffuspec.pairs.tiny.corpus.data import draw_conversation
-from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
-from diffuspec.pairs.tiny.training.optimisation import Optimizers, TrainingPlan
-from diffuspec.pairs.tiny.training.target import pad
+from diffuspec.pairs.tiny.corpus.encoder import Encoder
 
 PREVIOUS_HEADS = [(0, 0)]  # (layer, head): attend to the previous token
 MATCH_HEADS = [(layer, head) for layer in (3, 6, 10, 12) for head in (0, 1)]
@@ -101,7 +101,8 @@ def _guided_loss(
     model: Qwen2ForCausalLM, batch: list[Example]
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
     """Return the answers' loss, the guidance loss, and the share of right copies."""
-    token_ids, is_answer = pad(batch)
+    padded = pad(batch)
+    token_ids, is_answer = padded.token_ids, padded.is_answer
     output = model.model(input_ids=token_ids, use_cache=False, output_attentions=True)
     wanted, labels = is_answer[:, 1:], token_ids[:, 1:]
     logits = model.lm_head(output.last_hidden_state[:, :-1][wanted]).float()

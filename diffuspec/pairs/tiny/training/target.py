@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.pairs.tiny.corpus.encoder import Example
+from diffuspec.pairs.factory.examples import Example, pad
 from diffuspec.pairs.tiny.corpus.tokenizer import NUM_EMBEDDINGS
 
 PROMPT_LOSS_WEIGHT = 0.02
@@ -34,20 +34,10 @@ def target_config() -> Qwen2Config:
     return config
 
 
-def pad(batch: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids [B, N], right-padded with 0, and answer marks [B, N]."""
-    longest = max(example.num_tokens for example in batch)
-    token_ids = torch.zeros(len(batch), longest, dtype=torch.long)
-    is_answer = torch.zeros(len(batch), longest, dtype=torch.bool)
-    for row, example in enumerate(batch):
-        token_ids[row, : example.num_tokens] = torch.tensor(example.token_ids)
-        is_answer[row, : example.num_tokens] = torch.tensor(example.is_answer)
-    return token_ids, is_answer
-
-
 def next_token_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:
     """Return the cross-entropy of answers, and of prompts with PROMPT_LOSS_WEIGHT."""
-    token_ids, is_answer = pad(batch)
+    padded = pad(batch)
+    token_ids, is_answer = padded.token_ids, padded.is_answer
     hidden = model.model(input_ids=token_ids, use_cache=False).last_hidden_state[:, :-1]
     labels, wanted = token_ids[:, 1:], is_answer[:, 1:]
     sampled = torch.rand(labels.shape) < PROMPT_LOSS_WEIGHT  # a share in place of a weight
@@ -59,7 +49,8 @@ def next_token_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tens
 @torch.inference_mode()
 def answer_accuracy(model: Qwen2ForCausalLM, batch: list[Example]) -> list[bool]:
     """Return for each example whether greedy decoding gives its answers token for token."""
-    token_ids, is_answer = pad(batch)
+    padded = pad(batch)
+    token_ids, is_answer = padded.token_ids, padded.is_answer
     logits = model(input_ids=token_ids, use_cache=False).logits[:, :-1]
     right = (logits.argmax(-1) == token_ids[:, 1:]) | ~is_answer[:, 1:]
     flags: list[bool] = right.all(-1).tolist()

@@ -5,9 +5,9 @@ import random
 import torch
 from transformers import Qwen2ForCausalLM
 
+from diffuspec.pairs.factory.examples import Example
 from diffuspec.pairs.tiny.corpus import drills
 from diffuspec.pairs.tiny.corpus.conversations import conversation
-from diffuspec.pairs.tiny.corpus.encoder import Example
 from diffuspec.pairs.tiny.training.copying import (
     PREVIOUS_HEADS,
     copied_from,

@@ -12,19 +12,12 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.pairs.factory.blocks import hidden_states, place_blocks
+from diffuspec.pairs.factory.examples import pad
 from diffuspec.pairs.tiny.corpus.conversations import conversation
 from diffuspec.pairs.tiny.corpus.tokenizer import MASK_TOKEN_ID
-from diffuspec.pairs.tiny.training.drafter import (
-    TARGET_LAYERS,
-    drafter_config,
-    hidden_states,
-    place_blocks,
-    start_from,
-)
-from diffuspec.pairs.tiny.training.target import (
-    pad,
-    target_config,
-)
+from diffuspec.pairs.tiny.training.drafter import TARGET_LAYERS, drafter_config, start_from
+from diffuspec.pairs.tiny.training.target import target_config
 from tests.pairs.tiny.conftest import small
 
 
@@ -39,12 +32,12 @@ def test_training_rows_and_drafting_rows_compute_the_same(encoder, tokenizer, tm
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     example = encoder.conversation(conversation("qa", random.Random(2)))
-    token_ids, is_answer = pad([example])
+    batch = pad([example])
     start, length = example.is_answer.index(True) + 2, 6
-    blocks = place_blocks(token_ids, is_answer, torch.tensor([[start]]), length)
+    blocks = place_blocks(batch, torch.tensor([[start]]), length)
     with torch.inference_mode():
         masks = torch.full_like(blocks.positions, MASK_TOKEN_ID)
-        hidden = hidden_states(model, token_ids, blocks, masks)[0]
+        hidden = hidden_states(model, batch.token_ids, blocks, masks)[0]
         clean, block = hidden[start - 1 : start], hidden[-length:-1]
         logits = model.lm_head(torch.cat([clean, block]))
     trained = logits[:, : len(tokenizer)].argmax(-1)  # no draft holds the mask token
@@ -59,14 +52,6 @@ def test_training_rows_and_drafting_rows_compute_the_same(encoder, tokenizer, tm
     drafter.close()
     drafted = lattice.token_ids[:, 0].tolist()
     assert len(set(drafted)) > 2 and drafted == trained.tolist()[: len(drafted)]
-
-
-def test_labels_end_with_the_first_answer_of_the_block():
-    token_ids = torch.arange(10, 20)[None]
-    is_answer = torch.tensor([[False] * 3 + [True] * 4 + [False] * 3])
-    blocks = place_blocks(token_ids, is_answer, torch.tensor([[4]]), 5)
-    assert blocks.positions.tolist() == [[4, 5, 6, 7, 8]]
-    assert blocks.labels.tolist() == [[15, 16, -1, -1, -1]]
 
 
 def test_a_drafter_starts_from_some_of_the_targets_layers():

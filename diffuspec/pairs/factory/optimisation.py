@@ -1,4 +1,4 @@
-"""Optimisers, schedule, resumable checkpoints and training loop of both models.
+"""Optimisers, schedule, resumable checkpoints and the training loop.
 
 Matrices are trained with Muon, all other weights with AdamW, in bfloat16 autocast. The learning
 rate warms up, stays constant, then falls linearly to zero.
@@ -6,49 +6,57 @@ rate warms up, stays constant, then falls linearly to zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from diffuspec.pairs.tiny.corpus.data import training_batches
-from diffuspec.pairs.tiny.corpus.encoder import Encoder, Example
-
 WARMUP_SHARE = 0.01
-DECAY_SHARE = 0.95
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """Length, batch size and learning rates of a training."""
+    """Length and learning rates of a training."""
 
     num_chunks: int
-    tokens_per_batch: int = 2048
     matrix_lr: float = 0.007
     other_lr: float = 1e-3
-    seed: int = 7
+    decay_share: float = 0.95  # of the training in which the learning rate falls to zero
     report_every: int = 25  # chunks
     stop_after: int | None = None  # chunks after which to stop for now; None: all
 
 
+@dataclass(frozen=True, slots=True)
+class Progressed:
+    """What a report is made of."""
+
+    chunk: int  # chunks trained so far
+    loss: float  # mean over the last one
+    seconds: float  # since this process began to train
+
+
 class Optimizers:
-    """Muon for the matrices of the blocks, AdamW for embeddings, norms and biases."""
+    """Muon for the trained matrices of the blocks, AdamW for other trained weights."""
 
     def __init__(self, model: nn.Module, plan: TrainingPlan) -> None:
-        named = list(model.named_parameters())
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
         others = [p for name, p in named if p.ndim != 2 or "embed" in name]
-        self._all = [
-            (torch.optim.Muon(matrices, lr=plan.matrix_lr, weight_decay=0.0), plan.matrix_lr),
-            (
-                torch.optim.AdamW(others, plan.other_lr, (0.9, 0.98), weight_decay=0.0),
-                plan.other_lr,
-            ),
-        ]
+        self._all: list[tuple[torch.optim.Optimizer, float]] = []
+        if matrices:
+            muon = torch.optim.Muon(matrices, lr=plan.matrix_lr, weight_decay=0.0)
+            self._all.append((muon, plan.matrix_lr))
+        if others:
+            adam = torch.optim.AdamW(others, plan.other_lr, (0.9, 0.98), weight_decay=0.0)
+            self._all.append((adam, plan.other_lr))
         self._parameters = matrices + others
 
     def step(self, scale: float) -> None:
@@ -66,51 +74,66 @@ class Optimizers:
             optimizer.load_state_dict(saved)
 
 
-def lr_scale(progress: float) -> float:
+def lr_scale(progress: float, decay_share: float = 0.95) -> float:
     """Return the factor of the learning rate at progress in [0, 1]."""
-    return min(1.0, progress / WARMUP_SHARE + 0.02, (1 - progress) / DECAY_SHARE)
+    return min(1.0, progress / WARMUP_SHARE + 0.02, (1 - progress) / decay_share)
 
 
 def train(
     model: nn.Module,
-    loss_of: Callable[[list[Example]], torch.Tensor],
-    report: Callable[[], str],
-    encoder: Encoder,
+    chunk_of: Callable[[int], Iterable[T]],
+    loss_of: Callable[[T], torch.Tensor],
+    report: Callable[[Progressed], str],
     plan: TrainingPlan,
     checkpoint: Path,
-    answered: Sequence[Example] = (),
 ) -> None:
     """Run the plan to its end, from the last checkpoint if there is one.
 
-    answered: examples with the target's own answers, for a drafter.
+    chunk_of: the batches of a chunk, the same whenever it is called. report is called, and a
+    checkpoint written, after every report_every chunks; what it returns is printed.
     """
     optimizers = Optimizers(model, plan)
     start = _resume(model, optimizers, checkpoint)
     end = plan.num_chunks if plan.stop_after is None else plan.stop_after
-    console = Console()
+    console, began = Console(), time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
         task = bar.add_task(checkpoint.stem, total=plan.num_chunks, completed=start)
         for chunk in range(start, end):
-            progress = chunk / plan.num_chunks
-            losses = []
-            size = plan.tokens_per_batch
-            for batch in training_batches(encoder, plan.seed, chunk, progress, size, answered):
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = loss_of(batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizers.step(lr_scale(progress))
-                losses.append(loss.item())
-            mean = sum(losses) / len(losses)
+            scale = lr_scale(chunk / plan.num_chunks, plan.decay_share)
+            mean = _train_chunk(chunk_of(chunk), loss_of, optimizers, scale)
             bar.update(task, completed=chunk + 1, description=f"{checkpoint.stem} loss {mean:.3f}")
             if (chunk + 1) % plan.report_every == 0 or chunk + 1 == end:
-                _save(model, optimizers, checkpoint, chunk + 1)
-                console.print(f"chunk {chunk + 1} loss {mean:.4f} {report()}")
+                done = Progressed(chunk + 1, mean, time.monotonic() - began)
+                _save(model, optimizers, checkpoint, done.chunk)
+                console.print(f"chunk {done.chunk} loss {mean:.4f} {report(done)}")
+
+
+def _train_chunk(
+    batches: Iterable[T],
+    loss_of: Callable[[T], torch.Tensor],
+    optimizers: Optimizers,
+    scale: float,
+) -> float:
+    """Return the mean loss."""
+    losses = []
+    for batch in batches:
+        loss = loss_of(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizers.step(scale)
+        losses.append(loss.item())
+    return sum(losses) / len(losses)
+
+
+def mixed_precision(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Compute matrix products in bfloat16."""
+    return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
 def _save(model: nn.Module, optimizers: Optimizers, checkpoint: Path, chunk: int) -> None:
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
     state = {
-        "model": model.state_dict(),
+        "model": {name: p for name, p in model.state_dict().items() if name in trained},
         "optimizers": optimizers.state(),
         "chunk": chunk,
         "random": torch.get_rng_state(),
@@ -125,7 +148,7 @@ def _resume(model: nn.Module, optimizers: Optimizers, checkpoint: Path) -> int:
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         return 0
     state = torch.load(checkpoint, weights_only=True)
-    model.load_state_dict(state["model"])
+    model.load_state_dict(state["model"], strict=False)
     optimizers.load(state["optimizers"])
     torch.set_rng_state(state["random"])
     chunk: int = state["chunk"]

@@ -1,0 +1,193 @@
+"""Training examples: prompts with the target's own answers, read from JSONL, in batches.
+
+A line holds `prompt` and `answer`, lists of token ids, and may hold the target's probabilities:
+`top_ids`, the same number of likeliest ids for each token of the answer, and `top_probs`, their
+probabilities in 255ths, both flat.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffuspec.core.errors import ConfigError
+
+NUM_TOP_IDS = 8  # of each answer token, where answers are written with probabilities
+PROBABILITY_UNITS = 255
+HELD_OUT_EVERY = 40  # one example in so many is never trained on
+BATCHES_PER_CHUNK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """The target's likeliest tokens at the last tokens of an example."""
+
+    token_ids: NDArray[np.int32]  # [num_answer_tokens, top]
+    probabilities: NDArray[np.uint8]  # [num_answer_tokens, top], in 255ths
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One conversation. is_answer marks the tokens of answers."""
+
+    token_ids: list[int]
+    is_answer: list[bool]
+    likely: Likely | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples padded on the right with id 0."""
+
+    token_ids: torch.Tensor  # [B, N]
+    is_answer: torch.Tensor  # [B, N]
+    is_token: torch.Tensor  # [B, N], False for padding
+    top_ids: torch.Tensor | None = None  # [B, N, top]; None unless all examples have them
+    top_probs: torch.Tensor | None = None  # [B, N, top]
+
+    def to(self, device: torch.device) -> Batch:
+        tensors = (getattr(self, name) for name in self.__slots__)
+        return Batch(*(None if one is None else one.to(device) for one in tensors))
+
+
+def pad(examples: Sequence[Example]) -> Batch:
+    longest = max(example.num_tokens for example in examples)
+    token_ids = torch.zeros(len(examples), longest, dtype=torch.long)
+    is_answer = torch.zeros(len(examples), longest, dtype=torch.bool)
+    is_token = torch.zeros_like(is_answer)
+    for row, example in enumerate(examples):
+        token_ids[row, : example.num_tokens] = torch.tensor(example.token_ids)
+        is_answer[row, : example.num_tokens] = torch.tensor(example.is_answer)
+        is_token[row, : example.num_tokens] = True
+    return Batch(token_ids, is_answer, is_token, *_pad_likely(examples, longest))
+
+
+def _pad_likely(
+    examples: Sequence[Example], longest: int
+) -> tuple[torch.Tensor, torch.Tensor] | tuple[()]:
+    likely = [example.likely for example in examples]
+    found = [one for one in likely if one is not None]
+    if len(found) < len(likely):
+        return ()
+    num_top = min(one.token_ids.shape[1] for one in found)
+    top_ids = torch.zeros(len(found), longest, num_top, dtype=torch.long)
+    top_probs = torch.zeros(len(found), longest, num_top)
+    for row, (example, one) in enumerate(zip(examples, found, strict=True)):
+        end = example.num_tokens
+        here = slice(end - len(one.token_ids), end)
+        top_ids[row, here] = torch.from_numpy(one.token_ids[:, :num_top].astype(np.int64))
+        shares = torch.from_numpy(one.probabilities[:, :num_top].astype(np.float32))
+        top_probs[row, here] = shares / PROBABILITY_UNITS
+    return top_ids, top_probs
+
+
+class ExampleFiles:
+    """The examples of JSONL files, which may grow while they are read."""
+
+    def __init__(self, paths: Sequence[Path], max_tokens: int) -> None:
+        """Leave out examples of more than max_tokens tokens, and those without an answer."""
+        self._ends = dict.fromkeys(paths, 0)  # bytes read of each file
+        self._num_lines = 0
+        self._max_tokens = max_tokens
+        self.training: list[Example] = []
+        self.held_out: list[Example] = []
+
+    def read_new(self) -> None:
+        """Read the lines that were completed since the last call. Raises ConfigError."""
+        for path, start in self._ends.items():
+            if not path.is_file():
+                raise ConfigError(f"there is no file {path}")
+            if path.stat().st_size == start:
+                continue
+            with path.open("rb") as file:
+                file.seek(start)
+                for line in file:
+                    if line.endswith(b"\n"):
+                        self._add(path, line)
+                        start += len(line)
+            self._ends[path] = start
+
+    def _add(self, path: Path, line: bytes) -> None:
+        self._num_lines += 1
+        example = parse_example(path, line)
+        if any(example.is_answer) and example.num_tokens <= self._max_tokens:
+            is_held_out = self._num_lines % HELD_OUT_EVERY == 0
+            (self.held_out if is_held_out else self.training).append(example)
+
+
+def parse_example(path: Path, line: bytes | str) -> Example:
+    """Read one line of a file of answers. Raises ConfigError."""
+    try:
+        record = json.loads(line)
+        prompt, answer = record["prompt"], record["answer"]
+        token_ids = [*map(int, prompt), *map(int, answer)]
+        marks = [False] * len(prompt) + [True] * len(answer)
+        return Example(token_ids, marks, _likely(record, len(answer)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path}: a line must be an object with prompt and answer, lists of token ids, got "
+            f"{line!r:.80}"
+        ) from error
+
+
+def _likely(record: dict[str, Any], num_tokens: int) -> Likely | None:
+    if "top_ids" not in record or num_tokens == 0:
+        return None
+    token_ids = np.array(record["top_ids"], np.int32).reshape(num_tokens, -1)
+    shares = np.array(record["top_probs"], np.uint8).reshape(num_tokens, -1)
+    return Likely(token_ids, shares)
+
+
+def chunk_of_batches(
+    examples: Sequence[Example], seed: int, chunk: int, tokens_per_batch: int
+) -> Iterator[list[Example]]:
+    """Yield BATCHES_PER_CHUNK batches or so, each of examples of similar length.
+
+    Successive chunks take all examples once in random order before they take any of them again.
+    A chunk depends on the seed, its index and the examples only, so that training resumes exactly.
+    """
+    mean = sum(example.num_tokens for example in examples) / len(examples)
+    size = max(1, round(BATCHES_PER_CHUNK * tokens_per_batch / mean))
+    chosen = []
+    for place in range(chunk * size, (chunk + 1) * size):
+        turn, index = divmod(place, len(examples))
+        chosen.append(examples[_shuffled(len(examples), f"{seed}/{turn}")[index]])
+    yield from batches_by_length(chosen, tokens_per_batch, random.Random(f"{seed}/{chunk}"))
+
+
+def _shuffled(count: int, seed: str) -> list[int]:
+    key = (count, seed)
+    if key not in _ORDERS:
+        _ORDERS.clear()
+        order = list(range(count))
+        random.Random(seed).shuffle(order)
+        _ORDERS[key] = order
+    return _ORDERS[key]
+
+
+_ORDERS: dict[tuple[int, str], list[int]] = {}
+
+
+def batches_by_length(
+    examples: Iterable[Example], tokens_per_batch: int, rng: random.Random
+) -> list[list[Example]]:
+    """Cut examples into batches of similar length and at most tokens_per_batch, padded."""
+    batches: list[list[Example]] = [[]]
+    for example in sorted(examples, key=lambda example: example.num_tokens):
+        if batches[-1] and (len(batches[-1]) + 1) * example.num_tokens > tokens_per_batch:
+            batches.append([])
+        batches[-1].append(example)
+    rng.shuffle(batches)
+    return batches

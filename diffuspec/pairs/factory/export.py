@@ -1,0 +1,35 @@
+"""A trained drafter as a model directory that shares embeddings and head with its target."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from diffuspec.text.tokenizer import load_tokenizer
+
+
+def save_drafter(model: Any, target: Path, mask_token_id: int, out: Path) -> None:
+    """Write config.json, tokenizer and, in bfloat16, the weights that are the drafter's own."""
+    out.mkdir(parents=True, exist_ok=True)
+    config = model.config
+    config.mask_token_id = mask_token_id
+    config.diffusion_attention = "block_causal"
+    config.embeddings_from = os.path.relpath(target, out)
+    config.dtype = "bfloat16"
+    config.save_pretrained(out)
+    shared = {
+        id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())
+    }
+    own = {
+        name: tensor.detach().to(torch.bfloat16).contiguous()
+        for name, tensor in model.state_dict(keep_vars=True).items()
+        if id(tensor) not in shared
+    }
+    part = out / "model.part"
+    save_file(own, part, {"format": "pt"})
+    part.replace(out / "model.safetensors")
+    load_tokenizer(target).save_pretrained(out)

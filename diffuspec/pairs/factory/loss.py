@@ -1,0 +1,150 @@
+"""The drafter's loss: cross-entropy with the target's tokens, and with its probabilities if known.
+
+Only rows of answers count. The head is the target's own and stays as it is. Most of its rows belong
+to tokens that hardly ever occur: computing only the most frequent ones is several times cheaper.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from diffuspec.pairs.factory.blocks import Blocks, hidden_states, place_blocks
+from diffuspec.pairs.factory.examples import Batch, Example
+
+
+@dataclass(frozen=True, slots=True)
+class LossConfig:
+    """Shape of the masked rows, and how much each row counts."""
+
+    mask_token_id: int
+    min_block: int = 8
+    max_block: int = 32
+    rows_per_answer_token: float = 1.4  # masked rows
+    clean_weight: float = 0.5  # of the clean rows; that of the masked ones is 1
+    position_decay: float = 0.97  # a late token counts only if all before it were right
+    revealed_share: float = 0.15  # of the batches with some unmasked block tokens
+    likely_share: float = 0.5  # of the target's probabilities, where known, in the wanted ones
+
+
+class Head:
+    """The model's head, or its rows for some token ids."""
+
+    def __init__(self, model: Any, token_ids: torch.Tensor | None = None) -> None:
+        """token_ids: those to compute, ascending; None: all."""
+        self._layer = model.get_output_embeddings()
+        self._index: torch.Tensor | None = None  # [V] -> row, -1 for ids left out
+        if token_ids is not None:
+            weight = self._layer.weight
+            self._index = torch.full((len(weight),), -1, device=weight.device)
+            self._index[token_ids] = torch.arange(len(token_ids), device=weight.device)
+            self._weight = weight.detach()[token_ids]
+            bias = getattr(self._layer, "bias", None)
+            self._bias = None if bias is None else bias.detach()[token_ids]
+
+    def logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return natural-log probabilities, float32."""
+        if self._index is None:
+            logits = self._layer(hidden)
+        else:
+            logits = linear(hidden, self._weight, self._bias)
+        return logits.float().log_softmax(-1)
+
+    def columns(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the columns of token ids in logprobs, -1 for those without."""
+        return token_ids if self._index is None else self._index[token_ids]
+
+
+def frequent_ids(examples: Iterable[Example], count: int) -> torch.Tensor:
+    """Return the most frequent token ids of answers, ascending."""
+    counts: Counter[int] = Counter()
+    for example in examples:
+        counts.update(
+            token
+            for token, counted in zip(example.token_ids, example.is_answer, strict=True)
+            if counted
+        )
+    return torch.tensor(sorted(token for token, _ in counts.most_common(count)))
+
+
+def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torch.Tensor:
+    """Return the mean loss of clean rows, weighted, plus that of masked rows."""
+    length = int(torch.randint(config.min_block, config.max_block + 1, ()))
+    answered = int(batch.is_answer.sum()) // len(batch.token_ids)
+    num_blocks = max(1, round(config.rows_per_answer_token * answered / length))
+    starts = torch.multinomial(batch.is_answer.float(), num_blocks, replacement=True)
+    blocks = place_blocks(batch, starts, length)
+    block_tokens, labels = _mask(batch, blocks, config)
+    hidden = hidden_states(model, batch.token_ids, blocks, block_tokens)
+    num_tokens = batch.token_ids.shape[1]
+    is_clean, is_masked = batch.is_answer[:, 1:], labels >= 0
+    rows = torch.cat([hidden[:, : num_tokens - 1][is_clean], hidden[:, num_tokens:][is_masked]])
+    wanted = torch.cat([batch.token_ids[:, 1:][is_clean], labels[is_masked]])
+    decay = config.position_decay ** blocks.offsets[is_masked]
+    num_clean = len(wanted) - len(decay)
+    clean = torch.full((num_clean,), config.clean_weight / max(num_clean, 1), device=rows.device)
+    weights = torch.cat([clean, decay / decay.sum()])
+    likely = _likely_at(batch, is_clean, blocks, is_masked)
+    return (_row_losses(head, rows, wanted, likely, config.likely_share) * weights).sum()
+
+
+def _row_losses(
+    head: Head,
+    rows: torch.Tensor,
+    wanted: torch.Tensor,
+    likely: tuple[torch.Tensor, torch.Tensor] | None,
+    likely_share: float,
+) -> torch.Tensor:
+    logprobs = head.logprobs(rows)
+    losses = -_pick(logprobs, head.columns(wanted)[:, None])[:, 0]
+    if likely is None:
+        return losses
+    top_ids, top_probs = likely
+    columns = head.columns(top_ids)
+    probs = torch.where(columns >= 0, top_probs, 0.0)
+    soft = -(_pick(logprobs, columns) * probs).sum(-1) / probs.sum(-1).clamp(min=1e-3)
+    return (1 - likely_share) * losses + likely_share * soft
+
+
+def _pick(logprobs: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Return the values of columns [R, n], 0 where a column is -1."""
+    values = logprobs.gather(1, columns.clamp(min=0))
+    return torch.where(columns >= 0, values, 0.0)
+
+
+def _likely_at(
+    batch: Batch, is_clean: torch.Tensor, blocks: Blocks, is_masked: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the target's likeliest ids and their probabilities [R, top] for all rows."""
+    if batch.top_ids is None or batch.top_probs is None:
+        return None
+    row, column = is_masked.nonzero(as_tuple=True)
+    after = blocks.positions[row, column] + 1
+    return (
+        torch.cat([batch.top_ids[:, 1:][is_clean], batch.top_ids[row, after]]),
+        torch.cat([batch.top_probs[:, 1:][is_clean], batch.top_probs[row, after]]),
+    )
+
+
+def _mask(batch: Batch, blocks: Blocks, config: LossConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return block tokens and labels; in revealed_share of the calls some are not masked."""
+    masks = torch.full_like(blocks.positions, config.mask_token_id)
+    if torch.rand(()) >= config.revealed_share:
+        return masks, blocks.labels
+    last = batch.token_ids.shape[1] - 1
+    place = blocks.positions.clamp(max=last)
+    own = batch.token_ids.gather(1, place)
+    inside = (blocks.positions <= last) & batch.is_token.gather(1, place)
+    drawn = torch.rand(own.shape) < torch.rand(())
+    given = inside & drawn.to(own.device)
+    label_is_given = torch.cat([given[:, 1:], torch.zeros_like(given[:, :1])], 1)
+    last_of_block = torch.cat(
+        [blocks.block_ids[:, 1:] != blocks.block_ids[:, :-1], torch.ones_like(given[:, :1])], 1
+    )
+    labels = torch.where(label_is_given & ~last_of_block, -1, blocks.labels)
+    return torch.where(given, own, masks), labels

@@ -1,0 +1,60 @@
+"""A drafter for a random target, trained in seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diffuspec.core.errors import ConfigError
+from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
+
+
+def make_plan(target: Path, out: Path, answers: Path, **more: object) -> DrafterPlan:
+    return DrafterPlan(
+        target,
+        out,
+        (answers,),
+        layers=1,
+        num_chunks=12,
+        tokens_per_batch=400,
+        report_every=6,
+        matrix_lr=0.05,
+        other_lr=0.01,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_a_drafter_learns_the_targets_answers(target, answers, tmp_path):
+    training = DrafterTraining(make_plan(target, tmp_path, answers))
+    before = training.measure()
+    training.run()
+    lines = (tmp_path / "training" / "curve.jsonl").read_text().splitlines()
+    curve = [json.loads(line) for line in lines]
+    assert curve[1]["loss"] < curve[0]["loss"] < 4
+    assert training.measure().mean > before.mean + 0.5
+    own = load_file(tmp_path / "model.safetensors")
+    assert all(name.startswith(("model.layers.0.", "model.norm")) for name in own)
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+def test_a_training_that_was_killed_goes_on_to_the_same_weights(target, answers, tmp_path):
+    def run(out: Path, stop_after: int | None) -> dict[str, torch.Tensor]:
+        plan = make_plan(target, out, answers, stop_after=stop_after)
+        DrafterTraining(plan).run()
+        return load_file(out / "model.safetensors")
+
+    whole = run(tmp_path / "whole", 2)
+    run(tmp_path / "resumed", 1)
+    resumed = run(tmp_path / "resumed", 2)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_too_few_answers_are_refused(target, tmp_path):
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"prompt": [1], "answer": [2]}\n')
+    with pytest.raises(ConfigError, match="1 answers are too few"):
+        DrafterTraining(make_plan(target, tmp_path, path))
