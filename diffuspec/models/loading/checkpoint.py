@@ -116,7 +116,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     _check_supported(path, config)
     if (path / "generation_config.json").exists():
         read_json(path, "generation_config.json")  # transformers would ignore a damaged one
-    files = _weight_files(path)
+    files = weight_files(path)
     return Checkpoint(path, config, sum(_num_weights(file) for file in files))
 
 
@@ -202,7 +202,8 @@ def _own_name(model_type: str, key: str) -> str:
     return str(CONFIG_MAPPING[model_type].attribute_map.get(key, key))
 
 
-def _weight_files(path: Path) -> list[Path]:
+def weight_files(path: Path) -> list[Path]:
+    """Return the safetensors files of a model directory. Raises ModelLoadError."""
     if (path / "model.safetensors.index.json").exists():
         weight_map = read_json(path, "model.safetensors.index.json").get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:

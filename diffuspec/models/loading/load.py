@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, Qwen2Config
 
 from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
@@ -21,6 +21,7 @@ from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
+from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import only_available_accelerators, sharding_options
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
@@ -119,10 +120,13 @@ def _read_weights(
     checkpoint: Checkpoint, config: Any, dtype: torch.dtype, sharding: dict[str, Any]
 ) -> Any:
     path = checkpoint.path
+    weights = read_with_shared(checkpoint, config)
     try:
         with quiet(), only_available_accelerators():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                path,
+            family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            loaded: Any = family.from_pretrained(
+                None if weights else path,
+                state_dict=weights,
                 config=config,
                 dtype=dtype,
                 attn_implementation=ATTENTION_NAME,

@@ -58,8 +58,10 @@ class Batch:
     top_probs: torch.Tensor | None = None  # [B, N, top]
 
     def to(self, device: torch.device) -> Batch:
-        tensors = (getattr(self, name) for name in self.__slots__)
-        return Batch(*(None if one is None else one.to(device) for one in tensors))
+        top_ids = None if self.top_ids is None else self.top_ids.to(device)
+        top_probs = None if self.top_probs is None else self.top_probs.to(device)
+        marks = self.is_answer.to(device), self.is_token.to(device)
+        return Batch(self.token_ids.to(device), *marks, top_ids, top_probs)
 
 
 def pad(examples: Sequence[Example]) -> Batch:

@@ -57,7 +57,8 @@ def keep_layers(target: Any, kept: Sequence[int]) -> Any:
         if isinstance(value, list) and len(value) == num_layers:
             setattr(config, name, [value[layer] for layer in kept])
     config.num_hidden_layers = len(kept)
-    model = AutoModelForCausalLM.from_config(config, dtype=target.dtype)
+    family: Any = AutoModelForCausalLM
+    model = family.from_config(config, dtype=target.dtype)
     source, decoder = target.get_decoder(), model.get_decoder()
     state = {
         name: tensor

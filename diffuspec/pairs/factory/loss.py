@@ -50,7 +50,7 @@ class Head:
     def logprobs(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return natural-log probabilities, float32."""
         if self._index is None:
-            logits = self._layer(hidden)
+            logits: torch.Tensor = self._layer(hidden)
         else:
             logits = linear(hidden, self._weight, self._bias)
         return logits.float().log_softmax(-1)

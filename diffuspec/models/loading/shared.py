@@ -1,0 +1,62 @@
+"""Weights that a drafter takes from its target's directory instead of storing them again.
+
+The drafter's config.json names that directory as `embeddings_from`, relative to its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
+
+_KEY = "embeddings_from"
+
+
+def read_with_shared(checkpoint: Checkpoint, config: Any) -> dict[str, torch.Tensor] | None:
+    """Return the drafter's weights with the embeddings and head of its target.
+
+    None if it stores all of its weights itself. Raises ModelLoadError.
+    """
+    source = checkpoint.config.get(_KEY)
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise ModelLoadError(f"{checkpoint.path}: {_KEY} must be a directory, got {source!r:.80}")
+    target = (checkpoint.path / source).resolve()
+    if not target.is_dir():
+        raise ModelLoadError(
+            f"{checkpoint.path} shares the embeddings of {target} ({_KEY} in its config.json), "
+            "which does not exist"
+        )
+    weights = _read(checkpoint.path)
+    names = _embedding_names(config) - set(weights)
+    found = _read(target, names)
+    if missing := sorted(names - set(found)):
+        raise ModelLoadError(f"{target} has no {missing[0]}, which {checkpoint.path} shares")
+    return weights | found
+
+
+def _embedding_names(config: Any) -> set[str]:
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with torch.device("meta"):
+        model = family(config)
+    shared = (model.get_input_embeddings(), model.get_output_embeddings())
+    ids = {id(parameter) for layer in shared for parameter in layer.parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) in ids}
+
+
+def _read(path: Path, names: set[str] | None = None) -> dict[str, torch.Tensor]:
+    """Read the tensors of a model directory, or those with these names."""
+    weights = {}
+    for file in weight_files(path):
+        with safe_open(file, "pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                if names is None or name in names:
+                    weights[name] = tensors.get_tensor(name)
+    return weights

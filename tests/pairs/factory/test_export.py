@@ -1,0 +1,65 @@
+"""A drafter that shares its target's embeddings, as a model directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from diffuspec.core.config import parse_config
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.engine import Engine
+from diffuspec.models.loading.load import load_model
+from diffuspec.pairs.factory.export import save_drafter
+from diffuspec.pairs.factory.layers import keep_layers
+from tests.support.checkpoints import MASK_TOKEN_ID
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copytree(target, folder / "target")
+    model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    save_drafter(keep_layers(model, [1]), folder / "target", MASK_TOKEN_ID, folder / "drafter")
+    return folder / "drafter"
+
+
+def test_embeddings_are_the_targets(drafter: Path) -> None:
+    loaded = load_model(drafter, dtype="bfloat16", num_slots=1, max_len=32).runner.model
+    target = AutoModelForCausalLM.from_pretrained(drafter.parent / "target", dtype=torch.bfloat16)
+    for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+        assert torch.equal(loaded.get_parameter(name), target.get_parameter(name))
+    mine, its = loaded.model.layers[0].mlp.up_proj, target.model.layers[1].mlp.up_proj
+    assert torch.equal(mine.weight, its.weight)
+
+
+def test_it_drafts_for_its_target(drafter: Path) -> None:
+    prompt, target = list(b"to be or not"), drafter.parent / "target"
+    answers = []
+    for section in (None, {"path": drafter}):
+        config = parse_config({"target": {"path": target}, "drafter": section})
+        with Engine.from_config(config) as engine:
+            [answer] = engine.generate([prompt])
+        answers.append(answer)
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[1].stats.num_drafts > 0
+
+
+def test_a_target_that_is_gone_is_named(drafter: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "drafter"
+    shutil.copytree(drafter, moved)
+    with pytest.raises(ModelLoadError, match=r"shares the embeddings of .*/target .* not exist"):
+        load_model(moved, num_slots=1, max_len=32)
+
+
+def test_weights_that_no_file_has_are_named(drafter: Path, tmp_path: Path) -> None:
+    shutil.copytree(drafter, tmp_path / "drafter")
+    config = json.loads((drafter / "config.json").read_text())
+    config["embeddings_from"] = "."
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"has no lm_head.weight, which"):
+        load_model(tmp_path / "drafter", num_slots=1, max_len=32)
