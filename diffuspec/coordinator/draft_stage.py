@@ -261,9 +261,16 @@ class DraftStage:
                 request.times.drafting_seconds = seconds
                 self._take_draft(request, draft)
         for job, draft in zip(jobs, drafts[len(requests) :], strict=True):
-            is_awaited = job.pre_drafts.arrive(job.pre_draft, draft)
-            if is_awaited and not job.request.is_finished:
+            if not draft.tree.num_nodes:  # once the prefix is verified, there may be more to say
+                is_awaited = job.lose()
+            else:
+                is_awaited = job.pre_drafts.arrive(job.pre_draft, draft)
+            if not is_awaited or job.request.is_finished:
+                continue
+            if draft.tree.num_nodes:
                 self._take_pre_draft(job.request, job.pre_draft, draft)
+            else:
+                self._submit(job.request)
 
     def _on_failure(
         self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob], error: Exception

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,7 +21,7 @@ from diffuspec.coordinator.request import Request
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.errors import DrafterError, RequestCancelledError
 from diffuspec.core.params import SpeculationParams
-from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
 from tests.support.fakes import INVALID, HangingDrafter, always_right, empty
 from tests.support.stage import (
     FOREVER,
@@ -62,6 +63,28 @@ async def test_empty_drafts_are_no_fault_and_do_not_shorten_later_drafts():
         assert {step.fallback for step in steps} == {None}
         assert steps[3].num_draft_tokens == DraftLengthConfig().max_draft_tokens
         assert not any(step.num_draft_tokens for step in steps[:3])
+
+
+async def test_a_drafter_that_knows_verified_prefixes_alone_is_asked_again_after_the_verdict():
+    async with on_stage(overlap=True) as stage:
+        verify, under_way = stage.verifier.verify, list[bool]()
+
+        async def verify_slowly(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            under_way.append(True)
+            await asyncio.sleep(0.05)
+            under_way.clear()
+            return await verify(requests)
+
+        def unless_hypothetical(
+            rng: random.Random, request: DraftRequest, truth: list[int]
+        ) -> Draft:
+            return (empty if under_way else always_right)(rng, request, truth)
+
+        stage.verifier.verify = verify_slowly  # type: ignore[method-assign]
+        stage.drafter.strategy = unless_hypothetical
+        steps = (await stage.steps(PROMPT, FOREVER, PRE_DRAFTING))[2:-1]
+        assert any(step.pre_draft for step in steps), "pre-drafts were made"
+        assert {step.num_accepted_tokens for step in steps} == {4}
 
 
 # ---- drafters that fail
