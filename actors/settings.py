@@ -188,16 +188,6 @@ class PipelineConfig(Section):
             )
         return self
 
-    @model_validator(mode="after")
-    def _none_that_observes(self) -> Self:
-        for name, drafter in self.drafters_in("verifier").items():
-            raise ValueError(
-                f"engine.{self.engine.section_of(name)}: a drafter of the kind {drafter.kind} "
-                "observes the target, and works in one process with it: use an engine without a "
-                "pipeline"
-            )
-        return self
-
     @property
     def drafter_processes(self) -> tuple[DrafterProcess, ...]:
         """The processes that draft, those of one name after each other; none: none is needed."""

@@ -19,6 +19,7 @@ from prometheus_client import generate_latest
 from actors.roles import self_test
 from actors.roles.drafter_roster import HEALTH_SECONDS, DrafterRoster, role_status
 from actors.roles.heartbeat import Heartbeat
+from actors.roles.hosted_drafters import DrafterHost
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import DrafterError, OverloadedError, VerifierUnavailableError
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo, Verifier
@@ -35,7 +36,7 @@ from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 
-class HostedVerifier(Verifier, Protocol):
+class HostedVerifier(Verifier, DrafterHost, Protocol):
     """A verifier in another process."""
 
     async def check_health(self, timeout: float) -> bool: ...
@@ -141,7 +142,7 @@ class CoordinatorActor:
         engine.spans = self._resources.enter_context(otel.exporting("diffuspec-coordinator"))
         self._resources.push_async_callback(self.drafters.close)
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
-        await self.drafters.load(verifier.info, digest)
+        await self.drafters.load(verifier.info, digest, verifier)
         await engine.complete(self_test.prompt(verifier.info), self_test.SAMPLING, _PLAIN)
         limits = config.coordinator_limits()
         servicer = CoordinatorServicer(self, engine.default_speculation, self._health)

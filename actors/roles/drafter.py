@@ -13,7 +13,7 @@ from actors.roles import self_test
 from actors.roles.heartbeat import Heartbeat
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import ObservableVerifier, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, Lattice
 from diffuspec.drafters import LocalDrafter, Target, kind_of
 from diffuspec.rpc.client.roles import RemotePathScorer
@@ -50,18 +50,21 @@ class DrafterActor:
         scorer_address: str,
         host: str,
         port: int = 0,
+        verifier: ObservableVerifier | None = None,
     ) -> str:
         """Load the drafter, draft once as a self-test, and serve; return the address.
 
         vocabulary: the target's, see vocabulary_digest; None: it is not compared. scorer_address:
-        "" for a kind that needs no path scorer. Raises ConfigError, ModelLoadError, DrafterError.
+        "" for a kind that needs no path scorer. verifier: for a kind that observes, the one in this
+        process. Raises ConfigError, ModelLoadError, DrafterError.
         """
         config, drafter = self._config, self._drafter_config
         self._security.server_credentials(host)  # may be refused: before weights are loaded
         if drafter is None:
             raise ConfigError("no such drafter is configured: there is nothing to serve")
         self._info = info
-        kind, target = kind_of(drafter), Target(info, vocabulary, config.engine.target.path)
+        kind, path = kind_of(drafter), config.engine.target.path
+        target = Target(info, vocabulary, path, verifier)
         self._scorer = _ReplaceableScorer() if kind.needs_path_scorer else None
         self._drafter = await asyncio.to_thread(kind.load, drafter, target, self._scorer)
         self._resources.callback(self._drafter.close)

@@ -1,7 +1,8 @@
 """The drafters of a coordinator: which ones draft now, where they run, and why others do not.
 
 Those with a process of their own connect and leave at any time. Those without a model are loaded
-into the coordinator's process, where a draft takes less time than a message. A drafter that is
+into the coordinator's process, where a draft takes less time than a message. Those that observe the
+target are beside it: the pool's lanes notice when they are lost, and try again. A drafter that is
 missing costs speed, never an answer.
 """
 
@@ -11,9 +12,11 @@ import asyncio
 from typing import Protocol
 
 from actors.roles import self_test
+from actors.roles.hosted_drafters import DrafterBesideVerifier, DrafterHost
 from actors.settings import PipelineConfig
 from actors.supervision.background import log_problem
 from diffuspec.coordinator.drafter_pool import UNNAMED, DrafterPool
+from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import Drafter, RoleStatus, TargetInfo
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.rpc.client.roles import RemoteDrafter
@@ -45,15 +48,24 @@ class DrafterRoster:
         self._processes = {process.role: process.drafter for process in config.drafter_processes}
         self._modelless = config.drafters_in("coordinator")
         roles = [*self._processes, *map(_role_of, self._modelless)]
-        self.pool = DrafterPool(len(roles), [*config.engine.named_drafters] or [UNNAMED])
+        num_expected = len(roles) + len(config.drafters_in("verifier"))
+        self.pool = DrafterPool(num_expected, [*config.engine.named_drafters] or [UNNAMED])
         self.remotes: dict[str, RemoteDrafter] = {}
         self._local: dict[str, LocalDrafter] = {}
+        self._beside: dict[str, DrafterBesideVerifier] = {}
         self._reasons = dict.fromkeys(roles, "it has not connected yet")  # of those not here
         self._info: TargetInfo | None = None
 
-    async def load(self, info: TargetInfo, vocabulary: str) -> None:
-        """Load the drafters that run in this process; the status tells why one could not be."""
+    async def load(self, info: TargetInfo, vocabulary: str, host: DrafterHost) -> None:
+        """Load the drafters that run in this process, and use those that the verifier hosts.
+
+        The status tells why one could not be loaded.
+        """
         self._info = info
+        for name in self._config.drafters_in("verifier"):
+            beside = DrafterBesideVerifier(name, host, self._tested)
+            self._beside[_role_of(name)] = beside
+            self.pool.add(beside, _role_of(name), name)
         target = Target(info, vocabulary, self._config.engine.target.path)
         for name, section in self._modelless.items():
             role, search = _role_of(name), self._config.engine.search
@@ -71,6 +83,13 @@ class DrafterRoster:
 
         Raises DrafterError.
         """
+        remote = await self._tested(address)
+        await self.disconnect(role, "")
+        self.remotes[role] = remote
+        self._join(role, remote, self._processes[role])
+
+    async def _tested(self, address: str) -> RemoteDrafter:
+        """Connect to a drafter that drafts. Raises DrafterError."""
         assert self._info is not None, "load() comes first"
         seconds = self._config.deadlines.draft_seconds
         limits = self._config.limits(seconds)
@@ -83,9 +102,7 @@ class DrafterRoster:
         except BaseException:
             await remote.close()
             raise
-        await self.disconnect(role, "")
-        self.remotes[role] = remote
-        self._join(role, remote, self._processes[role])
+        return remote
 
     async def disconnect(self, role: str, reason: str) -> None:
         """Stop using a drafter; the status names the reason."""
@@ -99,6 +116,7 @@ class DrafterRoster:
         """Return the health of every drafter, those that are here first."""
         present = sorted(self.remotes.items())
         checks = [role_status(role, remote.address, remote) for role, remote in present]
+        checks += [_status_beside(role, beside) for role, beside in sorted(self._beside.items())]
         return [
             *await asyncio.gather(*checks),
             *(RoleStatus(role) for role in sorted(self._local)),
@@ -112,6 +130,10 @@ class DrafterRoster:
         """Leave all drafters, and end those of this process."""
         for role in list(self.remotes):
             await self.disconnect(role, "the coordinator was stopped")
+        while self._beside:
+            _, beside = self._beside.popitem()
+            self.pool.remove(beside)
+            await beside.close()
         while self._local:
             _, drafter = self._local.popitem()
             self.pool.remove(drafter)
@@ -120,6 +142,17 @@ class DrafterRoster:
     def _join(self, role: str, drafter: Drafter, name: str) -> None:
         del self._reasons[role]
         self.pool.add(drafter, role, name)
+
+
+async def _status_beside(role: str, drafter: DrafterBesideVerifier) -> RoleStatus:
+    try:
+        async with asyncio.timeout(HEALTH_SECONDS):
+            remote = await drafter.connected()
+    except TimeoutError:
+        return await role_status(role, "", None)
+    except DrafterError as error:
+        return RoleStatus(role, is_healthy=False, reason=str(error))
+    return await role_status(role, remote.address, remote)
 
 
 def _role_of(name: str) -> str:

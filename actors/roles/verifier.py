@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from actors.roles import self_test
+from actors.roles.hosted_drafters import hosted_drafters
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import TargetInfo, Verifier
@@ -56,6 +57,7 @@ class VerifierRank:
 
     def __init__(self, config: PipelineConfig, token: str, rank: int = 0) -> None:
         self._config = config
+        self._token = token
         self._security = config.security(token)
         self._rank = rank
         self._num_ranks = config.placement.verifier.tensor_parallel
@@ -93,7 +95,10 @@ class VerifierRank:
         self._work = asyncio.create_task(_first_of(watches))
         await steps.test()
         limits = self._config.limits(self._config.deadlines.verify_seconds)
-        servicer = VerifierServicer(steps)
+        hosted = await self._resources.enter_async_context(
+            hosted_drafters(self._config, self._token, leader or target, host)
+        )
+        servicer = VerifierServicer(steps, hosted)
         server = RoleServer([servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
         await self._resources.enter_async_context(servicer.health.checked_when_idle(steps.test))

@@ -16,7 +16,7 @@ from actors.settings import DeadlineSettings
 from actors.supervision.rank_set import RankSet
 from actors.supervision.supervisor import Supervisor
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
@@ -175,11 +175,22 @@ class SupervisedVerifier:
     def num_bytes_received(self) -> int:
         return self._client.num_bytes_received if self._client is not None else 0
 
+    @property
+    def drafters(self) -> tuple[HostedDrafter, ...]:
+        """The drafters in the process of rank 0; none while ranks are replaced."""
+        client = self._client
+        return client.drafters if client is not None and self._ranks is self.group.ranks else ()
+
     async def check_health(self, timeout: float) -> bool:
         """Return whether rank 0's service says that steps succeed."""
-        if self.group.problem or self._client is None:
+        if self.group.problem:
             return False
-        return await self._client.check_health(timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                client, _ = await self._connected()
+        except (TimeoutError, VerifierError):
+            return False
+        return await client.check_health(timeout)
 
     async def _connected(self) -> tuple[RemoteVerifier, RankSet]:
         client, ranks = self._client, self.group.ranks

@@ -200,6 +200,15 @@ class ObservableVerifier(Verifier, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class HostedDrafter:
+    """A drafter in the process of a verifier elsewhere, behind an address of its own."""
+
+    name: str  # that requests choose
+    address: str = ""
+    problem: str = ""  # why it does not serve
+
+
+@dataclass(frozen=True, slots=True)
 class RoleStatus:
     """The health of one role."""
 

@@ -68,15 +68,27 @@ class GetInfoRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetInfoResponse(_message.Message):
-    __slots__ = ("vocab_size", "max_model_len", "max_sequences", "eos_token_ids", "max_tree_nodes")
+    __slots__ = ("vocab_size", "max_model_len", "max_sequences", "eos_token_ids", "max_tree_nodes", "drafters")
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     vocab_size: int
     max_model_len: int
     max_sequences: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_tree_nodes: int
-    def __init__(self, vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sequences: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_tree_nodes: _Optional[int] = ...) -> None: ...
+    drafters: _containers.RepeatedCompositeFieldContainer[HostedDrafter]
+    def __init__(self, vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_sequences: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_tree_nodes: _Optional[int] = ..., drafters: _Optional[_Iterable[_Union[HostedDrafter, _Mapping]]] = ...) -> None: ...
+
+class HostedDrafter(_message.Message):
+    __slots__ = ("name", "address", "problem")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    problem: str
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., problem: _Optional[str] = ...) -> None: ...

@@ -1,8 +1,14 @@
-"""Several drafters of one pipeline on a cluster: requests choose one, and no token changes."""
+"""Several drafters of one pipeline on a cluster: requests choose one, and no token changes.
+
+One has a process of its own, two are in the coordinator's, and two beside the target in that of
+rank 0, of two ranks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
@@ -29,14 +35,23 @@ SAMPLED = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=4
 ENGINE = {
     "target": {**CPU, "max_sequences": 4},
     "drafter": {"kind": "pld"},
-    "drafters": {"answers": {"kind": "samd"}, "small": {"kind": "sps", "path": TARGET, **CPU}},
+    "drafters": {
+        "answers": {"kind": "samd"},
+        "small": {"kind": "sps", "path": TARGET, **CPU},
+        "recycling": {"kind": "token_recycling"},
+        "lookahead": {"kind": "lookahead"},
+    },
 }
-CHOICES = (None, "pld", "answers", "small")
+CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pipeline(cluster: Cluster) -> AsyncIterator[Pipeline]:
-    async with Pipeline(tiny_pipeline(ENGINE)) as pipeline:
+    sections = {
+        "placement": {"verifier": {"tensor_parallel": 2}},
+        "deadlines": {"start_seconds": 120, "verify_seconds": 10, "health_seconds": 0.5},
+    }
+    async with Pipeline(tiny_pipeline(ENGINE, **sections)) as pipeline:
         yield pipeline
 
 
@@ -48,23 +63,30 @@ def expected(pipeline: Pipeline) -> Mapping[SamplingParams, tuple[int, ...]]:
         return {s: engine.generate([PROMPT], s)[0].token_ids for s in (GREEDY, SAMPLED)}
 
 
+def drafted_by(drafter: str | None) -> SpeculationParams:
+    return SpeculationParams(policy="fixed", num_draft_tokens=4, drafter=drafter)
+
+
 async def answer(
     pipeline: Pipeline, sampling: SamplingParams, drafter: str | None
 ) -> tuple[tuple[int, ...], int]:
     """Return an answer's tokens and how many of them were drafted."""
-    drafted = SpeculationParams(policy="fixed", num_draft_tokens=4, drafter=drafter)
-    steps = [step async for step in pipeline.stream(PROMPT, sampling, drafted)]
+    stream = pipeline.stream(PROMPT, sampling, drafted_by(drafter))
+    steps = [step async for step in stream]
     tokens = tuple(i for step in steps for i in step.token_ids)
     return tokens, sum(step.num_accepted_tokens for step in steps)
 
 
 async def test_only_a_drafter_with_a_model_has_a_process(pipeline: Pipeline) -> None:
     names = [report.name for report in await pipeline.describe()]
-    assert names == ["coordinator", "drafter small 0", "verifier rank 0"]
+    assert names == ["coordinator", "drafter small 0", "verifier rank 0", "verifier rank 1"]
     status = await pipeline.status()
     assert status.degraded_reasons == ()
-    roles = {role.name for role in status.roles}
-    assert roles == {"verifier", "drafter pld", "drafter answers", "drafter small 0"}
+    drafters = ["answers", "lookahead", "pld", "recycling", "small 0"]
+    assert sorted(role.name for role in status.roles) == [
+        *(f"drafter {name}" for name in drafters),
+        "verifier",
+    ]
     assert "path scorer" not in " ".join(await pipeline.link_bytes())
 
 
@@ -85,5 +107,30 @@ async def test_requests_with_different_drafters_are_answered_together(
 
 
 async def test_an_unknown_drafter_is_refused_with_the_known_ones(pipeline: Pipeline) -> None:
-    with pytest.raises(InvalidRequestError, match="one of pld, answers, small, got 'other'"):
+    with pytest.raises(InvalidRequestError, match=r"one of pld, answers, small, .*, got 'other'"):
         await answer(pipeline, GREEDY, "other")
+
+
+@pytest.mark.parametrize(
+    ("drafter", "victim"), [("small", "drafter small 0"), ("recycling", "verifier rank 0")]
+)
+async def test_drafts_come_back_when_their_process_is_lost_in_between(
+    pipeline: Pipeline,
+    expected: Mapping[SamplingParams, tuple[int, ...]],
+    drafter: str,
+    victim: str,
+) -> None:
+    stream = pipeline.stream(PROMPT, GREEDY, drafted_by(drafter))
+    tokens = [*(await anext(stream)).token_ids]
+    [place] = [one.place for one in await pipeline.describe() if one.name == victim]
+    assert place is not None
+    os.kill(place.pid, signal.SIGKILL)
+    async for step in stream:
+        tokens += step.token_ids
+    assert tuple(tokens) == expected[GREEDY]
+    num_accepted = 0
+    while not num_accepted:
+        again, num_accepted = await answer(pipeline, GREEDY, drafter)
+        assert again == expected[GREEDY]
+    while (await pipeline.status()).degraded_reasons:
+        await asyncio.sleep(0.1)

@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,10 +28,14 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 TOKEN = "a-token-for-tests"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
-SHORT = SamplingParams(max_tokens=24)
+LONG = SamplingParams(max_tokens=32, ignore_eos=True)
 DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=8)
 CONFIG = """
-engine: {preset: tiny, target: {device: cpu, max_sequences: 2}, drafter: {device: cpu}}
+engine:
+  preset: tiny
+  target: {device: cpu, max_sequences: 2}
+  drafter: {device: cpu}
+  drafters: {lookup: {kind: pld}, recycling: {kind: token_recycling}}
 deadlines: {start_seconds: 60, drain_seconds: 5}
 """
 
@@ -104,10 +109,11 @@ def roles(config) -> Iterator[dict[str, Role]]:
         }
 
 
-async def answer(address: str) -> tuple[list[int], int]:
+async def answer(address: str, drafter: str) -> tuple[list[int], int]:
     """Return an answer's tokens and the number of its steps."""
     client = await RemoteCoordinator.connect(address, Security(TOKEN))
-    steps = [step async for step in client.stream(MESSAGES, SHORT, DRAFTED)]
+    drafted = replace(DRAFTED, drafter=drafter)
+    steps = [step async for step in client.stream(MESSAGES, LONG, drafted)]
     await client.close()
     return [i for step in steps for i in step.token_ids], len(steps)
 
@@ -123,12 +129,13 @@ async def recovered(address: str) -> None:
 async def test_roles_in_processes_of_their_own_answer_as_one_process_does(roles, config):
     address = roles["coordinator"].address
     await recovered(address)
-    tokens, num_steps = await answer(address)
-    plain = load_pipeline(config).engine.model_copy(update={"drafter": None})
+    plain = load_pipeline(config).engine.model_copy(update={"drafter": None, "drafters": {}})
     with Engine.from_config(plain) as engine:
-        expected = await engine.complete(MESSAGES, SHORT)
-    assert tuple(tokens) == expected.token_ids
-    assert num_steps < len(tokens)
+        expected = await engine.complete(MESSAGES, LONG)
+    for drafter in ("diffuspec", "lookup", "recycling"):
+        tokens, num_steps = await answer(address, drafter)
+        assert tuple(tokens) == expected.token_ids
+        assert num_steps < len(tokens), drafter
 
 
 def test_metrics_are_served_at_the_metrics_port(roles):

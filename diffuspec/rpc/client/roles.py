@@ -15,7 +15,7 @@ from diffuspec.core.errors import (
     VerifierUnavailableError,
     WorkerError,
 )
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, Lattice, Verdict, VerifyRequest
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.client.stream import Method, Step, StepClient
@@ -186,6 +186,7 @@ class RemoteVerifier(_RemoteRole):
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         super().__init__(connection, deadline_seconds)
+        self.drafters: tuple[HostedDrafter, ...] = ()  # in its process, when last connected
         self._info: TargetInfo | None = None
 
     @property
@@ -218,7 +219,7 @@ class RemoteVerifier(_RemoteRole):
         info = convert.info_from_proto(response)
         if self._info not in (None, info):
             raise VerifierError(f"the target at {self.address} is now {info}, was {self._info}")
-        self._info = info
+        self._info, self.drafters = info, convert.hosted_from_proto(response)
 
     def _role_error(self, error: DiffuspecError) -> DiffuspecError:
         return error if isinstance(error, InvalidRequestError) else super()._role_error(error)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, TreeShape
 from diffuspec.core.types import Draft, DraftTree, Lattice, TokenLogprobs, Verdict
 from diffuspec.rpc.messages.parameters import (
@@ -215,13 +215,20 @@ def logprobs_from_proto(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
     return TokenLogprobs(message.logprob, _pairs(message.top_token_ids, message.top_logprobs))
 
 
-def info_to_proto(info: TargetInfo) -> verifier_pb2.GetInfoResponse:
+def info_to_proto(
+    info: TargetInfo, drafters: Sequence[HostedDrafter] = ()
+) -> verifier_pb2.GetInfoResponse:
+    hosted = [
+        verifier_pb2.HostedDrafter(name=one.name, address=one.address, problem=one.problem)
+        for one in drafters
+    ]
     return verifier_pb2.GetInfoResponse(
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
         max_sequences=info.max_sequences,
         eos_token_ids=info.eos_token_ids,
         max_tree_nodes=info.max_tree_nodes,
+        drafters=hosted,
     )
 
 
@@ -233,3 +240,7 @@ def info_from_proto(message: verifier_pb2.GetInfoResponse) -> TargetInfo:
         eos_token_ids=tuple(message.eos_token_ids),
         max_tree_nodes=message.max_tree_nodes,
     )
+
+
+def hosted_from_proto(message: verifier_pb2.GetInfoResponse) -> tuple[HostedDrafter, ...]:
+    return tuple(HostedDrafter(one.name, one.address, one.problem) for one in message.drafters)

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from diffuspec.core.interfaces import Drafter, PathScorer, TargetInfo, Verifier
+from diffuspec.core.interfaces import Drafter, HostedDrafter, PathScorer, TargetInfo, Verifier
 from diffuspec.core.types import DraftRequest, Lattice, VerifyRequest
 from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages import values as convert
@@ -112,8 +112,10 @@ class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
 
     service = VERIFIER_SERVICE
 
-    def __init__(self, verifier: Verifier) -> None:
+    def __init__(self, verifier: Verifier, drafters: Sequence[HostedDrafter] = ()) -> None:
+        """`drafters` are those of this process, which have servers of their own."""
         self._verifier = verifier
+        self._drafters = drafters
         self._verifying = StepService(
             verifier_pb2.VerifyResponse, _read_verify, self._verify, verifier.release, verifier.info
         )
@@ -128,7 +130,7 @@ class VerifierServicer(RoleServicer, verifier_pb2_grpc.VerifierServiceServicer):
     async def GetInfo(
         self, request: verifier_pb2.GetInfoRequest, context: Context
     ) -> verifier_pb2.GetInfoResponse:
-        return convert.info_to_proto(self._verifier.info)
+        return convert.info_to_proto(self._verifier.info, self._drafters)
 
     async def _verify(self, requests: list[VerifyRequest]) -> verifier_pb2.VerifyResponse:
         verdicts = await self._verifier.verify(requests)

@@ -231,6 +231,7 @@ class HangingVerifier(FakeVerifier):
     """Claims to be healthy even while it hangs."""
 
     num_bytes_sent = num_bytes_received = 0
+    drafters = ()
 
     async def check_health(self, timeout: float) -> bool:
         return True

@@ -15,7 +15,7 @@ from actors.supervision import supervisor
 from actors.supervision.rank_set import RankSet
 from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
 from diffuspec.core.errors import ModelLoadError, VerifierError, VerifierUnavailableError
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import VerifierServicer
@@ -180,6 +180,20 @@ async def test_verdicts_are_those_of_the_ranks(service: Service) -> None:
     assert verdict.token_ids == expected.token_ids
     await service.verifier.release(STEP[0].request_id)
     assert await service.verifier.check_health(1)
+
+
+async def test_an_idle_verifier_is_that_of_new_ranks_with_their_drafters(
+    service: Service, builder: Builder, token: str
+) -> None:
+    hosted = HostedDrafter("heads", "127.0.0.1:1")
+    other = VerifierServicer(FakeVerifier(), [hosted])
+    async with RoleServer([other], Security(token)) as server:
+        builder.to_come = [FakeRanks(server.address)]
+        service.ranks.loss.set_result("rank 0 died")
+        await until(lambda: bool(service.verifier.group.recoveries))
+        assert service.verifier.drafters == ()
+        assert await service.verifier.check_health(1)
+        assert service.verifier.drafters == (hosted,)
 
 
 async def test_after_one_late_step_healthy_ranks_are_kept(
