@@ -9,14 +9,17 @@ VENV ?= .venv
 TORCH_ARGS ?=
 ARGS ?=
 
+unexport PYTHONDONTWRITEBYTECODE  # else every process of every cluster compiles all sources again
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# Three at a time keep two cores busy, for many tests wait for processes. A file stays in one place.
+# Three at a time keep two cores busy, for many tests wait for processes. A file stays in one place;
+# tests/conftest.py puts the longest first.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test chaos lint format matrix release proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests chaos lint format matrix release proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,12 +32,18 @@ demo: $(STAMP) ## Plain, drafted and overlapped decoding side by side, on a Ray 
 serve: $(STAMP) ## OpenAI's API on http://127.0.0.1:8000, by Ray Serve on a cluster of its own; Ctrl-C stops it
 	$(BIN)/python -m deploy.serve $(ARGS)
 
-check: lint ## Lint, then the tests that neither start processes nor take long; for every commit
+check: $(STAMP) ## Lint, and the tests that neither start processes nor take long; for every commit
+	@$(MAKE) --no-print-directory --jobs 2 lint quick-tests
+
+test: $(STAMP) ## Lint, and all tests; ARGS=--cov: with coverage, as continuous integration does
+	@$(MAKE) --no-print-directory --jobs 2 lint all-tests
+	$(BIN)/python -m pytest tests/deploy/test_serve_command.py
+
+quick-tests: $(STAMP)
 	$(PYTEST) --numprocesses 2 -m 'not process and not slow' $(ARGS)
 
-test: lint ## Lint, then all tests; ARGS=--cov: with coverage, as continuous integration does
+all-tests: $(STAMP)
 	$(PYTEST) $(ARGS)
-	$(BIN)/python -m pytest tests/deploy/test_serve_command.py
 
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)

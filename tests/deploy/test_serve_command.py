@@ -18,6 +18,15 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ,
+        reason="Ray gives a node 30 s to start, few beside other clusters: make test runs it alone",
+    ),
+    pytest.mark.timeout(300),
+]
+
 
 def serve(*arguments: object, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
@@ -42,12 +51,6 @@ def said_until(last: str, process: subprocess.Popen[str]) -> list[str]:
     pytest.fail(f"it ended after {lines}: {process.communicate()[1]}")
 
 
-@pytest.mark.process
-@pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ,
-    reason="Ray gives a node 30 s to start, too few beside other clusters: make test runs it alone",
-)
-@pytest.mark.timeout(300)
 def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
     pipeline = {
         "engine": {"preset": "tiny", "target": {"device": "cpu"}, "drafter": None},
@@ -78,7 +81,6 @@ def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
         os.killpg(process.pid, 0)
 
 
-@pytest.mark.process
 def test_a_file_with_a_key_that_serve_would_ignore_is_refused_before_anything_starts(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text((ROOT / "deploy" / "serve.yaml").read_text().replace("host:", "hosts:"))
