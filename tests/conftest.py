@@ -23,6 +23,21 @@ if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
 
 _REPORT = "report"
+_LONGEST = (  # files, so that none of them begins when the others are over
+    "lossless/test_cluster.py",
+    "lossless/test_embedded_pair.py",
+    "actors/test_pipeline.py",
+    "deploy/test_serve.py",
+    "actors/test_chaos.py",
+    "actors/supervision/test_verifier_recovery.py",
+    "lossless/test_resumption.py",
+    "deploy/test_batch_job.py",
+    "deploy/test_demo.py",
+    "deploy/batches/data/test_engine.py",
+    "actors/test_exporter.py",
+    "deploy/test_grpc.py",
+)
+_TESTS = Path(__file__).parent
 
 torch.set_num_threads(1)
 settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)
@@ -30,9 +45,15 @@ settings.load_profile("diffuspec")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--chaos-requests", type=int, default=12, help="asked while processes die")
+    parser.addoption("--chaos-requests", type=int, default=6, help="asked while processes die")
     parser.addoption("--memory-requests", type=int, default=1000, help="answered by one engine")
     parser.addoption("--chaos-seed", type=int, default=1694, help="of what goes wrong, and when")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first; all others stay in their order after them."""
+    places = {_TESTS / name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
