@@ -19,10 +19,10 @@ from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
 from diffuspec.text.detokenizer import backend
 from tests.actors.conftest import tiny_pipeline
+from tests.lossless.test_embedded_pair import questions
 from tests.lossless.test_pairs import (
     SPECULATIONS,
     Pair,
-    questions,
     test_a_request_is_cancelled_by_its_id,
     test_a_stop_string_cuts_where_plain_decoding_cuts,
     test_drafting_changes_the_speed_and_nothing_else,
@@ -112,4 +112,6 @@ async def served(
     [address] = [one.address for one in await pipeline.describe() if one.name == "verifier rank 0"]
     tokenizer = backend(reference.tokenizer)
     async with verifier_at(address, pipeline.config, pipeline.token) as verifier:
-        yield Served(verifier, reference.verifier, tokenizer, MAX_SCRIPTED_TOKENS, known_plainly)
+        yield Served(
+            verifier, reference.verifier, tokenizer, MAX_SCRIPTED_TOKENS, known_plainly, every=4
+        )

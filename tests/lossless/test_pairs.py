@@ -1,4 +1,7 @@
-"""A target and its diffusion drafter, end to end: the answers are those of plain decoding."""
+"""A target and its drafter, end to end: the answers are those of plain decoding.
+
+The pairs here have random weights; test_embedded_pair.py and test_cluster.py bring others.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,11 @@ from typing import Any, Literal, Protocol
 import pytest
 import pytest_asyncio
 
-from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import RequestCancelledError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
 from tests.support.heads import save_eagle, save_hydra, save_medusa
 from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
 
@@ -45,12 +46,10 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
         "frequency_penalty": 0.1,
     },
 }
-NUM_QUESTIONS_PER_FAMILY = 4
-_CPU_TARGET = {"path": TARGET, "device": "cpu"}
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),  # some 6,000 tokens of the tiny pair, on a busy machine
+    pytest.mark.timeout(300),
 ]
 
 
@@ -127,13 +126,7 @@ def _ask(roles: Roles, job: Job, name: str) -> AsyncGenerator[RequestOutput]:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=[
-        "random",
-        "random, overlapped",
-        "random, heads",
-        pytest.param("tiny", marks=pytest.mark.slow),
-        pytest.param("tiny, several drafters", marks=pytest.mark.slow),
-    ],
+    params=["random", "random, overlapped", "random, heads"],
 )
 async def pair(
     request: pytest.FixtureRequest,
@@ -142,23 +135,13 @@ async def pair(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Pair]:
     overlap = "overlapped" in request.param
-    max_tokens, acceptance_length = 16, 1.0
-    if request.param == "tiny":
-        config, prompts = tiny_in_process(), questions(NUM_QUESTIONS_PER_FAMILY)
-        max_tokens, acceptance_length = 64, 2.0
-    elif request.param == "tiny, several drafters":
-        named = {name: {"kind": name} for name in ("samd", "token_recycling")}
-        config = tiny_config(target=_CPU_TARGET, drafter={"kind": "pld"}, drafters=named)
-        prompts, max_tokens, acceptance_length = questions(1), 64, 1.3
-    elif request.param == "random, heads":
+    if request.param == "random, heads":
         config, prompts = _random_heads(target_path("qwen2"), tmp_path_factory.mktemp("heads"))
     else:
         config, prompts = _random_pair(target_path("qwen2"), drafter_path, overlap)
     with Engine.from_config(config) as engine:
         drafters = (None, *config.named_drafters)
-        yield Pair(
-            engine, engine, prompts, max_tokens, acceptance_length, overlap, drafters=drafters
-        )
+        yield Pair(engine, engine, prompts, 16, 1.0, overlap, drafters=drafters)
         await engine.stop()
 
 
@@ -189,19 +172,6 @@ def _random_heads(target: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]
         }
     )
     return config, [f"{'ab ' * number}and so on" for number in range(0, 18, 4)]
-
-
-def tiny_in_process(**sections: Any) -> EngineConfig:
-    return tiny_config(
-        target=_CPU_TARGET,
-        drafter={"path": DRAFTER, "device": "cpu"},
-        **sections,
-    )
-
-
-def questions(num_per_family: int) -> list[Prompt]:
-    loaded = first_per_family(load_questions(QUESTIONS), num_per_family)
-    return [[{"role": "user", "content": question.turns[0]}] for question in loaded]
 
 
 @pytest.mark.parametrize("name", SAMPLINGS)

@@ -1,0 +1,61 @@
+"""The suite of test_pairs.py on the embedded pair: long answers, of which much is drafted."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from diffuspec.bench.questions import first_per_family, load_questions
+from diffuspec.core.types import Prompt
+from diffuspec.engine import Engine
+from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
+from tests.lossless.test_pairs import (
+    Pair,
+    test_a_request_is_cancelled_by_its_id,
+    test_a_stop_string_cuts_where_plain_decoding_cuts,
+    test_drafting_changes_the_speed_and_nothing_else,
+    test_requests_that_are_cancelled_leave_the_others_as_they_are,
+)
+
+__all__ = [
+    "test_a_request_is_cancelled_by_its_id",
+    "test_a_stop_string_cuts_where_plain_decoding_cuts",
+    "test_drafting_changes_the_speed_and_nothing_else",
+    "test_requests_that_are_cancelled_leave_the_others_as_they_are",
+]
+
+MAX_TOKENS = 64
+DRAFTERS: dict[str, dict[str, Any]] = {
+    "diffusion": {"drafter": {"path": DRAFTER, "device": "cpu"}},
+    "without a model": {
+        "drafter": {"kind": "pld"},
+        "drafters": {name: {"kind": name} for name in ("samd", "token_recycling")},
+    },
+}
+NUMS_QUESTIONS = {"diffusion": 2, "without a model": 1}  # of each family
+MIN_ACCEPTANCE_LENGTHS = {"diffusion": 2.0, "without a model": 1.3}
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(600),  # some 6,000 tokens, on a busy machine
+]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=DRAFTERS)
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    name = request.param
+    config = tiny_config(target={"path": TARGET, "device": "cpu"}, **DRAFTERS[name])
+    prompts, acceptance_length = questions(NUMS_QUESTIONS[name]), MIN_ACCEPTANCE_LENGTHS[name]
+    with Engine.from_config(config) as engine:
+        drafters = (None, *config.named_drafters)
+        yield Pair(engine, engine, prompts, MAX_TOKENS, acceptance_length, False, drafters=drafters)
+        await engine.stop()
+
+
+def questions(num_per_family: int) -> list[Prompt]:
+    loaded = first_per_family(load_questions(QUESTIONS), num_per_family)
+    return [[{"role": "user", "content": question.turns[0]}] for question in loaded]
