@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -20,6 +21,7 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
 
 _MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
+_SHOWN_LINES = re.compile(r"^ *(\d+ \| .*|\^+)$", re.MULTILINE)
 _MAX_REASON = 200  # characters of llguidance's own words in an error
 
 # A third to a tenth of llguidance's defaults: half a second to compile, 10 ms for a mask.
@@ -110,8 +112,9 @@ def grammars_of(path: Path, info: TargetInfo) -> Grammars:
 
 
 def describe_failure(matcher: LLMatcher) -> str:
-    """Return why a matcher has no next token, in one line."""
+    """Return why a matcher has no next token, in one line, without lines of its grammar."""
     reason = matcher.get_error() or "no text has this form"
+    reason = _SHOWN_LINES.sub("", reason)
     return " ".join(reason.replace("<non-verbose/>", "").split())[:_MAX_REASON]
 
 

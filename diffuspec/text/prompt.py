@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
 
+_TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # of every template
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
 
 
@@ -18,17 +20,19 @@ def encode_prompt(
     tokenizer: Any,
     max_model_len: int,
     tools: Sequence[Mapping[str, Any]] = (),
+    template_options: Mapping[str, Any] | None = None,
 ) -> TokenIds:
     """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
 
     A text begins as the tokenizer begins texts, with BOS if that is its way; ids are taken as they
-    are. `tools` are functions, in OpenAI's form, that a chat's template tells the model of. Raises
-    InvalidRequestError, before tokenising what cannot fit.
+    are. `tools` are functions, in OpenAI's form, that a chat's template tells the model of;
+    template_options are other variables of the template. Raises InvalidRequestError, before
+    tokenising what cannot fit.
     """
     if isinstance(prompt, str):
         return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens=True)
     if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
-        text = _render(prompt, tokenizer, tools)  # type: ignore[arg-type]
+        text = _render(prompt, tokenizer, tools, template_options or {})  # type: ignore[arg-type]
         return _tokenize(text, tokenizer, max_model_len, adds_special_tokens=False)
     return as_token_ids(prompt)
 
@@ -41,7 +45,10 @@ def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
 
 
 def _render(
-    messages: Sequence[Mapping[str, Any]], tokenizer: Any, tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: Any,
+    tools: Sequence[Mapping[str, Any]],
+    options: Mapping[str, Any],
 ) -> str:
     for message in messages:
         if not (isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
@@ -53,12 +60,16 @@ def _render(
         raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
     if tools and "tools" not in str(tokenizer.chat_template):
         raise InvalidRequestError("the target's chat template takes no tools")
+    taken = _TAKEN_OPTIONS | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
+    if wrong := sorted(taken & options.keys()):
+        raise InvalidRequestError(f"chat_template_kwargs must not have {', '.join(wrong)}")
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
             tools=[*tools] or None,
             tokenize=False,
             add_generation_prompt=True,
+            **options,
         )
     except Exception as error:  # a template may raise anything
         raise InvalidRequestError(f"the chat template refused the messages: {error}") from error

@@ -91,7 +91,7 @@ def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI):
     assert chosen.choices[0].text in ("yes", "no")
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt="x", extra_body={"guided_regex": "("})
-    assert "structured_output cannot be used" in caught.value.message
+    assert caught.value.param == "guided_regex" and "cannot be used" in caught.value.message
 
 
 def test_an_unknown_model_is_not_found(client: OpenAI):

@@ -75,6 +75,8 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"n": 0}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+        ({"chat_template_kwargs": {"a": [1]}}, "chat_template_kwargs.a"),
+        ({"tool_choice": {"type": "function"}, "tools": [WEATHER]}, "tool_choice.function"),
         ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
@@ -101,7 +103,10 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content.0.type",
+        ),
     ],
 )
 def test_what_is_wrong_or_not_supported_is_named(keys, param):
@@ -128,6 +133,7 @@ def test_neutral_values_and_nulls_and_labels_are_taken():
     job = chat(
         best_of=None, n=1, suffix=None, tools=[], tool_choice="none", parallel_tool_calls=True,
         user="u", metadata={"a": "b"}, store=False, use_beam_search=False, prompt_logprobs=None,
+        top_logprobs=0, chat_template_kwargs={},
     )  # fmt: skip
     assert job == chat()
 
@@ -256,6 +262,16 @@ def test_tools_and_calls_go_into_the_template():
     assert text == "[weather]system:ab;assistant:(weather Ulm);tool:sun;"
     with pytest.raises(InvalidRequestError, match="takes no tools"):
         encode(chat(tools=[WEATHER]), tokenizer(), MODEL)
+
+
+def test_variables_of_the_template_may_be_set_but_not_what_makes_it_a_chat():
+    [generation] = encode(
+        chat(chat_template_kwargs={"mood": "glad"}), tokenizer("{{ mood }}"), MODEL
+    )
+    assert tokenizer().decode(generation.prompt_token_ids) == "glad"
+    for name in ("messages", "tools", "tokenize", "conversation"):
+        with pytest.raises(InvalidRequestError, match=f"must not have {name}"):
+            encode(chat(chat_template_kwargs={name: "x"}), tokenizer(), MODEL)
 
 
 @pytest.mark.parametrize("arguments", ["[]", "{", "1"])

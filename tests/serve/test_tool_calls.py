@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from tests.support.service import MODEL
 
@@ -78,6 +78,13 @@ def test_calls_and_their_results_may_be_sent_back(client: OpenAI):
     messages = [*ASKED, message.model_dump(), result]
     reply = client.chat.completions.create(model=MODEL, messages=messages, tools=[CLOCK])
     assert reply.choices[0].finish_reason in ("stop", "length", "tool_calls")
+
+
+def test_a_schema_that_cannot_be_is_refused_by_the_name_of_tools(client: OpenAI):
+    wrong = {"type": "function", "function": {"name": "secret", "parameters": {"type": "x"}}}
+    with pytest.raises(BadRequestError) as caught:
+        client.chat.completions.create(**HOW | {"tools": [wrong], "tool_choice": "required"})
+    assert caught.value.param == "tools" and "secret" not in caught.value.message
 
 
 def test_a_strict_function_lets_the_model_answer_in_words(client: OpenAI):

@@ -13,6 +13,7 @@ from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.generation import Indexed, outputs
 from diffuspec.serve.http.body import read_json
@@ -20,7 +21,7 @@ from diffuspec.serve.http.connection import unless_gone
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event
 from diffuspec.serve.http.keys import Allowance
-from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.openai.errors import HttpError, in_words_of
 from diffuspec.serve.openai.parsing import Endpoint, Generation, Job, check_model, encode, parse
 from diffuspec.serve.openai.replies import Reply, make_reply
 from diffuspec.serve.settings import ServeSettings
@@ -57,11 +58,14 @@ class Completions:
             created=int(time.time()),
         )
         stream = self._outputs(job, generations, state)
-        if job.stream:
-            return await self._stream(reply, stream)
-        async with aclosing(stream):
-            async for index, output in stream:
-                reply.add(index, output)
+        try:
+            if job.stream:
+                return await self._stream(reply, stream)
+            async with aclosing(stream):
+                async for index, output in stream:
+                    reply.add(index, output)
+        except InvalidRequestError as error:
+            raise in_words_of(error, job.form_asked_by) from error
         if job.sampling.prompt_logprobs is None:
             return JSONResponse(reply.whole())
         # The texts of thousands of tokens: not in the event loop.

@@ -18,6 +18,23 @@ MAX_PROMPTS = 16
 MAX_TOOLS = 128
 
 
+_MAX_OPTION_CHARACTERS = 256
+
+
+def _check_option(given: object) -> object:
+    if isinstance(given, bool | int | float | None):
+        return given
+    if isinstance(given, str) and len(given) <= _MAX_OPTION_CHARACTERS:
+        return given
+    raise ValueError(f"must be true, false, a number or at most {_MAX_OPTION_CHARACTERS} letters")
+
+
+_OPTION_SCHEMA: dict[str, Any] = {"type": ["boolean", "number", "string", "null"]}
+TemplateOption: TypeAlias = Annotated[
+    Any, PlainValidator(_check_option), WithJsonSchema(_OPTION_SCHEMA)
+]
+
+
 class Part(BaseModel):
     """An object within a body. Null is the same as not given; unknown keys are an error."""
 
@@ -118,6 +135,9 @@ class ChatBody(Body):
         None,
         description="required demands calls, an object the call of the function that it names; "
         "their arguments fit the schemas of the functions.",
+    )
+    chat_template_kwargs: Annotated[dict[str, TemplateOption], Field(max_length=16)] | None = Field(
+        None, description="Variables of the model's chat template, such as enable_thinking."
     )
     parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
 

@@ -61,6 +61,7 @@ class ErrorAnswer:
 
 
 _PARAMETERS = {one.name for kind in (SamplingParams, SpeculationParams) for one in declared(kind)}
+_NAMES = _PARAMETERS | {"prompt", "chat_template_kwargs"}
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}  # heeded by openai-python
 _INVALID = "invalid_request_error"
@@ -103,7 +104,15 @@ def answer_to(error: BaseException) -> ErrorAnswer:
     return next((_ANSWERS[one] for one in type(error).__mro__ if one in _ANSWERS), _UNKNOWN)
 
 
+def in_words_of(error: InvalidRequestError, asked_by: str | None) -> InvalidRequestError:
+    """Return an error about the form of an answer by the name that the client has for it."""
+    name, _, problem = str(error).partition(" ")
+    if asked_by is None or name != "structured_output":
+        return error
+    return BadRequestError(f"{asked_by} {problem}", asked_by)
+
+
 def _named(message: str) -> str | None:
     """Return the parameter that a message of the library begins with, if it does."""
-    word = message.partition(" ")[0]
-    return word if word in _PARAMETERS else None
+    word = message.removeprefix("the ").partition(" ")[0]
+    return word if word in _NAMES else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError
@@ -32,6 +32,7 @@ ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 _MAX_ANSWERS = 16  # of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
+_KINDS = ("str", "NamedTool")
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
 
 B = TypeVar("B", bound=Body)
@@ -54,7 +55,9 @@ class Job:
     is_prompt_only: bool = False  # the one token of the answer is not reported
     reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
     return_token_ids: bool = False
+    form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
     tools: tuple[Mapping[str, Any], ...] = ()  # of a chat; calls are found in the answer
+    template_options: Mapping[str, Any] = field(default_factory=dict)  # of its chat template
     is_call_named: bool = False  # the answer is a call of the function that the request names
 
     @property
@@ -90,7 +93,9 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
     """
     generations: list[Generation] = []
     for prompt in job.prompts:
-        token_ids = encode_prompt(prompt, tokenizer, model.max_model_len, job.tools)
+        token_ids = encode_prompt(
+            prompt, tokenizer, model.max_model_len, job.tools, job.template_options
+        )
         room = model.max_model_len - len(token_ids)
         if room < (job.max_tokens or 1):
             raise ContextLengthError(
@@ -120,19 +125,29 @@ def _validate(kind: type[B], given: Mapping[str, Any]) -> B:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        param = ".".join(str(part) for part in problem["loc"][:4])[:80]
+        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        # Of a union, the kind that fits best.
+        problem = max(problems, key=lambda one: len(one["loc"]))
+        param = ".".join(str(part) for part in problem["loc"] if not _is_kind(part))[:80]
         what = re.sub("^(Input should|Value error, must) ", "must ", problem["msg"])
-        joint = " " if what.startswith("must ") else ": "
+        what = re.sub(r"^List should have (.*) items? after.*", r"must have \1 items", what)
+        what = "is missing" if problem["type"] == "missing" else what
+        joint = " " if what.startswith(("must ", "is ")) else ": "
         raise BadRequestError(f"{param}{joint}{what}", param) from None
 
 
+def _is_kind(part: str | int) -> bool:
+    """Whether a part of a place is pydantic's name of a kind of a union, not a key or an index."""
+    return isinstance(part, str) and (part in _KINDS or "[" in part)
+
+
 def _chat(body: ChatBody, model: ServedModel) -> Job:
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
+    asked = {body.max_tokens, body.max_completion_tokens} - {None}
+    if len(asked) > 1:
         raise BadRequestError(
             "max_tokens and max_completion_tokens are the same; give one", "max_completion_tokens"
         )
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
     max_tokens = body.max_tokens or body.max_completion_tokens
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -144,6 +159,8 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         sampling=replace(sampling, structured_output=use.form),
         max_tokens=max_tokens,
         tools=use.tools,
+        form_asked_by="tools" if use.tools else _form_key(body),
+        template_options=body.chat_template_kwargs or {},
         is_call_named=use.is_named,
         **_common(body, model),
     )
@@ -172,6 +189,7 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
         prompts=prompts,
         sampling=sampling,
         max_tokens=max_tokens,
+        form_asked_by=_form_key(body),
         echo=body.echo,
         is_prompt_only=is_prompt_only,
         **_common(body, model),
@@ -236,6 +254,10 @@ def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> Sampling
         given["top_k"] = 0
     given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}
     return _make(SamplingParams, given)
+
+
+def _form_key(body: Body) -> str | None:
+    return next((name for name in body.model_extra or {} if name in WORDS), None)
 
 
 def _speculation(

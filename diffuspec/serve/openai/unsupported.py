@@ -27,7 +27,7 @@ _NEUTRAL: dict[str, object] = {
     "audio": {},
     "best_of": 1,
     "chat_template": "",
-    "chat_template_kwargs": {},
+    "chat_template_kwargs": {},  # of a text, which has no template
     "continue_final_message": False,
     "documents": [],
     "early_stopping": False,
