@@ -46,11 +46,15 @@ def target_layers(verifier: ObservableVerifier, path: Path | None) -> TargetLaye
 
     Raises ModelLoadError.
     """
-    model: Any = verifier.model
-    if model is None:
+    if verifier.model is None:
         raise ModelLoadError(
             f"{path}: draft heads need the whole target in one process; it is split over several"
         )
+    return layers_of(verifier.model)
+
+
+def layers_of(model: Any) -> TargetLayers:
+    """Return the layers of a transformers model."""
     config = model.config.get_text_config()
     weight = model.get_input_embeddings().weight
     return TargetLayers(

@@ -1,0 +1,84 @@
+"""Draft heads for a random target, trained in seconds, load as their authors' checkpoints do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from diffuspec.core.errors import ConfigError
+from diffuspec.models.heads.eagle import EagleHead
+from diffuspec.models.heads.hydra import HydraHeads
+from diffuspec.models.heads.medusa import MedusaHeads
+from diffuspec.models.heads.target_layers import layers_of
+from diffuspec.pairs.factory.examples import Batch
+from diffuspec.pairs.factory.head_losses import Rows, ahead
+from diffuspec.pairs.factory.head_training import HeadKind, HeadPlan, HeadTraining
+
+HEADS: dict[HeadKind, type[MedusaHeads | HydraHeads | EagleHead]] = {
+    "medusa": MedusaHeads,
+    "hydra": HydraHeads,
+    "eagle": EagleHead,
+}
+
+
+def make_plan(kind: HeadKind, target: Path, out: Path, answers: Path, **more: int) -> HeadPlan:
+    return HeadPlan(
+        kind,
+        target,
+        out,
+        (answers,),
+        tokens_per_batch=300,
+        other_lr=0.01,
+        matrix_lr=0.05,
+        report_every=2,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_learn_the_targets_answers_and_load_for_it(
+    kind: HeadKind, target: Path, answers: Path, tmp_path: Path
+) -> None:
+    training = HeadTraining(make_plan(kind, target, tmp_path, answers, num_chunks=4))
+    training.run()
+    lines = (tmp_path / "training" / "curve.jsonl").read_text().splitlines()
+    curve = [json.loads(line) for line in lines]
+    assert curve[1]["loss"] < curve[0]["loss"] and len(curve[0]["right"]) == 3
+    layers = layers_of(AutoModelForCausalLM.from_pretrained(target))
+    heads = HEADS[kind].load(tmp_path, layers)
+    assert not any(parameter.requires_grad for parameter in heads.parameters())
+
+
+def test_a_training_that_was_killed_goes_on_to_the_same_weights(
+    target: Path, answers: Path, tmp_path: Path
+) -> None:
+    def run(out: Path, stop_after: int) -> dict[str, torch.Tensor]:
+        plan = make_plan("hydra", target, out, answers, num_chunks=4, stop_after=stop_after)
+        HeadTraining(plan).run()
+        return load_file(out / "model.safetensors")
+
+    whole = run(tmp_path / "whole", 2)
+    run(tmp_path / "resumed", 1)
+    resumed = run(tmp_path / "resumed", 2)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_too_few_answers_are_refused(target: Path, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"prompt": [1], "answer": [2]}\n')
+    with pytest.raises(ConfigError, match="1 answers are too few"):
+        HeadTraining(make_plan("medusa", target, tmp_path, path))
+
+
+def test_rows_are_wanted_as_far_as_their_tokens_are_in_one_answer() -> None:
+    token_ids = torch.tensor([[5, 6, 7, 8, 9]])
+    is_answer = torch.tensor([[False, False, True, True, False]])
+    rows = Rows(Batch(token_ids, is_answer, torch.ones_like(is_answer)), torch.zeros(1, 5, 2))
+    assert ahead(token_ids, 2).tolist() == [[7, 8, 9, 0, 0]]
+    assert rows.wanted(1).tolist() == [[False, True, True, False, False]]
+    assert rows.wanted(2).tolist() == [[False, True, False, False, False]]
