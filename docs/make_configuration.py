@@ -126,6 +126,7 @@ EXAMPLES = {  # by the class that reads the section
     "DiffuSpecConfig": "drafter: {path: models/Dream-v0-Instruct-7B, num_refinement_steps: 2}",
     "AutoregressiveConfig": "drafter: {kind: sps, path: models/Qwen2.5-0.5B-Instruct}",
     "PromptLookupConfig": "drafter: {kind: pld, max_ngram_tokens: 4}",
+    "SamdRecyclingConfig": "drafter: {kind: samd_recycling, min_match_tokens: 8}",
     "SuffixAutomatonConfig": "drafter: {kind: samd, texts: answers.jsonl}",
     "TokenRecyclingConfig": "drafter: {kind: token_recycling}",
     "LookaheadConfig": "drafter: {kind: lookahead, num_columns: 10}",

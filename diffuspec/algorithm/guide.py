@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Protocol
 
-from diffuspec.algorithm.scoring import Column, Node, make_column
+from diffuspec.algorithm.scoring import EMPTY_COLUMN, Column, Node, make_column
 from diffuspec.core.types import DraftRequest
 
 _FORCED_LOGPROB = math.log(0.99)  # of a token without alternative; its text may be split otherwise
-_EMPTY = Column([], [], [], 0.0)
 
 
 class Guide(Protocol):
@@ -40,15 +39,14 @@ class Guides(Protocol):
         ...
 
 
-def admitted(columns: Sequence[Column], depth: int, parent: Node | None, guide: Guide) -> Column:
-    """Return the column of a depth with the tokens that may come after a node, or the forced one.
+def admitted(column: Column, parent: Node | None, guide: Guide) -> Column:
+    """Return a column with the tokens that may come after a node, or the forced one.
 
-    Beyond the last column, and where no candidate fits, there is at most the forced one.
+    Where no candidate fits, there is at most the forced one.
     """
-    column = columns[depth] if depth < len(columns) else _EMPTY
     token_ids = guide.next_tokens(path_of(parent), column.token_ids)
     if not token_ids:
-        return _EMPTY
+        return EMPTY_COLUMN
     if len(token_ids) == 1 and token_ids[0] not in column.token_ids:
         return make_column(token_ids, [_FORCED_LOGPROB], 1.0)
     chosen = [column.token_ids.index(token_id) for token_id in token_ids]

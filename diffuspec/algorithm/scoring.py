@@ -24,6 +24,9 @@ class Column:
     log_mass: float  # ln of the drafter's probability of all candidates together
 
 
+EMPTY_COLUMN = Column([], [], [], 0.0)
+
+
 @dataclass(slots=True, eq=False)
 class Scored:
     """A column's scores after one history; proxy_logprobs is None if the proxy was not asked."""

@@ -17,9 +17,19 @@ from itertools import count
 from typing import TypeAlias
 
 from diffuspec.algorithm.alternatives import find_alternatives
+from diffuspec.algorithm.cache_model import CacheModel
 from diffuspec.algorithm.draft_tree import best_path
 from diffuspec.algorithm.guide import Guide, Guides, admitted, drop_others
-from diffuspec.algorithm.scoring import Column, Node, Scored, Scorer, columns_of, confidences
+from diffuspec.algorithm.retrieval import Continuations, Retrieval, joined, raised
+from diffuspec.algorithm.scoring import (
+    EMPTY_COLUMN,
+    Column,
+    Node,
+    Scored,
+    Scorer,
+    columns_of,
+    confidences,
+)
 from diffuspec.core.interfaces import CausalProxy
 from diffuspec.core.types import Draft, DraftRequest, DraftTree, Lattice
 
@@ -41,12 +51,20 @@ class PathSearch:
         beam_width: int = 3,  # B
         eos_token_ids: Collection[int] = (),
         guides: Guides | None = None,
+        retrieval: Retrieval | None = None,
+        cache: CacheModel | None = None,
     ) -> None:
-        """Without guides, drafts for a structured output are not kept to its form."""
+        """Without guides, drafts for a structured output are not kept to its form.
+
+        With retrieval, what followed the same words before joins the candidates of best_first.
+        A cache makes each request's proxy out of `proxy`.
+        """
         self._proxy = proxy
         self._beam_width = beam_width
         self._eos_token_ids = frozenset(eos_token_ids)
         self._guides = guides
+        self._retrieval = retrieval
+        self._cache = cache
 
     async def search(
         self, requests: Sequence[DraftRequest], lattices: Sequence[Lattice]
@@ -71,10 +89,12 @@ class PathSearch:
         hold to its form; best_first goes on with what the form dictates.
         """
         guide = self._guides.guide(request) if self._guides is not None else None
-        scorer = Scorer(self._proxy, request)
+        proxy = self._proxy if self._cache is None else self._cache.proxy_for(request)
+        scorer = Scorer(proxy, request)
         columns = columns_of(lattice, scorer.drafter_weight, self._eos_token_ids)
         if request.tree_shape == "best_first":
-            nodes = _best_first(columns, scorer, request, guide)
+            found = None if self._retrieval is None else self._retrieval.follow(request)
+            nodes = _best_first(_Expansion(columns, scorer, guide, found), request)
         else:
             beams = _beam_search(columns, scorer, self._beam_width)
             beams = beams[:1] if request.tree_shape == "path" else beams
@@ -138,9 +158,7 @@ def _merge(beams: list[_Link | None]) -> list[Node]:
     return sorted(nodes.values(), key=lambda node: node.reach, reverse=True)
 
 
-def _best_first(
-    columns: list[Column], scorer: Scorer, request: DraftRequest, guide: Guide | None
-) -> list[Node]:
+def _best_first(expansion: _Expansion, request: DraftRequest) -> list[Node]:
     """Return the max_nodes nodes likeliest to be reached, in that order.
 
     The heap holds, for every node taken, its likeliest child not yet taken, or an entry for its
@@ -148,10 +166,7 @@ def _best_first(
     the first entry of the heap is the likeliest remaining node.
     """
     nodes: list[Node] = []
-    # Bounds of the unscored children; a guide may put likelier ones in their place.
-    log_masses = [column.log_mass for column in columns]
-    if guide is not None:
-        log_masses = [0.0] * request.num_draft_tokens
+    log_masses = expansion.log_masses(request.num_draft_tokens)
     serial = count()  # breaks ties: older entries first
     heap: list[tuple[float, int, int, Node | None, _Ranked | None, int]] = []
     if log_masses:
@@ -160,10 +175,9 @@ def _best_first(
         cost, _, depth, parent, children, rank = heappop(heap)
         above = parent.reach if parent else 0.0
         if children is None:
-            column = columns[depth] if guide is None else admitted(columns, depth, parent, guide)
-            if not column.token_ids:
+            children = expansion.children(depth, parent)
+            if children is None:
                 continue
-            children = _ranked(scorer.score_after(column, parent))
             cost = -above - children.confidences[0]
             if heap and heap[0][0] < cost:
                 heappush(heap, (cost, next(serial), depth, parent, children, 0))
@@ -181,20 +195,48 @@ def _best_first(
 
 
 @dataclass(slots=True, eq=False)
+class _Expansion:
+    """What may follow a node: candidates of the lattice, of the text, or of a form alone."""
+
+    columns: list[Column]
+    scorer: Scorer
+    guide: Guide | None
+    continuations: Continuations | None
+
+    def log_masses(self, num_draft_tokens: int) -> list[float]:
+        """Return an upper bound of the confidences at each depth."""
+        if self.guide is not None or self.continuations is not None:
+            return [0.0] * num_draft_tokens  # both may raise a candidate above its column
+        return [column.log_mass for column in self.columns]
+
+    def children(self, depth: int, parent: Node | None) -> _Ranked | None:
+        """Return the candidates below a node, likeliest first; None: there is none."""
+        lattice = self.columns[depth] if depth < len(self.columns) else EMPTY_COLUMN
+        found = None if self.continuations is None else self.continuations.after(parent)
+        column = lattice
+        if found is not None:
+            column = joined(column, found, self.scorer.drafter_weight)
+        if self.guide is not None:
+            column = admitted(column, parent, self.guide)
+        if not column.token_ids:
+            return None
+        scored = self.scorer.score_after(column, parent)
+        ranking = confidences(scored)
+        if found is not None:
+            ranking = raised(ranking, column, lattice, found)
+        elif scored.proxy_logprobs is None:
+            return _Ranked(scored, range(len(ranking)), ranking)
+        choices = sorted(range(len(ranking)), key=ranking.__getitem__, reverse=True)
+        return _Ranked(scored, choices, [ranking[choice] for choice in choices])
+
+
+@dataclass(slots=True, eq=False)
 class _Ranked:
     """Candidates of a scored column, likeliest first."""
 
     scored: Scored
     choices: Sequence[int]
     confidences: Sequence[float]
-
-
-def _ranked(scored: Scored) -> _Ranked:
-    unranked = confidences(scored)
-    if scored.proxy_logprobs is None:
-        return _Ranked(scored, range(len(unranked)), unranked)
-    choices = sorted(range(len(unranked)), key=unranked.__getitem__, reverse=True)
-    return _Ranked(scored, choices, [unranked[choice] for choice in choices])
 
 
 def _draft(nodes: list[Node], num_tokens_before_eos: int, has_proxy: bool) -> Draft:

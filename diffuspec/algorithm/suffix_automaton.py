@@ -73,20 +73,30 @@ class SuffixAutomaton:
 
     def repeat(self) -> Match:
         """Return the longest end of the sequence that also ends at an earlier place."""
-        state = max(self._links[self._last], ROOT)
-        return self._match(state, self._lengths[state])
+        return self.shorten(Match(self.num_tokens, _NONE, self._last))
 
     def match(self, token_ids: Sequence[int]) -> Match:
         """Return the longest end of other tokens that stands in this sequence."""
-        state, length = ROOT, 0
+        match = Match(0, _NONE, ROOT)
         for token_id in token_ids:
-            while state != ROOT and token_id not in self._next[state]:
-                state = self._links[state]
-                length = self._lengths[state]
-            if token_id in self._next[state]:
-                state = self._next[state][token_id]
-                length += 1
+            match = self.step(match, token_id)
+        return match
+
+    def step(self, match: Match, token_id: int) -> Match:
+        """Return the match of a text with one more token, from the match of that text."""
+        state, length = match.state, match.num_tokens
+        while state != ROOT and token_id not in self._next[state]:
+            state = self._links[state]
+            length = self._lengths[state]
+        if token_id in self._next[state]:
+            state = self._next[state][token_id]
+            length += 1
         return self._match(state, length)
+
+    def shorten(self, match: Match) -> Match:
+        """Return the longest end of a match, of one token or more, that ends at more places."""
+        state = max(self._links[match.state], ROOT)
+        return self._match(state, self._lengths[state])
 
     def after(self, state: int) -> dict[int, int]:
         """Return the tokens that follow a state's substrings, with the states that they lead to."""

@@ -12,6 +12,7 @@ from diffuspec.bench.systems.naming import (
     DEFAULT_SYSTEM,
     DRAFTER_SYSTEMS,
     TRANSFORMERS_SYSTEMS,
+    VARIANTS,
     WHOLE_DRAFT_NODES,
     find_drafter,
     speculation_for,
@@ -25,7 +26,7 @@ from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
 SPEC_BENCH = "spec-bench"
 SUITES = (SPEC_BENCH,)
-_TABLE_ORDER = ("sps", "lookahead", "pld", "token_recycling", "samd", "diffuspec")
+_TABLE_ORDER = ("sps", "lookahead", "pld", "token_recycling", "samd", "diffuspec", *VARIANTS)
 _STUDIES = ("ablations", "pre_drafts", "load")
 
 

@@ -66,11 +66,25 @@ class SearchConfig(Section):
     beam_width: int = Field(
         3, ge=1, le=64, description="Paths kept at each position, B of the paper."
     )
+    cache_weight: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Most weight of the n-grams of prompt and answer beside the n-gram model's or "
+        "causal LM's; 0: they are not counted.",
+    )
+    retrieval: bool = Field(
+        False,
+        description="Put what followed the same words before, in prompt and answer, beside the "
+        "lattice's candidates, in trees of the shape best_first.",
+    )
 
     @model_validator(mode="after")
     def _one_proxy(self) -> Self:
         if self.ngram is not None and self.causal_lm is not None:
             raise ValueError("ngram and causal_lm are both given; the search takes one proxy")
+        if self.cache_weight and self.ngram is None and self.causal_lm is None:
+            raise ValueError("cache_weight needs ngram or causal_lm, beside which it counts")
         return self
 
 

@@ -56,16 +56,9 @@ class PromptLookupConfig(Section):
     )
 
 
-class SuffixAutomatonConfig(Section):
-    """SAM decoding (SAMD): what followed the longest match in the text, or in others. No model."""
+class _TextsSection(Section):
+    """What a drafter that looks matches up in given texts is told of them."""
 
-    kind: Literal["samd"] = Field("samd", description=_KIND)
-    num_draft_tokens: int = Field(
-        40, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
-    )
-    draft_tokens_per_match: float = Field(
-        4.0, ge=0, le=MAX_DRAFT_TOKENS, description="Tokens to draft for each token that matched."
-    )
     texts: FilePath | None = Field(
         None,
         description="Earlier answers or other texts to draft from, too: a text file, or a .jsonl "
@@ -76,6 +69,30 @@ class SuffixAutomatonConfig(Section):
         ge=1,
         le=10_000_000,
         description="Most tokens of the texts to read, of about 0.5 KB of memory each.",
+    )
+
+
+class SuffixAutomatonConfig(_TextsSection):
+    """SAM decoding (SAMD): what followed the longest match in the text, or in others. No model."""
+
+    kind: Literal["samd"] = Field("samd", description=_KIND)
+    num_draft_tokens: int = Field(
+        40, ge=1, le=MAX_DRAFT_TOKENS, description="Most tokens to draft in one step."
+    )
+    draft_tokens_per_match: float = Field(
+        4.0, ge=0, le=MAX_DRAFT_TOKENS, description="Tokens to draft for each token that matched."
+    )
+
+
+class SamdRecyclingConfig(_TextsSection):
+    """SAM decoding where a long match is found, and elsewhere Token Recycling. No model."""
+
+    kind: Literal["samd_recycling"] = Field("samd_recycling", description=_KIND)
+    min_match_tokens: int = Field(
+        5, ge=1, le=64, description="Tokens that must match for what followed them to be drafted."
+    )
+    num_draft_tokens: int = Field(
+        40, ge=1, le=MAX_DRAFT_TOKENS, description="Tokens to draft after a match."
     )
 
 
@@ -152,6 +169,7 @@ DrafterConfig: TypeAlias = Annotated[
     | AutoregressiveConfig
     | PromptLookupConfig
     | SuffixAutomatonConfig
+    | SamdRecyclingConfig
     | TokenRecyclingConfig
     | LookaheadConfig
     | MedusaConfig

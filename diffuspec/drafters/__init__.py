@@ -20,6 +20,7 @@ from diffuspec.drafters import (
     medusa,
     prompt_lookup,
     samd,
+    samd_recycling,
     token_recycling,
 )
 from diffuspec.drafters.kind import DrafterKind, Home, LocalDrafter, Target
@@ -32,6 +33,7 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "sps": autoregressive.KIND,
     "pld": prompt_lookup.KIND,
     "samd": samd.KIND,
+    "samd_recycling": samd_recycling.KIND,
     "token_recycling": token_recycling.KIND,
     "lookahead": lookahead.KIND,
     "medusa": medusa.KIND,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diffuspec.algorithm.cache_model import CacheModel
+from diffuspec.algorithm.retrieval import Retrieval
 from diffuspec.algorithm.search import PathSearch
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.interfaces import CausalProxy, TargetInfo
@@ -30,9 +32,15 @@ def make_path_search(
             config.causal_lm, vocab_size=info.vocab_size, beam_width=config.beam_width
         )
     matchers = None if target_path is None else AnswerMatchers(grammars_of(target_path, info))
+    retrieval = Retrieval(info.max_sequences, info.eos_token_ids) if config.retrieval else None
+    cache = None
+    if proxy is not None and config.cache_weight:
+        cache = CacheModel(proxy, config.cache_weight, info.max_sequences)
     return PathSearch(
         proxy,
         beam_width=config.beam_width,
         eos_token_ids=info.eos_token_ids,
         guides=matchers,
+        retrieval=retrieval,
+        cache=cache,
     )

@@ -10,31 +10,23 @@ tree of what followed most often.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
-import numpy as np
-
+from diffuspec.algorithm.own_text import OwnText, confidence_after
+from diffuspec.algorithm.per_request import PerRequest
 from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
 from diffuspec.core.drafter_config import SuffixAutomatonConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import PathScorer
-from diffuspec.core.types import NO_TOKENS, Draft, DraftRequest, TokenIds
+from diffuspec.core.types import Draft, DraftRequest, TokenIds
 from diffuspec.drafters.kind import DrafterKind, Target
 from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 
-_MAX_REWIND = 512  # tokens at the end of a prefix that are taken back without a new automaton
 _MAX_MATCH = 64  # tokens compared with the texts; a longer match drafts no more
-_TEXT_BIAS = 5  # tokens that a match in the texts must be longer by than one in the own text
+TEXT_BIAS = 5  # tokens that a match in the texts must be longer by than one in the own text
 _MAX_WIDTH = 8  # nodes at one depth of the tree from the texts
 _BOUNDARY = -1  # between texts; no token
-
-# P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
-# drafted ones included. Measured on the embedded pair's questions.
-_PRIORS = (0.31, 0.57, 0.66, 0.82, 0.82, 0.82, 0.87, 0.87, 0.87, 0.93)
-_CONFIDENCES = tuple(math.log(prior) for prior in _PRIORS)
 
 
 class SuffixAutomatonDrafter:
@@ -54,8 +46,7 @@ class SuffixAutomatonDrafter:
         """`texts` are lists of token ids; see SuffixAutomatonConfig.texts."""
         self._config = config
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._max_requests = max_requests
-        self._own: OrderedDict[str, _OwnText] = OrderedDict()
+        self._own = PerRequest(OwnText, max_requests)
         self._texts = _Texts(texts, config.max_text_tokens)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -63,54 +54,35 @@ class SuffixAutomatonDrafter:
         return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
-        self._own.pop(request_id, None)
+        self._own.release(request_id)
 
     def close(self) -> None:
         self._own.clear()
 
-    def _draft(self, request: DraftRequest) -> Draft:
-        builder, prefix = TreeBuilder(request, self._eos_token_ids), request.prefix
-        own = self._own_text(request.request_id).follow(prefix)
-        given = self._texts.match(prefix)
-        if given.num_tokens - _TEXT_BIAS > own.num_tokens:
+    def find(self, request: DraftRequest) -> tuple[Match, Match]:
+        """Return the longest matches of the prefix in its own text and in the texts given."""
+        own = self._own.of(request.request_id).follow(request.prefix)
+        return own, self._texts.match(request.prefix)
+
+    def draft_after(self, request: DraftRequest, own: Match, given: Match) -> Draft:
+        """Draft what followed the longer of two matches that `find` returned."""
+        builder = TreeBuilder(request, self._eos_token_ids)
+        if given.num_tokens - TEXT_BIAS > own.num_tokens:
             self._texts.grow(builder, given, self._length(given, request))
         elif own.num_tokens:
             start, length = own.end + 1, self._length(own, request)
-            confidences = [_confidence(own.num_tokens + depth) for depth in range(length)]
-            builder.add_chain(prefix[start : start + length].tolist(), confidences)
+            confidences = [confidence_after(own.num_tokens + depth) for depth in range(length)]
+            builder.add_chain(request.prefix[start : start + length].tolist(), confidences)
         return builder.draft()
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        return self.draft_after(request, *self.find(request))
 
     def _length(self, match: Match, request: DraftRequest) -> int:
         """Return how many tokens to draft after a match."""
         config = self._config
         length = 1 + int(config.draft_tokens_per_match * match.num_tokens)
         return min(length, config.num_draft_tokens, request.num_draft_tokens)
-
-    def _own_text(self, request_id: str) -> _OwnText:
-        own = self._own.setdefault(request_id, _OwnText())
-        self._own.move_to_end(request_id)
-        if len(self._own) > self._max_requests:
-            self._own.popitem(last=False)
-        return own
-
-
-@dataclass(slots=True)
-class _OwnText:
-    """The automaton of one request's prefix."""
-
-    prefix: TokenIds = field(default_factory=lambda: NO_TOKENS)
-    automaton: SuffixAutomaton = field(default_factory=lambda: SuffixAutomaton((), _MAX_REWIND))
-
-    def follow(self, prefix: TokenIds) -> Match:
-        """Change the automaton into that of another prefix; return the match of its end."""
-        size = min(len(prefix), len(self.prefix))
-        differs = np.flatnonzero(prefix[:size] != self.prefix[:size])
-        num_shared = int(differs[0]) if len(differs) else size
-        if not self.automaton.rewind(num_shared):
-            self.automaton, num_shared = SuffixAutomaton((), _MAX_REWIND), 0
-        self.automaton.extend(prefix[num_shared:].tolist())
-        self.prefix = prefix
-        return self.automaton.repeat()
 
 
 class _Texts:
@@ -133,7 +105,7 @@ class _Texts:
         counts, automaton = self._counts, self._automaton
 
         def expand(state: int, depth: int) -> Iterator[tuple[int, float, int]]:
-            right = _confidence(match.num_tokens + depth - 1)
+            right = confidence_after(match.num_tokens + depth - 1)
             for token_id, after in automaton.after(state).items():
                 if token_id != _BOUNDARY:
                     yield token_id, right + math.log(counts[after] / counts[state]), after
@@ -141,13 +113,8 @@ class _Texts:
         builder.add_likeliest(match.state, expand, num_tokens, num_tokens, _MAX_WIDTH)
 
 
-def _confidence(num_matched: int) -> float:
-    return _CONFIDENCES[min(num_matched, len(_CONFIDENCES)) - 1]
-
-
-def _load(
-    config: SuffixAutomatonConfig, target: Target, path_scorer: PathScorer | None
-) -> SuffixAutomatonDrafter:
+def load_samd(config: SuffixAutomatonConfig, target: Target) -> SuffixAutomatonDrafter:
+    """Load a drafter with the texts that its configuration names. Raises ConfigError."""
     texts: Iterable[Sequence[int]] = ()
     if config.texts is not None:
         from diffuspec.text.corpus import CorpusReader  # transformers, as it reads
@@ -157,6 +124,12 @@ def _load(
         texts = CorpusReader([config.texts], target.path).read()
     info = target.info
     return SuffixAutomatonDrafter(config, info.eos_token_ids, info.max_sequences, texts)
+
+
+def _load(
+    config: SuffixAutomatonConfig, target: Target, path_scorer: PathScorer | None
+) -> SuffixAutomatonDrafter:
+    return load_samd(config, target)
 
 
 KIND = DrafterKind(SuffixAutomatonConfig, _load, needs_path_scorer=False, has_model=False)

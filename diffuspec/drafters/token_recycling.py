@@ -73,7 +73,7 @@ class TokenRecyclingDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order; an empty one after a token not seen yet."""
-        return draft_each(requests, self._draft)
+        return draft_each(requests, self.draft_one)
 
     async def release(self, request_id: str) -> None:
         self._request_ids.pop(request_id, None)
@@ -82,8 +82,9 @@ class TokenRecyclingDrafter:
         if self._verifier is not None:
             self._verifier.remove_observer(self)
 
-    def _draft(self, request: DraftRequest) -> Draft:
-        self._note(request.request_id)
+    def draft_one(self, request: DraftRequest) -> Draft:
+        """Draft for one request."""
+        self.note(request.request_id)
         builder = TreeBuilder(request, self._eos_token_ids)
         last = int(request.prefix[-1])
         builder.add_likeliest(
@@ -102,7 +103,7 @@ class TokenRecyclingDrafter:
             if candidate != _UNKNOWN:
                 yield candidate, confidence, (candidate, child)
 
-    def _note(self, request_id: str) -> None:
+    def note(self, request_id: str) -> None:
         """Note that a request is drafted for; if requests are not released, forget the oldest."""
         self._request_ids[request_id] = None
         if len(self._request_ids) > self._max_requests:

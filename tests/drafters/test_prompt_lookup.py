@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from diffuspec.control.calibration import _LOG_EDGES
 from diffuspec.core.drafter_config import PromptLookupConfig
@@ -96,3 +99,29 @@ async def test_confidence_rises_with_the_tokens_matched_and_tells_them_apart() -
     assert all(-math.inf < confidence < 0 for confidence in one.confidences)
     cells = [bisect_right(_LOG_EDGES, confidence) for confidence in one.confidences[:5]]
     assert cells == sorted(set(cells))
+
+
+@pytest.mark.parametrize("max_ngram_tokens", [1, 2, 3])
+def test_transformers_drafts_the_same_where_its_place_has_a_whole_draft_behind_it(
+    max_ngram_tokens: int,
+) -> None:
+    """Its rule allows shorter drafts: it stops at the earliest place of the longest match.
+
+    Where that place has a whole draft behind it, the rules agree.
+    """
+    length, rng, num_compared = 6, np.random.default_rng(0), 0
+    theirs = PromptLookupCandidateGenerator(
+        num_output_tokens=length, max_matching_ngram_size=max_ngram_tokens, max_length=1000
+    )
+    for _ in range(300):
+        text = rng.integers(0, 6, rng.integers(8, 60)).astype(np.int32)
+        input_ids: Any = torch.tensor(text[None].astype(np.int64))
+        candidates, _ = theirs.get_candidates(input_ids)
+        drafted = candidates[0, len(text) :].tolist()
+        start, num_matched = find_repeat(text, max_ngram_tokens, length)
+        if len(drafted) == length:
+            assert num_matched and text[start : start + length].tolist() == drafted
+            num_compared += 1
+        elif not drafted:
+            assert num_matched == 0
+    assert num_compared > 150

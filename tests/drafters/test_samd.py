@@ -77,10 +77,10 @@ async def test_a_hypothetical_prefix_leaves_no_trace() -> None:
 async def test_only_as_many_requests_are_kept_as_may_run() -> None:
     one = drafter()
     await one.draft([request([1, 2, 1], name=name) for name in "abc"])
-    assert list(one._own) == ["b", "c"]
+    assert one._own.request_ids == ["b", "c"]
     await one.release("b")
     await one.release("unknown")
-    assert list(one._own) == ["c"]
+    assert one._own.request_ids == ["c"]
 
 
 async def test_given_texts_grow_a_tree_of_what_followed_most_often() -> None:

@@ -12,6 +12,9 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diffuspec.algorithm.cache_model import CacheModel
+from diffuspec.algorithm.retrieval import Retrieval
+from diffuspec.algorithm.search import PathSearch
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
@@ -23,9 +26,11 @@ from diffuspec.core.drafter_config import (
 from diffuspec.core.errors import DrafterError, VerifierUnavailableError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.drafters import LocalDrafter
+from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.drafters.lookahead import LookaheadDrafter
 from diffuspec.drafters.prompt_lookup import PromptLookupDrafter
 from diffuspec.drafters.samd import SuffixAutomatonDrafter
+from diffuspec.drafters.samd_recycling import SamdRecyclingDrafter
 from diffuspec.drafters.token_recycling import TokenRecyclingDrafter
 from tests.support.fakes import (
     DISHONEST,
@@ -38,11 +43,13 @@ from tests.support.fakes import (
     mixed,
     oracle_of,
 )
+from tests.support.lattice_fakes import FakeCausalProxy, FakeLatticeModel
 from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
 from tests.support.stage import pool_of
 
 pytestmark = pytest.mark.timeout(300)  # thousands of tokens, on a busy machine
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed", "off")
+REPEATING = ("pld", "samd", "token_recycling", "samd_recycling", "lookahead", "merged")
 STRATEGIES = (*HONEST, *DISHONEST)
 
 
@@ -193,7 +200,9 @@ def test_no_failure_changes_what_a_target_says(
     num_tokens=st.integers(2, 5),
     overlap=st.booleans(),
     arrival=st.sampled_from(["alone", "together", "one after the other"]),
-    kind=st.sampled_from(["pld", "samd", "token_recycling", "lookahead"]),
+    kind=st.sampled_from(
+        ["pld", "samd", "token_recycling", "samd_recycling", "lookahead", "merged"]
+    ),
 )
 def test_no_repetition_that_is_found_changes_what_a_target_says(
     jobs, num_tokens, overlap, arrival, kind
@@ -201,10 +210,22 @@ def test_no_repetition_that_is_found_changes_what_a_target_says(
     """The target knows a few tokens only, so that everything stands in the text already."""
     info = replace(FAKE_TARGET, vocab_size=num_tokens, eos_token_ids=(0,))
     verifier = FakeVerifier(info)
+    samd = SuffixAutomatonDrafter(SuffixAutomatonConfig(), (0,), 2, [[1, 0, 1, 1, 0] * 9])
+    recycling = TokenRecyclingDrafter(info, verifier)
+    proxy = FakeCausalProxy()
+    search = PathSearch(
+        proxy,
+        eos_token_ids=(0,),
+        retrieval=Retrieval(2, (0,)),
+        cache=CacheModel(proxy, 0.7, 2),
+    )
+    merged = DiffuSpecDrafter(FakeLatticeModel(oracle_of(verifier)), search)
     drafters: dict[str, LocalDrafter] = {
         "pld": PromptLookupDrafter(PromptLookupConfig(), (0,)),
-        "samd": SuffixAutomatonDrafter(SuffixAutomatonConfig(), (0,), 2, [[1, 0, 1, 1, 0] * 9]),
-        "token_recycling": TokenRecyclingDrafter(info, verifier),
+        "samd": samd,
+        "token_recycling": recycling,
+        "samd_recycling": SamdRecyclingDrafter(samd, recycling, 3),
+        "merged": merged,
         "lookahead": LookaheadDrafter(LookaheadConfig(), info, verifier),
     }
     jobs = [

@@ -150,6 +150,7 @@ def _random_pair(target: Path, drafter: Path, overlap: bool) -> tuple[EngineConf
         {
             "target": {"path": target, "device": "cpu", "max_sequences": 4},
             "drafter": {"path": drafter, "device": "cpu"},
+            "search": {"retrieval": not overlap},
             "coordinator": {"prefill_chunk_tokens": 24, "overlap": overlap},
         }
     )

@@ -8,6 +8,7 @@ drafts with the configuration's section of that kind or, if it needs no model, w
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -27,7 +28,13 @@ ENGINE_SYSTEMS = (BASELINE, "paper", *(f"cost_aware_{shape}" for shape in TREE_S
 TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
 DEFAULT_SYSTEM = "cost_aware_best_first"  # how requests are drafted that do not say
 ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
-DRAFTER_SYSTEMS = tuple(KINDS)
+
+# Systems that are a kind of drafter with other settings of the search.
+VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "diffuspec_retrieval": ("diffuspec", {"retrieval": True}),
+    "diffuspec_cache": ("diffuspec", {"cache_weight": 0.7}),
+}
+DRAFTER_SYSTEMS = (*KINDS, *VARIANTS)
 
 # Most tokens below each other and most nodes of a draft that is verified whole.
 WHOLE_DRAFT_NODES = 80
@@ -47,7 +54,7 @@ def speculation_for(
         own = replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=None)
         if not whole_drafts and name != "lookahead":  # whose window is verified at any price
             return own
-        length, nodes = _WHOLE_DRAFTS.get(name, _WHOLE_DRAFT)
+        length, nodes = _WHOLE_DRAFTS.get(_kind_of(name), _WHOLE_DRAFT)
         return replace(own, policy="fixed", num_draft_tokens=length, max_nodes=nodes)
     if name == BASELINE:
         return SpeculationParams(policy="off")
@@ -76,11 +83,12 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
         if config.drafter is None:
             raise ConfigError(f"--systems: {name} needs --drafter")
         return config.drafter
+    kind = _kind_of(name)
     for section in config.named_drafters.values():
-        if section.kind == name:
+        if section.kind == kind:
             return section
     try:
-        default: DrafterConfig = KINDS[name].config()
+        default: DrafterConfig = KINDS[kind].config()
     except ValidationError as error:  # it must be told of its model
         raise ConfigError(
             f"--systems: {name} needs a drafter of that kind, and there is none for this target"
@@ -90,4 +98,12 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
 
 def config_for(name: str, config: EngineConfig) -> EngineConfig:
     """Return the configuration with the one drafter that a system of ours has."""
-    return config.model_copy(update={"drafter": find_drafter(name, config), "drafters": {}})
+    _, settings = VARIANTS.get(name, (name, {}))
+    search = config.search.model_copy(update=dict(settings))
+    drafter = find_drafter(name, config)
+    return config.model_copy(update={"drafter": drafter, "drafters": {}, "search": search})
+
+
+def _kind_of(name: str) -> str:
+    kind, _ = VARIANTS.get(name, (name, {}))
+    return kind

@@ -1,0 +1,116 @@
+"""A cache language model: the causal proxy, mixed with what this request's text has said so far.
+
+An n-gram model of a corpus knows nothing of the names and turns of phrase of one conversation. The
+n-grams of prompt and answer do (Kuhn and De Mori, A Cache-Based Natural Language Model for Speech
+Recognition, IEEE PAMI 1990). After a context that stood before n times, they have the weight
+w * n / (n + 1/2), and the proxy has the rest; a context that is new leaves the proxy alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from diffuspec.algorithm.own_text import num_shared_tokens
+from diffuspec.algorithm.per_request import PerRequest
+from diffuspec.core.interfaces import CausalProxy, ProxyState
+from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds
+
+_CONTEXT_SIZES = (2, 1)  # tokens of a context; the longer counts where it is known
+_DOUBT = 0.5  # places of a context at which its counts have half of w
+
+_Counts = dict[tuple[int, ...], dict[int, int]]
+
+
+class CacheModel:
+    """Makes a proxy for each request out of one for all."""
+
+    def __init__(self, proxy: CausalProxy, weight: float, max_requests: int) -> None:
+        """`weight`: what the text's n-grams have at most, w."""
+        self._proxy = proxy
+        self._weight = weight
+        self._texts = PerRequest(TextCounts, max_requests)
+
+    def proxy_for(self, request: DraftRequest) -> CausalProxy:
+        """Return the proxy of a request's prefix, until the next call for it."""
+        text = self._texts.of(request.request_id)
+        text.follow(request.prefix)
+        return CacheProxy(self._proxy, text, self._weight)
+
+
+class TextCounts:
+    """How often each token followed each context in one text."""
+
+    def __init__(self) -> None:
+        self._text = NO_TOKENS
+        self._after: _Counts = {}
+
+    def follow(self, text: TokenIds) -> None:
+        """Change the counts into those of another text."""
+        num_shared = num_shared_tokens(self._text, text)
+        self._count(self._text, num_shared, -1)
+        self._count(text, num_shared, 1)
+        self._text = text
+
+    def after(self, context: tuple[int, ...]) -> dict[int, int]:
+        """Return the tokens that followed the longest known end of a context, with their counts."""
+        for size in _CONTEXT_SIZES:
+            if size <= len(context) and (found := self._after.get(context[-size:])):
+                return found
+        return {}
+
+    def _count(self, text: TokenIds, start: int, sign: int) -> None:
+        """Add or take back the n-grams that end at `start` or later."""
+        first = max(start - _CONTEXT_SIZES[0], 0)
+        token_ids = text[first:].tolist()
+        for place in range(start - first, len(token_ids)):
+            for size in _CONTEXT_SIZES:
+                if size <= place:
+                    counts = self._after.setdefault(tuple(token_ids[place - size : place]), {})
+                    token_id = token_ids[place]
+                    counts[token_id] = counts.get(token_id, 0) + sign
+                    if not counts[token_id]:
+                        del counts[token_id]
+
+
+class CacheProxy:
+    """`CausalProxy` of one prefix. A state is the proxy's and the last tokens."""
+
+    def __init__(self, proxy: CausalProxy, text: TextCounts, weight: float) -> None:
+        self._proxy = proxy
+        self._text = text
+        self._weight = weight
+
+    @property
+    def max_context_tokens(self) -> int:
+        return max(self._proxy.max_context_tokens, _CONTEXT_SIZES[0])
+
+    def begin(self, context: Sequence[int]) -> ProxyState:
+        return self._proxy.begin(context), tuple(context[-_CONTEXT_SIZES[0] :])
+
+    def expand(
+        self, states: Sequence[ProxyState], candidates: Sequence[int]
+    ) -> tuple[list[list[float]], list[list[ProxyState]]]:
+        """Score every candidate after every state; see `CausalProxy.expand`."""
+        logprobs, afters = self._proxy.expand([state for state, _ in states], candidates)
+        scored, joined = [], list[list[ProxyState]]()
+        for (_, context), row, after in zip(states, logprobs, afters, strict=True):
+            scored.append(self._mix(context, candidates, row))
+            ends = [(*context, token_id)[-_CONTEXT_SIZES[0] :] for token_id in candidates]
+            joined.append(list(zip(after, ends, strict=True)))
+        return scored, joined
+
+    def _mix(
+        self, context: tuple[int, ...], candidates: Sequence[int], logprobs: list[float]
+    ) -> list[float]:
+        counts = self._text.after(context)
+        if not counts:
+            return logprobs
+        total = sum(counts.values())
+        weight = self._weight * total / (total + _DOUBT)
+        rest, share = 1 - weight, weight / total
+        mixed = [
+            rest * math.exp(logprob) + share * counts.get(token_id, 0)
+            for token_id, logprob in zip(candidates, logprobs, strict=True)
+        ]
+        return [math.log(probability) if probability else -math.inf for probability in mixed]

@@ -1,0 +1,111 @@
+"""What followed the same words earlier, as one more candidate beside a lattice's.
+
+After each node of a draft tree, the longest end of the text so far (prompt, answer and the nodes'
+tokens) that stood in prompt and answer before says which token may come (SAM decoding, arXiv
+2411.10666). It joins the candidates of the lattice's column, so that both grow one tree.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from diffuspec.algorithm.own_text import OwnText, confidence_after
+from diffuspec.algorithm.per_request import PerRequest
+from diffuspec.algorithm.scoring import Column, Node, make_column
+from diffuspec.algorithm.suffix_automaton import Match
+from diffuspec.core.types import DraftRequest
+
+# Share of what a column leaves to other tokens that the lattice would give to the one found.
+_OTHER_SHARE = math.log(0.05)
+_LEAST_OTHERS = math.log(1e-3)
+_LEAST = 1e-6  # probability that a candidate has and leaves to others, at least
+
+# ln odds(right) = bias + a * ln odds by lattice and proxy + b * ln odds by what was found: fitted
+# to the embedded pair's answers, for tokens that were candidates anyway, and for others.
+_KNOWN = (1.9, 0.58, 0.79)
+_UNKNOWN = (0.15, 0.93, 0.91)
+
+
+class Found(NamedTuple):
+    """A token that followed the same text before."""
+
+    token_id: int
+    confidence: float  # ln P(it follows again), whatever the lattice says
+
+
+class Retrieval:
+    """Finds continuations in the texts of the requests that it is asked about."""
+
+    def __init__(self, max_requests: int, eos_token_ids: Collection[int] = ()) -> None:
+        self._texts = PerRequest(OwnText, max_requests)
+        self._eos_token_ids = frozenset(eos_token_ids)
+
+    def follow(self, request: DraftRequest) -> Continuations:
+        """Return what may follow a request's prefix, until the next call for it."""
+        text = self._texts.of(request.request_id)
+        return Continuations(text, text.follow(request.prefix), self._eos_token_ids)
+
+
+class Continuations:
+    """What may follow one prefix and the nodes below it."""
+
+    def __init__(self, text: OwnText, match: Match, eos_token_ids: Collection[int]) -> None:
+        self._text = text
+        self._eos_token_ids = eos_token_ids
+        self._matches: dict[int, Match] = {-1: match}  # by id of the node; -1: of the prefix
+
+    def after(self, node: Node | None) -> Found | None:
+        """Return what followed before where a node ends; None: nothing, or the end of an answer."""
+        found = self._text.token_after(self._match(node))
+        if found is None or found[0] in self._eos_token_ids:
+            return None
+        token_id, num_matched = found
+        return Found(token_id, confidence_after(num_matched))
+
+    def _match(self, node: Node | None) -> Match:
+        if node is None:
+            return self._matches[-1]
+        match = self._matches.get(id(node))
+        if match is None:
+            above = self._match(node.parent)
+            match = self._matches[id(node)] = self._text.automaton.step(above, node.token_id)
+        return match
+
+
+def joined(column: Column, found: Found, weight: float) -> Column:
+    """Return a column with the token found among its candidates."""
+    if not column.token_ids:
+        return make_column([found.token_id], [found.confidence], weight)
+    if found.token_id in column.token_ids:
+        return column
+    others = math.log(max(-math.expm1(column.log_mass), math.exp(_LEAST_OTHERS)))
+    logprobs = [*column.logprobs, others + _OTHER_SHARE]
+    return make_column([*column.token_ids, found.token_id], logprobs, weight)
+
+
+def raised(
+    confidences: list[float], joined_column: Column, column: Column, found: Found
+) -> list[float]:
+    """Return the confidences of a joined column's candidates, from those without what was found.
+
+    The odds of the token found are those of both sides multiplied, each to a power that was
+    measured; the others share what it leaves, in the old proportions. Where the lattice has no
+    column, or the token was dropped since, nothing changes. `column`: the lattice's.
+    """
+    if not column.token_ids or found.token_id not in joined_column.token_ids:
+        return confidences
+    place = joined_column.token_ids.index(found.token_id)
+    before = min(max(math.exp(confidences[place]), _LEAST), 1 - _LEAST)
+    bias, ours, theirs = _KNOWN if found.token_id in column.token_ids else _UNKNOWN
+    log_odds = bias + ours * _logit(before) + theirs * _logit(math.exp(found.confidence))
+    after = 1 / (1 + math.exp(-log_odds))
+    shift = math.log1p(-after) - math.log1p(-before)
+    changed = [min(confidence + shift, 0.0) for confidence in confidences]
+    changed[place] = math.log(after)
+    return changed
+
+
+def _logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))

@@ -1,0 +1,68 @@
+"""SAM decoding with Token Recycling where nothing matches: the main mode of the SAMD paper.
+
+Rule and constants of Spec-Bench's model/samd with `token_recycle` as the auxiliary drafter, after
+Hu et al., SAM Decoding (arXiv 2411.10666): where the end of the text matched five tokens or more,
+the forty tokens after the match are drafted; elsewhere, Token Recycling's tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diffuspec.core.drafter_config import SamdRecyclingConfig, SuffixAutomatonConfig
+from diffuspec.core.interfaces import PathScorer
+from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.drafters.kind import DrafterKind, Target
+from diffuspec.drafters.samd import TEXT_BIAS, SuffixAutomatonDrafter, load_samd
+from diffuspec.drafters.token_recycling import TokenRecyclingDrafter
+from diffuspec.drafters.tree_builder import draft_each
+
+
+class SamdRecyclingDrafter:
+    """A Drafter of two, one of which observes the verifier in this process."""
+
+    def __init__(
+        self, samd: SuffixAutomatonDrafter, recycling: TokenRecyclingDrafter, min_match_tokens: int
+    ) -> None:
+        """Both drafters become its own."""
+        self._samd = samd
+        self._recycling = recycling
+        self._min_match_tokens = min_match_tokens
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return one draft per request, in order."""
+        return draft_each(requests, self._draft)
+
+    async def release(self, request_id: str) -> None:
+        await self._samd.release(request_id)
+        await self._recycling.release(request_id)
+
+    def close(self) -> None:
+        self._samd.close()
+        self._recycling.close()
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        own, given = self._samd.find(request)
+        if max(own.num_tokens, given.num_tokens - TEXT_BIAS) < self._min_match_tokens:
+            return self._recycling.draft_one(request)
+        self._recycling.note(request.request_id)  # it learns from this verification, too
+        return self._samd.draft_after(request, own, given)
+
+
+def _load(
+    config: SamdRecyclingConfig, target: Target, path_scorer: PathScorer | None
+) -> SamdRecyclingDrafter:
+    samd = SuffixAutomatonConfig(
+        num_draft_tokens=config.num_draft_tokens,
+        draft_tokens_per_match=MAX_DRAFT_TOKENS,  # all of them, however long the match
+        texts=config.texts,
+        max_text_tokens=config.max_text_tokens,
+    )
+    recycling = TokenRecyclingDrafter(target.info, target.verifier)
+    return SamdRecyclingDrafter(load_samd(samd, target), recycling, config.min_match_tokens)
+
+
+KIND = DrafterKind(
+    SamdRecyclingConfig, _load, needs_path_scorer=False, has_model=False, observes=True
+)
