@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from diffuspec.cli import bench, demo, generate, keys, load, model, ngram, serve
+from diffuspec.cli import bench, demo, drafter, generate, keys, load, model, ngram, serve
 from diffuspec.cli.command import Command, Commands, Server
 
 app = typer.Typer(
@@ -33,6 +33,12 @@ app.add_typer(_ngram, name="ngram")
 _model = typer.Typer(cls=Commands, no_args_is_help=True, help="Model directories.")
 _model.command("import", cls=Command, epilog=model.EXAMPLES)(model.run)
 app.add_typer(_model, name="model")
+_drafter = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Diffusion drafters for any target."
+)
+_drafter.command("train", cls=Command, epilog=drafter.TRAIN_EXAMPLES)(drafter.train)
+_drafter.command("evaluate", cls=Command, epilog=drafter.EVALUATE_EXAMPLES)(drafter.evaluate)
+app.add_typer(_drafter, name="drafter")
 _keys = typer.Typer(cls=Commands, no_args_is_help=True, help="API keys of `diffuspec serve`.")
 _keys.command("add", cls=Command, epilog=keys.EXAMPLES)(keys.add)
 app.add_typer(_keys, name="keys")

@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
-from diffuspec.text.tokenizer import load_tokenizer
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.loading.shared import read_with_shared
+from diffuspec.text.tokenizer import load_tokenizer, quiet
 
 
 def save_drafter(model: Any, target: Path, mask_token_id: int, out: Path) -> None:
@@ -33,3 +37,22 @@ def save_drafter(model: Any, target: Path, mask_token_id: int, out: Path) -> Non
     save_file(own, part, {"format": "pt"})
     part.replace(out / "model.safetensors")
     load_tokenizer(target).save_pretrained(out)
+
+
+def load_drafter(path: Path) -> tuple[Any, int]:
+    """Load an exported drafter as a transformers model; return it and its mask's token id.
+
+    Raises ModelLoadError.
+    """
+    checkpoint = inspect_checkpoint(path)
+    settings = checkpoint.diffusion
+    if settings.attention != "block_causal":
+        raise ModelLoadError(f"{path} is not block-causal: only such drafters are made here")
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    weights = read_with_shared(checkpoint, config)
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with quiet():
+        model = family.from_pretrained(
+            None if weights else path, state_dict=weights, config=config, dtype=torch.float32
+        )
+    return model, settings.mask_token_id

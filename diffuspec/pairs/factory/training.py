@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.pairs.factory.acceptance import Acceptance, measure_acceptance
 from diffuspec.pairs.factory.examples import (
+    BATCHES_PER_CHUNK,
     Batch,
     Example,
     ExampleFiles,
@@ -31,11 +33,14 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
-from diffuspec.text.tokenizer import load_tokenizer
+from diffuspec.text.tokenizer import load_tokenizer, quiet
 
 NUM_CHOOSING_EXAMPLES = 4  # that layers are chosen on
 NUM_REPORT_EXAMPLES = 48  # held out
+MAX_EXAMPLE_TOKENS = 1024
 PROBES = 6  # drafts at each of them
+TOKENS_PER_MEASURED_BATCH = 2048
+BYTES_PER_LAYER_ROW = 100  # of activations, for each column of the hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class DrafterPlan:
     layers: int | tuple[int, ...] = 10  # how many of the target's; or which
     num_chunks: int = 200
     tokens_per_batch: int = 4096
-    max_tokens: int = 1024  # of an example
+    max_tokens: int = MAX_EXAMPLE_TOKENS  # of an example
     matrix_lr: float = 0.004
     other_lr: float = 1e-3
     head_tokens: int | None = 8192  # most frequent ones, that the loss computes; None: all
@@ -59,6 +64,24 @@ class DrafterPlan:
     device: str = "cpu"
     compiles: bool = False
     stop_after: int | None = None  # chunks
+
+    def describe_memory(self) -> str:
+        """Say how much memory the training takes at most. Raises ModelLoadError."""
+        checkpoint = inspect_checkpoint(self.target)
+        config = checkpoint.config
+        num_layers = int(config["num_hidden_layers"])
+        kept = self.layers if isinstance(self.layers, int) else len(self.layers)
+        share = min(1.0, kept / num_layers)
+        weights = 4 * checkpoint.num_weights  # all of the target's, float32
+        states = 4 * 3 * share * checkpoint.num_weights  # gradients and the optimisers' states
+        rows = 2.5 * self.tokens_per_batch
+        hidden, head = int(config["hidden_size"]), self.head_tokens or int(config["vocab_size"])
+        activations = rows * (kept * hidden * BYTES_PER_LAYER_ROW + head * 12)
+        total = weights + states + activations
+        return (
+            f"the training takes up to {total / 2**30:.1f} GiB: {weights / 2**30:.1f} for weights, "
+            f"{states / 2**30:.1f} for the optimisers, {activations / 2**30:.1f} for a batch"
+        )
 
     def optimisation(self) -> TrainingPlan:
         return TrainingPlan(
@@ -71,12 +94,32 @@ class DrafterPlan:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One report of a training: a line of curve.jsonl."""
+
+    chunk: int
+    num_answer_tokens: int  # trained on so far, repetitions included
+    loss: float
+    seconds: float  # since the process began
+    num_answers: int  # there were to train on
+    acceptance: float
+    right_by_position: tuple[float, ...]
+
+
+def read_curve(path: Path) -> list[CurvePoint]:
+    """Read a curve. Of a chunk that was reported twice, after a restart, the last report counts."""
+    points = [CurvePoint(**json.loads(line)) for line in path.read_text().splitlines()]
+    return sorted({point.chunk: point for point in points}.values(), key=lambda point: point.chunk)
+
+
 class DrafterTraining:
     """One training in its output directory; goes on from a checkpoint that is there."""
 
     def __init__(self, plan: DrafterPlan) -> None:
         """Read the target and the answers there are. Raises ModelLoadError, ConfigError."""
         self.plan = plan
+        self._on_report: Callable[[list[CurvePoint]], None] = lambda curve: None
         self.device = torch.device(plan.device)
         self.files = ExampleFiles(plan.answers, plan.max_tokens)
         self.files.read_new()
@@ -86,15 +129,17 @@ class DrafterTraining:
             )
         torch.manual_seed(plan.seed)
         self._tokenizer = load_tokenizer(plan.target)
-        target: Any = AutoModelForCausalLM.from_pretrained(
-            plan.target, dtype=torch.float32, trust_remote_code=False, local_files_only=True
-        )
+        with quiet():
+            target: Any = AutoModelForCausalLM.from_pretrained(
+                plan.target, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+            )
         self.layers = self._find_layers(target.to(self.device))
         self.model = keep_layers(target, self.layers).to(self.device).train()
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
             embeddings.requires_grad_(False)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
         self._config = LossConfig(
-            unused_token_id(self._tokenizer, self.files.training),
+            unused_token_id(self._tokenizer, vocab_size, self.files.training),
             min_block=plan.min_block,
             max_block=plan.max_block,
             clean_weight=1.0,
@@ -106,8 +151,12 @@ class DrafterTraining:
             for layer in self.model.get_decoder().layers:
                 layer.compile(dynamic=True)
 
-    def run(self) -> None:
-        """Train to the end of the plan, and export."""
+    def run(self, on_report: Callable[[list[CurvePoint]], None] = lambda curve: None) -> None:
+        """Train to the end of the plan, and export.
+
+        on_report is called with the curve so far after every report.
+        """
+        self._on_report = on_report
         checkpoint = self.plan.out / "training" / "drafter.pt"
         train(
             self.model,
@@ -125,17 +174,7 @@ class DrafterTraining:
     def measure(self) -> Acceptance:
         """Measure argmax drafts on held-out answers."""
         held_out = self.files.held_out[:NUM_REPORT_EXAMPLES]
-        batches = [
-            pad(batch).to(self.device)
-            for batch in batches_by_length(held_out, self.plan.tokens_per_batch, random.Random(0))
-        ]
-        self.model.eval()
-        with mixed_precision(self.device):
-            found = measure_acceptance(
-                self.model, batches, self._config.mask_token_id, self.plan.max_block, PROBES
-            )
-        self.model.train()
-        return found
+        return measure_drafts(self.model, held_out, self._config.mask_token_id, self.plan.max_block)
 
     def _chunk(self, chunk: int) -> Iterator[Batch]:
         self.files.read_new()
@@ -150,17 +189,30 @@ class DrafterTraining:
 
     def _report(self, done: Progressed) -> str:
         found = self.measure()
-        line = {
-            "chunk": done.chunk,
-            "loss": done.loss,
-            "seconds": done.seconds,
-            "num_examples": len(self.files.training),
-            "right_by_position": found.right_by_position,
-            "acceptance": found.mean,
-        }
-        with (self.plan.out / "training" / "curve.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
-        return f"{done.seconds:.0f} s, {len(self.files.training)} answers, {found}"
+        point = CurvePoint(
+            done.chunk,
+            self._answer_tokens(done.chunk),
+            done.loss,
+            done.seconds,
+            len(self.files.training),
+            found.mean,
+            found.right_by_position,
+        )
+        path = self.plan.out / "training" / "curve.jsonl"
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(asdict(point)) + "\n")
+        self._on_report(read_curve(path))
+        return (
+            f"{done.seconds:.0f} s, {point.num_answer_tokens:,} of the answers' tokens seen, "
+            f"{point.num_answers} answers, {found}"
+        )
+
+    def _answer_tokens(self, num_chunks: int) -> int:
+        """Return about how many tokens of answers so many chunks have."""
+        examples = self.files.training
+        num_tokens = sum(example.num_tokens for example in examples)
+        share = sum(sum(example.is_answer) for example in examples) / num_tokens
+        return round(num_chunks * BATCHES_PER_CHUNK * self.plan.tokens_per_batch * share)
 
     def _find_layers(self, target: Any) -> list[int]:
         """Return the plan's layers, those chosen by an earlier run, or choose and note them."""
@@ -186,11 +238,50 @@ class DrafterTraining:
         return frequent_ids(self.files.training, count).to(self.device)
 
 
-def unused_token_id(tokenizer: Any, examples: Sequence[Example]) -> int:
-    """Return a special token that never occurs, to be the mask. Raises ConfigError."""
+def choose_device(name: str, num_threads: int | None) -> str:
+    """Return the device that `auto`, `cpu` or `cuda` names, and set the number of CPU threads.
+
+    Raises ConfigError.
+    """
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"--device must be auto, cpu or cuda, got {name!r:.40}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device: no CUDA device is available")
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    is_cuda = name == "cuda" or (name == "auto" and torch.cuda.is_available())
+    return "cuda" if is_cuda else "cpu"
+
+
+def measure_drafts(
+    model: Any, examples: Sequence[Example], mask_token_id: int, num_draft_tokens: int
+) -> Acceptance:
+    """Measure argmax drafts, in bfloat16, at PROBES places of each answer."""
+    device = next(model.parameters()).device
+    batches = [
+        pad(batch).to(device)
+        for batch in batches_by_length(examples, TOKENS_PER_MEASURED_BATCH, random.Random(0))
+    ]
+    was_training = model.training
+    model.eval()
+    with mixed_precision(device):
+        found = measure_acceptance(model, batches, mask_token_id, num_draft_tokens, PROBES)
+    model.train(was_training)
+    return found
+
+
+def unused_token_id(tokenizer: Any, vocab_size: int, examples: Sequence[Example]) -> int:
+    """Return an id that never occurs, to be the mask. Raises ConfigError.
+
+    Best is one that the model has and the tokenizer has not, then a special token; no draft will
+    hold it.
+    """
     seen = {token for example in examples for token in example.token_ids}
-    special = sorted(set(tokenizer.added_tokens_decoder) - set(tokenizer.all_special_ids))
-    for token_id in (*special, *sorted(tokenizer.all_special_ids)):
-        if token_id not in seen and token_id != tokenizer.eos_token_id:
+    seen |= {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    known = tokenizer.get_vocab().values()
+    beyond = range(max(known) + 1, vocab_size)
+    special = sorted(tokenizer.added_tokens_decoder)
+    for token_id in (*beyond, *special, *sorted(known, reverse=True)):
+        if token_id not in seen:
             return int(token_id)
-    raise ConfigError("no special token is unused, to be the mask: name one that is rare")
+    raise ConfigError("every token id occurs in the answers: none is left to be the mask")

@@ -1,0 +1,215 @@
+"""`diffuspec drafter`: make a diffusion drafter for a target, and measure one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from diffuspec.core.errors import ConfigError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
+
+TRAIN_EXAMPLES = """[bold]Examples[/bold]
+
+  diffuspec drafter train --target models/smollm2 --out runs/drafter
+  diffuspec drafter train --target DIR --out DIR --prompts chats.jsonl --num-answers 20000
+  diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --layers 0,1,2,9,28,29
+  diffuspec generate "Who was Ada Lovelace?" --target models/smollm2 --drafter runs/drafter
+""" + (
+    "\n\nThe target answers the prompts, and then questions that it writes itself; DIR/training/"
+    "answers.jsonl holds the answers. A command that was interrupted goes on where it stopped when"
+    " it is given again. A line of --prompts has messages, turns or prompt."
+)
+SEQUENCES_AT_A_TIME, MAX_CONTEXT = 32, 2048  # where the target writes answers
+EVALUATE_EXAMPLES = """[bold]Examples[/bold]
+
+  diffuspec drafter evaluate runs/drafter --answers runs/drafter/training/answers.jsonl
+"""
+
+Target = Annotated[Path, typer.Option(help="The causal LM to draft for.", metavar="DIR")]
+Out = Annotated[Path, typer.Option(help="The drafter's directory.", metavar="DIR")]
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(help="Prompts for the target. Default: its own questions.", metavar="FILE.jsonl"),
+]
+Answers = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Answers to train on, as token ids. Default: those that the target is to write.",
+        metavar="FILE.jsonl",
+    ),
+]
+NumAnswers = Annotated[
+    int, typer.Option(help="Answers that the target is to write.", min=1, metavar="N")
+]
+Layers = Annotated[
+    str,
+    typer.Option(
+        help="How many of the target's layers to keep, chosen by what dropping each of them"
+        " costs; or which, separated by commas.",
+        metavar="N|LIST",
+    ),
+]
+Chunks = Annotated[
+    int, typer.Option(help="Length of the training, in chunks of 8 batches.", min=1, metavar="N")
+]
+BatchTokens = Annotated[int, typer.Option(help="Tokens in a batch.", min=64, metavar="N")]
+HeadTokens = Annotated[
+    int,
+    typer.Option(
+        help="Most frequent tokens, over which the loss is computed; 0: all.", min=0, metavar="N"
+    ),
+]
+Device = Annotated[str, typer.Option(help="Where to train.", metavar="auto|cpu|cuda")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="Compile the layers; on a CPU it needs a C++ compiler.")
+]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, metavar="N")]
+Seed = Annotated[int, typer.Option(help="Seed of the training.", metavar="N")]
+Drafter = Annotated[Path, typer.Argument(metavar="DIR", help="A drafter made by `train`.")]
+Files = Annotated[
+    list[Path],
+    typer.Option("--answers", help="Answers of its target.", metavar="FILE.jsonl"),
+]
+Limit = Annotated[int, typer.Option(help="Held-out answers to draft.", min=1, metavar="N")]
+DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
+
+
+def train(
+    target: Target,
+    out: Out,
+    prompts: Prompts = None,
+    answers: Answers = None,
+    num_answers: NumAnswers = 2000,
+    layers: Layers = "10",
+    chunks: Chunks = 200,
+    batch_tokens: BatchTokens = 2048,
+    head_tokens: HeadTokens = 8192,
+    device: Device = "auto",
+    compiles: Compile = False,
+    threads: Threads = None,
+    seed: Seed = 0,
+) -> None:
+    """Make a block-causal diffusion drafter for a causal LM, from some of its own layers.
+
+    Embeddings and head stay the target's and are not stored again.
+    """
+    from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining, choose_device
+
+    if answers and prompts:
+        raise ConfigError("give --answers or --prompts, not both")
+    plan = DrafterPlan(
+        target,
+        out,
+        tuple(answers or [out / "training" / "answers.jsonl"]),
+        layers=_parse_layers(layers),
+        num_chunks=chunks,
+        tokens_per_batch=batch_tokens,
+        head_tokens=head_tokens or None,
+        device=choose_device(device, threads),
+        compiles=compiles,
+        seed=seed,
+    )
+    typer.echo(plan.describe_memory(), err=True)
+    if not answers:
+        _write_answers(target, plan.answers[0], num_answers, prompts or [])
+    training = DrafterTraining(plan)
+    kept = ", ".join(map(str, training.layers))
+    typer.echo(f"layers {kept}; {len(training.files.training)} answers", err=True)
+    training.run(lambda curve: _plot(curve, out / "training" / "curve.png"))
+    _build_ngram(plan)
+    typer.echo(f"{out}: {training.measure()}")
+
+
+def evaluate(
+    drafter: Drafter,
+    answers: Files,
+    limit: Limit = 100,
+    num_draft_tokens: DraftTokens = 12,
+    threads: Threads = None,
+) -> None:
+    """Print how far argmax drafts agree with answers that were held out of the training."""
+    from diffuspec.pairs.factory.examples import ExampleFiles
+    from diffuspec.pairs.factory.export import load_drafter
+    from diffuspec.pairs.factory.training import (
+        MAX_EXAMPLE_TOKENS,
+        choose_device,
+        measure_drafts,
+    )
+
+    choose_device("cpu", threads)
+    files = ExampleFiles(answers, MAX_EXAMPLE_TOKENS)
+    files.read_new()
+    if not files.held_out:
+        raise ConfigError(f"{answers[0]} has too few answers: none of them is held out")
+    model, mask_token_id = load_drafter(drafter)
+    held_out = files.held_out[:limit]
+    found = measure_drafts(model, held_out, mask_token_id, num_draft_tokens)
+    typer.echo(f"{drafter}: {found}; {found.num_drafts} drafts in {len(held_out)} answers")
+
+
+def _parse_layers(text: str) -> int | tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        message = f"--layers must be a number or numbers separated by commas, got {text!r:.60}"
+        raise ConfigError(message) from error
+    if min(numbers) < (1 if len(numbers) == 1 else 0) or list(numbers) != sorted(set(numbers)):
+        raise ConfigError(f"--layers must be positive and ascending, got {text!r:.60}")
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _write_answers(target: Path, path: Path, num_answers: int, prompts: Sequence[Path]) -> None:
+    from diffuspec.core.config import parse_config
+    from diffuspec.engine import Engine
+    from diffuspec.models.loading.checkpoint import inspect_checkpoint
+    from diffuspec.pairs.factory.answers import write_answers
+
+    length = min(MAX_CONTEXT, inspect_checkpoint(target).max_positions)
+    section = {
+        "path": target,
+        "dtype": "bfloat16",
+        "max_sequences": SEQUENCES_AT_A_TIME,
+        "max_model_len": length,
+    }
+    console = Console(stderr=True)
+    columns = (TextColumn("answers"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        Engine.from_config(parse_config({"target": section})) as engine,
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+    ):
+        task = progress.add_task("answers", total=num_answers)
+        write_answers(
+            engine, path, num_answers, prompts, lambda done: progress.update(task, completed=done)
+        )
+
+
+def _plot(curve: Sequence[CurvePoint], path: Path) -> None:
+    """Draw acceptance and loss, if matplotlib is installed."""
+    from diffuspec.bench.plots import Line, plot_sweep
+
+    tokens = tuple(point.num_answer_tokens for point in curve)
+    panels = {
+        "acceptance": [Line("held out", tokens, tuple(point.acceptance for point in curve))],
+        "loss": [Line("training", tokens, tuple(point.loss for point in curve))],
+    }
+    try:
+        plot_sweep("The drafter's training", "tokens of answers", panels, path)
+    except MissingDependencyError:
+        return
+
+
+def _build_ngram(plan: DrafterPlan) -> None:
+    from diffuspec.models.ngram.arpa import write_arpa
+    from diffuspec.models.ngram.estimate import estimate
+    from diffuspec.pairs.factory.examples import ExampleFiles
+
+    files = ExampleFiles(plan.answers, plan.max_tokens)
+    files.read_new()
+    write_arpa(estimate(example.token_ids for example in files.training), plan.out / "ngram.arpa")

@@ -1,0 +1,151 @@
+"""The target's own greedy answers, with its probabilities, to given questions or to its own.
+
+With the chat template up to the place where the user speaks, a chat model writes a question itself.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import MAX_CHOICES, SamplingParams
+from diffuspec.core.types import FinishReason, Prompt
+from diffuspec.engine import Completion, Engine
+from diffuspec.pairs.factory.examples import NUM_TOP_IDS, PROBABILITY_UNITS
+
+MAX_ANSWER_TOKENS = 192
+MAX_QUESTION_TOKENS = 96
+_QUESTION_PLACE = "0123456789"  # no template writes this itself
+_BATCH = 64  # answers between two writes
+
+
+def write_answers(
+    engine: Engine,
+    path: Path,
+    num_answers: int,
+    prompt_files: Sequence[Path] = (),
+    on_progress: Callable[[int], None] = lambda count: None,
+) -> None:
+    """Append answers to a file until it has num_answers; those that are there are kept.
+
+    Prompts come from the files, and after their end from the target itself. on_progress is called
+    with the number of answers there are. Raises ConfigError.
+    """
+    count = _drop_unfinished_line(path)
+    prompts = _prompts(engine, prompt_files, count)
+    with path.open("a", encoding="utf-8") as file:
+        while count < num_answers:
+            on_progress(count)
+            batch = list(islice(prompts, min(_BATCH, num_answers - count)))
+            sampling = SamplingParams(max_tokens=MAX_ANSWER_TOKENS, logprobs=NUM_TOP_IDS)
+            for prompt, answer in zip(batch, engine.generate(batch, sampling), strict=True):
+                file.write(_line(engine.encode(prompt).tolist(), answer))
+                count += 1
+            file.flush()
+    on_progress(count)
+
+
+def _line(prompt: list[int], answer: Completion) -> str:
+    assert answer.logprobs is not None
+    tops = [token.top[:NUM_TOP_IDS] for token in answer.logprobs]
+    record = {
+        "prompt": prompt,
+        "answer": list(answer.token_ids),
+        "top_ids": [token_id for top in tops for token_id, _ in top],
+        "top_probs": [
+            round(math.exp(logprob) * PROBABILITY_UNITS) for top in tops for _, logprob in top
+        ],
+    }
+    return json.dumps(record, separators=(",", ":")) + "\n"
+
+
+def _drop_unfinished_line(path: Path) -> int:
+    """Cut off what a killed process left after the last newline. Return the number of lines."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return 0
+    content = path.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return content.count(b"\n")
+
+
+def _prompts(engine: Engine, files: Sequence[Path], num_done: int) -> Iterator[Prompt]:
+    num_given = 0
+    for file in files:
+        for prompt in read_prompts(file):
+            num_given += 1
+            if num_given > num_done:
+                yield prompt
+    yield from own_questions(engine, first_seed=max(num_done - num_given, 0))
+
+
+def read_prompts(path: Path) -> Iterator[Prompt]:
+    """Yield the prompts of a JSONL file. Raises ConfigError, naming the line.
+
+    A line has `messages`, a chat; or `turns`, of which the first is asked, as in Spec-Bench; or
+    `prompt`, the user's message or token ids.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            yield _prompt(json.loads(line))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: expected an object with messages, turns or prompt, "
+                f"got {line!r:.80}"
+            ) from error
+
+
+def _prompt(record: dict[str, Any]) -> Prompt:
+    if "messages" in record:
+        return list(record["messages"])
+    said = record["turns"][0] if "turns" in record else record["prompt"]
+    if isinstance(said, str):
+        return [{"role": "user", "content": said}]
+    return [int(token_id) for token_id in said]
+
+
+def own_questions(engine: Engine, first_seed: int = 0) -> Iterator[Prompt]:
+    """Yield questions that the target writes, without end, as prompts of token ids.
+
+    Raises ConfigError if its chat template leaves no place for them.
+    """
+    before, after = _around_question(engine.tokenizer)
+    encode = engine.tokenizer.backend_tokenizer.encode
+    seed = first_seed
+    while True:
+        sampling = SamplingParams(
+            max_tokens=MAX_QUESTION_TOKENS, temperature=1.0, top_p=0.95, seed=seed
+        )
+        seed += MAX_CHOICES
+        for asked in engine.generate([before], sampling, n=MAX_CHOICES):
+            if asked.finish_reason is FinishReason.STOP and (text := asked.text.strip()):
+                yield [*before, *encode(text, add_special_tokens=False).ids, *after]
+
+
+def _around_question(tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the template's token ids before and after a user's message."""
+    if tokenizer.chat_template is None:
+        raise ConfigError(
+            "the target has no chat template to write questions from: give prompts in files"
+        )
+    text: str = tokenizer.apply_chat_template(
+        [{"role": "user", "content": _QUESTION_PLACE}], tokenize=False, add_generation_prompt=True
+    )
+    before, found, after = text.partition(_QUESTION_PLACE)
+    if not found:
+        raise ConfigError("the target's chat template changes the user's message")
+    encode = tokenizer.backend_tokenizer.encode
+    ids = (list(encode(part, add_special_tokens=False).ids) for part in (before, after))
+    return next(ids), next(ids)

@@ -1,0 +1,82 @@
+"""The commands that make and measure drafters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffuspec.core.config import parse_config
+from diffuspec.engine import Engine
+from tests.support.checkpoints import save_target
+
+Run = Callable[..., Any]
+NUM_ANSWERS = 44
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target"), "llama")
+
+
+def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
+    diffuspec: Run, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffuspec.pairs.factory.answers.MAX_ANSWER_TOKENS", 12)
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "drafter"
+    lines = ({"prompt": f"question {i}"} for i in range(NUM_ANSWERS))
+    prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    options = ["--target", target, "--prompts", prompts, "--num-answers", str(NUM_ANSWERS)]
+    options += ["--layers", "1", "--batch-tokens", "128", "--device", "cpu", "--out", out]
+    first = diffuspec("drafter", "train", *options, "--chunks", "1")
+    assert first.exit_code == 0, first.stderr
+    assert "GiB" in first.stderr and "acceptance" in first.stdout
+    answers = out / "training" / "answers.jsonl"
+    written = answers.read_bytes()
+    assert written.count(b"\n") == NUM_ANSWERS
+    with answers.open("ab") as file:
+        file.write(b'{"prompt": [1')  # a writer was killed here
+    again = diffuspec("drafter", "train", *options, "--chunks", "2")
+    assert again.exit_code == 0, again.stderr
+    assert answers.read_bytes() == written
+    curve = (out / "training" / "curve.jsonl").read_text().splitlines()
+    assert [json.loads(point)["chunk"] for point in curve] == [1, 2]
+    assert (out / "ngram.arpa").is_file()
+
+    measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
+    assert again.stdout.splitlines()[-1] in measured.stdout
+
+    config = parse_config({"target": {"path": target}, "drafter": {"path": out}})
+    with Engine.from_config(config) as engine:
+        [answer] = engine.generate(["question 1"])
+    assert answer.stats.num_drafts > 0
+
+
+def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path: Path) -> None:
+    plain = save_target(tmp_path / "target", "llama")
+    (plain / "chat_template.jinja").unlink(missing_ok=True)
+    result = diffuspec("drafter", "train", "--target", plain, "--out", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "has no chat template to write questions from" in result.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--layers", "1,x"], "--layers must be a number or numbers separated by commas"),
+        (["--layers", "3,2"], "--layers must be positive and ascending, got '3,2'"),
+        (["--layers", "0"], "--layers must be positive"),
+        (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'"),
+        (["--answers", "a.jsonl", "--prompts", "b.jsonl"], "give --answers or --prompts"),
+        (["--answers", "missing.jsonl"], "there is no file missing.jsonl"),
+    ],
+)
+def test_wrong_options_are_named(
+    diffuspec: Run, target: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    result = diffuspec("drafter", "train", "--target", target, "--out", tmp_path, *options)
+    assert result.exit_code == 2
+    assert message in result.stderr.splitlines()[-1]
