@@ -2,7 +2,7 @@
 
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["OMP_NUM_THREADS"] = "1"  # as torch finds it
 # Ray forks to start a process; gRPC's fork handlers abort one in fifty of those children.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import settings
 
-from tests.support.checkpoints import save_drafter, save_target
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ _LONGEST = (  # files, so that none of them begins when the others are over
 )
 _TESTS = Path(__file__).parent
 
-torch.set_num_threads(1)
 settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)
 settings.load_profile("diffuspec")
 
@@ -74,6 +71,7 @@ def pytest_asyncio_loop_factories(
 @pytest.fixture(scope="session")
 def target_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return where a random target of a family is; it is made once."""
+    from tests.support.checkpoints import save_target  # torch, which xdist's own process can spare
 
     @cache
     def path(family: str) -> Path:
@@ -85,6 +83,8 @@ def target_path(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 @pytest.fixture(scope="session")
 def drafter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where a random block-causal drafter is, over the ids of the random targets."""
+    from tests.support.checkpoints import save_drafter
+
     return save_drafter(tmp_path_factory.mktemp("drafter"))
 
 
