@@ -40,10 +40,11 @@ class TargetConfig(Section):
     max_sequences: int = Field(
         8, ge=1, le=1024, description="Requests verified at the same time; sizes the KV cache."
     )
-    exact: bool = Field(
-        False,
-        description="Run every step in one fixed shape, so that all steps use the same kernels "
-        "and 16-bit results do not depend on the draft.",
+    exact: bool | None = Field(
+        None,
+        description="Compute every token from the tokens before it alone, to the last bit, so that "
+        "no draft and no other request can turn a near-tie; null: on a CPU in 16 bits, for models "
+        "of which that costs little.",
     )
     max_tree_nodes: int = Field(
         64,

@@ -23,7 +23,7 @@ from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyE
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import Draft, DraftRequest
-from diffuspec.models.attention.packed import Segment
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.draft_rows import draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model

@@ -18,7 +18,7 @@ from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import VocabularyError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import TokenIds
-from diffuspec.models.attention.packed import Segment
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner

@@ -19,7 +19,7 @@ from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyE
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds
-from diffuspec.models.attention.packed import Segment
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.draft_rows import lay_out, num_shared_tokens
 from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.loading.load import load_model

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffuspec.core.types import DraftRequest, TokenIds
-from diffuspec.models.attention.packed import Segment, Visible
+from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.loading.checkpoint import DiffusionAttention, DiffusionSettings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.exact import COLUMNS
 from diffuspec.models.attention.interface import run_packed
-from diffuspec.models.attention.packed import PackedBatch, Segment
+from diffuspec.models.attention.packed import PackedBatch
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.hidden_states import HiddenStates
+from diffuspec.models.invariant_rows import invariant_size
 from diffuspec.models.self_test import run_self_test
 
 EXACT_BLOCK = 256  # columns that attention takes at a time in fixed shapes
@@ -31,12 +34,14 @@ class ModelRunner:
     On a CPU, rows are padded to one of few sizes: oneDNN compiles kernels for every number of rows
     that it sees and keeps them.
 
-    With fixed_rows, every forward has that many rows of one segment, padded, and starts at a
-    multiple of them; cached rows after that start are recomputed. A row then goes through the same
-    kernels at the same place in every step, and its logits are the same to the last bit, provided
-    that kernels are deterministic, the number of threads stays the same, and rows are computed
-    independently (in a mixture of experts they are not). Segments must be causal, and the rows
-    before them committed.
+    Exact runners compute a row's logits, keys and values from its token and the rows before it
+    alone, to the last bit, as long as the number of threads stays the same. There are two ways.
+    With is_exact, for models on a CPU whose layers allow it, every operation treats a row in the
+    same way wherever it stands. With fixed_rows, every forward has that many rows of one segment,
+    padded, and starts at a multiple of them; cached rows after that start are recomputed. A row
+    then goes through the same kernels at the same place in every step, provided that kernels are
+    deterministic and rows are computed independently (in a mixture of experts they are not).
+    Segments must be causal, and the rows before them committed.
     """
 
     def __init__(
@@ -45,16 +50,22 @@ class ModelRunner:
         num_slots: int,
         max_len: int,
         fixed_rows: int | None = None,
+        is_exact: bool = False,
     ) -> None:
         self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
         self.device = parameter.device
         shape = run_self_test(model, self.device)
         self.vocab_size = shape.vocab_size  # columns of the logits
+        self.num_heads = shape.num_heads  # of queries
+        self.has_plain_scoring = shape.has_plain_scoring
         self._fixed_rows = fixed_rows
-        self._pads_rows = fixed_rows is None and self.device.type == "cpu"
+        self._is_exact = is_exact
+        self._padded_size = _size_function(self.device, fixed_rows, is_exact)
         num_rows = max_len
-        if fixed_rows is not None:
+        if is_exact:
+            num_rows += -max_len % COLUMNS
+        elif fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
         self.cache = KVCache(shape.cache, num_slots, num_rows, parameter.dtype, self.device)
         self.forward_seconds = 0.0
@@ -62,7 +73,12 @@ class ModelRunner:
 
     @property
     def is_exact(self) -> bool:
-        return self._fixed_rows is not None
+        return self._is_exact or self._fixed_rows is not None
+
+    @property
+    def takes_trees(self) -> bool:
+        """Whether `visible` may be the matrix of a tree."""
+        return self._fixed_rows is None
 
     def forward(
         self, segments: Sequence[Segment], hidden_states: HiddenStates | None = None
@@ -89,9 +105,9 @@ class ModelRunner:
     def _forward(
         self, segments: Sequence[Segment], hidden_states: HiddenStates | None
     ) -> torch.Tensor:
-        rows = _join(segments, self._pads_rows)
+        rows = _join(segments, self._padded_size)
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
-        packed = PackedBatch(segments, self.cache, block_size, rows.num_padding)
+        packed = PackedBatch(segments, self.cache, block_size, rows.num_padding, self._is_exact)
         values = torch.from_numpy(rows.values)
         started = time.monotonic()
         values = values.to(self.device)  # one copy for all three
@@ -170,11 +186,20 @@ class _Rows(NamedTuple):
     num_logits: int  # without padding
 
 
-def _join(segments: Sequence[Segment], is_padded: bool) -> _Rows:
+def _size_function(
+    device: torch.device, fixed_rows: int | None, is_exact: bool
+) -> Callable[[int], int]:
+    """Return the function that tells to how many rows a number of rows is padded."""
+    if device.type != "cpu" or fixed_rows is not None:
+        return int
+    return invariant_size if is_exact else padded_size
+
+
+def _join(segments: Sequence[Segment], padded_size: Callable[[int], int]) -> _Rows:
     """Join the segments' rows. Padding is token 0 at position 0; padded logits are row 0's."""
     num_rows = sum(segment.num_rows for segment in segments)
     num_logits = sum(len(segment.logit_rows) for segment in segments)
-    size = padded_size(num_rows) if is_padded else num_rows
+    size = padded_size(num_rows)
     padding = np.zeros(size - num_rows, np.int64)
     parts: list[Any] = [segment.token_ids for segment in segments]
     parts.append(padding)
@@ -185,8 +210,7 @@ def _join(segments: Sequence[Segment], is_padded: bool) -> _Rows:
     for previous, segment in pairwise(segments):
         first += previous.num_rows
         parts.append(np.asarray(segment.logit_rows) + first)
-    if is_padded:
-        parts.append(np.zeros(padded_size(num_logits) - num_logits, np.int64))
+    parts.append(np.zeros(padded_size(num_logits) - num_logits, np.int64))
     return _Rows(np.concatenate(parts, dtype=np.int64), size, len(padding), num_logits)
 
 

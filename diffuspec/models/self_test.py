@@ -25,7 +25,9 @@ class ModelShape:
     """What a runner must know of a model."""
 
     cache: CacheShape  # of this process: a tensor-parallel rank has a share of the heads
+    num_heads: int  # of queries, in this process
     vocab_size: int  # columns of the logits
+    has_plain_scoring: bool  # in every layer; see `Scoring`
 
 
 @torch.inference_mode()
@@ -55,7 +57,9 @@ def run_self_test(model: Any, device: torch.device) -> ModelShape:
     if len(layers) != model.config.num_hidden_layers:
         raise ModelLoadError(f"only {len(layers)} of its layers are attention")
     ((num_kv_heads, head_dim),) = kinds
-    return ModelShape(CacheShape(len(layers), num_kv_heads, head_dim), logits.shape[-1])
+    cache = CacheShape(len(layers), num_kv_heads, head_dim)
+    plain = recorder.has_plain_scoring
+    return ModelShape(cache, recorder.num_heads, logits.shape[-1], plain)
 
 
 class _Recorder:
@@ -69,6 +73,8 @@ class _Recorder:
         self.shapes: list[tuple[int, int, int]] = []  # (layer, kv heads, head dim)
         self.distance_of_far = 0.0
         self.distance_of_repeat = 0.0
+        self.has_plain_scoring = True
+        self.num_heads = 0
 
     def attend(
         self,
@@ -80,6 +86,8 @@ class _Recorder:
     ) -> torch.Tensor:
         if key.shape != value.shape:
             raise ModelLoadError(f"layer {layer} has keys and values of different shapes")
+        self.has_plain_scoring &= scoring.is_plain
+        self.num_heads = query.shape[0]
         self.shapes.append((layer, key.shape[0], key.shape[2]))
         first, far, repeat = key.float().chunk(3, dim=1)
         self.distance_of_far += float((far - first).norm())

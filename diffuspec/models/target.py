@@ -25,7 +25,7 @@ from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
-from diffuspec.models.attention.packed import Segment
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
@@ -68,9 +68,8 @@ class _Plan:
 class CausalTarget:
     """A Verifier over a transformers causal LM.
 
-    Forwards run in a thread of its own, so that awaiting them does not block the event loop. In
-    exact mode only a tree's best path is verified: the rows of other branches are at other places
-    than in plain decoding, so their sums run in another order and differ in the last bit.
+    Forwards run in a thread of its own, so that awaiting them does not block the event loop. Of a
+    runner that takes no trees, only a tree's best path is verified.
     """
 
     def __init__(
@@ -94,7 +93,7 @@ class CausalTarget:
             num_slots=config.max_sequences,
             max_len=config.max_model_len,
             num_scratch_rows=config.max_tree_nodes,
-            fixed_rows=1 + config.max_tree_nodes if config.exact else None,
+            is_exact=config.exact,
             num_ranks=num_ranks,
             is_target=True,
         )
@@ -238,7 +237,7 @@ class CausalTarget:
     ) -> tuple[VerifyRequest, Sequence[int], TokenMasks | None]:
         """Return a request with the nodes to verify only, those nodes, and their rows' masks."""
         nodes: Sequence[int] = range(request.tree.num_nodes)
-        if self.runner.is_exact:
+        if not self.runner.takes_trees:
             nodes = draft_tree.best_path(request.tree)
             request = replace(request, tree=draft_tree.prune(request.tree, nodes))
         if request.sampling.structured_output is None:

@@ -62,11 +62,20 @@ class Served:
     every: int = 1  # 2 or 4 for a part of all jobs, in which each strategy and sampling occurs
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["qwen2", "llama", "qwen3"])
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=["qwen2", "llama", "qwen3", "llama, bfloat16"]
+)
 async def served(
     request: pytest.FixtureRequest, target_path: Callable[[str], Path]
 ) -> AsyncIterator[Served]:
-    config = TargetConfig(path=target_path(request.param), device="cpu", max_sequences=4)
+    family, _, dtype = request.param.partition(", ")
+    config = TargetConfig(
+        path=target_path(family),
+        device="cpu",
+        dtype=dtype or "float32",
+        exact=bool(dtype),
+        max_sequences=4,
+    )
     target = CausalTarget.load(config)
     yield Served(target, target, byte_tokenizer(), every=2)
     target.close()

@@ -18,7 +18,7 @@ from diffuspec.core.errors import DrafterError, InvalidRequestError, ModelLoadEr
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
-from diffuspec.models.attention.packed import Segment
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.diffusion import DiffusionDrafter
 from tests.support.models import (
     MASK_TOKEN_ID,

@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from diffuspec.algorithm.draft_tree import ancestor_mask
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner, padded_size
 from tests.support.models import (
@@ -71,25 +73,70 @@ def test_forwards_are_counted_and_timed(runner: ModelRunner) -> None:
     assert runner.forward_seconds > 0
 
 
-@pytest.fixture
+EXACT_FAMILIES = sorted(FAMILIES.keys() - {"gpt-oss"})
+PADDED_FAMILIES = {"gemma2", "gpt2"}  # whose layers need one fixed shape
+
+
+@pytest.fixture(params=["float32", "bfloat16"])
 def exact_runner(
-    family: str, save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    family: str,
+    save_target: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> ModelRunner:
     monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
-    path = save_target(family)
-    return load_model(path, num_slots=2, num_scratch_rows=8, fixed_rows=9).runner
+    path, dtype = save_target(family), request.param
+    return load_model(path, dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True).runner
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"gpt-oss"}), indirect=True)
+@pytest.mark.parametrize("family", EXACT_FAMILIES, indirect=True)
 def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
     exact_runner: ModelRunner, family: str
 ) -> None:
-    length = 150
+    length = 100
     token_ids = random_tokens(length)
     expected = feed_by(exact_runner, 0, token_ids, [1] * length)
-    assert_same_logits(expected, reference(make_model(family), token_ids))
+    if exact_runner.cache.dtype == torch.float32:
+        assert_same_logits(expected, reference(make_model(family), token_ids))
     steps = np.random.default_rng(7).integers(1, 25, length).tolist()
     assert torch.equal(feed_by(exact_runner, 1, token_ids, steps), expected)
+    assert torch.equal(feed_by(exact_runner, 1, token_ids, [length]), expected)
+
+
+@pytest.mark.parametrize("family", sorted(set(EXACT_FAMILIES) - PADDED_FAMILIES), indirect=True)
+def test_exact_rows_of_a_tree_are_those_of_its_paths(
+    exact_runner: ModelRunner, family: str
+) -> None:
+    if not exact_runner.takes_trees:
+        pytest.skip("this machine's kernels need one fixed shape")
+    prefix, parents = random_tokens(70), [-1, 0, 1, 0, 3, -1, 5, 1, 4, 4]
+    nodes = random_tokens(len(parents))
+    visible = ancestor_mask([-1, *(1 + parent for parent in parents)])
+    depths = visible.sum(axis=1)
+    positions = len(prefix) - 2 + depths
+    feed_by(exact_runner, 0, prefix[:-1], [len(prefix)])
+    rows = Segment(
+        0, 69, np.concatenate([prefix[-1:], nodes]), positions, visible, range(len(depths))
+    )
+    logits = exact_runner.forward([rows])
+    for row, seen in enumerate(visible):
+        path = rows.token_ids[seen]
+        feed_by(exact_runner, 1, prefix[:-1], [30, 39])
+        alone = [
+            exact_runner.forward([segment(1, 69 + i, path[i : i + 1])]) for i in range(len(path))
+        ]
+        assert torch.equal(logits[row], alone[-1][0])
+    exact_runner.cache.commit(0, rows.token_ids[[0, 1, 4]].tolist(), 1, [1, 4])
+    feed_by(exact_runner, 1, np.concatenate([prefix, nodes[[0, 3]]]), [72])
+    for mine, other in zip(exact_runner.cache.layers(0), exact_runner.cache.layers(1), strict=True):
+        assert torch.equal(mine[:, :72], other[:, :72])
+
+
+@pytest.mark.parametrize("family", sorted(PADDED_FAMILIES), indirect=True)
+def test_one_fixed_shape_is_used_where_layers_do_not_keep_rows_apart(
+    exact_runner: ModelRunner, family: str
+) -> None:
+    assert exact_runner.is_exact and not exact_runner.takes_trees
 
 
 def feed_by(
@@ -112,7 +159,7 @@ def test_exact_rows_do_not_depend_on_how_threads_divide_the_work(tmp_path: Path)
     torch.manual_seed(0)
     wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})
     Qwen2ForCausalLM(wide).save_pretrained(tmp_path)
-    runner = load_model(tmp_path, num_slots=1, num_scratch_rows=64, fixed_rows=65).runner
+    runner = load_model(tmp_path, num_slots=1, num_scratch_rows=64, is_exact=True).runner
     token_ids, before = np.arange(65) + 7, torch.get_num_threads()
     torch.set_num_threads(3)
     try:

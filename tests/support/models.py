@@ -36,7 +36,7 @@ from transformers import (
     StableLmForCausalLM,
 )
 
-from diffuspec.models.attention.packed import Segment, Visible
+from diffuspec.models.attention.segment import Segment, Visible
 
 VOCAB_SIZE = 120
 MASK_TOKEN_ID = 119  # the target's tokenizer does not know it

@@ -6,11 +6,13 @@ window, a row at position p sees positions above p - window only.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.functional import pad
 
 _MAX_CACHED_ELEMENTS = 1 << 14  # larger masks are built for every forward
 _MAX_CACHED_MASKS = 256
@@ -70,3 +72,20 @@ def listed_mask(
         columns = np.concatenate([np.arange(start - num_before, start), positions])
         seen = seen & (positions[:, None] - columns < window)
     return torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf)))
+
+
+@dataclass(slots=True, eq=False)
+class View:
+    """A range of cache columns, and which of them the rows of a segment see."""
+
+    first: int
+    num_columns: int
+    mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
+    _whole_mask: torch.Tensor | None = None
+
+    def whole_mask(self, num_copies: int) -> torch.Tensor | None:
+        """Return the mask over all columns, its rows repeated num_copies times; made once."""
+        if self._whole_mask is None and self.mask is not None:
+            padded = pad(self.mask, (self.num_columns - self.mask.shape[1], 0))
+            self._whole_mask = padded.repeat(num_copies, 1) if num_copies > 1 else padded
+        return self._whole_mask

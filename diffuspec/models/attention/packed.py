@@ -7,56 +7,17 @@ that are there. A PackedBatch knows which rows belong to which cache slot.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.nn.functional import pad
 
 from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.exact import ExactPart
 from diffuspec.models.attention.kernels import attend, attend_fused, attend_in_blocks
-from diffuspec.models.attention.masks import listed_mask, ordered_mask
+from diffuspec.models.attention.masks import View, listed_mask, ordered_mask
 from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.segment import Segment
 
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
-
-Visible: TypeAlias = Literal["causal", "full"] | int | NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Segment:
-    """New rows of one sequence, n of them, written to the slot's rows from `start` on.
-
-    Each row sees all rows before `start`. `visible` says what rows see of each other:
-    - "causal": themselves and the rows before them;
-    - "full": all n rows;
-    - a number m: the first m rows are causal, the rest see all n rows;
-    - a matrix [n, m]: row i sees column j of the last m columns where visible[i, j]; m is n, or
-      more to hide rows before `start`, in a model without windows.
-    Positions must be consecutive unless `visible` is a matrix. Segments run in order: a segment may
-    see rows that an earlier one of the same forward has written to its slot.
-    """
-
-    slot: int
-    start: int
-    token_ids: NDArray[np.integer]  # [n]
-    positions: NDArray[np.integer]  # [n]
-    visible: Visible
-    logit_rows: Sequence[int] | NDArray[np.integer]  # rows whose logits are wanted, in this order
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.token_ids)
-
-    @property
-    def num_causal(self) -> int:
-        """Number of leading rows that do not see later rows; undefined for a matrix."""
-        if self.visible == "causal":
-            return self.num_rows
-        assert isinstance(self.visible, (str, int)), "a matrix has no number of causal rows"
-        return self.visible if isinstance(self.visible, int) else 0
 
 
 class PackedBatch:
@@ -64,7 +25,8 @@ class PackedBatch:
 
     The forward has num_padding rows after those of the segments; their output is zero. With a block
     size, columns are taken in blocks of that size, so that a row's output does not depend, to the
-    last bit, on the number of rows after it.
+    last bit, on the number of rows after it. With is_exact, which takes chains and trees on a CPU,
+    it depends on the rows that it sees alone.
     """
 
     def __init__(
@@ -73,8 +35,13 @@ class PackedBatch:
         cache: KVCache,
         block_size: int | None = None,
         num_padding: int = 0,
+        is_exact: bool = False,
     ) -> None:
-        self._parts = [_Part(segment, cache, block_size) for segment in segments]
+        self._parts: list[_Part] | list[ExactPart]
+        if is_exact:
+            self._parts = [ExactPart(segment, cache) for segment in segments]
+        else:
+            self._parts = [_Part(segment, cache, block_size) for segment in segments]
         self._num_padding = num_padding
 
     def attend(
@@ -178,20 +145,3 @@ class _Part:
     def _ordered_mask(self, num_before: int, window: int | None) -> torch.Tensor:
         num_causal, like = self._segment.num_causal, self._layers[0]
         return ordered_mask(self.num_rows, num_causal, num_before, window, like.dtype, like.device)
-
-
-@dataclass(slots=True, eq=False)
-class View:
-    """A range of cache columns, and which of them the rows of a segment see."""
-
-    first: int
-    num_columns: int
-    mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
-    _whole_mask: torch.Tensor | None = None
-
-    def whole_mask(self, num_copies: int) -> torch.Tensor | None:
-        """Return the mask over all columns, its rows repeated num_copies times; made once."""
-        if self._whole_mask is None and self.mask is not None:
-            padded = pad(self.mask, (self.num_columns - self.mask.shape[1], 0))
-            self._whole_mask = padded.repeat(num_copies, 1) if num_copies > 1 else padded
-        return self._whole_mask

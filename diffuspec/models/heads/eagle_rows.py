@@ -17,7 +17,8 @@ from torch.nn import functional
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, TokenIds
 from diffuspec.models.attention.cache import KVCache
-from diffuspec.models.attention.packed import PackedBatch, Segment
+from diffuspec.models.attention.packed import PackedBatch
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.heads.candidates import Candidates, Place, likeliest_after
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.features import Features

@@ -27,7 +27,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from diffuspec.core.devices import DType
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.attention.packed import Segment
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.importing.gguf_file import GgufFile, gguf_path, inspect_gguf
 from diffuspec.models.loading.checkpoint import check_fits
 from diffuspec.models.loading.load import cache_shape, load_model

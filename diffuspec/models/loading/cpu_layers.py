@@ -1,10 +1,10 @@
-"""Faster layers for float32 models on CPUs; values agree up to rounding.
+"""Faster layers for models on CPUs; values agree up to rounding.
 
 A step has 1 to 40 rows, and torch's own matrix products are slow at these shapes, most of all on
-AMD processors. oneDNN's products over weights packed in advance take half the time. On Intel
-processors torch's own are faster by a quarter for a single row, the step of plain decoding, and are
-used there. Projections of the same input are computed as one product, and a norm in four small
-operations instead of seven.
+AMD processors and in bfloat16. oneDNN's products over weights packed in advance take half the time.
+In float32 on Intel processors torch's own are faster by a quarter for a single row, the step of
+plain decoding, and are used there. Projections of the same input are computed as one product, and
+a norm of float32 in four small operations instead of seven.
 """
 
 from __future__ import annotations
@@ -19,28 +19,56 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from diffuspec.models.invariant_rows import agreeing_sizes, multiply_in_sizes
+
 _MAX_PLAIN_WEIGHTS = 1 << 22  # of a layer that is kept in both layouts; larger ones gain nothing
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def use_cpu_layers(model: nn.Module) -> None:
-    """Replace linear layers and RMS norms in place if the whole model is float32."""
-    backend: Any = torch.backends.mkldnn
-    is_float32 = all(parameter.dtype == torch.float32 for parameter in model.parameters())
-    if not (is_float32 and backend.is_available()):
-        return
+def use_cpu_layers(model: nn.Module, is_exact: bool = False) -> bool:
+    """Replace linear layers, and norms of float32, in place where this machine gains by it.
+
+    With is_exact, rows of its matrix products do not depend on the other rows (`invariant_rows`)
+    if the result is true.
+    """
+    dtype = next(model.parameters()).dtype
+    if any(parameter.dtype != dtype for parameter in model.parameters()) or not _can_pack(dtype):
+        return False
+    replaces_norms = dtype == torch.float32 and not is_exact
     for parent in list(model.modules()):
         for names in _SIBLINGS:
             siblings: list[Any] = [getattr(parent, name, None) for name in names]
             if _can_fuse(siblings):
-                for name, layer in zip(names, _fuse(siblings), strict=True):
+                for name, layer in zip(names, _fuse(siblings, is_exact), strict=True):
                     setattr(parent, name, layer)
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
-            elif (norm := _fast_norm(child)) is not None:
+                setattr(parent, name, PackedLinear(child.weight, child.bias, is_exact))
+            elif replaces_norms and (norm := _fast_norm(child)) is not None:
                 setattr(parent, name, norm)
+    return all(map(_has_independent_rows, model.modules()))
+
+
+def _has_independent_rows(module: nn.Module) -> bool:
+    if isinstance(module, PackedLinear):
+        return module.is_exact
+    if isinstance(module, _Sibling):
+        return module.is_exact
+    has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    return isinstance(module, nn.Embedding) or not has_matrix
+
+
+def _can_pack(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies matrices of this type on this machine."""
+    backend: Any = torch.backends.mkldnn
+    if not backend.is_available():
+        return False
+    is_supported: dict[torch.dtype, Any] = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return dtype == torch.float32 or (dtype in is_supported and bool(is_supported[dtype]()))
 
 
 @functools.cache
@@ -52,39 +80,71 @@ def is_intel() -> bool:
         return False
 
 
-class PackedLinear(nn.Module):
-    """A linear layer with its weights in oneDNN's own layout, on Intel also in torch's."""
+class _Product:
+    """Rows times a weight matrix in oneDNN's own layout, the one for few rows."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        # Packed for one row, weights have kernels that agree at more numbers of rows.
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+        self._bias = bias
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(
+            inputs, self.weight, self._bias, "none", [], ""
+        )
+        return output
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weights in oneDNN's own layout, in float32 on Intel also in torch's.
+
+    With is_exact, rows are multiplied in the numbers of `agreeing_sizes`, if there are any.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, is_exact: bool = False) -> None:
         super().__init__()
-        keeps_plain = is_intel() and weight.numel() <= _MAX_PLAIN_WEIGHTS
+        is_small = weight.dtype == torch.float32 and weight.numel() <= _MAX_PLAIN_WEIGHTS
+        keeps_plain = not is_exact and is_small and is_intel()
         self._plain_weight = weight.detach() if keeps_plain else None
         self._num_inputs = weight.shape[1]
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+        self._multiply = _Product(weight.detach(), None if bias is None else bias.detach())
         self._bias = None if bias is None else bias.detach()
+        self._sizes: tuple[int, ...] | None = None
+        if is_exact:
+            num_outputs, num_inputs = weight.shape
+            self._sizes = agreeing_sizes(
+                _Product, num_inputs, num_outputs, bias is not None, weight.dtype
+            )
 
     @property
     def weight(self) -> Tensor:
         """The weights in torch's layout, which some families ask for their type; slow."""
-        return self._weight.to_dense() if self._plain_weight is None else self._plain_weight
+        return (
+            self._multiply.weight.to_dense() if self._plain_weight is None else self._plain_weight
+        )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a row's output is the same to the last bit, whatever other rows there are."""
+        return self._sizes is not None
 
     def forward(self, inputs: Tensor) -> Tensor:
+        if self._sizes is not None:
+            return multiply_in_sizes(self._multiply, inputs, self._sizes)
         if self._plain_weight is not None and inputs.numel() == self._num_inputs:
             return functional.linear(inputs, self._plain_weight, self._bias)
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(
-            inputs, self._weight, self._bias, "none", [], ""
-        )
-        return output
+        return self._multiply(inputs)
 
 
 class _SiblingsProduct:
     """Linear layers of one input, computed as one product when the first of them is called."""
 
-    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], is_exact: bool) -> None:
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         bias = torch.cat(biases) if biases else None
         weights: list[Tensor] = [layer.weight for layer in layers]
-        self._layer = PackedLinear(torch.cat(weights), bias)
+        self._layer = PackedLinear(torch.cat(weights), bias, is_exact)
+        self.is_exact = self._layer.is_exact
         self._sizes = [layer.out_features for layer in layers]
         self._inputs: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
@@ -102,6 +162,7 @@ class _Sibling(nn.Module):
     def __init__(self, product: _SiblingsProduct, index: int) -> None:
         super().__init__()
         self._product, self._index = product, index
+        self.is_exact = product.is_exact
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self._product.output(inputs, self._index)
@@ -125,8 +186,8 @@ class FastRMSNorm(nn.Module):
         return inputs.div(norm.hypot_(self._floor)).mul_(self._weight)
 
 
-def _fuse(layers: Sequence[nn.Linear]) -> list[_Sibling]:
-    product = _SiblingsProduct(layers)
+def _fuse(layers: Sequence[nn.Linear], is_exact: bool) -> list[_Sibling]:
+    product = _SiblingsProduct(layers, is_exact)
     return [_Sibling(product, index) for index in range(len(layers))]
 
 

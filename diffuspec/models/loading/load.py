@@ -17,9 +17,11 @@ from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME
+from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
 from diffuspec.models.loading.rope import check_rope
+from diffuspec.models.loading.row_layers import use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import only_available_accelerators, sharding_options
@@ -49,16 +51,17 @@ def load_model(
     num_slots: int,
     max_len: int | None = None,
     num_scratch_rows: int = 0,
-    fixed_rows: int | None = None,
+    is_exact: bool | None = False,
     num_ranks: int = 1,
     is_target: bool = False,
 ) -> LoadedModel:
     """Load a causal LM, or a diffusion LM's weights as one, and its cache.
 
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for) and
-    num_scratch_rows more for rows that are not kept. fixed_rows: see `ModelRunner`. With num_ranks
-    above 1 this process must have joined their group, and loads its share. A target must be
-    autoregressive, and its rows independent of what else is in a forward. Raises ModelLoadError.
+    num_scratch_rows more for rows that are not kept. With is_exact a row's bits depend only on the
+    rows before it (see `ModelRunner`); None means on a CPU in 16 bits, where it costs little. With
+    num_ranks above 1 this process must have joined their group, and loads its share. A target must
+    be autoregressive, and its rows independent of what else is in a forward. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     if is_target:
@@ -84,21 +87,33 @@ def load_model(
     model = _read_weights(checkpoint, config, precision, sharding).to(where)
     if num_ranks > 1:
         use_local_layers(model)
-    if where.type == "cpu" and has_only_plain_tensors(model):
-        use_cpu_layers(model)
-    runner = _make_runner(path, model, num_slots, num_rows, fixed_rows)
-    return LoadedModel(runner, max_positions, _eos_token_ids(model))
-
-
-def _make_runner(
-    path: Path, model: Any, num_slots: int, num_rows: int, fixed_rows: int | None
-) -> ModelRunner:
+    on_cpu_in_16_bits = where.type == "cpu" and precision != torch.float32
+    wants_exact = on_cpu_in_16_bits if is_exact is None else is_exact
+    fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
-        return ModelRunner(model, num_slots, num_rows, fixed_rows)
+        may_be_exact = wants_exact and num_ranks == 1
+        runner = _make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows)
     except Exception as error:  # models that cannot use our attention raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
+    return LoadedModel(runner, max_positions, _eos_token_ids(model))
+
+
+def _make_runner(
+    model: Any, num_slots: int, num_rows: int, may_be_exact: bool, fixed_rows: int | None
+) -> ModelRunner:
+    """Return a runner over the fastest layers that there are.
+
+    It is exact if it may be and the layers allow it; otherwise it has the fixed rows.
+    """
+    is_on_cpu = model.device.type == "cpu" and has_only_plain_tensors(model)
+    is_exact = is_on_cpu and use_cpu_layers(model, may_be_exact) and may_be_exact
+    if is_exact and use_row_layers(model, num_rows):
+        runner = ModelRunner(model, num_slots, num_rows, is_exact=True)
+        if has_independent_rows(runner):
+            return runner
+    return ModelRunner(model, num_slots, num_rows, fixed_rows)
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:

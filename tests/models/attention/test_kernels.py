@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diffuspec.models.attention.kernels import attend, attend_fused, attend_in_blocks
-from diffuspec.models.attention.packed import View
+from diffuspec.models.attention.masks import View
 from diffuspec.models.attention.scoring import Scoring
 
 

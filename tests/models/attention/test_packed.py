@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffuspec.models.attention.packed import Segment
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from tests.support.models import assert_same_logits, make_model, random_tokens, reference, segment

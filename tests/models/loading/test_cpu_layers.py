@@ -53,10 +53,22 @@ def test_norm_of_zeros_is_zero() -> None:
     assert torch.equal(norm(torch.zeros(2, 8)), torch.zeros(2, 8))
 
 
-def test_other_precisions_are_left_alone() -> None:
-    model = make_model("qwen2").bfloat16()
-    kinds = [type(module) for module in model.modules()]
+@torch.inference_mode()
+def test_16_bits_are_computed_as_precisely_as_by_torch() -> None:
+    token_ids = torch.arange(17)[None]
+    model = make_model("llama")
+    expected = model(token_ids, use_cache=False).logits
+    rounded = model.bfloat16()(token_ids, use_cache=False).logits
     use_cpu_layers(model)
+    error = (model(token_ids, use_cache=False).logits - expected).abs().mean()
+    assert error < 1.5 * (rounded - expected).abs().mean()
+
+
+def test_a_model_of_two_precisions_is_left_alone() -> None:
+    model = make_model("qwen2")
+    model.lm_head.bfloat16()
+    kinds = [type(module) for module in model.modules()]
+    assert not use_cpu_layers(model)
     assert [type(module) for module in model.modules()] == kinds
 
 

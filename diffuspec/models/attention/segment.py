@@ -1,0 +1,46 @@
+"""What a forward is asked to compute of one sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Visible: TypeAlias = Literal["causal", "full"] | int | NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """New rows of one sequence, n of them, written to the slot's rows from `start` on.
+
+    Each row sees all rows before `start`. `visible` says what rows see of each other:
+    - "causal": themselves and the rows before them;
+    - "full": all n rows;
+    - a number m: the first m rows are causal, the rest see all n rows;
+    - a matrix [n, m]: row i sees column j of the last m columns where visible[i, j]; m is n, or
+      more to hide rows before `start`, in a model without windows.
+    Positions must be consecutive unless `visible` is a matrix. Segments run in order: a segment may
+    see rows that an earlier one of the same forward has written to its slot.
+    """
+
+    slot: int
+    start: int
+    token_ids: NDArray[np.integer]  # [n]
+    positions: NDArray[np.integer]  # [n]
+    visible: Visible
+    logit_rows: Sequence[int] | NDArray[np.integer]  # rows whose logits are wanted, in this order
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_causal(self) -> int:
+        """Number of leading rows that do not see later rows; undefined for a matrix."""
+        if self.visible == "causal":
+            return self.num_rows
+        assert isinstance(self.visible, (str, int)), "a matrix has no number of causal rows"
+        return self.visible if isinstance(self.visible, int) else 0

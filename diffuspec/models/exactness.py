@@ -1,0 +1,76 @@
+"""Trials whether a runner computes a row alone as it does among others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from diffuspec.models.attention.cache import CacheShape, KVCache
+from diffuspec.models.attention.exact import COLUMNS, ExactPart
+from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.runner import ModelRunner
+
+_STEPS = (1, 2, 17, 5, 12)  # rows of each forward; all of them at once to compare with
+_ATTENTION_STEPS = (700, 1, 2, 9, 22, 43, 65, 86, 1, 160)  # far enough to tell kernels
+
+
+@torch.inference_mode()
+def has_independent_rows(runner: ModelRunner) -> bool:
+    """Read some tokens at once and step by step; compare all bits of logits, keys and values.
+
+    The runner must be new; it is left as it was.
+    """
+    if not (runner.has_plain_scoring and _attends_rows_alone(runner)):
+        return False
+    num_rows = min(sum(_STEPS), runner.cache.max_len - 1)
+    steps = [_forward(runner, start, end) for start, end in _bounds(_STEPS, num_rows)]
+    in_steps, columns = torch.cat(steps), _columns(runner, num_rows)
+    at_once = _forward(runner, 0, num_rows)
+    is_same = torch.equal(in_steps, at_once) and torch.equal(columns, _columns(runner, num_rows))
+    for layer in runner.cache.layers(0):
+        layer[:, :num_rows].zero_()
+    runner.forward_seconds, runner.num_forwards = 0.0, 0
+    return is_same
+
+
+def _attends_rows_alone(runner: ModelRunner) -> bool:
+    """Compare attention of a layer's shape over random rows, at once and in steps."""
+    num_rows = sum(_ATTENTION_STEPS)
+    num_kv_heads, dim = runner.cache.shape.num_kv_heads, runner.cache.shape.head_dim
+    dtype = runner.cache.dtype
+    random = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(heads, num_rows, dim, generator=random).to(dtype)
+        for heads in (runner.num_heads, num_kv_heads, num_kv_heads)
+    )
+    shape = CacheShape(1, num_kv_heads, dim)
+    cache = KVCache(shape, 1, num_rows + -num_rows % COLUMNS, dtype)
+
+    def attend(start: int, end: int) -> torch.Tensor:
+        positions, rows = np.arange(start, end), slice(start, end)
+        part = ExactPart(Segment(0, start, positions, positions, "causal", ()), cache)
+        return part.attend(0, query[:, rows], key[:, rows], value[:, rows], Scoring(dim**-0.5))
+
+    steps = [attend(start, end) for start, end in _bounds(_ATTENTION_STEPS, num_rows)]
+    return torch.equal(torch.cat(steps), attend(0, num_rows))
+
+
+def _bounds(steps: Iterable[int], num_rows: int) -> list[tuple[int, int]]:
+    starts = [0, *np.cumsum(list(steps)).tolist()]
+    return [(start, min(end, num_rows)) for start, end in pairwise(starts) if start < num_rows]
+
+
+def _forward(runner: ModelRunner, start: int, end: int) -> torch.Tensor:
+    positions = np.arange(start, end)
+    token_ids = positions * 7919 % runner.vocab_size  # a prime: different ones
+    return runner.forward(
+        [Segment(0, start, token_ids, positions, "causal", np.arange(end - start))]
+    )
+
+
+def _columns(runner: ModelRunner, num_rows: int) -> torch.Tensor:
+    return torch.stack([layer[:, :num_rows] for layer in runner.cache.layers(0)])

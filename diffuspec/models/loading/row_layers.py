@@ -1,0 +1,78 @@
+"""Layers whose rows do not depend on which other rows are in a forward, to the last bit.
+
+Elementwise kernels take the last elements of a thread's share in another way than the others,
+and functions such as exp and cos then differ in the last bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from transformers.activations import ACT2CLS
+
+_LANES = 64  # kernels take this many elements at a time, or fewer that divide it
+_GRAIN = 1 << 15  # elements that no kernel divides among threads
+
+_MIN_POSITIONS = 128  # loading tries some beyond a small model's
+
+_ACTIVATIONS: tuple[Any, ...] = tuple(
+    {one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values()}
+)
+
+
+class RowwiseActivation(nn.Module):
+    """An elementwise function, over so few rows at a time that none is divided among threads."""
+
+    def __init__(self, function: nn.Module) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        width = inputs.shape[-1]
+        if width % _LANES:
+            padded = pad(inputs, (0, -width % _LANES))
+            return self.forward(padded)[..., :width]
+        if inputs.numel() <= _GRAIN:
+            return self._compute(inputs)
+        pieces = torch.split(inputs, max(1, _GRAIN // width), dim=-2)
+        return torch.cat([self._compute(piece) for piece in pieces], dim=-2)
+
+    def _compute(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.function(inputs)
+        return output
+
+
+class RotaryTable(nn.Module):
+    """The cosines and sines of rotary positions, computed once for all positions below a limit."""
+
+    def __init__(self, rotary: nn.Module, num_positions: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        positions = torch.arange(max(num_positions, _MIN_POSITIONS))[None]
+        cos, sin = rotary(torch.zeros(1, dtype=dtype), positions)
+        self._cos, self._sin = cos[0], sin[0]
+
+    def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos[position_ids], self._sin[position_ids]
+
+
+@torch.inference_mode()
+def use_row_layers(model: nn.Module, num_positions: int) -> bool:
+    """Replace activations and rotary embeddings in place; return whether none was left over."""
+    dtype = next(model.parameters()).dtype
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, _ACTIVATIONS):
+                setattr(parent, name, RowwiseActivation(child))
+            elif _is_rotary(child):
+                setattr(parent, name, RotaryTable(child, num_positions, dtype))
+    return not any(hasattr(module, "inv_freq") for module in model.modules())
+
+
+def _is_rotary(module: Any) -> bool:
+    if not hasattr(module, "inv_freq"):
+        return False
+    return list(inspect.signature(module.forward).parameters) == ["x", "position_ids"]

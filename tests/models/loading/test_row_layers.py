@@ -1,0 +1,49 @@
+"""Layers that treat a row in the same way wherever it stands."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from diffuspec.models.loading.row_layers import RotaryTable, RowwiseActivation, use_row_layers
+from tests.support.models import make_model
+
+
+@pytest.mark.parametrize("width", [64, 2011, 40_000])
+def test_a_row_of_an_activation_does_not_depend_on_the_others(width: int) -> None:
+    activation, before = RowwiseActivation(nn.SiLU()), torch.get_num_threads()
+    rows = torch.randn(1, 37, width, generator=torch.Generator().manual_seed(0)).bfloat16()
+    torch.set_num_threads(3)
+    try:
+        together = activation(rows)
+        alone = torch.cat([activation(row) for row in rows.split(1, dim=1)], dim=1)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(together, alone)
+    assert (together - nn.functional.silu(rows)).abs().max() < 0.02
+
+
+@torch.inference_mode()
+def test_tables_hold_what_a_rotary_embedding_computes() -> None:
+    rotary = make_model("llama").model.rotary_emb
+    positions = torch.tensor([[3, 0, 250, 17]])
+    table = RotaryTable(rotary, 256, torch.float32)
+    hidden = torch.zeros(1, 4, 48)
+    for mine, expected in zip(table(hidden, positions), rotary(hidden, positions), strict=True):
+        assert torch.allclose(mine, expected, atol=1e-6)
+
+
+def test_rotary_embeddings_of_another_kind_are_told() -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inv_freq = torch.ones(4)
+
+        def forward(self, x: torch.Tensor, position_ids: torch.Tensor, layer_type: str) -> None:
+            raise NotImplementedError
+
+    model = nn.Sequential(nn.Linear(4, 4), nn.SiLU())
+    assert use_row_layers(model, 8)
+    assert isinstance(model[1], RowwiseActivation)
+    assert not use_row_layers(nn.Sequential(nn.Linear(4, 4), Other()), 8)
