@@ -162,24 +162,17 @@ def chunk_of_batches(
     """
     mean = sum(example.num_tokens for example in examples) / len(examples)
     size = max(1, round(BATCHES_PER_CHUNK * tokens_per_batch / mean))
-    chosen = []
-    for place in range(chunk * size, (chunk + 1) * size):
-        turn, index = divmod(place, len(examples))
-        chosen.append(examples[_shuffled(len(examples), f"{seed}/{turn}")[index]])
+    turns = range(chunk * size // len(examples), ((chunk + 1) * size - 1) // len(examples) + 1)
+    orders = {turn: _shuffled(examples, f"{seed}/{turn}") for turn in turns}
+    places = (divmod(place, len(examples)) for place in range(chunk * size, (chunk + 1) * size))
+    chosen = [orders[turn][index] for turn, index in places]
     yield from batches_by_length(chosen, tokens_per_batch, random.Random(f"{seed}/{chunk}"))
 
 
-def _shuffled(count: int, seed: str) -> list[int]:
-    key = (count, seed)
-    if key not in _ORDERS:
-        _ORDERS.clear()
-        order = list(range(count))
-        random.Random(seed).shuffle(order)
-        _ORDERS[key] = order
-    return _ORDERS[key]
-
-
-_ORDERS: dict[tuple[int, str], list[int]] = {}
+def _shuffled(examples: Sequence[Example], seed: str) -> list[Example]:
+    order = list(examples)
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def batches_by_length(

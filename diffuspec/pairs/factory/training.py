@@ -128,24 +128,12 @@ class DrafterTraining:
                 f"{len(self.files.training)} answers are too few: none of them is held out"
             )
         torch.manual_seed(plan.seed)
-        self._tokenizer = load_tokenizer(plan.target)
-        with quiet():
-            target: Any = AutoModelForCausalLM.from_pretrained(
-                plan.target, dtype=torch.float32, trust_remote_code=False, local_files_only=True
-            )
-        self.layers = self._find_layers(target.to(self.device))
+        target = self._load_target()
+        self.layers = self._find_layers(target)
         self.model = keep_layers(target, self.layers).to(self.device).train()
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
             embeddings.requires_grad_(False)
-        vocab_size = self.model.get_input_embeddings().num_embeddings
-        self._config = LossConfig(
-            unused_token_id(self._tokenizer, vocab_size, self.files.training),
-            min_block=plan.min_block,
-            max_block=plan.max_block,
-            clean_weight=1.0,
-            position_decay=0.9,
-            revealed_share=0.1,
-        )
+        self._config = self._loss_config()
         self._head = Head(self.model, self._head_ids())
         if plan.compiles:
             for layer in self.model.get_decoder().layers:
@@ -213,6 +201,28 @@ class DrafterTraining:
         num_tokens = sum(example.num_tokens for example in examples)
         share = sum(sum(example.is_answer) for example in examples) / num_tokens
         return round(num_chunks * BATCHES_PER_CHUNK * self.plan.tokens_per_batch * share)
+
+    def _load_target(self) -> Any:
+        with quiet():
+            target: Any = AutoModelForCausalLM.from_pretrained(
+                self.plan.target,
+                dtype=torch.float32,
+                trust_remote_code=False,
+                local_files_only=True,
+            )
+        return target.to(self.device)
+
+    def _loss_config(self) -> LossConfig:
+        tokenizer = load_tokenizer(self.plan.target)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        return LossConfig(
+            unused_token_id(tokenizer, vocab_size, self.files.training),
+            min_block=self.plan.min_block,
+            max_block=self.plan.max_block,
+            clean_weight=1.0,
+            position_decay=0.9,
+            revealed_share=0.1,
+        )
 
     def _find_layers(self, target: Any) -> list[int]:
         """Return the plan's layers, those chosen by an earlier run, or choose and note them."""
