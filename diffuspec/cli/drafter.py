@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from diffuspec.pairs.factory.export import Storage
     from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
 
 TRAIN_EXAMPLES = """[bold]Examples[/bold]
@@ -72,6 +73,13 @@ Compile = Annotated[
 ]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, metavar="N")]
 Seed = Annotated[int, typer.Option(help="Seed of the training.", metavar="N")]
+Store = Annotated[
+    str,
+    typer.Option(
+        help="How the drafter's weights are stored; int8 takes half the space.",
+        metavar="bfloat16|int8",
+    ),
+]
 Drafter = Annotated[Path, typer.Argument(metavar="DIR", help="A drafter made by `train`.")]
 Files = Annotated[
     list[Path],
@@ -79,6 +87,8 @@ Files = Annotated[
 ]
 Limit = Annotated[int, typer.Option(help="Held-out answers to draft.", min=1, metavar="N")]
 DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
+
+_STORAGES: dict[str, Storage] = {"bfloat16": "bfloat16", "int8": "int8"}
 
 
 def train(
@@ -94,6 +104,7 @@ def train(
     device: Device = "auto",
     compiles: Compile = False,
     threads: Threads = None,
+    store: Store = "bfloat16",
     seed: Seed = 0,
 ) -> None:
     """Make a block-causal diffusion drafter for a causal LM, from some of its own layers.
@@ -104,6 +115,8 @@ def train(
 
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
+    if store not in _STORAGES:
+        raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
     plan = DrafterPlan(
         target,
         out,
@@ -114,6 +127,7 @@ def train(
         head_tokens=head_tokens or None,
         device=choose_device(device, threads),
         compiles=compiles,
+        storage=_STORAGES[store],
         seed=seed,
     )
     typer.echo(plan.describe_memory(), err=True)

@@ -69,6 +69,7 @@ def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path:
         (["--layers", "1,x"], "--layers must be a number or numbers separated by commas"),
         (["--layers", "3,2"], "--layers must be positive and ascending, got '3,2'"),
         (["--layers", "0"], "--layers must be positive"),
+        (["--store", "int4"], "--store must be bfloat16 or int8, got 'int4'"),
         (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'"),
         (["--answers", "a.jsonl", "--prompts", "b.jsonl"], "give --answers or --prompts"),
         (["--answers", "missing.jsonl"], "there is no file missing.jsonl"),

@@ -1,6 +1,7 @@
 """Weights that a drafter takes from its target's directory instead of storing them again.
 
-The drafter's config.json names that directory as `embeddings_from`, relative to its own.
+The drafter's config.json names that directory as `embeddings_from`, relative to its own. Its own
+matrices may be stored as int8, each with a float32 tensor `NAME_scale`, one scale for each row.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
 
 _KEY = "embeddings_from"
+SCALE_SUFFIX = "_scale"
+_LARGEST = 127
 
 
 def read_with_shared(checkpoint: Checkpoint, config: Any) -> dict[str, torch.Tensor] | None:
@@ -34,12 +37,31 @@ def read_with_shared(checkpoint: Checkpoint, config: Any) -> dict[str, torch.Ten
             f"{checkpoint.path} shares the embeddings of {target} ({_KEY} in its config.json), "
             "which does not exist"
         )
-    weights = _read(checkpoint.path)
+    weights = _from_int8(checkpoint.path, _read(checkpoint.path))
     names = _embedding_names(config) - set(weights)
     found = _read(target, names)
     if missing := sorted(names - set(found)):
         raise ModelLoadError(f"{target} has no {missing[0]}, which {checkpoint.path} shares")
     return weights | found
+
+
+def to_int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whole numbers from -127 to 127, and the scale of each row."""
+    scale = matrix.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / _LARGEST
+    return (matrix / scale[:, None]).round().to(torch.int8), scale
+
+
+def _from_int8(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found = {}
+    for name, tensor in weights.items():
+        if tensor.dtype == torch.int8:
+            scale = weights.get(name + SCALE_SUFFIX)
+            if scale is None or len(scale) != len(tensor):
+                raise ModelLoadError(f"{path}: {name} is stored as int8 without its scales")
+            found[name] = tensor.float() * scale[:, None]
+        elif weights.get(name.removesuffix(SCALE_SUFFIX), tensor).dtype != torch.int8:
+            found[name] = tensor
+    return found
 
 
 def _embedding_names(config: Any) -> set[str]:

@@ -24,7 +24,7 @@ from diffuspec.pairs.factory.examples import (
     chunk_of_batches,
     pad,
 )
-from diffuspec.pairs.factory.export import save_drafter
+from diffuspec.pairs.factory.export import Storage, save_drafter
 from diffuspec.pairs.factory.layers import choose_layers, keep_layers
 from diffuspec.pairs.factory.loss import Head, LossConfig, draft_loss, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
@@ -40,7 +40,7 @@ NUM_REPORT_EXAMPLES = 48  # held out
 MAX_EXAMPLE_TOKENS = 1024
 PROBES = 6  # drafts at each of them
 TOKENS_PER_MEASURED_BATCH = 2048
-BYTES_PER_LAYER_ROW = 100  # of activations, for each column of the hidden states
+BYTES_PER_LAYER_ROW = 130  # of activations, for each column of the hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class DrafterPlan:
     seed: int = 0
     device: str = "cpu"
     compiles: bool = False
+    storage: Storage = "bfloat16"  # of the exported weights
     stop_after: int | None = None  # chunks
 
     def describe_memory(self) -> str:
@@ -157,7 +158,13 @@ class DrafterTraining:
         self.export()
 
     def export(self) -> None:
-        save_drafter(self.model, self.plan.target, self._config.mask_token_id, self.plan.out)
+        save_drafter(
+            self.model,
+            self.plan.target,
+            self._config.mask_token_id,
+            self.plan.out,
+            self.plan.storage,
+        )
 
     def measure(self) -> Acceptance:
         """Measure argmax drafts on held-out answers."""

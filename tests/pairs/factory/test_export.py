@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.engine import Engine
 from diffuspec.models.loading.load import load_model
-from diffuspec.pairs.factory.export import save_drafter
+from diffuspec.pairs.factory.export import load_drafter, save_drafter
 from diffuspec.pairs.factory.layers import keep_layers
 from tests.support.checkpoints import MASK_TOKEN_ID
 
@@ -47,6 +48,23 @@ def test_it_drafts_for_its_target(drafter: Path) -> None:
         answers.append(answer)
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[1].stats.num_drafts > 0
+
+
+def test_matrices_stored_as_int8_are_the_same_up_to_rounding(drafter: Path) -> None:
+    target = drafter.parent / "target"
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    small = drafter.parent / "small"
+    save_drafter(keep_layers(model, [1]), target, MASK_TOKEN_ID, small, "int8")
+    stored = load_file(small / "model.safetensors")
+    assert stored["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
+    loaded, mask_token_id = load_drafter(small)
+    assert mask_token_id == MASK_TOKEN_ID
+    mine, its = loaded.model.layers[0].mlp.up_proj.weight, model.model.layers[1].mlp.up_proj.weight
+    assert (mine - its).abs().max() <= its.abs().max() / 127
+    del stored["model.layers.0.mlp.up_proj.weight_scale"]
+    save_file(stored, small / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"up_proj.weight is stored as int8 without its scale"):
+        load_drafter(small)
 
 
 def test_a_target_that_is_gone_is_named(drafter: Path, tmp_path: Path) -> None:
