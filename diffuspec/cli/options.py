@@ -13,6 +13,7 @@ from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse
 from diffuspec.core.devices import DType
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import (
+    AUTO_DRAFTER,
     DraftLengthPolicy,
     SamplingParams,
     SpeculationParams,
@@ -56,7 +57,7 @@ _DRAFTER_KIND = (
     "What drafts: diffuspec is a diffusion LM, sps a smaller causal LM; pld and samd repeat what"
     " followed the last tokens earlier in the text; token_recycling keeps what the target found"
     " likely, lookahead n-grams that it finds beside the answer. Or the NAME of one in the section"
-    " drafters. Default: diffuspec."
+    " drafters, or auto: the fastest of all in the configuration. Default: diffuspec."
 )
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
@@ -133,12 +134,14 @@ def engine_config(
     max_sequences: int | None = 1,
     pair: str | None = None,
     dtype: str | None = None,
+    keeps_drafters: bool = False,
 ) -> EngineConfig:
     """Compose the configuration: a file, or a target alone, or a pair; then options.
 
     max_sequences: without a file; None: the default. speculation: overrides parameters of its
-    section. Raises InvalidRequestError for a wrong one, ConfigError, also for options that have no
-    effect on the drafter or without one.
+    section. keeps_drafters: all of the file are kept if no option chooses one; they always are
+    where they are chosen among. Raises InvalidRequestError for a wrong one, ConfigError, also for
+    options that have no effect on the drafter or without one.
     """
     base = _base(config, target, pair)
     data = base.model_dump()
@@ -146,15 +149,20 @@ def engine_config(
         data["target"]["path"] = target
     if dtype is not None:
         data["target"]["dtype"] = dtype
-    data["drafter"] = section = _drafter_section(base, drafter, drafter_kind)
-    data["drafters"] = {}
+    chosen = drafter_kind or base.speculation.drafter
+    is_one = not keeps_drafters or drafter_kind is not None
+    if drafter is None and (chosen == AUTO_DRAFTER or not is_one):
+        section = data["drafter"]
+    else:
+        chosen, section = None, _drafter_section(base, drafter, drafter_kind)
+        data["drafter"], data["drafters"] = section, {}
     if section is None:
         _check_plain(ngram, speculation)
     elif ngram not in (None, _NONE) and not _kind(section).needs_path_scorer:
         raise ConfigError(f"--ngram has no effect on a drafter of the kind {section['kind']}")
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
-    data["speculation"] = asdict(replace(base.speculation, **speculation, drafter=None))
+    data["speculation"] = asdict(replace(base.speculation, **speculation, drafter=chosen))
     if config is None and max_sequences is not None:
         data["target"]["max_sequences"] = max_sequences
     if "max_nodes" in speculation:
@@ -172,7 +180,9 @@ def _drafter_section(
             raise ConfigError("--drafter none and --drafter-kind exclude each other")
         return None
     known = {name: one.model_dump() for name, one in base.named_drafters.items()}
-    chosen = kind or base.speculation.drafter or next(iter(known), None)
+    chosen = kind or base.speculation.drafter
+    if chosen in (None, AUTO_DRAFTER):
+        chosen = next(iter(known), None)
     section = known.get(chosen, {"kind": chosen}) if chosen is not None else {}
     if drafter is not None:
         if not _kind(section).has_model:

@@ -89,7 +89,16 @@ def run(
     settings, configured = _read(config, api_keys)
     drafting = {**options.policy(draft_length), **speculation}
     engine_config = options.engine_config(
-        configured, target, drafter, drafter_kind, ngram, drafting, max_sequences, pair, dtype
+        configured,
+        target,
+        drafter,
+        drafter_kind,
+        ngram,
+        drafting,
+        max_sequences,
+        pair,
+        dtype,
+        keeps_drafters=True,
     )
     path = engine_config.target.path
     name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)

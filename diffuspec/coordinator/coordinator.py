@@ -20,7 +20,9 @@ from dataclasses import replace
 
 from diffuspec.control.costs import BusyTime
 from diffuspec.control.draft_length import Economics, make_draft_length
+from diffuspec.control.drafter_choice import DrafterRates
 from diffuspec.coordinator.admission import Admission
+from diffuspec.coordinator.auto_drafter import AutoDrafter
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.gauges import bind_gauges
@@ -32,7 +34,7 @@ from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
 from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParams
 from diffuspec.core.types import NO_TOKENS, RequestOutput, StepStats, TokenIds
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Tracer
@@ -71,6 +73,7 @@ class Coordinator:
         length = draft_length.max_draft_tokens
         # By the drafters' name: what one costs and what is accepted of it tell nothing of another.
         self._economics = {name: Economics(length) for name in pool.names}
+        self._rates = DrafterRates(pool.names)
         costs = {name: economics.costs for name, economics in self._economics.items()}
         self._releases = Releases(verifier, drafters)
         self._draft_busy = BusyTime()
@@ -106,6 +109,8 @@ class Coordinator:
             verify_busy_seconds=self._verify.busy.seconds(now),
             draft_busy_seconds=self._draft_busy.seconds(now),
         )
+        if request.auto is not None:
+            request.auto.begin_step(request)
         self._drafts.submit(request)
 
     def _finish_step(self, request: Request, result: StepResult) -> None:
@@ -161,6 +166,8 @@ class Coordinator:
         else:
             overhead = step.step_seconds - request.times.drafting_seconds - result.seconds
             self._economics[request.drafter].costs.observe_overhead(max(overhead, 0.0))
+            if request.auto is not None:
+                request.auto.observe(request, step)
 
     # ---- the beginning of a request
 
@@ -219,22 +226,28 @@ class Coordinator:
         try:
             check_request(prompt_token_ids, sampling, speculation, info, committed)
             drafter = self._pool.choose(speculation.drafter)
-            economics = self._economics[drafter]
             self._admission.check_load(info.max_sequences, is_resumed=len(committed) > 0)
             if not self._config.overlap:
                 speculation = replace(speculation, num_outcomes=0)
+            names = self._pool.names if drafter == AUTO_DRAFTER else (drafter,)
+            lengths = {
+                name: make_draft_length(speculation, self._draft_length, self._economics[name])
+                for name in names
+            }
             request = Request(
                 request_id=f"{request_id or 'request'}-{next(self._request_numbers)}",
                 prompt_token_ids=prompt_token_ids,
                 sampling=sampling,
                 speculation=speculation,
-                draft_length=make_draft_length(speculation, self._draft_length, economics),
+                draft_length=lengths[names[0]],
                 eos_token_ids=info.eos_token_ids,
                 detokenizer=detokenizer,
                 client_request_id=request_id,
                 committed_token_ids=committed,
-                drafter=drafter,
+                drafter=names[0],
             )
+            if drafter == AUTO_DRAFTER:
+                request.auto = AutoDrafter(lengths, self._rates)
         except DiffuspecError as error:
             self.metrics.observe_refusal(error)
             raise

@@ -9,6 +9,7 @@ from diffuspec.coordinator.draft_lane import DraftLane, Trial
 from diffuspec.coordinator.request import Request
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
+from diffuspec.core.params import AUTO_DRAFTER
 
 UNNAMED = ""  # what a coordinator's drafters are chosen by if they were given no names
 
@@ -45,12 +46,13 @@ class DrafterPool:
     def choose(self, name: str | None) -> str:
         """Return the name that a request chose, or the one for those that did not.
 
-        Raises InvalidRequestError for an unknown name.
+        AUTO_DRAFTER stays what it is. Raises InvalidRequestError for an unknown name.
         """
         if name is None:
             return self.names[0]
-        if name not in self.names:
-            known = ", ".join(filter(None, self.names)) or "none, there are no names to choose from"
+        names = [] if self.names[0] == UNNAMED else [*self.names, AUTO_DRAFTER]
+        if name not in names:
+            known = ", ".join(names) or "none, there are no names to choose from"
             raise InvalidRequestError(f"drafter must be one of {known}, got {name!r}")
         return name
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from diffuspec.core.types import (
 from diffuspec.telemetry.logs import about
 from diffuspec.telemetry.metrics import RequestTimes
 from diffuspec.text.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from diffuspec.coordinator.auto_drafter import AutoDrafter
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +111,7 @@ class Request:
         self.drafter = drafter  # the name of those that draft for it
         self.lane: int | None = None  # of the drafter that drafts for it
         self.is_known_to_drafter = False  # that drafter has read its prompt
+        self.auto: AutoDrafter | None = None  # changes the drafter between steps
         self.pre_drafts: PreDrafts | None = None  # of the latest verification
         self.ranking: OutcomeRanking | None = None  # of its outcomes
 

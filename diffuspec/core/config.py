@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from diffuspec.core.devices import DEVICE_HELP, DTYPE_HELP, Device, DType
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.params import (
+    AUTO_DRAFTER,
     MAX_DRAFT_TOKENS,
     MAX_DRAFTER_NAME_CHARACTERS,
     MAX_TREE_NODES,
@@ -182,6 +183,8 @@ class EngineConfig(Section):
         if self.drafters and self.drafter is None:
             raise ValueError("drafters needs a section drafter, for requests that choose none")
         for name in self.drafters:
+            if name == AUTO_DRAFTER:
+                raise ValueError(f"drafters: the name {name} is that of the choice among them")
             if not _DRAFTER_NAME.fullmatch(name):
                 raise ValueError(
                     "drafters: a name must be of at most 64 lower-case letters, digits, '_', '.' "
@@ -189,9 +192,11 @@ class EngineConfig(Section):
                 )
         if self.drafter is not None and self.drafter.kind in self.drafters:
             raise ValueError(f"drafters.{self.drafter.kind}: the section drafter has that name")
-        chosen, known = self.speculation.drafter, self.named_drafters
-        if chosen is not None and chosen not in known:
-            names = ", ".join(known) or "none"
+        chosen, names = self.speculation.drafter, ""
+        if self.drafter is not None:
+            names = ", ".join([*self.named_drafters, AUTO_DRAFTER])
+        if chosen is not None and chosen not in names.split(", "):
+            names = names or "none"
             raise ValueError(f"speculation.drafter must be one of {names}, got {chosen!r}")
         return self
 

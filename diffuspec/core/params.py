@@ -35,6 +35,7 @@ MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
 MAX_DRAFTER_NAME_CHARACTERS = 64
+AUTO_DRAFTER = "auto"  # in place of a name: the coordinator chooses
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
 _NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
@@ -257,7 +258,8 @@ class SpeculationParams:
     )
     drafter: Annotated[str, Len(1, MAX_DRAFTER_NAME_CHARACTERS)] | None = declare(
         None,
-        "Name of the drafter among those of the deployment (sections drafter and drafters); null: "
+        "Name of the drafter among those of the deployment (sections drafter and drafters); auto: "
+        "the one with which the most tokens per second are committed, measured step by step; null: "
         "that of the section drafter.",
         option=None,  # one prompt is drafted by one drafter: --drafter-kind
     )

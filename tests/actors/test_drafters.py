@@ -42,7 +42,7 @@ ENGINE = {
         "lookahead": {"kind": "lookahead"},
     },
 }
-CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead")
+CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead", "auto")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

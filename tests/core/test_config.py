@@ -67,7 +67,15 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"target": TARGET, "drafter": {"kind": "pld"}, "speculation": {"drafter": "samd"}},
-        "speculation.drafter must be one of pld, got 'samd'",
+        "speculation.drafter must be one of pld, auto, got 'samd'",
+    ),
+    (
+        {"target": TARGET, "speculation": {"drafter": "auto"}},
+        "speculation.drafter must be one of none, got 'auto'",
+    ),
+    (
+        {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"auto": {"kind": "samd"}}},
+        "drafters: the name auto is that of the choice among them",
     ),
     (
         {"target": TARGET, "drafter": {"kind": "pld", "max_ngram_tokens": 0}},

@@ -140,11 +140,11 @@ async def test_a_request_names_its_drafter(client, expected):
         how = {**LONG, "extra_body": body}
         return await client.chat.completions.create(model="tiny", messages=MESSAGES, **how)
 
-    for drafter in ("pld", "answers"):
+    for drafter in ("pld", "answers", "auto"):
         answer = await ask(drafter)
         assert answer.choices[0].message.content == expected(MESSAGES)
         assert answer.usage.model_extra["speculation"]["draft_tokens"] > 0
-    with pytest.raises(openai.BadRequestError, match="one of pld, answers, got 'other'"):
+    with pytest.raises(openai.BadRequestError, match="one of pld, answers, auto, got 'other'"):
         await ask("other")
 
 

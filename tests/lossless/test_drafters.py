@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -24,7 +24,13 @@ from diffuspec.core.drafter_config import (
     SuffixAutomatonConfig,
 )
 from diffuspec.core.errors import DrafterError, VerifierUnavailableError
-from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
+from diffuspec.core.interfaces import Drafter
+from diffuspec.core.params import (
+    AUTO_DRAFTER,
+    DraftLengthPolicy,
+    SamplingParams,
+    SpeculationParams,
+)
 from diffuspec.drafters import LocalDrafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.drafters.lookahead import LookaheadDrafter
@@ -55,7 +61,7 @@ STRATEGIES = (*HONEST, *DISHONEST)
 
 async def answers_of(
     verifier: FakeVerifier,
-    drafter: FakeDrafter | LocalDrafter | DrafterPool,
+    drafter: FakeDrafter | LocalDrafter | DrafterPool | Mapping[str, Drafter],
     jobs: Sequence[Job],
     arrival: Arrival,
     **settings: Any,
@@ -238,6 +244,34 @@ def test_no_repetition_that_is_found_changes_what_a_target_says(
     ]
     drafter = drafters[kind]
     answers = asyncio.run(answers_of(verifier, drafter, jobs, arrival, overlap=overlap))
+    assert_plain(verifier, jobs, answers)
+
+
+@settings(max_examples=25)
+@given(
+    jobs=st.lists(a_job(), min_size=1, max_size=6),
+    strategies=st.lists(st.sampled_from(STRATEGIES), min_size=2, max_size=3),
+    max_sequences=st.integers(1, 4),
+    hit_rate=st.sampled_from([0.0, 0.6]),
+    overlap=st.booleans(),
+    arrival=st.sampled_from(["alone", "together", "one after the other"]),
+    seed=st.integers(0, 100),
+)
+def test_no_choice_among_drafters_changes_what_a_target_says(
+    jobs, strategies, max_sequences, hit_rate, overlap, arrival, seed
+):
+    verifier = FakeVerifier(replace(FAKE_TARGET, max_sequences=max_sequences))
+    drafters: dict[str, Drafter] = {
+        f"drafter-{number}": FakeDrafter(oracle_of(verifier), strategy, seed, hit_rate)
+        for number, strategy in enumerate(strategies)
+    }
+    drafters["recycling"] = TokenRecyclingDrafter(FAKE_TARGET, verifier)
+    names = [None, AUTO_DRAFTER, AUTO_DRAFTER, *drafters]
+    jobs = [
+        replace(job, speculation=replace(job.speculation, drafter=names[number % len(names)]))
+        for number, job in enumerate(jobs, seed)
+    ]
+    answers = asyncio.run(answers_of(verifier, drafters, jobs, arrival, overlap=overlap))
     assert_plain(verifier, jobs, answers)
 
 
