@@ -77,8 +77,9 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
     length = int(torch.randint(config.min_block, config.max_block + 1, ()))
     answered = int(batch.is_answer.sum()) // len(batch.token_ids)
     num_blocks = max(1, round(config.rows_per_answer_token * answered / length))
-    starts = torch.multinomial(batch.is_answer.float(), num_blocks, replacement=True)
-    blocks = place_blocks(batch, starts, length)
+    # On the CPU, whose random state is in the checkpoints.
+    starts = torch.multinomial(batch.is_answer.float().cpu(), num_blocks, replacement=True)
+    blocks = place_blocks(batch, starts.to(batch.token_ids.device), length)
     block_tokens, labels = _mask(batch, blocks, config)
     hidden = hidden_states(model, batch.token_ids, blocks, block_tokens)
     num_tokens = batch.token_ids.shape[1]

@@ -147,7 +147,7 @@ def _resume(model: nn.Module, optimizers: Optimizers, checkpoint: Path) -> int:
     if not checkpoint.exists():
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         return 0
-    state = torch.load(checkpoint, weights_only=True)
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)
     model.load_state_dict(state["model"], strict=False)
     optimizers.load(state["optimizers"])
     torch.set_rng_state(state["random"])
