@@ -49,7 +49,7 @@ CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead", "auto")
 async def pipeline(cluster: Cluster) -> AsyncIterator[Pipeline]:
     sections = {
         "placement": {"verifier": {"tensor_parallel": 2}},
-        "deadlines": {"start_seconds": 120, "verify_seconds": 10, "health_seconds": 0.5},
+        "deadlines": {"verify_seconds": 10, "health_seconds": 0.5},
     }
     async with Pipeline(tiny_pipeline(ENGINE, **sections)) as pipeline:
         yield pipeline

@@ -56,25 +56,24 @@ def forget_prefixes(engine: Engine) -> None:
 
 
 def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
-    """Return another engine over the same target, and over the same drafter if config has it.
+    """Return another engine over the same target, and over the same diffusion LM if config has it.
 
     Only one of the two may work at a time; both write to the same trace. Closing it leaves the
     shared roles open.
     """
     config = config or engine.config
     verifier: Any = _Shared(engine.verifier)
-    if config.drafter is None:
-        return Engine(config, verifier, None, engine.tokenizer, tracer=engine.tracer)
-    drafter: LocalDrafter
-    if config.drafter == engine.config.drafter and engine.lattice_model is not None:
-        lattice_model: Any = _Shared(engine.lattice_model)
-        drafter = DiffuSpecDrafter(
-            lattice_model, make_path_search(config.search, verifier.info, config.target.path)
-        )
-    else:
-        target = Target(verifier.info, None, config.target.path, verifier)
-        drafter = load_drafter(config.drafter, config.search, target)
-    return Engine(config, verifier, drafter, engine.tokenizer, (drafter,), engine.tracer)
+    target = Target(verifier.info, None, config.target.path, verifier)
+    drafters: dict[str, LocalDrafter] = {}
+    for name, section in config.named_drafters.items():
+        if section == engine.config.drafter and engine.lattice_model is not None:
+            lattice_model: Any = _Shared(engine.lattice_model)
+            search = make_path_search(config.search, verifier.info, config.target.path)
+            drafters[name] = DiffuSpecDrafter(lattice_model, search)
+        else:
+            drafters[name] = load_drafter(section, config.search, target)
+    closing = tuple(drafters.values())
+    return Engine(config, verifier, drafters or None, engine.tokenizer, closing, engine.tracer)
 
 
 class _Shared:

@@ -3,6 +3,7 @@
 `plain` does not draft. `paper`, `cost_aware_SHAPE` and `fixed_K_SHAPE`, for a draft length K, are
 ways to use the configuration's own drafter. A kind of the registry is a system of its name: it
 drafts with the configuration's section of that kind or, if it needs no model, with its defaults.
+`auto` chooses, step by step, among the configuration's drafters and those that need no model.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import ValidationError
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.errors import ConfigError
-from diffuspec.core.params import DraftLengthPolicy, SpeculationParams, TreeShape
+from diffuspec.core.params import AUTO_DRAFTER, DraftLengthPolicy, SpeculationParams, TreeShape
 from diffuspec.drafters import KINDS
 
 BASELINE = "plain"
@@ -35,6 +36,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "diffuspec_cache": ("diffuspec", {"cache_weight": 0.7}),
 }
 DRAFTER_SYSTEMS = (*KINDS, *VARIANTS)
+_CHOSEN_AMONG = ("pld", "samd", "token_recycling")  # besides those that are configured
 
 # Most tokens below each other and most nodes of a draft that is verified whole.
 WHOLE_DRAFT_NODES = 80
@@ -56,6 +58,8 @@ def speculation_for(
             return own
         length, nodes = _WHOLE_DRAFTS.get(_kind_of(name), _WHOLE_DRAFT)
         return replace(own, policy="fixed", num_draft_tokens=length, max_nodes=nodes)
+    if name == AUTO_DRAFTER:
+        return replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=name)
     if name == BASELINE:
         return SpeculationParams(policy="off")
     if name == "paper":
@@ -64,7 +68,7 @@ def speculation_for(
     if match is None:
         raise ConfigError(
             f"--systems must be among {', '.join((*ALL_SYSTEMS, *DRAFTER_SYSTEMS))}, "
-            f"fixed_K_SHAPE, got {name!r}"
+            f"{AUTO_DRAFTER}, fixed_K_SHAPE, got {name!r}"
         )
     shape: TreeShape = next(shape for shape in TREE_SHAPES if shape == match[3])
     policy: DraftLengthPolicy = "cost_aware" if match[2] is None else "fixed"
@@ -79,6 +83,8 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
     """
     if name == BASELINE:
         return None
+    if name == AUTO_DRAFTER and config.drafter is None:
+        name = _CHOSEN_AMONG[0]
     if name not in DRAFTER_SYSTEMS:
         if config.drafter is None:
             raise ConfigError(f"--systems: {name} needs --drafter")
@@ -97,11 +103,15 @@ def find_drafter(name: str, config: EngineConfig) -> DrafterConfig | None:
 
 
 def config_for(name: str, config: EngineConfig) -> EngineConfig:
-    """Return the configuration with the one drafter that a system of ours has."""
+    """Return the configuration with the drafters that a system of ours has, one but for auto."""
     _, settings = VARIANTS.get(name, (name, {}))
     search = config.search.model_copy(update=dict(settings))
-    drafter = find_drafter(name, config)
-    return config.model_copy(update={"drafter": drafter, "drafters": {}, "search": search})
+    drafter, drafters = find_drafter(name, config), dict[str, DrafterConfig]()
+    if name == AUTO_DRAFTER and drafter is not None:
+        known = {drafter.kind, *(section.kind for section in config.drafters.values())}
+        others = {kind: KINDS[kind].config() for kind in _CHOSEN_AMONG if kind not in known}
+        drafters = {**config.drafters, **others}
+    return config.model_copy(update={"drafter": drafter, "drafters": drafters, "search": search})
 
 
 def _kind_of(name: str) -> str:
