@@ -134,7 +134,7 @@ def train(
     if not answers:
         _write_answers(target, plan.answers[0], num_answers, prompts or [])
     training = DrafterTraining(plan)
-    kept = ", ".join(map(str, training.layers))
+    kept = ", ".join(map(str, training.start.layers))
     typer.echo(f"layers {kept}; {len(training.files.training)} answers", err=True)
     training.run(lambda curve: _plot(curve, out / "training" / "curve.png"))
     _build_ngram(plan)

@@ -96,6 +96,14 @@ class DrafterPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Start:
+    """What a training began from: training/start.json."""
+
+    layers: tuple[int, ...]
+    mask_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class CurvePoint:
     """One report of a training: a line of curve.jsonl."""
 
@@ -130,8 +138,8 @@ class DrafterTraining:
             )
         torch.manual_seed(plan.seed)
         target = self._load_target()
-        self.layers = self._find_layers(target)
-        self.model = keep_layers(target, self.layers).to(self.device).train()
+        self.start = self._begin(target)
+        self.model = keep_layers(target, self.start.layers).to(self.device).train()
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
             embeddings.requires_grad_(False)
         self._config = self._loss_config()
@@ -220,10 +228,8 @@ class DrafterTraining:
         return target.to(self.device)
 
     def _loss_config(self) -> LossConfig:
-        tokenizer = load_tokenizer(self.plan.target)
-        vocab_size = self.model.get_input_embeddings().num_embeddings
         return LossConfig(
-            unused_token_id(tokenizer, vocab_size, self.files.training),
+            self.start.mask_token_id,
             min_block=self.plan.min_block,
             max_block=self.plan.max_block,
             clean_weight=1.0,
@@ -231,22 +237,30 @@ class DrafterTraining:
             revealed_share=0.1,
         )
 
-    def _find_layers(self, target: Any) -> list[int]:
-        """Return the plan's layers, those chosen by an earlier run, or choose and note them."""
-        if isinstance(self.plan.layers, tuple):
-            return list(self.plan.layers)
-        note = self.plan.out / "training" / f"layers-{self.plan.layers}.json"
+    def _begin(self, target: Any) -> Start:
+        """Read how the training in the output directory began, or choose and note it."""
+        wanted, note = self.plan.layers, self.plan.out / "training" / "start.json"
         if note.exists():
-            found: list[int] = json.loads(note.read_text())
-            return found
-        few = sorted(self.files.held_out, key=lambda example: example.num_tokens)
-        middle = len(few) // 2
-        batch = pad(few[middle : middle + NUM_CHOOSING_EXAMPLES]).to(self.device)
-        with mixed_precision(self.device):
-            kept = choose_layers(target, batch, self.plan.layers)
+            found = json.loads(note.read_text())
+            start = Start(tuple(found["layers"]), found["mask_token_id"])
+            if wanted not in (start.layers, len(start.layers)):
+                raise ConfigError(
+                    f"{self.plan.out} holds a training of the layers {list(start.layers)}: name "
+                    "these, or another directory"
+                )
+            return start
+        if isinstance(wanted, int):
+            few = sorted(self.files.held_out, key=lambda example: example.num_tokens)
+            middle = len(few) // 2
+            batch = pad(few[middle : middle + NUM_CHOOSING_EXAMPLES]).to(self.device)
+            with mixed_precision(self.device):
+                wanted = tuple(choose_layers(target, batch, wanted))
+        tokenizer = load_tokenizer(self.plan.target)
+        vocab_size = target.get_input_embeddings().num_embeddings
+        start = Start(wanted, unused_token_id(tokenizer, vocab_size, self.files.training))
         note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(kept))
-        return kept
+        note.write_text(json.dumps(asdict(start)))
+        return start
 
     def _head_ids(self) -> torch.Tensor | None:
         count = self.plan.head_tokens
@@ -297,7 +311,10 @@ def unused_token_id(tokenizer: Any, vocab_size: int, examples: Sequence[Example]
     seen |= {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     known = tokenizer.get_vocab().values()
     beyond = range(max(known) + 1, vocab_size)
-    special = sorted(tokenizer.added_tokens_decoder)
+    named = set(tokenizer.all_special_ids)  # such as the padding
+    special = sorted(
+        tokenizer.added_tokens_decoder, key=lambda token_id: (token_id in named, token_id)
+    )
     for token_id in (*beyond, *special, *sorted(known, reverse=True)):
         if token_id not in seen:
             return int(token_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,14 @@ def test_a_training_that_was_killed_goes_on_to_the_same_weights(target, answers,
     run(tmp_path / "resumed", 1)
     resumed = run(tmp_path / "resumed", 2)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_training_keeps_its_layers_and_its_mask(target, answers, tmp_path):
+    begun = DrafterTraining(make_plan(target, tmp_path, answers)).start
+    plan = replace(make_plan(target, tmp_path, answers), layers=begun.layers)
+    assert DrafterTraining(plan).start == begun
+    with pytest.raises(ConfigError, match=r"holds a training of the layers \[.\]: name these"):
+        DrafterTraining(replace(plan, layers=(0, 1)))
 
 
 def test_too_few_answers_are_refused(target, tmp_path):
