@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from diffuspec.cli import bench, demo, drafter, generate, keys, load, model, ngram, serve
+from diffuspec.cli import audit, bench, demo, drafter, generate, keys, load, model, ngram, serve
 from diffuspec.cli.command import Command, Commands, Server
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("generate", cls=Command, epilog=generate.EXAMPLES)(generate.run)
 app.command("serve", cls=Server, epilog=serve.EXAMPLES)(serve.run)
 app.command("demo", cls=Command)(demo.run)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)
+app.command("audit", cls=Command, epilog=audit.EXAMPLES)(audit.run)
 app.command("load", cls=Command, epilog=load.EXAMPLES)(load.run)
 _ngram = typer.Typer(cls=Commands, no_args_is_help=True, help="N-gram models over token ids.")
 _ngram.command("build", cls=Command, epilog=ngram.EXAMPLES)(ngram.run)

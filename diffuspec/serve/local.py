@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import generate_latest
 
+from diffuspec.audit import Auditor
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
@@ -18,13 +21,14 @@ from diffuspec.serve.backend import ServedModel
 class EngineBackend:
     """A `Backend` over an engine. The caller closes the engine."""
 
-    def __init__(self, engine: Engine, name: str) -> None:
-        """`name` is the model's name for clients."""
+    def __init__(self, engine: Engine, name: str, audit_rate: float = 0.0) -> None:
+        """`name` is the model's name for clients; audit_rate is the share of answers audited."""
         info = engine.verifier.info
         self.model = ServedModel(
             name, int(time.time()), info.max_model_len, info.vocab_size, engine.default_speculation
         )
         self._engine = engine
+        self.auditor = Auditor(engine, audit_rate) if audit_rate else None
 
     @property
     def tokenizer(self) -> Any:
@@ -38,7 +42,11 @@ class EngineBackend:
         request_id: str,
     ) -> AsyncGenerator[RequestOutput]:
         """See `Backend.stream`."""
-        return self._engine.stream(prompt_token_ids.tolist(), sampling, speculation, request_id)
+        prompt_ids = prompt_token_ids.tolist()
+        stream = self._engine.stream(prompt_ids, sampling, speculation, request_id)
+        if self.auditor is None:
+            return stream
+        return _audited(self.auditor, stream, prompt_ids, sampling, request_id)
 
     async def status(self) -> ServiceStatus:
         """Return the requests; the roles are objects of this process, which cannot fail alone."""
@@ -54,3 +62,21 @@ class EngineBackend:
     async def metrics(self) -> str:
         """Return the Prometheus series as text."""
         return generate_latest(self._engine.metrics.registry).decode()
+
+
+async def _audited(
+    auditor: Auditor,
+    stream: AsyncGenerator[RequestOutput],
+    prompt_ids: list[int],
+    sampling: SamplingParams,
+    request_id: str,
+) -> AsyncGenerator[RequestOutput]:
+    """Pass a stream on, and offer the answer to the auditor when it has ended."""
+    token_ids: list[int] = []
+    async with contextlib.aclosing(stream):
+        async for output in stream:
+            token_ids += output.token_ids
+            if output.finish_reason is not None:
+                drawn = replace(sampling, seed=output.seed)
+                auditor.offer(request_id, prompt_ids, drawn, token_ids)
+            yield output

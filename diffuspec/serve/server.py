@@ -135,9 +135,12 @@ async def serve_engine(
     with otel.exporting("diffuspec") as spans:
         async with engine:
             engine.spans = spans
-            app = create_app(EngineBackend(engine, name), settings, spans=spans)
+            backend = EngineBackend(engine, name, settings.audit_rate)
+            app = create_app(backend, settings, spans=spans)
 
             async def drain() -> None:
+                if backend.auditor is not None:
+                    await backend.auditor.close()
                 await engine.stop(settings.drain_seconds)
 
             await Server(app, bound, settings, drain, on_ready, tls).run_until_stopped()

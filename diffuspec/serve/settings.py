@@ -20,6 +20,13 @@ class ServeSettings(Section):
         description="Values of the header Host that are answered, without ports; null: all with "
         "API keys, only loopback's own names without.",
     )
+    audit_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of answers that are decoded again without drafts, one at a time while "
+        "there is a place free, and compared (`diffuspec_audits_total`).",
+    )
     playground: bool = Field(True, description="Serve the page at / that shows speculation.")
     max_body_bytes: int = Field(
         1024 * 1024, ge=1024, description="Largest body of a request; a larger one gets 413."

@@ -200,6 +200,12 @@ class Metrics:
         self._wasted = counter(
             "wasted_draft_tokens_total", "Tokens pre-drafted for outcomes that did not happen."
         ).at()
+        self.audits = counter(
+            "audits_total",
+            "Answers decoded again without drafts, by result.",
+            ["result"],
+            [("same",), ("different",), ("skipped",)],
+        )
         self._fallbacks = counter(
             "fallback_total",
             "Steps verified without a draft although one was due, by reason.",

@@ -1,0 +1,137 @@
+"""Audits: an answer is decoded again without drafts, and compared token by token.
+
+What a draft changed would show there. Where two tokens were nearly as likely, arithmetic may have
+turned them, as it can in 16 bits on a GPU: the gap tells such a near-tie from a fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+
+from diffuspec.core.backoff import Backoff
+from diffuspec.core.errors import DiffuspecError
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import TokenLogprobs
+from diffuspec.engine import Engine
+
+__all__ = ["Auditor", "Divergence", "audit"]
+
+logger = logging.getLogger(__name__)
+
+_PLAIN = SpeculationParams(policy="off")
+_MAX_QUEUED = 16  # answers that wait for their audit
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first token of an answer that differs from plain decoding."""
+
+    position: int  # in the answer, from 0
+    token_id: int | None  # of the answer; None: it ended there
+    plain_token_id: int | None  # without drafts; None: plain decoding ended there
+    gap: float | None  # between the log-probabilities of the two likeliest tokens there
+
+
+async def audit(
+    engine: Engine, prompt_ids: Sequence[int], sampling: SamplingParams, token_ids: Sequence[int]
+) -> Divergence | None:
+    """Decode a finished answer again without drafts; return where it differs, None if nowhere.
+
+    A sampled answer needs the seed that it was drawn with. Raises DiffuspecError.
+    """
+    asked = replace(sampling, logprobs=max(2, sampling.logprobs or 0), prompt_logprobs=None)
+    plain = await engine.complete(list(prompt_ids), asked, _PLAIN)
+    for position, (mine, other) in enumerate(zip_longest(token_ids, plain.token_ids)):
+        if mine != other:
+            gap = None if other is None else _gap(plain.logprobs, position)
+            return Divergence(position, mine, other, gap)
+    return None
+
+
+def _gap(logprobs: Sequence[TokenLogprobs] | None, position: int) -> float | None:
+    top = logprobs[position].top if logprobs is not None else ()
+    return top[0][1] - top[1][1] if len(top) > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingParams
+    token_ids: Sequence[int]
+
+
+class Auditor:
+    """Audits a share of an engine's answers, one at a time, while the engine has a place free.
+
+    Answers beyond a short queue are skipped. Counts in the engine's metrics; a divergence is logged
+    with its gap. Belongs to the engine's event loop.
+    """
+
+    def __init__(
+        self, engine: Engine, rate: float, draw: Callable[[], float] = random.random
+    ) -> None:
+        """`rate` is the share of answers that are audited; `draw` returns numbers below 1."""
+        self._engine = engine
+        self._rate = rate
+        self._draw = draw
+        self._queue: deque[_Answer] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def offer(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        token_ids: Sequence[int],
+    ) -> None:
+        """Audit a finished answer later, if it is drawn."""
+        if not token_ids or self._draw() >= self._rate:
+            return
+        if len(self._queue) == _MAX_QUEUED:
+            self._engine.metrics.audits.inc("skipped")
+            return
+        self._queue.append(_Answer(request_id, prompt_ids, sampling, token_ids))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+
+    async def finish(self) -> None:
+        """Wait until all answers that were drawn have been audited."""
+        if self._task is not None:
+            await self._task
+
+    async def close(self) -> None:
+        """Drop what waits, and cancel the audit under way."""
+        self._queue.clear()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _work(self) -> None:
+        while self._queue:
+            await self._free_place()
+            answer = self._queue.popleft()
+            try:
+                found = await audit(
+                    self._engine, answer.prompt_ids, answer.sampling, answer.token_ids
+                )
+            except DiffuspecError as error:
+                self._engine.metrics.audits.inc("skipped")
+                logger.warning("request %s could not be audited: %s", answer.request_id, error)
+                continue
+            self._engine.metrics.audits.inc("same" if found is None else "different")
+            if found is not None:
+                logger.error("request %s differs from plain decoding: %s", answer.request_id, found)
+
+    async def _free_place(self) -> None:
+        backoff, most = Backoff(0.05, 1.0), self._engine.verifier.info.max_sequences
+        while len(self._engine.requests()) >= most:
+            await asyncio.sleep(backoff.failed())
