@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
@@ -20,7 +21,7 @@ from diffuspec.core.params import (
     StructuredOutput,
 )
 from diffuspec.drafters import KINDS, DrafterKind as AnyDrafterKind
-from diffuspec.pairs import DEFAULT_PAIR, PAIRS, find_pair
+from diffuspec.pairs import DEFAULT_PAIR, PAIRS, Pair, find_pair
 from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
@@ -51,13 +52,15 @@ _TARGET = (
     " Default: the pair's; the embedded one answers only questions like those of `diffuspec demo`."
 )
 _DRAFTER = (
-    "The diffusion LM that drafts; none: plain decoding. Default: the pair's, none with --target."
+    "The diffusion LM that drafts, or the directory of another kind of drafter; none: plain"
+    " decoding. Default: the pair's, none with --target."
 )
 _DRAFTER_KIND = (
     "What drafts: diffuspec is a diffusion LM, sps a smaller causal LM; pld and samd repeat what"
     " followed the last tokens earlier in the text; token_recycling keeps what the target found"
-    " likely, lookahead n-grams that it finds beside the answer. Or the NAME of one in the section"
-    " drafters, or auto: the fastest of all in the configuration. Default: diffuspec."
+    " likely, lookahead n-grams that it finds beside the answer; medusa, hydra, eagle and eagle2"
+    " are heads trained for the target. Or the NAME of one in the section drafters, or auto: the"
+    " fastest of all in the configuration. Default: diffuspec."
 )
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
@@ -154,7 +157,8 @@ def engine_config(
     if drafter is None and (chosen == AUTO_DRAFTER or not is_one):
         section = data["drafter"]
     else:
-        chosen, section = None, _drafter_section(base, drafter, drafter_kind)
+        heads = {} if config or target else _pair(pair).head_sections()
+        chosen, section = None, _drafter_section(base, heads, drafter, drafter_kind)
         data["drafter"], data["drafters"] = section, {}
     if section is None:
         _check_plain(ngram, speculation)
@@ -172,20 +176,28 @@ def engine_config(
 
 
 def _drafter_section(
-    base: EngineConfig, drafter: str | None, kind: str | None
+    base: EngineConfig,
+    heads: Mapping[str, dict[str, object]],
+    drafter: str | None,
+    kind: str | None,
 ) -> dict[str, Any] | None:
-    """Return the section of the one drafter after the options. Raises ConfigError."""
+    """Return the section of the one drafter after the options. Raises ConfigError.
+
+    heads: sections of drafters by their kinds, beside those of the configuration.
+    """
     if drafter == _NONE:
         if kind is not None:
             raise ConfigError("--drafter none and --drafter-kind exclude each other")
         return None
-    known = {name: one.model_dump() for name, one in base.named_drafters.items()}
+    known: dict[str, Any] = {**heads} | {
+        name: one.model_dump() for name, one in base.named_drafters.items()
+    }
     chosen = kind or base.speculation.drafter
     if chosen in (None, AUTO_DRAFTER):
-        chosen = next(iter(known), None)
+        chosen = next(iter(base.named_drafters), None)
     section = known.get(chosen, {"kind": chosen}) if chosen is not None else {}
     if drafter is not None:
-        if not _kind(section).has_model:
+        if "path" not in _kind(section).config.model_fields:
             raise ConfigError(f"--drafter DIR has no effect on the kind {section['kind']}")
         section = {**section, "path": Path(drafter)}
     return section or None
@@ -217,7 +229,11 @@ def _base(
         return load_config(config)
     if target is not None:
         return EngineConfig(target=TargetConfig(path=target))
-    return find_pair(pair or DEFAULT_PAIR, "--pair").load_config()
+    return _pair(pair).load_config()
+
+
+def _pair(name: str | None) -> Pair:
+    return find_pair(name or DEFAULT_PAIR, "--pair")
 
 
 def policy(draft_length: str | None) -> Given:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from diffuspec.core.config import EngineConfig
@@ -23,10 +23,21 @@ class Pair:
     questions: Path  # asked by benchmark and demo unless others are given
     load_config: Callable[[], EngineConfig]  # raises ConfigError if the models are not there
     num_threads: int | None  # CPU threads that serve it best; None: torch's choice
+    heads: Mapping[str, Path] = field(default_factory=dict)  # trained for it, by kind of drafter
+
+    def head_sections(self) -> dict[str, dict[str, object]]:
+        """Return the sections of the drafters with these heads, by their kinds."""
+        return {kind: {"kind": kind, "path": path} for kind, path in self.heads.items()}
 
 
 PAIRS = {
-    "tiny": Pair(tiny.TARGET, tiny.QUESTIONS, tiny.tiny_config, 1),  # too small for more threads
+    "tiny": Pair(
+        tiny.TARGET,
+        tiny.QUESTIONS,
+        tiny.tiny_config,
+        1,  # too small for more
+        tiny.HEADS,
+    ),
     "smollm2": Pair(smollm2.TARGET, smollm2.QUESTIONS, smollm2.smollm2_config, None),
 }
 

@@ -113,7 +113,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     """Replace the engine and the embedded pair; return the class, which knows its last object."""
     fake = type("FakeEngine", (FakeEngine,), {})
     monkeypatch.setattr("diffuspec.engine.Engine", fake)
-    tiny = replace(PAIRS["tiny"], load_config=embedded_config)
+    heads = {"hydra": Path("tiny/hydra")}
+    tiny = replace(PAIRS["tiny"], load_config=embedded_config, heads=heads)
     monkeypatch.setitem(PAIRS, "tiny", tiny)
     return fake
 

@@ -11,6 +11,7 @@ import pytest_asyncio
 from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
+from diffuspec.pairs import PAIRS
 from diffuspec.pairs.tiny import DRAFTER, QUESTIONS, TARGET, tiny_config
 from tests.lossless.test_pairs import (
     Pair,
@@ -30,13 +31,16 @@ __all__ = [
 MAX_TOKENS = 64
 DRAFTERS: dict[str, dict[str, Any]] = {
     "diffusion": {"drafter": {"path": DRAFTER, "device": "cpu"}},
-    "without a model": {
+    "several": {
         "drafter": {"kind": "pld"},
-        "drafters": {name: {"kind": name} for name in ("samd", "token_recycling")},
+        "drafters": {
+            **{name: {"kind": name} for name in ("samd", "token_recycling")},
+            **PAIRS["tiny"].head_sections(),
+        },
     },
 }
-NUMS_QUESTIONS = {"diffusion": 2, "without a model": 1}  # of each family
-MIN_ACCEPTANCE_LENGTHS = {"diffusion": 2.0, "without a model": 1.3}
+NUMS_QUESTIONS = {"diffusion": 2, "several": 1}  # of each family
+MIN_ACCEPTANCE_LENGTHS = {"diffusion": 2.0, "several": 1.3}
 
 pytestmark = [
     pytest.mark.slow,

@@ -81,8 +81,7 @@ def eagle_loss(head: EagleHead, layers: TargetLayers, rows: Rows) -> torch.Tenso
     """
     token_ids, states = rows.batch.token_ids, rows.states
     guessed = guess_states(head, layers, token_ids, states)
-    chosen = torch.rand_like(states[..., :1]) < GUESSED_SHARE
-    mixed = torch.where(chosen, own_states(guessed.detach()), states)
+    mixed = with_guesses(rows, guessed.detach(), GUESSED_SHARE)
     again = guess_states(head, layers, token_ids, mixed)
     kept = rows.wanted(2)[:, :-1]
     true = states[:, 1:][kept]
@@ -107,9 +106,11 @@ def guess_states(
     return guessed
 
 
-def own_states(guessed: torch.Tensor) -> torch.Tensor:
-    """Return the guesses of each row's own state, from those of its next token's."""
-    return functional.pad(guessed[:, :-1], (0, 0, 1, 0))
+def with_guesses(rows: Rows, guessed: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+    """Return the states, a share of them guessed by the row before, where rows learn that."""
+    learnt = functional.pad(rows.wanted(2)[:, :-1], (1, 0)).unsqueeze(-1)
+    chosen = learnt & (torch.rand(learnt.shape, device=learnt.device) < share)
+    return torch.where(chosen, functional.pad(guessed[:, :-1], (0, 0, 1, 0)), rows.states)
 
 
 class CausalBatch:

@@ -33,7 +33,7 @@ from diffuspec.pairs.factory.head_losses import (
     guess_states,
     hydra_loss,
     medusa_loss,
-    own_states,
+    with_guesses,
 )
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -43,6 +43,7 @@ from diffuspec.pairs.factory.optimisation import (
 )
 
 HeadKind: TypeAlias = Literal["medusa", "hydra", "eagle"]
+MATRIX_LRS: dict[HeadKind, float] = {"medusa": 0.01, "hydra": 0.01, "eagle": 0.003}
 NUM_HEADS = 4
 DEPTH = 3  # guesses measured after a row
 NUM_REPORT_EXAMPLES = 48  # held out
@@ -59,7 +60,7 @@ class HeadPlan:
     num_chunks: int = 60
     tokens_per_batch: int = 2048
     max_tokens: int = 1024  # of an example
-    matrix_lr: float = 0.01
+    matrix_lr: float | None = None  # None: what suits the kind
     other_lr: float = 1e-3
     num_blocks: int = 2  # residual blocks of a Medusa or Hydra head
     report_every: int = 5
@@ -92,7 +93,7 @@ class HeadTraining:
         plan = self.plan
         optimisation = TrainingPlan(
             plan.num_chunks,
-            plan.matrix_lr,
+            plan.matrix_lr or MATRIX_LRS[plan.kind],
             plan.other_lr,
             report_every=plan.report_every,
             stop_after=plan.stop_after,
@@ -175,7 +176,7 @@ class HeadTraining:
             else:
                 guessed = guess_states(self.heads, self._layers, token_ids, states)
                 output = ahead(guessed, depth)
-                states = own_states(guessed)
+                states = with_guesses(rows, guessed)
             guesses.append(self._layers.head(output).argmax(-1) == ahead(token_ids, depth + 2))
         return torch.stack(guesses, dim=-1)[kept]
 

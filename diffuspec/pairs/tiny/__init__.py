@@ -13,7 +13,7 @@ from pathlib import Path
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import ConfigError
 
-__all__ = ["DRAFTER", "NGRAM", "QUESTIONS", "TARGET", "WEIGHTS", "tiny_config"]
+__all__ = ["DRAFTER", "HEADS", "NGRAM", "QUESTIONS", "TARGET", "WEIGHTS", "tiny_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +22,12 @@ TARGET = WEIGHTS / "target"
 DRAFTER = WEIGHTS / "drafter"
 NGRAM = WEIGHTS / "ngram.bin"
 QUESTIONS = WEIGHTS / "questions.jsonl"
+HEADS = {  # by the kind of drafter
+    "medusa": WEIGHTS / "medusa",
+    "hydra": WEIGHTS / "hydra",
+    "eagle": WEIGHTS / "eagle",
+    "eagle2": WEIGHTS / "eagle",
+}
 
 
 def tiny_config(**overrides: object) -> EngineConfig:

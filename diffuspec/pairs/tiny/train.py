@@ -7,7 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import torch
 import typer
@@ -21,6 +21,7 @@ from diffuspec.models.ngram.estimate import estimate
 from diffuspec.models.ngram.kenlm_file import build_binary
 from diffuspec.pairs import tiny
 from diffuspec.pairs.factory.examples import Example
+from diffuspec.pairs.factory.head_training import HeadKind, HeadPlan, HeadTraining
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
     TrainingPlan,
@@ -52,6 +53,7 @@ HELP = """Train the tiny pair, in this order:
   target
   answers      the target's own answers, for the drafter
   drafter
+  heads        Medusa, Hydra and EAGLE
   ngram        needs KenLM's build_binary on PATH
   export       into the package
 
@@ -158,6 +160,19 @@ def drafter(
     batches = _chunks(encoder, 8, chunks, answered)
     train(model, batches, loss_of, report, plan, run / "drafter.pt")
     _save(model, run, "drafter")
+
+
+@app.command()
+def heads(run: RunDir = RUN, chunks: Chunks = 50, threads: Threads = 2) -> None:
+    """Train Medusa, Hydra and EAGLE heads on the answers, and put them into the package."""
+    torch.set_num_threads(threads)
+    answered = (_result(run, "answers.jsonl", "answers"),)
+    for kind in get_args(HeadKind):
+        plan = HeadPlan(kind, tiny.TARGET, run / kind, answered, num_chunks=chunks)
+        HeadTraining(plan).run()
+        for name in ("config.json", "model.safetensors"):
+            tiny.HEADS[kind].mkdir(exist_ok=True)
+            shutil.copy(run / kind / name, tiny.HEADS[kind])
 
 
 @app.command()

@@ -12,7 +12,7 @@ from diffuspec.pairs.tiny.train import app
 
 def test_help_names_the_commands_in_order() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
-    names = ["tokenizer", "target", "answers", "drafter", "ngram", "export"]
+    names = ["tokenizer", "target", "answers", "drafter", "heads", "ngram", "export"]
     places = [text.index(f"\n    {name}") for name in names]
     assert places == sorted(places)
 
@@ -22,6 +22,7 @@ def test_help_names_the_commands_in_order() -> None:
     [
         ("target", "tokenizer", "tokenizer"),
         ("answers", "target", "target"),
+        ("heads", "answers.jsonl", "answers"),
         ("ngram", "tokenizer", "tokenizer"),
         ("export", "target", "target"),
     ],
