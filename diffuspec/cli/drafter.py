@@ -1,4 +1,4 @@
-"""`diffuspec drafter`: make a diffusion drafter for a target, and measure one."""
+"""`diffuspec drafter`: make a drafter for a target, and measure one."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from diffuspec.pairs.factory.export import Storage
+    from diffuspec.pairs.factory.head_training import HeadKind
     from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
 
 TRAIN_EXAMPLES = """[bold]Examples[/bold]
@@ -21,6 +22,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
   diffuspec drafter train --target models/smollm2 --out runs/drafter
   diffuspec drafter train --target DIR --out DIR --prompts chats.jsonl --num-answers 20000
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --layers 0,1,2,9,28,29
+  diffuspec drafter train --target DIR --out DIR --kind eagle --answers answers.jsonl --chunks 50
   diffuspec generate "Who was Ada Lovelace?" --target models/smollm2 --drafter runs/drafter
 """ + (
     "\n\nThe target answers the prompts, and then questions that it writes itself; DIR/training/"
@@ -48,6 +50,15 @@ Answers = Annotated[
 ]
 NumAnswers = Annotated[
     int, typer.Option(help="Answers that the target is to write.", min=1, metavar="N")
+]
+Kind = Annotated[
+    str,
+    typer.Option(
+        help="What to train: a diffusion LM, or heads on the target's hidden states; a head of"
+        " kind eagle drafts for the kinds eagle and eagle2. Heads have no layers, and train on the"
+        " CPU.",
+        metavar="diffuspec|medusa|hydra|eagle",
+    ),
 ]
 Layers = Annotated[
     str,
@@ -88,6 +99,7 @@ Files = Annotated[
 Limit = Annotated[int, typer.Option(help="Held-out answers to draft.", min=1, metavar="N")]
 DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
 
+_KINDS: dict[str, HeadKind] = {"medusa": "medusa", "hydra": "hydra", "eagle": "eagle"}
 _STORAGES: dict[str, Storage] = {"bfloat16": "bfloat16", "int8": "int8"}
 
 
@@ -97,6 +109,7 @@ def train(
     prompts: Prompts = None,
     answers: Answers = None,
     num_answers: NumAnswers = 2000,
+    kind: Kind = "diffuspec",
     layers: Layers = "10",
     chunks: Chunks = 200,
     batch_tokens: BatchTokens = 2048,
@@ -109,12 +122,20 @@ def train(
 ) -> None:
     """Make a block-causal diffusion drafter for a causal LM, from some of its own layers.
 
-    Embeddings and head stay the target's and are not stored again.
+    Embeddings and head stay the target's and are not stored again. With --kind, make draft heads.
     """
     from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining, choose_device
 
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
+    if kind != "diffuspec" and kind not in _KINDS:
+        names = ", ".join(("diffuspec", *_KINDS))
+        raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
+    if kind in _KINDS:
+        _train_heads(
+            _KINDS[kind], target, out, prompts or [], answers, num_answers, chunks, threads
+        )
+        return
     if store not in _STORAGES:
         raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
     plan = DrafterPlan(
@@ -166,6 +187,30 @@ def evaluate(
     held_out = files.held_out[:limit]
     found = measure_drafts(model, held_out, mask_token_id, num_draft_tokens)
     typer.echo(f"{drafter}: {found}; {found.num_drafts} drafts in {len(held_out)} answers")
+
+
+def _train_heads(
+    kind: HeadKind,
+    target: Path,
+    out: Path,
+    prompts: Sequence[Path],
+    answers: Sequence[Path] | None,
+    num_answers: int,
+    num_chunks: int,
+    threads: int | None,
+) -> None:
+    from diffuspec.pairs.factory.head_training import HeadPlan, HeadTraining
+    from diffuspec.pairs.factory.training import choose_device
+
+    choose_device("cpu", threads)
+    files = tuple(answers or [out / "training" / "answers.jsonl"])
+    if not answers:
+        _write_answers(target, files[0], num_answers, prompts)
+    training = HeadTraining(HeadPlan(kind, target, out, files, num_chunks=num_chunks))
+    typer.echo(f"{len(training.files.training)} answers", err=True)
+    training.run()
+    shares = " ".join(f"{share:.0%}" for share in training.measure())
+    typer.echo(f"{out}: right so far by depth: {shares}")
 
 
 def _parse_layers(text: str) -> int | tuple[int, ...]:

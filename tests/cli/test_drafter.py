@@ -55,6 +55,24 @@ def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
     assert answer.stats.num_drafts > 0
 
 
+def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_path: Path) -> None:
+    answers, out = tmp_path / "answers.jsonl", tmp_path / "heads"
+    line = {"prompt": [60, 61], "answer": [*range(62, 72)]}
+    answers.write_text(f"{json.dumps(line)}\n" * NUM_ANSWERS)
+    options = ["--target", target, "--answers", answers, "--out", out, "--chunks", "1"]
+    made = diffuspec("drafter", "train", *options, "--kind", "medusa")
+    assert made.exit_code == 0, made.stderr
+    assert "right so far by depth" in made.stdout
+    section = {"kind": "medusa", "path": out}
+    with Engine.from_config(
+        parse_config({"target": {"path": target}, "drafter": section})
+    ) as engine:
+        [answer] = engine.generate(["question 1"])
+    assert answer.stats.num_drafts > 0
+    wrong = diffuspec("drafter", "train", *options, "--kind", "oracle")
+    assert "--kind must be among diffuspec, medusa, hydra, eagle, got 'oracle'" in wrong.stderr
+
+
 def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path: Path) -> None:
     plain = save_target(tmp_path / "target", "llama")
     (plain / "chat_template.jinja").unlink(missing_ok=True)
