@@ -82,6 +82,14 @@ WRONG: list[tuple[dict[str, object], str]] = [
         "drafter.max_ngram_tokens must be 1 or more, got 0",
     ),
     ({"target": TARGET, "search": {"beam_width": 0}}, "search.beam_width must be .*got 0"),
+    (
+        {"target": TARGET, "search": {"cache_weight": 0.5}},
+        "cache_weight needs ngram or causal_lm, beside which it counts",
+    ),
+    (
+        {"target": TARGET, "search": {"ngram": "n", "cache_weight": 1}},
+        "cache_weight must be less than 1, got 1",
+    ),
     ({"target": TARGET, "search": {"ngram": 3}}, "search.ngram must be a path, got 3"),
     (
         {"target": TARGET, "draft_length": {"max_draft_tokens": 10}},

@@ -63,6 +63,20 @@ def test_auto_chooses_among_the_configuration_s_drafters_and_those_without_a_mod
     assert [*alone.named_drafters] == ["pld", "samd", "token_recycling"]
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("diffuspec", (False, 0.0)), ("diffuspec_retrieval", (True, 0.0)),
+     ("diffuspec_cache", (False, 0.7))],
+)  # fmt: skip
+def test_a_variant_is_a_kind_with_another_search(name: str, expected: tuple[bool, float]) -> None:
+    config = parse_config({"target": {"path": "t"}, "drafter": {"path": "d"}})
+    own = config_for(name, config)
+    assert own.drafter == config.drafter
+    assert (own.search.retrieval, own.search.cache_weight) == expected
+    whole = speculation_for(name, SpeculationParams(), whole_drafts=True)
+    assert (whole.num_draft_tokens, whole.max_nodes) == (20, 64)
+
+
 def test_a_kind_with_a_model_needs_its_section() -> None:
     config = parse_config({"target": {"path": Path("t")}})
     with pytest.raises(ConfigError, match="diffuspec needs a drafter of that kind"):
