@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from diffuspec.bench.stats import Row, headline_family
@@ -129,7 +130,8 @@ def plot_panels(panels: Mapping[str, Sequence[Bar]], label: str, path: Path) -> 
         axes.invert_yaxis()
         axes.axvline(1.0, color="black", linewidth=1, linestyle=":")
         axes.set_xlabel(label)
-        axes.set_title(title, fontsize=9, wrap=True)
+        axes.set_title(fill(title, 60), fontsize=9)
+        axes.margins(x=0.14)
     figure.tight_layout()
     figure.savefig(path, dpi=_DPI)
 
