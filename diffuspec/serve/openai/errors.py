@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,12 +108,12 @@ def answer_to(error: BaseException) -> ErrorAnswer:
 def in_words_of(error: InvalidRequestError, asked_by: str | None) -> InvalidRequestError:
     """Return an error about the form of an answer by the name that the client has for it."""
     name, _, problem = str(error).partition(" ")
-    if asked_by is None or name != "structured_output":
+    if asked_by is None or name not in ("structured_output", "json_schema"):
         return error
     return BadRequestError(f"{asked_by} {problem}", asked_by)
 
 
 def _named(message: str) -> str | None:
     """Return the parameter that a message of the library begins with, if it does."""
-    word = message.removeprefix("the ").partition(" ")[0]
+    word = re.sub("^(a|the) ", "", message).partition(" ")[0]
     return word if word in _NAMES else None
