@@ -45,7 +45,8 @@ def request(
     sampling: SamplingParams = GREEDY,
     request_id: str = "a",
 ) -> VerifyRequest:
-    return VerifyRequest(request_id, tokens(prefix), len(PROMPT), tree, sampling)
+    num_prompt_tokens = min(len(PROMPT), len(prefix))
+    return VerifyRequest(request_id, tokens(prefix), num_prompt_tokens, tree, sampling)
 
 
 def tokens(token_ids: Sequence[int]) -> TokenIds:
