@@ -48,6 +48,7 @@ class Releases:
             async with asyncio.timeout(max_seconds):
                 while self._tasks:
                     await asyncio.gather(*self._tasks)
+                    await asyncio.sleep(0)  # gather yields to no callback if all were done before
         if self._sentinel is not None:
             self._sentinel.cancel()
 
