@@ -197,6 +197,11 @@ ROWS: dict[str, list[Panel]] = {
             "Although one was due, by reason; none is right.",
             {"{{reason}}": _rate("fallback_total", "reason")},
         ),
+        Panel(
+            "Audits",
+            "Answers decoded again without drafts. Any that differs is a fault.",
+            {"{{result}}": _rate("audits_total", "result")},
+        ),
     ],
     "HTTP": [
         Panel(
