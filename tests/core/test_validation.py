@@ -60,7 +60,8 @@ def test_a_value_of_another_type_is_refused_though_it_could_be_converted(
         ),
         (
             {"search": {"zz": 1}},
-            "search: unknown key `zz`; known are `ngram`, `causal_lm`, `beam_width`",
+            "search: unknown key `zz`; known are `ngram`, `causal_lm`, `beam_width`, "
+            "`cache_weight`, `retrieval`",
         ),
         (
             {"drafter": {"kind": "pld", "max_ngram": 2}},
