@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from actors.placement import Place
 from actors.settings import DeadlineSettings
 from actors.supervision.role_actor import RoleActor
@@ -25,6 +27,7 @@ class Silent:
         await asyncio.Event().wait()
 
 
+@pytest.mark.virtual_time
 async def test_a_silent_actor_is_missed_within_the_time_that_the_deadlines_say() -> None:
     actor = RoleActor("mute", Silent(), Place("n", "127.0.0.1", (), 1), "")
     async with asyncio.timeout(DeadlineSettings(health_seconds=0.1).silence_seconds + 0.5):
