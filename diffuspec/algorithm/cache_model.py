@@ -11,10 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from diffuspec.algorithm.own_text import num_shared_tokens
 from diffuspec.algorithm.per_request import PerRequest
 from diffuspec.core.interfaces import CausalProxy, ProxyState
-from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds
+from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
 
 _CONTEXT_SIZES = (2, 1)  # tokens of a context; the longer counts where it is known
 _DOUBT = 0.5  # places of a context at which its counts have half of w

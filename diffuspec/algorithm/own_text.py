@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
-from diffuspec.core.types import NO_TOKENS, TokenIds
+from diffuspec.core.types import NO_TOKENS, TokenIds, num_shared_tokens
 
 _MAX_REWIND = 512  # tokens at the end of a prefix that are taken back without a new automaton
 
@@ -48,10 +46,3 @@ class OwnText:
         while match.num_tokens and match.end + 1 == len(self.prefix):
             match = self.automaton.shorten(match)
         return (int(self.prefix[match.end + 1]), match.num_tokens) if match.num_tokens else None
-
-
-def num_shared_tokens(one: TokenIds, other: TokenIds) -> int:
-    """Return how many leading tokens are the same in both."""
-    size = min(len(one), len(other))
-    differs = np.flatnonzero(one[:size] != other[:size])
-    return int(differs[0]) if len(differs) else size

@@ -41,6 +41,13 @@ NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
 
 
+def num_shared_tokens(one: TokenIds, other: TokenIds) -> int:
+    """Return the number of leading tokens that are the same in both."""
+    size = min(len(one), len(other))
+    differs = one[:size] != other[:size]
+    return int(differs.argmax()) if differs.any() else size
+
+
 class FinishReason(StrEnum):
     """Why a request ended."""
 

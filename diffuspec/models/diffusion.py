@@ -18,9 +18,9 @@ from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
-from diffuspec.core.types import DraftRequest, Lattice, TokenIds
+from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import lay_out, num_shared_tokens
+from diffuspec.models.draft_rows import lay_out
 from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
@@ -239,7 +239,9 @@ class DiffusionDrafter:
     def _plan(self, group: Sequence[_Draft]) -> _Plan:
         """Lay out the drafts of one request id, and choose the new prefix rows to keep."""
         request_id, prefixes = group[0].request.request_id, [draft.prefix for draft in group]
-        shared = prefixes[0][: num_shared_tokens(prefixes)]
+        shared = prefixes[0]
+        for prefix in prefixes[1:]:
+            shared = shared[: num_shared_tokens(shared, prefix)]
         max_cached = min(len(shared), *(len(prefix) - 1 for prefix in prefixes))
         slot, start = self.runner.cache.acquire(request_id, prefixes[0], max_cached)
         committed = shared

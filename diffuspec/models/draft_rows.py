@@ -17,17 +17,6 @@ from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.loading.checkpoint import DiffusionAttention, DiffusionSettings
 
 
-def num_shared_tokens(prefixes: Sequence[TokenIds]) -> int:
-    """Return the number of leading tokens that all prefixes have in common."""
-    if len(prefixes) == 1:
-        return len(prefixes[0])
-    first, length = prefixes[0], min(len(prefix) for prefix in prefixes)
-    for prefix in prefixes[1:]:
-        differs = np.flatnonzero(first[:length] != prefix[:length])
-        length = int(differs[0]) if len(differs) else length
-    return length
-
-
 def lay_out(
     prefixes: Sequence[TokenIds],
     blocks: Sequence[TokenIds],

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
-from diffuspec.core.types import NO_TOKENS, DraftRequest, DraftTree, TokenIds, VerifyRequest
+from diffuspec.core.types import (
+    NO_TOKENS,
+    DraftRequest,
+    DraftTree,
+    TokenIds,
+    VerifyRequest,
+    num_shared_tokens,
+)
 from diffuspec.text.grammars import Grammars, describe_failure
 
 TokenMasks: TypeAlias = NDArray[np.uint8]  # [..., num_bytes]; bit i % 8 of byte i // 8: id i may
@@ -158,7 +165,7 @@ class AnswerMatcher:
 
     def _extend(self, answer: TokenIds) -> bool:
         """Go to the end of an answer that may begin like the one so far; False: that failed."""
-        num_common = _num_common(self._answer, answer)
+        num_common = num_shared_tokens(self._answer, answer)
         rest = answer[num_common:].tolist()
         num_back = len(self._path) + len(self._answer) - num_common
         self._answer, self._path = answer.copy(), []
@@ -197,10 +204,3 @@ class AnswerMatcher:
         raise InvalidRequestError(
             f"structured_output cannot be used: {problem}: {describe_failure(self._matcher)}"
         )
-
-
-def _num_common(one: TokenIds, other: TokenIds) -> int:
-    """Return the number of leading tokens that are the same."""
-    size = min(len(one), len(other))
-    differ = one[:size] != other[:size]
-    return int(differ.argmax()) if differ.any() else size

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from diffuspec.core.errors import WorkerError
-from diffuspec.core.types import TokenIds
+from diffuspec.core.types import TokenIds, num_shared_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,7 @@ class Slot:
 
     def common_prefix(self, prefix: TokenIds) -> int:
         """Return the number of leading prefix tokens that are cached here."""
-        limit = min(self.length, len(prefix))
-        mine, other = self.token_ids[:limit], prefix[:limit]
-        if mine.tobytes() == other.tobytes():  # the usual case, and a fast test
-            return limit
-        return int((mine != other).argmax())
+        return num_shared_tokens(self.token_ids[: self.length], prefix)
 
 
 class KVCache:

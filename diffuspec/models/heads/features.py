@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from diffuspec.core.interfaces import Observation
-from diffuspec.core.types import TokenIds
+from diffuspec.core.types import TokenIds, num_shared_tokens
 
 _MIN_ROWS = 16
 
@@ -34,12 +34,6 @@ class _Sequence:
     token_ids: TokenIds
     first: int
     table: torch.Tensor  # [rows, D], more of them than there are states: room to grow
-
-    def num_common(self, token_ids: TokenIds) -> int:
-        """Return the number of leading tokens that are the same."""
-        limit = min(len(self.token_ids), len(token_ids))
-        mine, other = self.token_ids[:limit], token_ids[:limit]
-        return limit if mine.tobytes() == other.tobytes() else int((mine != other).argmax())
 
     def states(self, end: int) -> torch.Tensor:
         return self.table[: end - self.first]
@@ -95,7 +89,7 @@ class FeatureStore:
         token_ids = prefix[:-1]
         with self._lock:
             for one in reversed(self._sequences):
-                if one.first < len(token_ids) == one.num_common(token_ids):
+                if one.first < len(token_ids) == num_shared_tokens(one.token_ids, token_ids):
                     self._sequences.remove(one)
                     self._sequences.append(one)
                     return Features(one.first, one.states(len(token_ids)))
@@ -108,7 +102,7 @@ class FeatureStore:
 
         states are those of the tokens from `start` on.
         """
-        lengths = [(one.num_common(token_ids), one) for one in self._sequences]
+        lengths = [(num_shared_tokens(one.token_ids, token_ids), one) for one in self._sequences]
         known = [(num, one) for num, one in lengths if one.first <= start <= num]
         if not known:
             return _Sequence(token_ids[:0], start, states[:0]), states
