@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from diffuspec.core.errors import DrafterError, InvalidRequestError
+from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import LAST_LAYER, ObservableVerifier, Observation, TargetInfo
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
+from diffuspec.models.draft_rows import check_draft_request
 from diffuspec.models.heads.features import Features, FeatureStore
 from diffuspec.models.worker import Worker
-from diffuspec.text.tokenizer import unknown_token_id
 
 
 class DraftHeads(Protocol):
@@ -58,7 +58,7 @@ class HeadDrafter:
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft a batch; see `Drafter.draft`."""
         for request in requests:
-            self._check(request)
+            check_draft_request(request, self._num_ids)
         return await self._worker.run(self._draft, list(requests)) if requests else []
 
     async def release(self, request_id: str) -> None:
@@ -67,14 +67,6 @@ class HeadDrafter:
     def close(self) -> None:
         self._verifier.remove_observer(self)
         self._worker.close()
-
-    def _check(self, request: DraftRequest) -> None:
-        if not len(request.prefix):
-            raise InvalidRequestError(f"request {request.request_id} has an empty prefix")
-        if (wrong := unknown_token_id(request.prefix, self._num_ids)) is not None:
-            raise InvalidRequestError(f"token ids must be below {self._num_ids}, got {wrong}")
-        if request.sampling.lacks_seed:
-            raise InvalidRequestError("seed must be given to sample, got None")
 
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         started = time.perf_counter()

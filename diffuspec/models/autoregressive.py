@@ -19,17 +19,16 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.algorithm.sampling import perturb_logits
 from diffuspec.algorithm.shaping import History
 from diffuspec.core.drafter_config import AutoregressiveConfig
-from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
+from diffuspec.core.errors import DrafterError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import draft_rounds
+from diffuspec.models.draft_rows import check_draft_request, draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
-from diffuspec.text.tokenizer import unknown_token_id
 
 MAX_PREFILL_ROWS = 512  # of one request in one forward
 
@@ -95,7 +94,7 @@ class AutoregressiveDrafter:
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Draft a batch; see `Drafter.draft`."""
         for request in requests:
-            self._check(request)
+            check_draft_request(request, self._target.vocab_size)
         return await self._worker.run(self._draft, list(requests)) if requests else []
 
     async def release(self, request_id: str) -> None:
@@ -104,15 +103,6 @@ class AutoregressiveDrafter:
     def close(self) -> None:
         """Stop the worker thread after the call that it is running."""
         self._worker.close()
-
-    def _check(self, request: DraftRequest) -> None:
-        num_ids = self._target.vocab_size
-        if not len(request.prefix):
-            raise InvalidRequestError(f"request {request.request_id} has an empty prefix")
-        if (wrong := unknown_token_id(request.prefix, num_ids)) is not None:
-            raise InvalidRequestError(f"token ids must be below {num_ids}, got {wrong}")
-        if request.sampling.lacks_seed:
-            raise InvalidRequestError("seed must be given to sample, got None")
 
     @torch.inference_mode()
     def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

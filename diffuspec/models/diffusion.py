@@ -20,12 +20,11 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import lay_out
+from diffuspec.models.draft_rows import check_draft_request, lay_out
 from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
-from diffuspec.text.tokenizer import unknown_token_id
 
 NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
 MAX_PREFILL_ROWS = 512  # of one request in one forward, where prefixes are causal
@@ -139,17 +138,12 @@ class DiffusionDrafter:
         self._worker.close()
 
     def _check(self, request: DraftRequest) -> None:
-        prefix, k, num_ids = request.prefix, request.num_draft_tokens, self._num_known_ids
+        k = request.num_draft_tokens
         if not 1 <= k <= MAX_DRAFT_TOKENS:
             raise InvalidRequestError(
                 f"num_draft_tokens must be from 1 to {MAX_DRAFT_TOKENS}, got {k}"
             )
-        if len(prefix) == 0:
-            raise InvalidRequestError(f"request {request.request_id} has an empty prefix")
-        if (wrong := unknown_token_id(prefix, num_ids)) is not None:
-            raise InvalidRequestError(f"token ids must be below {num_ids}, got {wrong}")
-        if request.sampling.lacks_seed:
-            raise InvalidRequestError("seed must be given to sample, got None")
+        check_draft_request(request, self._num_known_ids)
 
     def _release(self, request_id: str) -> None:
         self.runner.cache.release(request_id)

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.types import DraftRequest, TokenIds
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.loading.checkpoint import DiffusionAttention, DiffusionSettings
+from diffuspec.text.tokenizer import unknown_token_id
 
 
 def lay_out(
@@ -128,6 +130,19 @@ def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) ->
     """Hide the columns after each row from it, for rows first to last, up to column `end`."""
     for row in range(first, last):
         visible[row, row + 1 : end] = False
+
+
+def check_draft_request(request: DraftRequest, num_ids: int) -> None:
+    """Check what every model that drafts needs; token ids must be below num_ids.
+
+    Raises InvalidRequestError.
+    """
+    if len(request.prefix) == 0:
+        raise InvalidRequestError(f"request {request.request_id} has an empty prefix")
+    if (wrong := unknown_token_id(request.prefix, num_ids)) is not None:
+        raise InvalidRequestError(f"token ids must be below {num_ids}, got {wrong}")
+    if request.sampling.lacks_seed:
+        raise InvalidRequestError("seed must be given to sample, got None")
 
 
 def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[list[int]]:
