@@ -18,7 +18,8 @@ from diffuspec.drafters.tree_template import make_template
 
 if TYPE_CHECKING:
     from diffuspec.drafters.head_drafter import HeadDrafter
-    from diffuspec.drafters.level_trees import TreeShape
+    from diffuspec.drafters.level_trees import LevelTrees, TreeShape
+    from diffuspec.models.heads.target_layers import TargetLayers
 
 # The static tree; its depths have 4, 8, 8, 3 and 2 nodes.
 TEMPLATE = make_template(((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,)))
@@ -26,19 +27,17 @@ TEMPLATE = make_template(((4,), (3, 2, 2, 1), (3, 2, 2, 1), (3,), (2,)))
 
 def load_eagle(config: EagleConfig | Eagle2Config, target: Target, shape: TreeShape) -> HeadDrafter:
     """Load an EAGLE head that drafts trees of a shape. Raises ModelLoadError."""
-    from diffuspec.drafters.head_drafter import HeadDrafter  # these import torch
+    from diffuspec.drafters.head_drafter import load_heads  # these import torch
     from diffuspec.drafters.level_trees import LevelTrees
     from diffuspec.models.heads.eagle import EagleHead
     from diffuspec.models.heads.eagle_rows import EagleDraftModel
-    from diffuspec.models.heads.features import FeatureStore
-    from diffuspec.models.heads.target_layers import target_layers
 
-    assert target.verifier is not None
-    layers = target_layers(target.verifier, target.path)
-    head, max_requests = EagleHead.load(config.path, layers), target.info.max_sequences
-    model = EagleDraftModel(head, layers, target.info, max_requests)
-    trees = LevelTrees(model, shape, target.info, max_requests)
-    return HeadDrafter(trees, FeatureStore(2 * max_requests), target.info, target.verifier)
+    def make(layers: TargetLayers) -> LevelTrees:
+        head, max_requests = EagleHead.load(config.path, layers), target.info.max_sequences
+        model = EagleDraftModel(head, layers, target.info, max_requests)
+        return LevelTrees(model, shape, target.info, max_requests)
+
+    return load_heads(target, make)
 
 
 def _load(config: EagleConfig, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import LAST_LAYER, ObservableVerifier, Observation, TargetInfo
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
+from diffuspec.drafters.kind import Target
 from diffuspec.models.draft_rows import check_draft_request
 from diffuspec.models.heads.features import Features, FeatureStore
+from diffuspec.models.heads.target_layers import TargetLayers, target_layers
 from diffuspec.models.worker import Worker
 
 
@@ -21,6 +23,19 @@ class DraftHeads(Protocol):
     def draft(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> list[Draft]:
         """Return one draft per request, in order. Called from one thread at a time."""
         ...
+
+
+def load_heads(
+    target: Target, make_heads: Callable[[TargetLayers], DraftHeads], *, keeps_all: bool = True
+) -> HeadDrafter:
+    """Return a drafter beside the target, with the heads that are made for its layers.
+
+    keeps_all: False keeps each prefix's last hidden state alone. Raises ModelLoadError.
+    """
+    assert target.verifier is not None, "heads observe the target in this process"
+    heads = make_heads(target_layers(target.verifier, target.path))
+    features = FeatureStore(2 * target.info.max_sequences, keeps_all)
+    return HeadDrafter(heads, features, target.info, target.verifier)
 
 
 class HeadDrafter:

@@ -15,22 +15,20 @@ from diffuspec.drafters.medusa import TEMPLATE
 
 if TYPE_CHECKING:
     from diffuspec.drafters.head_drafter import HeadDrafter
+    from diffuspec.drafters.level_trees import LevelTrees
+    from diffuspec.models.heads.target_layers import TargetLayers
 
 
 def _load(config: HydraConfig, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:
-    from diffuspec.drafters.head_drafter import HeadDrafter  # these import torch
+    from diffuspec.drafters.head_drafter import load_heads  # these import torch
     from diffuspec.drafters.level_trees import LevelTrees, StaticShape
-    from diffuspec.models.heads.features import FeatureStore
     from diffuspec.models.heads.hydra import HydraDraftModel, HydraHeads
-    from diffuspec.models.heads.target_layers import target_layers
 
-    assert target.verifier is not None
-    layers = target_layers(target.verifier, target.path)
-    model = HydraDraftModel(HydraHeads.load(config.path, layers), layers, target.info)
-    max_requests = target.info.max_sequences
-    trees = LevelTrees(model, StaticShape(TEMPLATE), target.info, max_requests)
-    features = FeatureStore(2 * max_requests, keeps_all=False)
-    return HeadDrafter(trees, features, target.info, target.verifier)
+    def make(layers: TargetLayers) -> LevelTrees:
+        model = HydraDraftModel(HydraHeads.load(config.path, layers), layers, target.info)
+        return LevelTrees(model, StaticShape(TEMPLATE), target.info, target.info.max_sequences)
+
+    return load_heads(target, make, keeps_all=False)
 
 
 KIND = DrafterKind(HydraConfig, _load, needs_path_scorer=False, has_model=False, observes=True)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from diffuspec.models.heads.candidates import Candidates
     from diffuspec.models.heads.features import Features
     from diffuspec.models.heads.medusa import MedusaDraftModel
+    from diffuspec.models.heads.target_layers import TargetLayers
 
 NUM_CANDIDATES = 10  # of each head
 
@@ -63,17 +64,14 @@ class MedusaTrees:
 
 
 def _load(config: MedusaConfig, target: Target, path_scorer: PathScorer | None) -> HeadDrafter:
-    from diffuspec.drafters.head_drafter import HeadDrafter  # these import torch
-    from diffuspec.models.heads.features import FeatureStore
+    from diffuspec.drafters.head_drafter import load_heads  # these import torch
     from diffuspec.models.heads.medusa import MedusaDraftModel, MedusaHeads
-    from diffuspec.models.heads.target_layers import target_layers
 
-    assert target.verifier is not None
-    layers = target_layers(target.verifier, target.path)
-    model = MedusaDraftModel(MedusaHeads.load(config.path, layers), layers, target.info)
-    features = FeatureStore(2 * target.info.max_sequences, keeps_all=False)
-    trees = MedusaTrees(model, target.info)
-    return HeadDrafter(trees, features, target.info, target.verifier)
+    def make(layers: TargetLayers) -> MedusaTrees:
+        model = MedusaDraftModel(MedusaHeads.load(config.path, layers), layers, target.info)
+        return MedusaTrees(model, target.info)
+
+    return load_heads(target, make, keeps_all=False)
 
 
 KIND = DrafterKind(MedusaConfig, _load, needs_path_scorer=False, has_model=False, observes=True)
