@@ -13,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from diffuspec.pairs.factory.examples import Example
     from diffuspec.pairs.factory.export import Storage
     from diffuspec.pairs.factory.head_training import HeadKind
-    from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
+    from diffuspec.pairs.factory.training import CurvePoint
 
 TRAIN_EXAMPLES = """[bold]Examples[/bold]
 
@@ -158,7 +159,7 @@ def train(
     kept = ", ".join(map(str, training.start.layers))
     typer.echo(f"layers {kept}; {len(training.files.training)} answers", err=True)
     training.run(lambda curve: _plot(curve, out / "training" / "curve.png"))
-    _build_ngram(plan)
+    _build_ngram(training.files.training, out / "ngram.arpa")
     typer.echo(f"{out}: {training.measure()}")
 
 
@@ -264,11 +265,8 @@ def _plot(curve: Sequence[CurvePoint], path: Path) -> None:
         return
 
 
-def _build_ngram(plan: DrafterPlan) -> None:
+def _build_ngram(examples: Sequence[Example], path: Path) -> None:
     from diffuspec.models.ngram.arpa import write_arpa
     from diffuspec.models.ngram.estimate import estimate
-    from diffuspec.pairs.factory.examples import ExampleFiles
 
-    files = ExampleFiles(plan.answers, plan.max_tokens)
-    files.read_new()
-    write_arpa(estimate(example.token_ids for example in files.training), plan.out / "ngram.arpa")
+    write_arpa(estimate(example.token_ids for example in examples), path)

@@ -22,7 +22,7 @@ from diffuspec.core.errors import ConfigError
 
 NUM_TOP_IDS = 8  # of each answer token, where answers are written with probabilities
 PROBABILITY_UNITS = 255
-HELD_OUT_EVERY = 40  # one example in so many is never trained on
+HELD_OUT_EVERY = 40  # of so many successive examples, the last is never trained on
 BATCHES_PER_CHUNK = 8
 
 
@@ -120,6 +120,18 @@ class ExampleFiles:
                         self._add(path, line)
                         start += len(line)
             self._ends[path] = start
+
+    def read_enough(self) -> None:
+        """Read the files, and demand an answer that is held out. Raises ConfigError."""
+        self.read_new()
+        if not self.held_out:
+            raise ConfigError(f"{len(self.training)} answers are too few: none of them is held out")
+
+    def batches(self, seed: int, chunk: int, tokens_per_batch: int) -> Iterator[Batch]:
+        """Read what is new, and yield the padded batches of a chunk; see `chunk_of_batches`."""
+        self.read_new()
+        chosen = chunk_of_batches(self.training, seed, chunk, tokens_per_batch)
+        return (pad(batch) for batch in chosen)
 
     def _add(self, path: Path, line: bytes) -> None:
         self._num_lines += 1

@@ -11,9 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+from transformers import LlamaConfig, Qwen2Config
 
-from diffuspec.core.errors import ConfigError
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.hydra import HydraHeads
 from diffuspec.models.heads.medusa import MedusaHeads
@@ -23,7 +22,6 @@ from diffuspec.pairs.factory.examples import (
     Batch,
     ExampleFiles,
     batches_by_length,
-    chunk_of_batches,
     pad,
 )
 from diffuspec.pairs.factory.head_losses import (
@@ -35,6 +33,7 @@ from diffuspec.pairs.factory.head_losses import (
     medusa_loss,
     with_guesses,
 )
+from diffuspec.pairs.factory.layers import load_target
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
     TrainingPlan,
@@ -75,17 +74,10 @@ class HeadTraining:
         """Read the target and the answers there are. Raises ConfigError."""
         self.plan = plan
         self.files = ExampleFiles(plan.answers, plan.max_tokens)
-        self.files.read_new()
-        if not self.files.held_out:
-            raise ConfigError(
-                f"{len(self.files.training)} answers are too few: none of them is held out"
-            )
+        self.files.read_enough()
         torch.manual_seed(plan.seed)
-        target: Any = AutoModelForCausalLM.from_pretrained(
-            plan.target, dtype=torch.float32, trust_remote_code=False, local_files_only=True
-        )
-        self._target = target.eval().requires_grad_(False)
-        self._layers = layers_of(target)
+        self._target = load_target(plan.target).eval().requires_grad_(False)
+        self._layers = layers_of(self._target)
         self.heads = self._make_heads().train()
 
     def run(self) -> None:
@@ -141,11 +133,7 @@ class HeadTraining:
         return shared | more
 
     def _chunk(self, chunk: int) -> Iterator[Batch]:
-        self.files.read_new()
-        batches = chunk_of_batches(
-            self.files.training, self.plan.seed, chunk, self.plan.tokens_per_batch
-        )
-        return (pad(batch) for batch in batches)
+        return self.files.batches(self.plan.seed, chunk, self.plan.tokens_per_batch)
 
     def _rows(self, batch: Batch) -> Rows:
         with torch.no_grad():

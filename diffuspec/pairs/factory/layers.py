@@ -1,9 +1,10 @@
-"""A smaller model from some layers of a target, chosen by what dropping each of them costs."""
+"""A target, and a smaller model from some of its layers, chosen by what dropping each costs."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,16 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
 from diffuspec.pairs.factory.examples import Batch
+from diffuspec.text.tokenizer import quiet
+
+
+def load_target(path: Path) -> Any:
+    """Load a causal LM to train beside, in float32, as a transformers model."""
+    family: Any = AutoModelForCausalLM
+    with quiet():
+        return family.from_pretrained(
+            path, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+        )
 
 
 def choose_layers(

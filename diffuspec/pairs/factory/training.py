@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
@@ -21,11 +20,10 @@ from diffuspec.pairs.factory.examples import (
     Example,
     ExampleFiles,
     batches_by_length,
-    chunk_of_batches,
     pad,
 )
 from diffuspec.pairs.factory.export import Storage, save_drafter
-from diffuspec.pairs.factory.layers import choose_layers, keep_layers
+from diffuspec.pairs.factory.layers import choose_layers, keep_layers, load_target
 from diffuspec.pairs.factory.loss import Head, LossConfig, draft_loss, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -33,7 +31,7 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
-from diffuspec.text.tokenizer import load_tokenizer, quiet
+from diffuspec.text.tokenizer import load_tokenizer
 
 NUM_CHOOSING_EXAMPLES = 4  # that layers are chosen on
 NUM_REPORT_EXAMPLES = 48  # held out
@@ -131,13 +129,9 @@ class DrafterTraining:
         self._on_report: Callable[[list[CurvePoint]], None] = lambda curve: None
         self.device = torch.device(plan.device)
         self.files = ExampleFiles(plan.answers, plan.max_tokens)
-        self.files.read_new()
-        if not self.files.held_out:
-            raise ConfigError(
-                f"{len(self.files.training)} answers are too few: none of them is held out"
-            )
+        self.files.read_enough()
         torch.manual_seed(plan.seed)
-        target = self._load_target()
+        target = load_target(plan.target).to(self.device)
         self.start = self._begin(target)
         self.model = keep_layers(target, self.start.layers).to(self.device).train()
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
@@ -180,11 +174,8 @@ class DrafterTraining:
         return measure_drafts(self.model, held_out, self._config.mask_token_id, self.plan.max_block)
 
     def _chunk(self, chunk: int) -> Iterator[Batch]:
-        self.files.read_new()
-        batches = chunk_of_batches(
-            self.files.training, self.plan.seed, chunk, self.plan.tokens_per_batch
-        )
-        return (pad(batch).to(self.device) for batch in batches)
+        batches = self.files.batches(self.plan.seed, chunk, self.plan.tokens_per_batch)
+        return (batch.to(self.device) for batch in batches)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         with mixed_precision(self.device):
@@ -211,21 +202,11 @@ class DrafterTraining:
         )
 
     def _answer_tokens(self, num_chunks: int) -> int:
-        """Return about how many tokens of answers so many chunks have."""
+        """Return the number of answer tokens in this many chunks, estimated from their share."""
         examples = self.files.training
         num_tokens = sum(example.num_tokens for example in examples)
         share = sum(sum(example.is_answer) for example in examples) / num_tokens
         return round(num_chunks * BATCHES_PER_CHUNK * self.plan.tokens_per_batch * share)
-
-    def _load_target(self) -> Any:
-        with quiet():
-            target: Any = AutoModelForCausalLM.from_pretrained(
-                self.plan.target,
-                dtype=torch.float32,
-                trust_remote_code=False,
-                local_files_only=True,
-            )
-        return target.to(self.device)
 
     def _loss_config(self) -> LossConfig:
         return LossConfig(
