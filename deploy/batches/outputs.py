@@ -18,11 +18,10 @@ from typing import Any, BinaryIO, TypeAlias
 from deploy.batches.inputs import Index
 from deploy.batches.results import encode, is_failure, place_of
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.files import cut_torn_line
 
 Result: TypeAlias = Mapping[str, Any]
 OnResult: TypeAlias = Callable[[Result], None]
-
-_BLOCK_BYTES = 2**20
 
 
 class Output:
@@ -83,7 +82,7 @@ def open_output(path: Path, index: Index, on_result: OnResult) -> Iterator[Outpu
     anything but results of this input.
     """
     with _locked(path) as file:
-        _cut_torn_line(file)
+        cut_torn_line(file)
         yield Output(file, _read_results(path, file, index, on_result))
 
 
@@ -97,7 +96,7 @@ def drop_failures(path: Path) -> int:
     kept = path.with_name(f"{path.name}.kept")
     num_dropped = 0
     with _locked(path) as file, kept.open("wb") as copy:
-        _cut_torn_line(file)
+        cut_torn_line(file)
         for number, line in enumerate(file, start=1):
             if is_failure(_parse(path, number, line)):
                 num_dropped += 1
@@ -132,23 +131,6 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _cut_torn_line(file: BinaryIO) -> None:
-    """Remove what follows the last newline, and begin at the start of the file."""
-    end = file.seek(0, os.SEEK_END)
-    place, kept = end, 0
-    while place > 0:
-        start = max(place - _BLOCK_BYTES, 0)
-        file.seek(start)
-        newline = file.read(place - start).rfind(b"\n")
-        if newline >= 0:
-            kept = start + newline + 1
-            break
-        place = start
-    if kept < end:
-        file.truncate(kept)
-    file.seek(0)
 
 
 def _read_results(path: Path, file: BinaryIO, index: Index, on_result: OnResult) -> bytearray:

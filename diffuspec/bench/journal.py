@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from diffuspec.bench.run import Record
 from diffuspec.bench.systems.answer import Answer
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.files import cut_torn_line
 from diffuspec.core.types import StepStats
 
 Plan: TypeAlias = Mapping[str, Any]  # what must be the same for a run to go on, as JSON
@@ -52,8 +53,7 @@ class Journal:
 
     def _read(self) -> None:
         data = self._path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        header, *lines = whole.decode().splitlines() or ["{}"]
+        header, *lines = data[: data.rfind(b"\n") + 1].decode().splitlines() or ["{}"]
         try:
             self._check(json.loads(header))
             for line in lines:
@@ -61,9 +61,8 @@ class Journal:
                 self.records[record.key] = record
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"--resume: {self._path} is no journal of a run") from error
-        if len(whole) < len(data):
-            with self._path.open("r+b") as file:
-                file.truncate(len(whole))
+        with self._path.open("r+b") as file:
+            cut_torn_line(file)
 
     def _check(self, found: dict[str, Any]) -> None:
         for key, value in self._header.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.files import cut_torn_line
 from diffuspec.core.params import MAX_CHOICES, SamplingParams
 from diffuspec.core.types import FinishReason, Prompt
 from diffuspec.engine import Completion, Engine
@@ -69,12 +70,9 @@ def _drop_unfinished_line(path: Path) -> int:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         return 0
-    content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        with path.open("r+b") as file:
-            file.truncate(whole)
-    return content.count(b"\n")
+    with path.open("r+b") as file:
+        cut_torn_line(file)
+        return sum(1 for _ in file)
 
 
 def _prompts(engine: Engine, files: Sequence[Path], num_done: int) -> Iterator[Prompt]:
