@@ -34,7 +34,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one kind of abuse."""
+    """What the service answered to one kind of abuse."""
 
     name: str
     answer: str  # status and code or parameter, or what became of the connection

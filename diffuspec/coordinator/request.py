@@ -123,22 +123,25 @@ class Request:
 
         self._speculation = speculation
         self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
-        num_top = sampling.prompt_logprobs
-        is_scored = num_top is not None and not self.is_resumed
-        self.scoring = PromptScoring(prompt_token_ids, num_top or 0) if is_scored else None
+        self.scoring: PromptScoring | None = None  # None: the prompt's tokens are not reported
+        if sampling.prompt_logprobs is not None and not self.is_resumed:
+            self.scoring = PromptScoring(prompt_token_ids, sampling.prompt_logprobs)
         self._detokenizer = detokenizer
         self._stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             self._stop_ids |= frozenset(eos_token_ids)
-        self._tokens = np.zeros(self.num_prompt_tokens + sampling.max_tokens, np.int32)
-        self._tokens[: self.num_prompt_tokens] = prompt_token_ids
-        self._num_tokens = self.num_prompt_tokens
-        self._append(committed_token_ids)
+        self._begin_tokens(prompt_token_ids, committed_token_ids)
+
+    # ---- tokens
+
+    def _begin_tokens(self, prompt: TokenIds, committed: TokenIds) -> None:
+        self._tokens = np.zeros(len(prompt) + self.sampling.max_tokens, np.int32)
+        self._tokens[: len(prompt)] = prompt
+        self._num_tokens = len(prompt)
+        self._append(committed)
         if self.finish_reason is not None:
             raise InvalidRequestError("the committed tokens end the request already")
         self.num_read = 0
-
-    # ---- tokens
 
     @property
     def prefix(self) -> TokenIds:

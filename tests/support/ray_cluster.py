@@ -43,7 +43,10 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
         for name, value in variables.items():
             patch.setenv(name, value)
         head = {**NODE, "num_cpus": 8, "include_dashboard": dashboard_port is not None}
-        head |= {"include_log_monitor": False, "no_monitor": True}  # nobody reads what they tell
+        head |= {
+            "include_log_monitor": False,
+            "no_monitor": True,
+        }  # tests read neither
         if dashboard_port is not None:
             head["dashboard_port"] = dashboard_port
             head["dashboard_agent_listen_port"] = free_port()  # Ray's own is the same for all

@@ -81,7 +81,7 @@ class Reply(ABC):
     def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]: ...
 
     def _kept(self, output: RequestOutput) -> RequestOutput:
-        """Return what is reported of an output: no token of an answer that nobody asked for."""
+        """Return what a reply reports of an output; with max_tokens 0, no token of its answer."""
         if not self._job.is_prompt_only:
             return output
         reason = output.finish_reason and FinishReason.LENGTH
