@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import openai
@@ -15,10 +15,11 @@ from openai import AsyncOpenAI
 from ray.cluster_utils import Cluster
 
 from actors.service.directory import Member
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from tests.actors.conftest import tiny_pipeline
+from tests.serve.test_lossless import MORE, SAMPLINGS, question
 from tests.support.serve_app import (
     ServeApp,
     kill,
@@ -62,6 +63,15 @@ PIPELINE = {
     "placement": PLACEMENT,
     "deadlines": DEADLINES,
 }
+FORMS = {
+    "guided_regex": StructuredOutput(regex=(REGEX := "(yes|no), (because|for) [a-z ]{10,40}")),
+    "response_format": StructuredOutput(json_object=True),
+}
+SEVERAL: list[dict[str, Any]] = [
+    {"temperature": 0.9, "seed": 4, "n": 3, "guided_regex": REGEX},
+    {"temperature": 0, "presence_penalty": 0.5, "response_format": {"type": "json_object"}},
+]
+NUM_TOKENS = 24
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -85,10 +95,15 @@ async def client(app: ServeApp) -> AsyncIterator[AsyncOpenAI]:
 
 
 @pytest.fixture(scope="module")
-def expected() -> Callable[[Any], str]:
+def plain() -> Iterator[Engine]:
     """Plain decoding in one process."""
     with Engine.from_config(CONFIG.engine) as engine:
-        answers = engine.generate([MESSAGES, *STORIES], SAMPLED)
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Engine) -> Callable[[Any], str]:
+    answers = plain.generate([MESSAGES, *STORIES], SAMPLED)
     texts = [answer.text for answer in answers]
     return lambda messages: texts[[MESSAGES, *STORIES].index(messages)]
 
@@ -146,6 +161,49 @@ async def test_a_request_names_its_drafter(client, expected):
         assert answer.usage.model_extra["speculation"]["draft_tokens"] > 0
     with pytest.raises(openai.BadRequestError, match="one of pld, answers, auto, got 'other'"):
         await ask("other")
+
+
+async def test_answers_have_the_tokens_of_plain_decoding(client, plain):
+    """The suite of tests/serve over this application, all of it at a time, and more."""
+    drafts: Any = {"speculation": {"policy": "fixed", "drafter": "answers"}}
+    cases = [
+        (number, {**sampling, **more}, is_streamed)
+        for number, sampling in enumerate([*SAMPLINGS.values(), *SEVERAL])
+        for more in (drafts, MORE)
+        for is_streamed in (True, False)
+    ]
+    found = await asyncio.gather(*(token_ids_of(client, *case) for case in cases))
+    for (number, body, _), answers in zip(cases, found, strict=True):
+        params = SamplingParams(max_tokens=NUM_TOKENS, **as_in_the_library(body))
+        how = {"sampling": params, "n": body.get("n", 1)}
+        expected = await asyncio.to_thread(plain.generate, [question(20 * number)], **how)
+        assert answers == [list(answer.token_ids) for answer in expected], body
+
+
+def as_in_the_library(body: dict[str, Any]) -> dict[str, Any]:
+    """Return what a body says about sampling, in the words of SamplingParams."""
+    given = {key: value for key, value in body.items() if key not in ("speculation", "n", *FORMS)}
+    for name in FORMS.keys() & body.keys():
+        given["structured_output"] = FORMS[name]
+    return given
+
+
+async def token_ids_of(
+    client: AsyncOpenAI, number: int, body: dict[str, Any], is_streamed: bool
+) -> list[list[int]]:
+    """Ask a question of the suite; return the token ids of each choice."""
+    found: Any = await client.chat.completions.create(
+        model="tiny",
+        messages=question(20 * number),
+        max_tokens=NUM_TOKENS,
+        stream=is_streamed,
+        extra_body={"return_token_ids": True, **body},
+    )
+    token_ids: list[list[int]] = [[] for _ in range(body.get("n", 1))]
+    for part in [chunk async for chunk in found] if is_streamed else [found]:
+        for choice in part.choices:
+            token_ids[choice.index] += getattr(choice, "token_ids", ())
+    return token_ids
 
 
 async def test_programs_reach_a_coordinator_with_the_directory_s_address_and_token(app, expected):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -50,7 +51,9 @@ class ServeApp:
         }
         http = {"host": "127.0.0.1", "port": self._port}
         data = {"http_options": http, "applications": [application]}
-        self._client.deploy_apps(ServeDeploySchema.model_validate(data), _blocking=waits)
+        self._client.deploy_apps(ServeDeploySchema.model_validate(data), _blocking=False)
+        while waits and not _is_running():  # by itself Serve waits for a minute only
+            time.sleep(0.2)
 
     async def pipelines(self, number: int | None = None, without: str = "") -> Sequence[Member]:
         """Return what the directory says, once that many pipelines are up and take requests.
@@ -65,6 +68,12 @@ class ServeApp:
             if number is None or (number == len(up) == len(found) and is_gone):
                 return found
             await asyncio.sleep(0.1)
+
+
+def _is_running() -> bool:
+    found = serve.status().applications.get(APP)
+    assert found is None or found.status != "DEPLOY_FAILED", found
+    return found is not None and found.status == "RUNNING"
 
 
 @contextmanager
