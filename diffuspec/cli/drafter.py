@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from diffuspec.core.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from diffuspec.pairs.factory.examples import Example
     from diffuspec.pairs.factory.export import Storage
-    from diffuspec.pairs.factory.head_training import HeadKind
+    from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan
     from diffuspec.pairs.factory.training import CurvePoint
 
 TRAIN_EXAMPLES = """[bold]Examples[/bold]
@@ -56,8 +56,7 @@ Kind = Annotated[
     str,
     typer.Option(
         help="What to train: a diffusion LM, or heads on the target's hidden states; a head of"
-        " kind eagle drafts for the kinds eagle and eagle2. Heads have no layers, and train on the"
-        " CPU.",
+        " kind eagle drafts for the kinds eagle and eagle2. Heads have no --layers.",
         metavar="diffuspec|medusa|hydra|eagle",
     ),
 ]
@@ -125,6 +124,7 @@ def train(
 
     Embeddings and head stay the target's and are not stored again. With --kind, make draft heads.
     """
+    from diffuspec.pairs.factory.heads.training import HeadPlan
     from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining, choose_device
 
     if answers and prompts:
@@ -132,25 +132,29 @@ def train(
     if kind != "diffuspec" and kind not in _KINDS:
         names = ", ".join(("diffuspec", *_KINDS))
         raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
-    if kind in _KINDS:
-        _train_heads(
-            _KINDS[kind], target, out, prompts or [], answers, num_answers, chunks, threads
-        )
-        return
     if store not in _STORAGES:
         raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
+    files = tuple(answers or [out / "training" / "answers.jsonl"])
+    shared: dict[str, Any] = {
+        "num_chunks": chunks,
+        "tokens_per_batch": batch_tokens,
+        "head_tokens": head_tokens or None,
+        "device": choose_device(device, threads),
+        "compiles": compiles,
+        "seed": seed,
+    }
+    if kind in _KINDS:
+        if not answers:
+            _write_answers(target, files[0], num_answers, prompts or [])
+        _train_heads(HeadPlan(_KINDS[kind], target, out, files, **shared))
+        return
     plan = DrafterPlan(
         target,
         out,
-        tuple(answers or [out / "training" / "answers.jsonl"]),
+        files,
         layers=_parse_layers(layers),
-        num_chunks=chunks,
-        tokens_per_batch=batch_tokens,
-        head_tokens=head_tokens or None,
-        device=choose_device(device, threads),
-        compiles=compiles,
         storage=_STORAGES[store],
-        seed=seed,
+        **shared,
     )
     typer.echo(plan.describe_memory(), err=True)
     if not answers:
@@ -190,28 +194,14 @@ def evaluate(
     typer.echo(f"{drafter}: {found}; {found.num_drafts} drafts in {len(held_out)} answers")
 
 
-def _train_heads(
-    kind: HeadKind,
-    target: Path,
-    out: Path,
-    prompts: Sequence[Path],
-    answers: Sequence[Path] | None,
-    num_answers: int,
-    num_chunks: int,
-    threads: int | None,
-) -> None:
-    from diffuspec.pairs.factory.head_training import HeadPlan, HeadTraining
-    from diffuspec.pairs.factory.training import choose_device
+def _train_heads(plan: HeadPlan) -> None:
+    from diffuspec.pairs.factory.heads.training import HeadTraining
 
-    choose_device("cpu", threads)
-    files = tuple(answers or [out / "training" / "answers.jsonl"])
-    if not answers:
-        _write_answers(target, files[0], num_answers, prompts)
-    training = HeadTraining(HeadPlan(kind, target, out, files, num_chunks=num_chunks))
+    training = HeadTraining(plan)
     typer.echo(f"{len(training.files.training)} answers", err=True)
     training.run()
     shares = " ".join(f"{share:.0%}" for share in training.measure())
-    typer.echo(f"{out}: right so far by depth: {shares}")
+    typer.echo(f"{plan.out}: right so far by depth: {shares}")
 
 
 def _parse_layers(text: str) -> int | tuple[int, ...]:

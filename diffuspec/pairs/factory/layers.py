@@ -15,12 +15,12 @@ from diffuspec.pairs.factory.examples import Batch
 from diffuspec.text.tokenizer import quiet
 
 
-def load_target(path: Path) -> Any:
-    """Load a causal LM to train beside, in float32, as a transformers model."""
+def load_target(path: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Load a causal LM to train beside, as a transformers model."""
     family: Any = AutoModelForCausalLM
     with quiet():
         return family.from_pretrained(
-            path, dtype=torch.float32, trust_remote_code=False, local_files_only=True
+            path, dtype=dtype, trust_remote_code=False, local_files_only=True
         )
 
 

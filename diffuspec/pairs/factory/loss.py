@@ -59,6 +59,10 @@ class Head:
         """Return the columns of token ids in logprobs, -1 for those without."""
         return token_ids if self._index is None else self._index[token_ids]
 
+    def cross_entropies(self, logprobs: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return those of token ids [R] with logprobs [R, ids]; 0 where the id is left out."""
+        return -_pick(logprobs, self.columns(token_ids)[:, None])[:, 0]
+
 
 def frequent_ids(examples: Iterable[Example], count: int) -> torch.Tensor:
     """Return the most frequent token ids of answers, ascending."""
@@ -102,7 +106,7 @@ def _row_losses(
     likely_share: float,
 ) -> torch.Tensor:
     logprobs = head.logprobs(rows)
-    losses = -_pick(logprobs, head.columns(wanted)[:, None])[:, 0]
+    losses = head.cross_entropies(logprobs, wanted)
     if likely is None:
         return losses
     top_ids, top_probs = likely

@@ -21,7 +21,7 @@ from diffuspec.models.ngram.estimate import estimate
 from diffuspec.models.ngram.kenlm_file import build_binary
 from diffuspec.pairs import tiny
 from diffuspec.pairs.factory.examples import Example
-from diffuspec.pairs.factory.head_training import HeadKind, HeadPlan, HeadTraining
+from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan, HeadTraining
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
     TrainingPlan,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,7 @@ from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.hydra import HydraHeads
 from diffuspec.models.heads.medusa import MedusaHeads
 from diffuspec.models.heads.target_layers import layers_of
-from diffuspec.pairs.factory.examples import Batch
-from diffuspec.pairs.factory.head_losses import Rows, ahead
-from diffuspec.pairs.factory.head_training import HeadKind, HeadPlan, HeadTraining
+from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan, HeadTraining
 
 HEADS: dict[HeadKind, type[MedusaHeads | HydraHeads | EagleHead]] = {
     "medusa": MedusaHeads,
@@ -26,7 +25,7 @@ HEADS: dict[HeadKind, type[MedusaHeads | HydraHeads | EagleHead]] = {
 }
 
 
-def make_plan(kind: HeadKind, target: Path, out: Path, answers: Path, **more: int) -> HeadPlan:
+def make_plan(kind: HeadKind, target: Path, out: Path, answers: Path, **more: Any) -> HeadPlan:
     return HeadPlan(
         kind,
         target,
@@ -73,12 +72,3 @@ def test_too_few_answers_are_refused(target: Path, tmp_path: Path) -> None:
     path.write_text('{"prompt": [1], "answer": [2]}\n')
     with pytest.raises(ConfigError, match="1 answers are too few"):
         HeadTraining(make_plan("medusa", target, tmp_path, path))
-
-
-def test_rows_are_wanted_as_far_as_their_tokens_are_in_one_answer() -> None:
-    token_ids = torch.tensor([[5, 6, 7, 8, 9]])
-    is_answer = torch.tensor([[False, False, True, True, False]])
-    rows = Rows(Batch(token_ids, is_answer, torch.ones_like(is_answer)), torch.zeros(1, 5, 2))
-    assert ahead(token_ids, 2).tolist() == [[7, 8, 9, 0, 0]]
-    assert rows.wanted(1).tolist() == [[False, True, True, False, False]]
-    assert rows.wanted(2).tolist() == [[False, True, False, False, False]]

@@ -1,0 +1,102 @@
+"""What all kinds of draft heads have in common when they are trained.
+
+A row is a token of an answer. Its state is the target's hidden state, of which the target's own
+head makes the token after it; the heads' guesses begin with the one after that. Rows are kept as
+far as what they guess is in the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from diffuspec.pairs.factory.examples import Batch
+from diffuspec.pairs.factory.loss import Head
+
+HEAD_DECAY = 0.8  # weight of a head's loss over that of the head before
+NUM_GUESSES = 3  # measured after a row
+_SLICE_ROWS = 8192  # whose logits there are at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch with the target's hidden states, [B, N, H]."""
+
+    batch: Batch
+    states: torch.Tensor
+
+    def wanted(self, distance: int) -> torch.Tensor:
+        """Mark the rows whose next `distance` tokens are all in an answer, [B, N]."""
+        answer = self.batch.is_answer
+        marks = torch.ones_like(answer)
+        for step in range(1, distance + 1):
+            marks &= ahead(answer, step)
+        return marks
+
+
+class Learner(Protocol):
+    """Draft heads of one kind, and what they learn."""
+
+    @property
+    def module(self) -> nn.Module:
+        """What is trained; its parameters have the names of the checkpoint's tensors."""
+        ...
+
+    def config(self) -> dict[str, Any]:
+        """Return what the checkpoint's config.json says."""
+        ...
+
+    def loss(self, rows: Rows, head: Head) -> torch.Tensor:
+        """Return the loss of a batch; its logits are those that `head` computes."""
+        ...
+
+    def right(self, rows: Rows) -> torch.Tensor:
+        """Mark which guesses are right, of rows with all tokens that are guessed, [R, n]."""
+        ...
+
+
+def ahead(values: torch.Tensor, step: int) -> torch.Tensor:
+    """Return what stands `step` places on in each row of [B, N, ...]; 0 after the end."""
+    after = torch.zeros_like(values)
+    after[:, : values.shape[1] - step] = values[:, step:]
+    return after
+
+
+def token_loss(head: Head, states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy of the tokens that the target's head makes of states [R, H]."""
+
+    def loss(states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return head.cross_entropies(head.logprobs(states), labels).sum()
+
+    return in_slices(loss, states, labels) / max(1, len(labels))
+
+
+def in_slices(loss: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+    """Return the sum of a loss over slices of rows; what it computes of one is not kept.
+
+    For a large batch, the logits of all rows would not fit into memory: they are computed a second
+    time for the gradient.
+    """
+    if len(rows[0]) <= _SLICE_ROWS:
+        return loss(*rows)
+    slices = zip(*(torch.split(one, _SLICE_ROWS) for one in rows), strict=True)
+    losses: list[torch.Tensor] = [checkpoint(loss, *one, use_reentrant=False) for one in slices]
+    return torch.stack(losses).sum()
+
+
+def right_tokens(
+    layer: Callable[[torch.Tensor], torch.Tensor], states: torch.Tensor, token_ids: torch.Tensor
+) -> torch.Tensor:
+    """Mark the states [R, H] whose likeliest token by the target's head is the one wanted."""
+    slices = zip(*(torch.split(one, _SLICE_ROWS) for one in (states, token_ids)), strict=True)
+    return torch.cat([layer(some).argmax(-1) == wanted for some, wanted in slices])
+
+
+def weighted(losses: list[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of the heads' losses, of which each counts less than the one before."""
+    return sum((HEAD_DECAY**place * loss for place, loss in enumerate(losses)), torch.zeros(()))

@@ -1,0 +1,162 @@
+"""Trains draft heads for a target on files of its answers, and exports them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import torch
+from safetensors.torch import save_file
+
+from diffuspec.models.heads.target_layers import layers_of
+from diffuspec.pairs.factory.examples import Batch, ExampleFiles, batches_by_length, pad
+from diffuspec.pairs.factory.heads.eagle import EagleLearner
+from diffuspec.pairs.factory.heads.hydra import HydraLearner
+from diffuspec.pairs.factory.heads.learner import Learner, Rows
+from diffuspec.pairs.factory.heads.medusa import MedusaLearner
+from diffuspec.pairs.factory.layers import load_target
+from diffuspec.pairs.factory.loss import Head, frequent_ids
+from diffuspec.pairs.factory.optimisation import (
+    Progressed,
+    TrainingPlan,
+    mixed_precision,
+    train,
+)
+
+HeadKind: TypeAlias = Literal["medusa", "hydra", "eagle"]
+MATRIX_LRS: dict[HeadKind, float] = {"medusa": 0.01, "hydra": 0.01, "eagle": 0.003}
+NUM_REPORT_EXAMPLES = 48  # held out
+TOKENS_PER_MEASURED_BATCH = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HeadPlan:
+    """What to train, on what and how long. All heads share the target's embeddings and head."""
+
+    kind: HeadKind
+    target: Path
+    out: Path
+    answers: tuple[Path, ...]
+    num_chunks: int = 60
+    tokens_per_batch: int = 2048
+    max_tokens: int = 1024  # of an example
+    matrix_lr: float | None = None  # None: what suits the kind
+    other_lr: float = 1e-3
+    head_tokens: int | None = 8192  # most frequent ones, that the loss computes; None: all
+    num_blocks: int = 2  # residual blocks of a Medusa or Hydra head
+    report_every: int = 5
+    seed: int = 0
+    device: str = "cpu"
+    compiles: bool = False  # the target's layers
+    stop_after: int | None = None  # chunks
+
+
+class HeadTraining:
+    """One training in its output directory; goes on from a checkpoint that is there.
+
+    On a GPU the target is held in bfloat16, as it is when it verifies there.
+    """
+
+    def __init__(self, plan: HeadPlan) -> None:
+        """Read the target and the answers there are. Raises ConfigError."""
+        self.plan = plan
+        self.device = torch.device(plan.device)
+        self.files = ExampleFiles(plan.answers, plan.max_tokens)
+        self.files.read_enough()
+        torch.manual_seed(plan.seed)
+        dtype = torch.float32 if self.device.type == "cpu" else torch.bfloat16
+        target = load_target(plan.target, dtype).to(self.device).eval().requires_grad_(False)
+        self._target = target
+        self._head = Head(target, self._head_ids())
+        self._learner = self._make_learner()
+        self.heads = self._learner.module.to(self.device).train()
+        if plan.compiles:
+            for layer in target.base_model.layers:
+                layer.compile(dynamic=True)
+
+    def run(self) -> None:
+        """Train to the end of the plan, and export."""
+        plan = self.plan
+        optimisation = TrainingPlan(
+            plan.num_chunks,
+            plan.matrix_lr or MATRIX_LRS[plan.kind],
+            plan.other_lr,
+            report_every=plan.report_every,
+            stop_after=plan.stop_after,
+        )
+        checkpoint = plan.out / "training" / f"{plan.kind}.pt"
+        train(self.heads, self._chunk, self._loss, self._report, optimisation, checkpoint)
+        self.export()
+
+    def export(self) -> None:
+        """Write config.json and the heads' weights, in bfloat16."""
+        self.plan.out.mkdir(parents=True, exist_ok=True)
+        config = json.dumps(self._learner.config(), indent=2)
+        (self.plan.out / "config.json").write_text(config + "\n", encoding="utf-8")
+        weights = {
+            name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
+            for name, tensor in self.heads.named_parameters()
+        }
+        save_file(weights, self.plan.out / "model.safetensors", {"format": "pt"})
+
+    @torch.inference_mode()
+    def measure(self) -> list[float]:
+        """Return, by depth, the share of held-out rows whose likeliest guesses are all right."""
+        few = self.files.held_out[:NUM_REPORT_EXAMPLES]
+        self.heads.eval()
+        with mixed_precision(self.device):
+            flags = torch.cat(
+                [
+                    self._learner.right(self._rows(pad(batch).to(self.device)))
+                    for batch in batches_by_length(few, TOKENS_PER_MEASURED_BATCH, random.Random(0))
+                ]
+            )
+        self.heads.train()
+        shares: list[float] = flags.long().cumprod(-1).float().mean(0).tolist()
+        return shares
+
+    def _make_learner(self) -> Learner:
+        layers = layers_of(self._target)
+        if self.plan.kind == "medusa":
+            return MedusaLearner(layers, self.plan.num_blocks)
+        if self.plan.kind == "hydra":
+            return HydraLearner(layers, self.plan.num_blocks)
+        few = pad(self.files.held_out[:4]).to(self.device)
+        return EagleLearner(self._target, layers, few.token_ids)
+
+    def _head_ids(self) -> torch.Tensor | None:
+        count = self.plan.head_tokens
+        if count is None:
+            return None
+        return frequent_ids(self.files.training, count).to(self.device)
+
+    def _chunk(self, chunk: int) -> Iterator[Batch]:
+        batches = self.files.batches(self.plan.seed, chunk, self.plan.tokens_per_batch)
+        return (batch.to(self.device) for batch in batches)
+
+    def _rows(self, batch: Batch) -> Rows:
+        with torch.no_grad():
+            output = self._target.base_model(input_ids=batch.token_ids, use_cache=False)
+        return Rows(batch, output.last_hidden_state)
+
+    def _loss(self, batch: Batch) -> torch.Tensor:
+        with mixed_precision(self.device):
+            return self._learner.loss(self._rows(batch), self._head)
+
+    def _report(self, done: Progressed) -> str:
+        shares = self.measure()
+        line: dict[str, Any] = {
+            "chunk": done.chunk,
+            "loss": done.loss,
+            "seconds": done.seconds,
+            "right": shares,
+        }
+        with (self.plan.out / "training" / "curve.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return f"{done.seconds:.0f} s, right so far by depth: " + " ".join(
+            f"{share:.0%}" for share in shares
+        )
