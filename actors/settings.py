@@ -144,6 +144,13 @@ class PipelineConfig(Section):
     deadlines: DeadlineSettings = Field(
         DeadlineSettings(), description="Limits on the time that work may take."
     )
+    audit_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Share of answers that the coordinator decodes again without drafts, one at a "
+        "time while there is a place free, and compares (`diffuspec_audits_total`).",
+    )
     trace: FilePath | None = Field(
         None,
         description="File for a trace of all steps (ui.perfetto.dev), on the coordinator's node. "

@@ -11,14 +11,14 @@ import contextlib
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import TokenLogprobs
+from diffuspec.core.types import RequestOutput, TokenLogprobs
 from diffuspec.engine import Engine
 
 __all__ = ["Auditor", "Divergence", "audit"]
@@ -84,6 +84,24 @@ class Auditor:
         self._draw = draw
         self._queue: deque[_Answer] = deque()
         self._task: asyncio.Task[None] | None = None
+
+    async def follow(
+        self,
+        stream: AsyncGenerator[RequestOutput],
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        committed: Sequence[int] = (),
+    ) -> AsyncGenerator[RequestOutput]:
+        """Pass a stream on, and offer its answer when it ends, the committed tokens before it."""
+        token_ids = list(committed)
+        async with contextlib.aclosing(stream):
+            async for output in stream:
+                token_ids += output.token_ids
+                if output.finish_reason is not None:
+                    drawn = replace(sampling, seed=output.seed)
+                    self.offer(request_id, prompt_ids, drawn, token_ids)
+                yield output
 
     def offer(
         self,

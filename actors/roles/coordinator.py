@@ -21,6 +21,7 @@ from actors.roles.drafter_roster import HEALTH_SECONDS, DrafterRoster, role_stat
 from actors.roles.heartbeat import Heartbeat
 from actors.roles.hosted_drafters import DrafterHost
 from actors.settings import PipelineConfig
+from diffuspec.audit import Auditor
 from diffuspec.core.errors import DrafterError, OverloadedError, VerifierUnavailableError
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
@@ -111,6 +112,7 @@ class CoordinatorActor:
         self._is_draining = False
         self._verifier: HostedVerifier | None = None
         self._health = StepHealth(config.deadlines.verify_seconds)
+        self.auditor: Auditor | None = None
 
     @property
     def engine(self) -> Engine:
@@ -140,6 +142,8 @@ class CoordinatorActor:
         observed = _ObservedVerifier(verifier, self._health)
         self._engine = engine = Engine(config.engine, observed, pool, tokenizer, tracer=tracer)
         engine.spans = self._resources.enter_context(otel.exporting("diffuspec-coordinator"))
+        if config.audit_rate:
+            self.auditor = Auditor(engine, config.audit_rate)
         self._resources.push_async_callback(self.drafters.close)
         digest = vocabulary_digest(tokenizer, verifier.info.vocab_size)
         await self.drafters.load(verifier.info, digest, verifier)
@@ -187,6 +191,11 @@ class CoordinatorActor:
         if self._is_draining and not committed_token_ids:
             raise OverloadedError("the coordinator is shutting down; try again later")
         stream = self.engine.stream(prompt, sampling, speculation, request_id, committed_token_ids)
+        if self.auditor is not None:
+            ids = self.engine.encode(prompt).tolist()
+            stream = self.auditor.follow(
+                stream, request_id or "", ids, sampling, committed_token_ids
+            )
         async with contextlib.aclosing(stream):
             async for increment in stream:
                 yield increment
@@ -241,6 +250,8 @@ class CoordinatorActor:
         self._is_draining = True
         if self._server is not None:
             self._server.announce_end()
+        if self.auditor is not None:
+            await self.auditor.close()
         if self._engine is not None:
             await self._engine.stop(seconds)
 

@@ -43,6 +43,9 @@ def parse_service(data: Mapping[str, Any], root: Path) -> ServiceConfig:
         raise ConfigError(f"pipeline must be the path of a file or a mapping, got {given!r:.80}")
     pipeline = load_pipeline(root / given) if isinstance(given, str) else parse_pipeline(given)
     config = validate(ServiceConfig, {**data, "pipeline": pipeline})
+    if config.http.audit_rate:
+        audited = pipeline.model_copy(update={"audit_rate": config.http.audit_rate})
+        config = config.model_copy(update={"pipeline": audited})
     if config.http.api_keys is None:
         return config
     http = config.http.model_copy(update={"api_keys": root / config.http.api_keys})

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from typing import Any
 
 from prometheus_client import generate_latest
@@ -46,7 +44,7 @@ class EngineBackend:
         stream = self._engine.stream(prompt_ids, sampling, speculation, request_id)
         if self.auditor is None:
             return stream
-        return _audited(self.auditor, stream, prompt_ids, sampling, request_id)
+        return self.auditor.follow(stream, request_id, prompt_ids, sampling)
 
     async def status(self) -> ServiceStatus:
         """Return the requests; the roles are objects of this process, which cannot fail alone."""
@@ -62,21 +60,3 @@ class EngineBackend:
     async def metrics(self) -> str:
         """Return the Prometheus series as text."""
         return generate_latest(self._engine.metrics.registry).decode()
-
-
-async def _audited(
-    auditor: Auditor,
-    stream: AsyncGenerator[RequestOutput],
-    prompt_ids: list[int],
-    sampling: SamplingParams,
-    request_id: str,
-) -> AsyncGenerator[RequestOutput]:
-    """Pass a stream on, and offer the answer to the auditor when it has ended."""
-    token_ids: list[int] = []
-    async with contextlib.aclosing(stream):
-        async for output in stream:
-            token_ids += output.token_ids
-            if output.finish_reason is not None:
-                drawn = replace(sampling, seed=output.seed)
-                auditor.offer(request_id, prompt_ids, drawn, token_ids)
-            yield output

@@ -15,6 +15,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from actors.service.autoscaling import by_requests
+from actors.service.settings import parse_service
 from deploy.app import build
 from deploy.serve_file import read_serve_file, unknown_keys
 from diffuspec.core.errors import ConfigError
@@ -109,6 +110,12 @@ def test_a_pipeline_gets_the_time_that_its_requests_get():
 
 
 # ---- the number of pipelines
+
+
+def test_the_pipelines_audit_what_the_service_is_to_audit():
+    assert parse_service({**TINY, "http": {"audit_rate": 0.25}}, ROOT).pipeline.audit_rate == 0.25
+    given = {"pipeline": {**TINY["pipeline"], "audit_rate": 0.5}}
+    assert parse_service(given, ROOT).pipeline.audit_rate == 0.5
 
 
 def context(loads: dict[str, float] | None, target_num_replicas: int = 3) -> Any:

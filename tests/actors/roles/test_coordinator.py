@@ -177,6 +177,25 @@ async def test_metrics_are_prometheus_text(coordinator):
     assert "diffuspec_generation_tokens_total" in text
 
 
+async def test_it_audits_answers_also_those_that_began_at_another_one(token, expected):
+    config = tiny_pipeline({"drafter": {"kind": "pld"}}, audit_rate=1.0)
+    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
+    address = await verifier.start("", HOST)
+    ready = await actor.start(partial(verifier_at, address, config, token), HOST)
+    client = await RemoteCoordinator.connect(ready.address, Security(token))
+    for committed in ((), expected[:9], (expected[0] + 1,)):  # the last is not plain decoding's
+        answer = client.stream(MESSAGES, SHORT, None, "a", committed)
+        assert [one async for one in answer]
+    assert actor.auditor is not None
+    await actor.auditor.finish()
+    text = await actor.metrics()
+    assert 'audits_total{result="same"} 2.0' in text
+    assert 'audits_total{result="different"} 1.0' in text
+    await client.close()
+    await actor.stop()
+    await verifier.stop()
+
+
 async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
     config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.05})
     verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
