@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +130,14 @@ class ExampleFiles:
             raise ConfigError(f"{len(self.training)} answers are too few: none of them is held out")
 
     def batches(self, seed: int, chunk: int, tokens_per_batch: int) -> Iterator[Batch]:
-        """Read what is new, and yield the padded batches of a chunk; see `chunk_of_batches`."""
+        """Read what is new, and yield the padded batches of a chunk; see `chunk_of_batches`.
+
+        A thread pads the batches to come while one is trained on.
+        """
         self.read_new()
         chosen = chunk_of_batches(self.training, seed, chunk, tokens_per_batch)
-        return (pad(batch) for batch in chosen)
+        with ThreadPoolExecutor(1) as pool:
+            yield from pool.map(pad, chosen)
 
     def _add(self, path: Path, line: bytes) -> None:
         self._num_lines += 1
@@ -175,14 +181,15 @@ def chunk_of_batches(
     mean = sum(example.num_tokens for example in examples) / len(examples)
     size = max(1, round(BATCHES_PER_CHUNK * tokens_per_batch / mean))
     turns = range(chunk * size // len(examples), ((chunk + 1) * size - 1) // len(examples) + 1)
-    orders = {turn: _shuffled(examples, f"{seed}/{turn}") for turn in turns}
+    orders = {turn: _order(len(examples), f"{seed}/{turn}") for turn in turns}
     places = (divmod(place, len(examples)) for place in range(chunk * size, (chunk + 1) * size))
-    chosen = [orders[turn][index] for turn, index in places]
+    chosen = [examples[orders[turn][index]] for turn, index in places]
     yield from batches_by_length(chosen, tokens_per_batch, random.Random(f"{seed}/{chunk}"))
 
 
-def _shuffled(examples: Sequence[Example], seed: str) -> list[Example]:
-    order = list(examples)
+@lru_cache(maxsize=2)
+def _order(count: int, seed: str) -> list[int]:
+    order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
 

@@ -276,7 +276,8 @@ def measure_drafts(
     ]
     was_training = model.training
     model.eval()
-    with mixed_precision(device):
+    # A few batches are not worth another compilation.
+    with mixed_precision(device), torch.compiler.set_stance("force_eager"):
         found = measure_acceptance(model, batches, mask_token_id, num_draft_tokens, PROBES)
     model.train(was_training)
     return found
