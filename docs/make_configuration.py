@@ -134,6 +134,7 @@ EXAMPLES = {  # by the class that reads the section
     "HydraConfig": "drafter: {kind: hydra, path: models/hydra-vicuna-7b-v1.3}",
     "EagleConfig": "drafter: {kind: eagle, path: models/EAGLE-Vicuna-7B-v1.3}",
     "Eagle2Config": "drafter: {kind: eagle2, path: models/EAGLE-Qwen2-7B-Instruct}",
+    "DFlashConfig": "drafter: {kind: dflash, path: models/Qwen3-8B-DFlash-b16}",
     "SearchConfig": "search: {ngram: models/chat.bin, beam_width: 5}",
     "DraftLengthConfig": "draft_length: {min_draft_tokens: 10, max_draft_tokens: 40}",
     "SpeculationParams": "speculation: {policy: fixed, num_draft_tokens: 16, tree_shape: path}",

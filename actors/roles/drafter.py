@@ -15,7 +15,7 @@ from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import ObservableVerifier, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, Lattice
-from diffuspec.drafters import LocalDrafter, Target, kind_of
+from diffuspec.drafters import LocalDrafter, Target, kind_of, load_drafter
 from diffuspec.rpc.client.roles import RemotePathScorer
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
@@ -65,8 +65,13 @@ class DrafterActor:
         self._info = info
         kind, path = kind_of(drafter), config.engine.target.path
         target = Target(info, vocabulary, path, verifier)
-        self._scorer = _ReplaceableScorer() if kind.needs_path_scorer else None
-        self._drafter = await asyncio.to_thread(kind.load, drafter, target, self._scorer)
+        if kind.observes:  # it searches in this process, too, if it does
+            self._drafter = await asyncio.to_thread(
+                load_drafter, drafter, config.engine.search, target
+            )
+        else:
+            self._scorer = _ReplaceableScorer() if kind.needs_path_scorer else None
+            self._drafter = await asyncio.to_thread(kind.load, drafter, target, self._scorer)
         self._resources.callback(self._drafter.close)
         if self._scorer is not None:
             self._resources.push_async_callback(self._scorer.close)

@@ -128,10 +128,12 @@ def table_systems(config: EngineConfig) -> tuple[tuple[str, ...], dict[str, str]
 def shared_config(config: EngineConfig, names: Sequence[str]) -> EngineConfig:
     """Return the configuration with the one drafter that several of the systems may share.
 
-    It is the one that makes lattices; each system loads any other by itself.
+    It is the one that makes lattices, unless it observes the target, which would slow the others;
+    each system loads any other by itself.
     """
     sections = [find_drafter(name, config) for name in names if name not in TRANSFORMERS_SYSTEMS]
-    shared = next((one for one in sections if one and kind_of(one).needs_path_scorer), None)
+    kinds = [(one, kind_of(one)) for one in sections if one]
+    shared = next((one for one, k in kinds if k.needs_path_scorer and not k.observes), None)
     return config.model_copy(update={"drafter": shared, "drafters": {}})
 
 

@@ -58,9 +58,9 @@ _DRAFTER = (
 _DRAFTER_KIND = (
     "What drafts: diffuspec is a diffusion LM, sps a smaller causal LM; pld and samd repeat what"
     " followed the last tokens earlier in the text; token_recycling keeps what the target found"
-    " likely, lookahead n-grams that it finds beside the answer; medusa, hydra, eagle and eagle2"
-    " are heads trained for the target. Or the NAME of one in the section drafters, or auto: the"
-    " fastest of all in the configuration. Default: diffuspec."
+    " likely, lookahead n-grams that it finds beside the answer; medusa, hydra, eagle, eagle2"
+    " and dflash read the target's hidden states. Or the NAME of one in the section drafters, or"
+    " auto: the fastest of all in the configuration. Default: diffuspec."
 )
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."

@@ -13,7 +13,21 @@ from diffuspec.core.validation import FilePath, Section
 _KIND = "Which drafter this section configures."
 
 
-class DiffuSpecConfig(Section):
+class _LatticeSection(Section):
+    """What a drafter whose lattice is searched is told of it."""
+
+    candidate_mass: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Probability that the candidates of a position have together, tau of Eq. 7.",
+    )
+    max_candidates: int = Field(
+        15, ge=1, le=256, description="Most candidates kept at a position, M_max of Eq. 7."
+    )
+
+
+class DiffuSpecConfig(_LatticeSection):
     """A diffusion LM whose lattice is searched with a causal proxy (section search)."""
 
     kind: Literal["diffuspec"] = Field("diffuspec", description=_KIND)
@@ -32,15 +46,6 @@ class DiffuSpecConfig(Section):
     )
     num_refinement_steps: int = Field(
         1, ge=1, le=64, description="Denoising steps of a draft, S of the paper."
-    )
-    candidate_mass: float = Field(
-        0.8,
-        gt=0,
-        le=1,
-        description="Probability that the candidates of a position have together, tau of Eq. 7.",
-    )
-    max_candidates: int = Field(
-        15, ge=1, le=256, description="Most candidates kept at a position, M_max of Eq. 7."
     )
 
 
@@ -164,6 +169,13 @@ class Eagle2Config(Section):
     path: FilePath = Field(description=_HEAD_PATH)
 
 
+class DFlashConfig(_LatticeSection):
+    """DFlash: a block-diffusion model that reads the target's hidden states, and a path search."""
+
+    kind: Literal["dflash"] = Field("dflash", description=_KIND)
+    path: FilePath = Field(description=_HEAD_PATH)
+
+
 DrafterConfig: TypeAlias = Annotated[
     DiffuSpecConfig
     | AutoregressiveConfig
@@ -175,6 +187,7 @@ DrafterConfig: TypeAlias = Annotated[
     | MedusaConfig
     | HydraConfig
     | EagleConfig
-    | Eagle2Config,
+    | Eagle2Config
+    | DFlashConfig,
     Field(discriminator="kind"),
 ]

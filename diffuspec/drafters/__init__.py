@@ -12,6 +12,7 @@ from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.drafters import (
     autoregressive,
+    dflash,
     diffuspec,
     eagle,
     eagle2,
@@ -40,6 +41,7 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "hydra": hydra.KIND,
     "eagle": eagle.KIND,
     "eagle2": eagle2.KIND,
+    "dflash": dflash.KIND,
 }
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from diffuspec.algorithm.lattice import EMPTY_LATTICE
 from diffuspec.core.errors import DrafterError
-from diffuspec.core.interfaces import LAST_LAYER, ObservableVerifier, Observation, TargetInfo
-from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
+from diffuspec.core.interfaces import LAST_LAYER, ObservableVerifier, Observation
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, Lattice
 from diffuspec.drafters.kind import Target
 from diffuspec.models.draft_rows import check_draft_request
 from diffuspec.models.heads.features import Features, FeatureStore
 from diffuspec.models.heads.target_layers import TargetLayers, target_layers
 from diffuspec.models.worker import Worker
+
+T = TypeVar("T")
 
 
 class DraftHeads(Protocol):
@@ -25,6 +28,16 @@ class DraftHeads(Protocol):
         ...
 
 
+class FeatureLattices(Protocol):
+    """What makes lattices of hidden states."""
+
+    def lattices(
+        self, requests: Sequence[DraftRequest], features: Sequence[Features]
+    ) -> list[Lattice]:
+        """Return one lattice per request, in order. Called from one thread at a time."""
+        ...
+
+
 def load_heads(
     target: Target, make_heads: Callable[[TargetLayers], DraftHeads], *, keeps_all: bool = True
 ) -> HeadDrafter:
@@ -32,37 +45,37 @@ def load_heads(
 
     keeps_all: False keeps each prefix's last hidden state alone. Raises ModelLoadError.
     """
+    heads = make_heads(layers_beside(target))
+    return HeadDrafter(heads, StateReader(target, (LAST_LAYER,), keeps_all=keeps_all))
+
+
+def layers_beside(target: Target) -> TargetLayers:
+    """Return the layers of the target in this process. Raises ModelLoadError."""
     assert target.verifier is not None, "heads observe the target in this process"
-    heads = make_heads(target_layers(target.verifier, target.path))
-    features = FeatureStore(2 * target.info.max_sequences, keeps_all)
-    return HeadDrafter(heads, features, target.info, target.verifier)
+    return target_layers(target.verifier, target.path)
 
 
-class HeadDrafter:
-    """A Drafter and an Observer of the verifier in this process.
+class StateReader:
+    """An Observer of the verifier in this process: it finds hidden states for what drafts of them.
 
     It observes every verification: a prefix may have been read before anybody asks for its draft.
-    A request whose last state is not known has an empty draft: such as a hypothetical prefix, and
-    one that the target read before this drafter was loaded.
+    A request whose last state is not known has no draft: such as a hypothetical prefix, and one
+    that the target read before this reader was made.
     """
 
     num_top = 0
-    hidden_layers = (LAST_LAYER,)
     is_active = True
 
     def __init__(
-        self,
-        heads: DraftHeads,
-        features: FeatureStore,
-        target: TargetInfo,
-        verifier: ObservableVerifier,
+        self, target: Target, hidden_layers: tuple[int, ...], *, keeps_all: bool = True
     ) -> None:
-        self._heads = heads
-        self._features = features
-        self._num_ids = target.vocab_size
-        self._verifier = verifier
-        self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
-        verifier.add_observer(self)
+        assert target.verifier is not None, "it observes the target in this process"
+        self.hidden_layers = hidden_layers
+        self._features = FeatureStore(2 * target.info.max_sequences, keeps_all)
+        self._num_ids = target.info.vocab_size
+        self._verifier: ObservableVerifier = target.verifier
+        self._worker = Worker("drafter", is_inline=target.info.max_sequences == 1)
+        self._verifier.add_observer(self)
 
     def observe(self, observations: Sequence[Observation]) -> None:
         """Keep the hidden states of what was committed."""
@@ -70,31 +83,80 @@ class HeadDrafter:
             if one.hidden_states:
                 self._features.add(one)
 
-    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Draft a batch; see `Drafter.draft`."""
+    async def run(
+        self,
+        work: Callable[[Sequence[DraftRequest], Sequence[Features]], list[T]],
+        requests: Sequence[DraftRequest],
+        nothing: T,
+    ) -> list[T]:
+        """Do the work, in a thread, for the requests whose last state is known.
+
+        The others have `nothing`. Raises InvalidRequestError before any work, DrafterError after.
+        """
         for request in requests:
             check_draft_request(request, self._num_ids)
-        return await self._worker.run(self._draft, list(requests)) if requests else []
-
-    async def release(self, request_id: str) -> None:
-        """Keep what is known: it serves the next request that begins alike, and is bounded."""
+        if not requests:
+            return []
+        return await self._worker.run(self._run, work, list(requests), nothing)
 
     def close(self) -> None:
         self._verifier.remove_observer(self)
         self._worker.close()
 
-    def _draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        started = time.perf_counter()
+    def _run(
+        self,
+        work: Callable[[Sequence[DraftRequest], Sequence[Features]], list[T]],
+        requests: Sequence[DraftRequest],
+        nothing: T,
+    ) -> list[T]:
         found = [self._features.find(request.prefix) for request in requests]
         known = [place for place, features in enumerate(found) if features is not None]
-        drafts = [EMPTY_DRAFT] * len(requests)
+        results = [nothing] * len(requests)
         if known:
             features = [one for one in found if one is not None]
             try:
-                made = self._heads.draft([requests[place] for place in known], features)
+                made = work([requests[place] for place in known], features)
             except Exception as error:  # torch raises anything
                 raise DrafterError(f"the draft heads failed: {error}") from error
-            for place, draft in zip(known, made, strict=True):
-                drafts[place] = draft
+            for place, result in zip(known, made, strict=True):
+                results[place] = result
+        return results
+
+
+class HeadDrafter:
+    """A Drafter of heads that read the target's hidden states."""
+
+    def __init__(self, heads: DraftHeads, reader: StateReader) -> None:
+        self._heads = heads
+        self._reader = reader
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Draft a batch; see `Drafter.draft`."""
+        started = time.perf_counter()
+        drafts = await self._reader.run(self._heads.draft, requests, EMPTY_DRAFT)
         seconds = time.perf_counter() - started
         return [replace(draft, draft_seconds=seconds) for draft in drafts]
+
+    async def release(self, request_id: str) -> None:
+        """Keep what is known: it serves the next request that begins alike, and is bounded."""
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class HeadLattices:
+    """A LatticeModel that reads the target's hidden states."""
+
+    def __init__(self, model: FeatureLattices, reader: StateReader) -> None:
+        self._model = model
+        self._reader = reader
+
+    async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
+        """Make a batch of lattices; see `LatticeModel.lattices`."""
+        return await self._reader.run(self._model.lattices, requests, EMPTY_LATTICE)
+
+    async def release(self, request_id: str) -> None:
+        """Keep what is known: it serves the next request that begins alike, and is bounded."""
+
+    def close(self) -> None:
+        self._reader.close()

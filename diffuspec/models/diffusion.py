@@ -12,15 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.algorithm.lattice import EMPTY_LATTICE, Pruning, build_lattices
-from diffuspec.algorithm.sampling import perturb_logits
-from diffuspec.algorithm.shaping import History
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import DrafterError, InvalidRequestError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import check_draft_request, lay_out
+from diffuspec.models.draft_rows import check_draft_request, lay_out, with_noise
 from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
@@ -210,19 +208,11 @@ class DiffusionDrafter:
         first = 0
         for draft in (draft for group in groups for draft in group):
             last = first + len(draft.block)
-            draft.update(self._perturb(logits[first:last], draft.request))
+            ends = self._pruning.eos_token_ids
+            draft.update(with_noise(logits[first:last], draft.request, ends))
             first = last
         for plan in plans:
             self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
-
-    def _perturb(self, logits: torch.Tensor, request: DraftRequest) -> torch.Tensor:
-        """Shape and add the target's own sampling noise, to guess its token instead of the mode."""
-        sampling, prefix = request.sampling, request.prefix
-        if sampling.is_greedy and not sampling.shapes_logits:
-            return logits
-        positions = range(len(prefix), len(prefix) + len(logits))
-        history = History(prefix, request.num_prompt_tokens, [()] * len(logits))
-        return perturb_logits(logits, sampling, positions, history, self._pruning.eos_token_ids)
 
     def _ban(self, logits: torch.Tensor) -> None:
         """Set to -inf the logits of ids unknown to the target, and of the mask."""

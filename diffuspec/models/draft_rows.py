@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from diffuspec.algorithm.sampling import perturb_logits
+from diffuspec.algorithm.shaping import History
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.types import DraftRequest, TokenIds
 from diffuspec.models.attention.segment import Segment, Visible
@@ -155,3 +158,18 @@ def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[lis
                 chosen.setdefault(requests[place].request_id, place)
         yield list(chosen.values())
         left = [place for place in left if place not in chosen.values()]
+
+
+def with_noise(
+    logits: torch.Tensor, request: DraftRequest, eos_token_ids: Sequence[int]
+) -> torch.Tensor:
+    """Shape a block's logits [k, V] and add the target's own sampling noise.
+
+    So its likeliest tokens are guesses of those that the target draws, instead of the mode.
+    """
+    sampling, prefix = request.sampling, request.prefix
+    if sampling.is_greedy and not sampling.shapes_logits:
+        return logits
+    positions = range(len(prefix), len(prefix) + len(logits))
+    history = History(prefix, request.num_prompt_tokens, [()] * len(logits))
+    return perturb_logits(logits, sampling, positions, history, eos_token_ids)

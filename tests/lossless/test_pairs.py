@@ -21,7 +21,7 @@ from diffuspec.core.errors import RequestCancelledError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.engine import Engine
-from tests.support.heads import save_eagle, save_hydra, save_medusa
+from tests.support.heads import save_dflash, save_eagle, save_hydra, save_medusa
 from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
 
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "paper", "fixed")
@@ -162,7 +162,8 @@ def _random_heads(target: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]
     save_medusa(path / "medusa", 32, 264)
     save_hydra(path / "hydra", 32, None)
     save_eagle(path / "eagle", 32, 264)
-    kinds = ("medusa", "hydra", "eagle", "eagle2")
+    save_dflash(path / "dflash")
+    kinds = ("medusa", "hydra", "eagle", "eagle2", "dflash")
     first, *others = [{"kind": kind, "path": path / kind.removesuffix("2")} for kind in kinds]
     config = parse_config(
         {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 
 def save_medusa(
@@ -93,6 +95,56 @@ def save_eagle(
         "hidden_act": "silu",
     }
     _save(path, config, weights, "pytorch_model.bin")
+    return weights
+
+
+NOTHING: Mapping[str, Any] = {}
+DFLASH_SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
+DFLASH_BLOCK, DFLASH_MASK = 6, 259
+
+
+def dflash_model(**config: Any) -> MuseGlimmerAssistantModel:
+    """Return a random drafter as transformers has it; it reads both layers of a target."""
+    torch.manual_seed(6)
+    settings: dict[str, Any] = {
+        **DFLASH_SIZES,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 9,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+        "initializer_range": 0.3,
+        "block_size": DFLASH_BLOCK,
+        "mask_token_id": DFLASH_MASK,
+        "target_layer_ids": [0, 1],
+    }
+    model = MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**settings | config))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data = torch.rand_like(parameter) + 0.5
+    return model.eval()
+
+
+def save_dflash(
+    path: Path, shape: Mapping[str, Any] = NOTHING, **config: Any
+) -> dict[str, torch.Tensor]:
+    """Save a random drafter as z-lab/dflash does, and return its tensors.
+
+    shape: what the model has instead of its defaults; config: what config.json says instead.
+    """
+    names = {
+        "encoder.fc.weight": "fc.weight",
+        "encoder.output_norm_enc.weight": "hidden_norm.weight",
+    }
+    model = dflash_model(**shape)
+    weights = {names.get(name, name): tensor for name, tensor in model.state_dict().items()}
+    own = ("block_size", "mask_token_id", "target_layer_ids")
+    said = {**model.config.to_dict(), "model_type": "qwen3", "num_target_layers": 2}
+    said["dflash_config"] = {name: said.pop(name) for name in own}
+    said |= {"architectures": ["DFlashDraftModel"], "is_causal": False, "vocab_size": 264}
+    said["sliding_window"] += 1  # transformers' model sees as many tokens before a row, and itself
+    _save(path, said | config, weights, "pytorch_model.bin")
     return weights
 
 

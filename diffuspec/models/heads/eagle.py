@@ -41,7 +41,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(2 * size, size, bias=has_fc_bias)
         self.layers = nn.ModuleList([layer(config, 0)])
         self.layers[0].input_layernorm = nn.Identity()
-        self.rotary: Any = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
+        self.rotary = _rotary(config)
 
     @classmethod
     def load(cls, path: Path, target: TargetLayers) -> Self:
@@ -58,6 +58,7 @@ class EagleHead(nn.Module):
         model = cls(_layer_config(checkpoint, target, has_bias), "fc.bias" in weights)
         checkpoint.fill(model)
         model = model.to(target.device, target.dtype).eval().requires_grad_(False)
+        model.rotary = _rotary(model.config).to(target.device)  # in float32
         if target.device.type == "cpu":
             use_cpu_layers(model)
         return model
@@ -85,6 +86,10 @@ class EagleHead(nn.Module):
             hidden = self.layers[0](hidden, position_embeddings=angles)
         output: torch.Tensor = hidden[0]
         return output
+
+
+def _rotary(config: LlamaConfig | Qwen2Config) -> nn.Module:
+    return LlamaRotaryEmbedding(config)  # type: ignore[arg-type]
 
 
 def _layer_config(

@@ -22,6 +22,7 @@ class TargetLayers:
     embed: Callable[[torch.Tensor], torch.Tensor]  # token ids -> embeddings
     head: Callable[[torch.Tensor], torch.Tensor]  # hidden states -> logits; see `logits`
     hidden_size: int
+    num_layers: int
     vocab_size: int  # columns of the logits
     device: torch.device
     dtype: torch.dtype
@@ -61,6 +62,7 @@ def layers_of(model: Any) -> TargetLayers:
         model.get_input_embeddings(),
         model.get_output_embeddings(),
         config.hidden_size,
+        config.num_hidden_layers,
         config.vocab_size,
         weight.device,
         weight.dtype,

@@ -22,6 +22,7 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
 from tests.actors.conftest import tiny_pipeline
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
+from tests.support.heads import save_dflash
 
 REQUEST = self_test.draft_request(FAKE_TARGET)
 
@@ -68,13 +69,16 @@ async def test_a_drafter_is_asked_where_the_verifier_has_it_now(
 async def test_a_drafter_that_does_not_start_leaves_verifier_and_the_others_up(
     token: str, tmp_path: Path
 ) -> None:
+    tiny = {"hidden_size": 192, "target_layer_ids": [3, 7]}
+    save_dflash(tmp_path / "dflash", tiny, num_target_layers=16, vocab_size=None)
     drafters = {"heads": {"kind": "medusa", "path": tmp_path / "nowhere"}}
-    config = tiny_pipeline({"drafter": {"kind": "token_recycling"}, "drafters": drafters})
+    first = {"kind": "dflash", "path": tmp_path / "dflash"}
+    config = tiny_pipeline({"drafter": first, "drafters": drafters})
     rank, coordinator = VerifierRank(config, token), CoordinatorActor(config, token)
     address = await rank.start("", LOOPBACK)
     remote = await RemoteVerifier.connect(address, Security(token))
     well, ill = remote.drafters
-    assert (well.name, well.problem, ill.name, ill.address) == ("token_recycling", "", "heads", "")
+    assert (well.name, well.problem, ill.name, ill.address) == ("dflash", "", "heads", "")
     await remote.close()
 
     await coordinator.start(lambda: verifier_at(address, config, token), LOOPBACK)
