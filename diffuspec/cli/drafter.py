@@ -23,7 +23,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
   diffuspec drafter train --target models/smollm2 --out runs/drafter
   diffuspec drafter train --target DIR --out DIR --prompts chats.jsonl --num-answers 20000
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --layers 0,1,2,9,28,29
-  diffuspec drafter train --target DIR --out DIR --kind eagle --answers answers.jsonl --chunks 50
+  diffuspec drafter train --target DIR --out DIR --kind dflash --answers answers.jsonl --chunks 50
   diffuspec generate "Who was Ada Lovelace?" --target models/smollm2 --drafter runs/drafter
 """ + (
     "\n\nThe target answers the prompts, and then questions that it writes itself; DIR/training/"
@@ -55,18 +55,21 @@ NumAnswers = Annotated[
 Kind = Annotated[
     str,
     typer.Option(
-        help="What to train: a diffusion LM, or heads on the target's hidden states; a head of"
-        " kind eagle drafts for the kinds eagle and eagle2. Heads have no --layers.",
-        metavar="diffuspec|medusa|hydra|eagle",
+        help="What to train: a diffusion LM, or what drafts from the target's hidden states; a"
+        " head of kind eagle drafts for the kinds eagle and eagle2.",
+        metavar="diffuspec|medusa|hydra|eagle|dflash",
     ),
 ]
 Layers = Annotated[
-    str,
+    str | None,
     typer.Option(
-        help="How many of the target's layers to keep, chosen by what dropping each of them"
-        " costs; or which, separated by commas.",
+        help="How many of the target's layers a drafter starts from, chosen by what dropping each"
+        " of them costs; or which, separated by commas. Default: 10, of kind dflash 5.",
         metavar="N|LIST",
     ),
+]
+BlockSize = Annotated[
+    int, typer.Option(help="Rows of a block of kind dflash.", min=2, max=64, metavar="N")
 ]
 Chunks = Annotated[
     int, typer.Option(help="Length of the training, in chunks of 8 batches.", min=1, metavar="N")
@@ -99,7 +102,12 @@ Files = Annotated[
 Limit = Annotated[int, typer.Option(help="Held-out answers to draft.", min=1, metavar="N")]
 DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
 
-_KINDS: dict[str, HeadKind] = {"medusa": "medusa", "hydra": "hydra", "eagle": "eagle"}
+_KINDS: dict[str, HeadKind] = {
+    "medusa": "medusa",
+    "hydra": "hydra",
+    "eagle": "eagle",
+    "dflash": "dflash",
+}
 _STORAGES: dict[str, Storage] = {"bfloat16": "bfloat16", "int8": "int8"}
 
 
@@ -110,7 +118,8 @@ def train(
     answers: Answers = None,
     num_answers: NumAnswers = 2000,
     kind: Kind = "diffuspec",
-    layers: Layers = "10",
+    layers: Layers = None,
+    block_size: BlockSize = 12,
     chunks: Chunks = 200,
     batch_tokens: BatchTokens = 2048,
     head_tokens: HeadTokens = 8192,
@@ -146,13 +155,14 @@ def train(
     if kind in _KINDS:
         if not answers:
             _write_answers(target, files[0], num_answers, prompts or [])
+        shared |= {"layers": _parse_layers(layers or "5"), "block_size": block_size}
         _train_heads(HeadPlan(_KINDS[kind], target, out, files, **shared))
         return
     plan = DrafterPlan(
         target,
         out,
         files,
-        layers=_parse_layers(layers),
+        layers=_parse_layers(layers or "10"),
         storage=_STORAGES[store],
         **shared,
     )
@@ -200,8 +210,7 @@ def _train_heads(plan: HeadPlan) -> None:
     training = HeadTraining(plan)
     typer.echo(f"{len(training.files.training)} answers", err=True)
     training.run()
-    shares = " ".join(f"{share:.0%}" for share in training.measure())
-    typer.echo(f"{plan.out}: right so far by depth: {shares}")
+    typer.echo(f"{plan.out}: {training.measure()}")
 
 
 def _parse_layers(text: str) -> int | tuple[int, ...]:

@@ -19,7 +19,7 @@ class HiddenStates:
 
     def __init__(self, layers: Sequence[int]) -> None:
         self._parts: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
-        self._latest: dict[int, torch.Tensor] = {}  # of the latest forward, [T, H] by layer
+        self._latest: dict[int, torch.Tensor] = {}  # of the latest forward, [B, T, H] by layer
 
     @contextlib.contextmanager
     def record(self, model: Any) -> Iterator[None]:
@@ -38,7 +38,11 @@ class HiddenStates:
     def keep(self, rows: slice) -> None:
         """Keep these rows of the latest forward; the others are padding, or known already."""
         for layer, parts in self._parts.items():
-            parts.append(self._latest.pop(layer)[rows])
+            parts.append(self._latest.pop(layer)[0, rows])  # the only sequence of the batch
+
+    def batch(self, layer: int) -> torch.Tensor:
+        """Return a layer's hidden states in the latest forward, [B, T, H], instead of `keep`."""
+        return self._latest.pop(layer)
 
     def rows(self, layer: int) -> torch.Tensor:
         """Return all rows kept of a layer, [num_rows, H]; [0] before any forward."""
@@ -48,7 +52,6 @@ class HiddenStates:
     def _hook(self, layer: int) -> Any:
         def take(module: Any, inputs: Any, output: Any) -> None:
             state = getattr(output, "last_hidden_state", output)
-            state = state[0] if isinstance(state, tuple) else state
-            self._latest[layer] = state[0]  # the only sequence of the batch
+            self._latest[layer] = state[0] if isinstance(state, tuple) else state
 
         return take

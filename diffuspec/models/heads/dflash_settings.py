@@ -103,7 +103,7 @@ def default_layer_ids(num_target_layers: int, count: int) -> list[int]:
     if count == 1:
         return [num_target_layers // 2]
     last = max(num_target_layers - 3, 1)
-    return [round(1 + place * (last - 1) / (count - 1)) for place in range(count)]
+    return sorted({round(1 + place * (last - 1) / (count - 1)) for place in range(count)})
 
 
 def _layer_ids(own: Mapping[str, Any], num_target_layers: int, num_layers: int) -> Sequence[Any]:

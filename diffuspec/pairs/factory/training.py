@@ -101,6 +101,24 @@ class Start:
     mask_token_id: int
 
 
+def write_start(note: Path, start: Start) -> Start:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(asdict(start)))
+    return start
+
+
+def read_start(note: Path, wanted: int | tuple[int, ...]) -> Start:
+    """Read what a training began from. Raises ConfigError for other layers than those wanted."""
+    found = json.loads(note.read_text())
+    start = Start(tuple(found["layers"]), found["mask_token_id"])
+    if wanted not in (start.layers, len(start.layers)):
+        raise ConfigError(
+            f"{note.parent.parent} holds a training of the layers {list(start.layers)}: name "
+            "these, or another directory"
+        )
+    return start
+
+
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
     """One report of a training: a line of curve.jsonl."""
@@ -222,14 +240,7 @@ class DrafterTraining:
         """Read how the training in the output directory began, or choose and note it."""
         wanted, note = self.plan.layers, self.plan.out / "training" / "start.json"
         if note.exists():
-            found = json.loads(note.read_text())
-            start = Start(tuple(found["layers"]), found["mask_token_id"])
-            if wanted not in (start.layers, len(start.layers)):
-                raise ConfigError(
-                    f"{self.plan.out} holds a training of the layers {list(start.layers)}: name "
-                    "these, or another directory"
-                )
-            return start
+            return read_start(note, wanted)
         if isinstance(wanted, int):
             few = sorted(self.files.held_out, key=lambda example: example.num_tokens)
             middle = len(few) // 2
@@ -238,10 +249,8 @@ class DrafterTraining:
                 wanted = tuple(choose_layers(target, batch, wanted))
         tokenizer = load_tokenizer(self.plan.target)
         vocab_size = target.get_input_embeddings().num_embeddings
-        start = Start(wanted, unused_token_id(tokenizer, vocab_size, self.files.training))
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(json.dumps(asdict(start)))
-        return start
+        mask = unused_token_id(tokenizer, vocab_size, self.files.training)
+        return write_start(note, Start(wanted, mask))
 
     def _head_ids(self) -> torch.Tensor | None:
         count = self.plan.head_tokens

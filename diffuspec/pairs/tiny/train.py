@@ -7,7 +7,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import torch
 import typer
@@ -167,7 +167,8 @@ def heads(run: RunDir = RUN, chunks: Chunks = 50, threads: Threads = 2) -> None:
     """Train Medusa, Hydra and EAGLE heads on the answers, and put them into the package."""
     torch.set_num_threads(threads)
     answered = (_result(run, "answers.jsonl", "answers"),)
-    for kind in get_args(HeadKind):
+    kinds: tuple[HeadKind, ...] = ("medusa", "hydra", "eagle")
+    for kind in kinds:
         plan = HeadPlan(kind, tiny.TARGET, run / kind, answered, num_chunks=chunks)
         HeadTraining(plan).run()
         for name in ("config.json", "model.safetensors"):

@@ -27,6 +27,8 @@ GUESSED_SHARE = 0.5  # of the states that it reads the second time
 class EagleLearner:
     """A Learner: a head that starts as the target's last layer."""
 
+    hidden_layers: tuple[int, ...] = ()
+
     def __init__(self, target: Any, layers: TargetLayers, token_ids: torch.Tensor) -> None:
         """token_ids [B, N]: some to see by how large the target's hidden states are."""
         self._layers = layers

@@ -24,6 +24,8 @@ NUM_HEADS = 4
 class HydraLearner:
     """A Learner: grounded heads that share the target's own."""
 
+    hidden_layers: tuple[int, ...] = ()
+
     def __init__(self, layers: TargetLayers, num_blocks: int) -> None:
         self._layers = layers
         self._num_blocks = num_blocks

@@ -25,10 +25,11 @@ _SLICE_ROWS = 8192  # whose logits there are at a time
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A batch with the target's hidden states, [B, N, H]."""
+    """A batch with the target's hidden states."""
 
     batch: Batch
-    states: torch.Tensor
+    states: torch.Tensor  # after the last norm, [B, N, H]
+    features: torch.Tensor | None = None  # of the layers that the learner reads, [B, N, ids * H]
 
     def wanted(self, distance: int) -> torch.Tensor:
         """Mark the rows whose next `distance` tokens are all in an answer, [B, N]."""
@@ -45,6 +46,11 @@ class Learner(Protocol):
     @property
     def module(self) -> nn.Module:
         """What is trained; its parameters have the names of the checkpoint's tensors."""
+        ...
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose output it reads, counted from 0, besides the target's last states."""
         ...
 
     def config(self) -> dict[str, Any]:

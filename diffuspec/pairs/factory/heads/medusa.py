@@ -24,6 +24,8 @@ NUM_HEADS = 4
 class MedusaLearner:
     """A Learner: heads that share the target's own."""
 
+    hidden_layers: tuple[int, ...] = ()
+
     def __init__(self, layers: TargetLayers, num_blocks: int) -> None:
         self._layers = layers
         self._heads = MedusaHeads(NUM_HEADS, num_blocks, layers.hidden_size, None)

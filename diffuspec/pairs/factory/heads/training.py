@@ -13,12 +13,15 @@ import torch
 from safetensors.torch import save_file
 
 from diffuspec.models.heads.target_layers import layers_of
+from diffuspec.models.hidden_states import HiddenStates
+from diffuspec.pairs.factory.acceptance import Acceptance
 from diffuspec.pairs.factory.examples import Batch, ExampleFiles, batches_by_length, pad
+from diffuspec.pairs.factory.heads.dflash import DFlashLearner, settings_for
 from diffuspec.pairs.factory.heads.eagle import EagleLearner
 from diffuspec.pairs.factory.heads.hydra import HydraLearner
 from diffuspec.pairs.factory.heads.learner import Learner, Rows
 from diffuspec.pairs.factory.heads.medusa import MedusaLearner
-from diffuspec.pairs.factory.layers import load_target
+from diffuspec.pairs.factory.layers import choose_layers, load_target
 from diffuspec.pairs.factory.loss import Head, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -26,9 +29,22 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
+from diffuspec.pairs.factory.training import (
+    NUM_CHOOSING_EXAMPLES,
+    Start,
+    read_start,
+    unused_token_id,
+    write_start,
+)
+from diffuspec.text.tokenizer import load_tokenizer
 
-HeadKind: TypeAlias = Literal["medusa", "hydra", "eagle"]
-MATRIX_LRS: dict[HeadKind, float] = {"medusa": 0.01, "hydra": 0.01, "eagle": 0.003}
+HeadKind: TypeAlias = Literal["medusa", "hydra", "eagle", "dflash"]
+MATRIX_LRS: dict[HeadKind, float] = {
+    "medusa": 0.01,
+    "hydra": 0.01,
+    "eagle": 0.003,
+    "dflash": 0.004,
+}
 NUM_REPORT_EXAMPLES = 48  # held out
 TOKENS_PER_MEASURED_BATCH = 4096
 
@@ -48,6 +64,8 @@ class HeadPlan:
     other_lr: float = 1e-3
     head_tokens: int | None = 8192  # most frequent ones, that the loss computes; None: all
     num_blocks: int = 2  # residual blocks of a Medusa or Hydra head
+    layers: int | tuple[int, ...] = 5  # of the target, that a DFlash drafter starts from
+    block_size: int = 12  # rows of a DFlash drafter's block
     report_every: int = 5
     seed: int = 0
     device: str = "cpu"
@@ -75,8 +93,9 @@ class HeadTraining:
         self._learner = self._make_learner()
         self.heads = self._learner.module.to(self.device).train()
         if plan.compiles:
-            for layer in target.base_model.layers:
-                layer.compile(dynamic=True)
+            for number, layer in enumerate(target.base_model.layers):
+                if number not in self._learner.hidden_layers:  # these have hooks
+                    layer.compile(dynamic=True)
 
     def run(self) -> None:
         """Train to the end of the plan, and export."""
@@ -104,11 +123,12 @@ class HeadTraining:
         save_file(weights, self.plan.out / "model.safetensors", {"format": "pt"})
 
     @torch.inference_mode()
-    def measure(self) -> list[float]:
-        """Return, by depth, the share of held-out rows whose likeliest guesses are all right."""
+    def measure(self) -> Acceptance:
+        """Measure the likeliest guesses on held-out answers."""
         few = self.files.held_out[:NUM_REPORT_EXAMPLES]
         self.heads.eval()
-        with mixed_precision(self.device):
+        # A few batches are not worth another compilation.
+        with mixed_precision(self.device), torch.compiler.set_stance("force_eager"):
             flags = torch.cat(
                 [
                     self._learner.right(self._rows(pad(batch).to(self.device)))
@@ -116,8 +136,8 @@ class HeadTraining:
                 ]
             )
         self.heads.train()
-        shares: list[float] = flags.long().cumprod(-1).float().mean(0).tolist()
-        return shares
+        shares = flags.long().cumprod(-1).float().mean(0).tolist()
+        return Acceptance(tuple(shares), len(flags))
 
     def _make_learner(self) -> Learner:
         layers = layers_of(self._target)
@@ -125,8 +145,30 @@ class HeadTraining:
             return MedusaLearner(layers, self.plan.num_blocks)
         if self.plan.kind == "hydra":
             return HydraLearner(layers, self.plan.num_blocks)
-        few = pad(self.files.held_out[:4]).to(self.device)
-        return EagleLearner(self._target, layers, few.token_ids)
+        few = sorted(self.files.held_out, key=lambda example: example.num_tokens)
+        middle = len(few) // 2
+        batch = pad(few[middle : middle + NUM_CHOOSING_EXAMPLES]).to(self.device)
+        if self.plan.kind == "eagle":
+            return EagleLearner(self._target, layers, batch.token_ids)
+        start = self._begin(batch)
+        settings = settings_for(
+            self._target.config, len(start.layers), self.plan.block_size, start.mask_token_id
+        )
+        return DFlashLearner(self._target, layers, settings, start.layers, batch.token_ids)
+
+    def _begin(self, batch: Batch) -> Start:
+        """Read what the training in the output directory began from, or choose and note it."""
+        plan, note = self.plan, self.plan.out / "training" / "start.json"
+        if note.exists():
+            return read_start(note, plan.layers)
+        with mixed_precision(self.device):
+            layers = plan.layers
+            if isinstance(layers, int):
+                layers = tuple(choose_layers(self._target, batch, layers))
+        num_ids = self._target.get_input_embeddings().num_embeddings
+        examples = self.files.training
+        mask = unused_token_id(load_tokenizer(plan.target), num_ids, examples)
+        return write_start(note, Start(layers, mask))
 
     def _head_ids(self) -> torch.Tensor | None:
         count = self.plan.head_tokens
@@ -139,24 +181,25 @@ class HeadTraining:
         return (batch.to(self.device) for batch in batches)
 
     def _rows(self, batch: Batch) -> Rows:
-        with torch.no_grad():
+        layers = self._learner.hidden_layers
+        recorded = HiddenStates(layers)
+        with torch.no_grad(), recorded.record(self._target):
             output = self._target.base_model(input_ids=batch.token_ids, use_cache=False)
-        return Rows(batch, output.last_hidden_state)
+        features = [recorded.batch(layer) for layer in layers]
+        return Rows(batch, output.last_hidden_state, torch.cat(features, -1) if features else None)
 
     def _loss(self, batch: Batch) -> torch.Tensor:
         with mixed_precision(self.device):
             return self._learner.loss(self._rows(batch), self._head)
 
     def _report(self, done: Progressed) -> str:
-        shares = self.measure()
+        found = self.measure()
         line: dict[str, Any] = {
             "chunk": done.chunk,
             "loss": done.loss,
             "seconds": done.seconds,
-            "right": shares,
+            "right": found.right_by_position,
         }
         with (self.plan.out / "training" / "curve.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        return f"{done.seconds:.0f} s, right so far by depth: " + " ".join(
-            f"{share:.0%}" for share in shares
-        )
+        return f"{done.seconds:.0f} s, {found}"

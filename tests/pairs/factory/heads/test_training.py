@@ -12,16 +12,18 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from diffuspec.core.errors import ConfigError
+from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.hydra import HydraHeads
 from diffuspec.models.heads.medusa import MedusaHeads
 from diffuspec.models.heads.target_layers import layers_of
 from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan, HeadTraining
 
-HEADS: dict[HeadKind, type[MedusaHeads | HydraHeads | EagleHead]] = {
+HEADS: dict[HeadKind, type[MedusaHeads | HydraHeads | EagleHead | DFlashModel]] = {
     "medusa": MedusaHeads,
     "hydra": HydraHeads,
     "eagle": EagleHead,
+    "dflash": DFlashModel,
 }
 
 
@@ -47,7 +49,9 @@ def test_heads_learn_the_targets_answers_and_load_for_it(
     training.run()
     lines = (tmp_path / "training" / "curve.jsonl").read_text().splitlines()
     curve = [json.loads(line) for line in lines]
-    assert curve[1]["loss"] < curve[0]["loss"] and len(curve[0]["right"]) == 3
+    assert curve[1]["loss"] < curve[0]["loss"] and len(curve[0]["right"]) == (
+        11 if kind == "dflash" else 3
+    )
     layers = layers_of(AutoModelForCausalLM.from_pretrained(target))
     heads = HEADS[kind].load(tmp_path, layers)
     assert not any(parameter.requires_grad for parameter in heads.parameters())

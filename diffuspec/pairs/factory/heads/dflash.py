@@ -1,0 +1,224 @@
+"""How a DFlash drafter is trained: it guesses blocks after random places of answers.
+
+It starts from some of the target's own layers. Each row of a block learns the token at its place,
+half from the answer and half from the target's probabilities; a later row counts less, for it
+matters only if all before it were right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers import Qwen3Config
+
+from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.heads.dflash import DFlashModel
+from diffuspec.models.heads.dflash_settings import DFlashSettings, default_layer_ids
+from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.pairs.factory.blocks import Blocks, place_blocks
+from diffuspec.pairs.factory.heads.learner import Rows, in_slices, right_tokens
+from diffuspec.pairs.factory.loss import Head
+
+ROWS_PER_ANSWER_TOKEN = 2.0  # of blocks
+LIKELY_SHARE = 0.5  # of the target's probabilities in what is learnt
+PROBES = 6  # drafts measured in each answer
+
+
+class DFlashLearner:
+    """A Learner: a drafter that starts from some of the target's layers."""
+
+    def __init__(
+        self,
+        target: Any,
+        layers: TargetLayers,
+        settings: DFlashSettings,
+        kept: Sequence[int],
+        token_ids: torch.Tensor,
+    ) -> None:
+        """kept: numbers of the target's layers. token_ids [B, N]: some to see its states by."""
+        self._layers = layers
+        self._settings = settings
+        self.module = DFlashModel(settings)
+        start_from_layers(self.module.to(layers.device), target, kept, token_ids)
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        return self._settings.target_layer_ids
+
+    def config(self) -> dict[str, Any]:
+        settings = self._settings
+        said: dict[str, Any] = settings.model.to_diff_dict()
+        said.pop("_attn_implementation", None)
+        own = {
+            "block_size": settings.block_size,
+            "mask_token_id": settings.mask_token_id,
+            "target_layer_ids": list(settings.target_layer_ids),
+        }
+        return said | {
+            "architectures": ["DFlashDraftModel"],
+            "block_size": settings.block_size,
+            "dflash_config": own,
+            "dtype": "bfloat16",
+            "num_target_layers": self._layers.num_layers,
+            "vocab_size": self._layers.vocab_size,
+        }
+
+    def loss(self, rows: Rows, head: Head) -> torch.Tensor:
+        batch, size = rows.batch, self._settings.block_size
+        answered = int(batch.is_answer.sum()) // len(batch.token_ids)
+        count = max(1, round(ROWS_PER_ANSWER_TOKEN * answered / size))
+        # On the CPU, whose random state is in the checkpoints.
+        starts = torch.multinomial(batch.is_answer.float().cpu(), count, replacement=True)
+        blocks = place_blocks(batch, starts.to(batch.token_ids.device), size)
+        labels = _own_labels(blocks, size)
+        kept = labels >= 0
+        hidden = self.states(rows, blocks)[kept]
+        row, column = kept.nonzero(as_tuple=True)
+        before = rows.states[row, blocks.positions[row, column] - 1]
+        rate = max(1.0, size / 2 - 1)  # places after which a row counts 1/e
+        weights = torch.exp((1 - blocks.offsets[kept]) / rate)
+
+        def loss(
+            states: torch.Tensor, labels: torch.Tensor, true: torch.Tensor, weights: torch.Tensor
+        ) -> torch.Tensor:
+            logprobs = head.logprobs(states)
+            with torch.no_grad():
+                likely = head.logprobs(true).exp()
+            soft = -(likely * logprobs).sum(-1)
+            hard = head.cross_entropies(logprobs, labels)
+            return ((LIKELY_SHARE * soft + (1 - LIKELY_SHARE) * hard) * weights).sum()
+
+        return in_slices(loss, hidden, labels[kept], before, weights) / weights.sum()
+
+    def right(self, rows: Rows) -> torch.Tensor:
+        batch, size = rows.batch, self._settings.block_size
+        spread = torch.linspace(0.0, 0.9, PROBES, device=batch.token_ids.device)
+        places = [torch.nonzero(row).squeeze(1) for row in batch.is_answer]
+        starts = torch.stack([place[(spread * len(place)).long()] for place in places])
+        blocks = place_blocks(batch, starts, size)
+        hidden, labels = self.states(rows, blocks), _own_labels(blocks, size)
+        right = right_tokens(self._layers.head, hidden.flatten(0, 1), labels.flatten())
+        return right.reshape(-1, size)[:, 1:]
+
+    def states(self, rows: Rows, blocks: Blocks) -> torch.Tensor:
+        """Return what the drafter makes of blocks of masks after their first tokens, [B, M, H]."""
+        token_ids, features = rows.batch.token_ids, rows.features
+        assert features is not None, "the learner names the layers that it reads"
+        size, num_tokens = token_ids.shape
+        first = blocks.offsets == 0
+        own = token_ids.gather(1, blocks.positions.clamp(max=num_tokens - 1))
+        ids = torch.where(first, own, self._settings.mask_token_id)
+        clean = torch.arange(num_tokens, device=token_ids.device)
+        before = clean < blocks.starts[:, :, None]
+        together = blocks.block_ids[:, :, None] == blocks.block_ids[:, None]
+        context = self.module.context(features.flatten(0, 1), clean.repeat(size))
+        attention = _BlocksOfBatch(context, torch.cat([before, together], dim=-1))
+        embedded = self._layers.embed(ids.flatten())
+        hidden: torch.Tensor = self.module(embedded, blocks.positions.flatten(), attention)
+        return hidden.reshape(size, -1, hidden.shape[-1])
+
+
+def _own_labels(blocks: Blocks, size: int) -> torch.Tensor:
+    """Return the token at each row's own place; -1: none to guess."""
+    after = blocks.labels.reshape(len(blocks.labels), -1, size)
+    return functional.pad(after[..., :-1], (1, 0), value=-1).flatten(1)
+
+
+class _BlocksOfBatch:
+    """The `Attention` of the blocks of sequences of one length: rows see what a mask says."""
+
+    def __init__(self, context: Sequence[torch.Tensor], visible: torch.Tensor) -> None:
+        """context: keys and values of each layer; visible [B, M, N + M]."""
+        self._context = context
+        self._visible = visible.unsqueeze(1)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        size = len(self._visible)
+        query, key, value, keys, values = (
+            x.reshape(len(x), size, -1, x.shape[-1]).transpose(0, 1)
+            for x in (query, key, value, self._context[2 * layer], self._context[2 * layer + 1])
+        )
+        # Kernels that take a mask do not share keys among heads.
+        share = query.shape[1] // key.shape[1]
+        keys = torch.cat([keys, key], dim=2).repeat_interleave(share, 1)
+        values = torch.cat([values, value], dim=2).repeat_interleave(share, 1)
+        output = functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=self._visible, scale=scoring.scaling
+        )
+        return output.transpose(1, 2).flatten(0, 1)
+
+
+def settings_for(
+    target: Any, num_layers: int, block_size: int, mask_token_id: int
+) -> DFlashSettings:
+    """Return the settings of a drafter of the size of a target's layers."""
+    heads = target.num_attention_heads
+    model = Qwen3Config(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(target, "num_key_value_heads", None) or heads,
+        head_dim=getattr(target, "head_dim", None) or target.hidden_size // heads,
+        hidden_act=getattr(target, "hidden_act", "silu"),
+        max_position_embeddings=target.max_position_embeddings,
+        rms_norm_eps=getattr(target, "rms_norm_eps", 1e-6),
+        rope_parameters=dict(target.rope_parameters),
+        attention_bias=target.model_type == "qwen2" or getattr(target, "attention_bias", False),
+    )
+    read = tuple(default_layer_ids(target.num_hidden_layers, num_layers))
+    return DFlashSettings(model, read, block_size, mask_token_id, (False,) * num_layers)
+
+
+@torch.no_grad()
+def start_from_layers(
+    model: DFlashModel, target: Any, kept: Sequence[int], token_ids: torch.Tensor
+) -> None:
+    """Set a drafter to compute about what these layers of the target do.
+
+    Its context is the mean of the states that it reads, each scaled to the same size. Norms before
+    attention become part of the projections behind them: context has one norm for all layers. The
+    norms of queries and keys, where the target has none, get the sizes that these have for some
+    token ids, [B, N].
+    """
+    base = target.base_model
+    states = base(input_ids=token_ids, use_cache=False, output_hidden_states=True).hidden_states
+    for layer, number in zip(model.layers, kept, strict=True):
+        _take_layer(layer, base.layers[number], states[number].flatten(0, 1).float())
+    parts = []
+    for number in model.settings.target_layer_ids:
+        size = states[number + 1].float().square().mean(-1).sqrt().median()
+        parts.append(torch.eye(states[0].shape[-1], device=size.device) / size)
+    model.fc.weight.copy_(torch.cat(parts, dim=1) / len(parts))
+    model.norm.weight.copy_(base.norm.weight)
+
+
+def _take_layer(layer: Any, source: Any, inputs: torch.Tensor) -> None:
+    """Take the weights of a layer of the target; inputs [T, H] are some of what it is given."""
+    own, given = layer.state_dict(), source.state_dict()
+    fitting = {name: x for name, x in given.items() if name in own and x.shape == own[name].shape}
+    layer.load_state_dict(fitting, strict=False)
+    attention = layer.self_attn
+    for module in (attention.q_proj, attention.k_proj, attention.v_proj):
+        module.weight.mul_(given["input_layernorm.weight"].float())
+    layer.input_layernorm.weight.fill_(1.0)
+    if "self_attn.o_proj.bias" in own and "self_attn.o_proj.bias" not in given:
+        attention.o_proj.bias.zero_()
+    if "self_attn.q_norm.weight" in given:
+        return
+    normed = layer.input_layernorm(inputs)
+    for name in ("q", "k"):
+        norm, module = getattr(attention, f"{name}_norm"), getattr(attention, f"{name}_proj")
+        by_head = module(normed).unflatten(-1, (-1, attention.head_dim))
+        norm.weight.copy_(by_head.square().mean((0, 1)).sqrt())
