@@ -15,10 +15,14 @@ from diffuspec.core.types import Prompt
 
 _CONNECT_SECONDS = 10.0
 _SILENCE_SECONDS = 120.0  # between two parts of an answer
+_GREEDY: Mapping[str, Any] = {"temperature": 0}
 
 
 class HttpClient:
-    """Asks for streamed greedy chats; `speculation` goes into every body. A context manager."""
+    """Asks for streamed chats; `speculation` and `sampling` go into every body.
+
+    A context manager.
+    """
 
     def __init__(
         self,
@@ -26,6 +30,7 @@ class HttpClient:
         api_key: str | None = None,
         speculation: Mapping[str, Any] | str | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
+        sampling: Mapping[str, Any] = _GREEDY,
     ) -> None:
         """`url` is the service's, without /v1. transport: in place of a network, for tests."""
         self._client = httpx2.AsyncClient(
@@ -38,6 +43,7 @@ class HttpClient:
         )
         self._url = url
         self._speculation = speculation
+        self._sampling = sampling
 
     async def __aenter__(self) -> Self:
         await self._client.__aenter__()
@@ -57,13 +63,13 @@ class HttpClient:
         return name
 
     async def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:
-        """Yield a greedy answer to chat messages. Raises OverloadedError and WorkerError."""
+        """Yield an answer to chat messages. Raises OverloadedError and WorkerError."""
         body: dict[str, Any] = {
             "messages": prompt,
             "max_tokens": max_tokens,
-            "temperature": 0,
             "stream": True,
             "return_token_ids": True,
+            **self._sampling,
         }
         if self._speculation is not None:
             body["speculation"] = self._speculation

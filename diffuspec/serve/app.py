@@ -165,5 +165,6 @@ async def _readiness(backend: Backend) -> JSONResponse:
             "status": "degraded" if status.degraded_reasons else "ready",
             "running": status.num_running,
             "waiting": status.num_waiting,
+            "healthy_roles": sum(role.is_healthy for role in status.roles),
         }
     )

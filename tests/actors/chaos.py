@@ -12,11 +12,9 @@ import itertools
 import os
 import random
 import signal
-import statistics
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, Self
 
@@ -29,6 +27,7 @@ from actors.placement import CONTROL
 from actors.roles.coordinator import CoordinatorActor
 from actors.roles.verifier import VerifierRank
 from actors.supervision.verifier_group import SupervisedVerifier
+from deploy.recoveries import Recovery, Tokens
 from diffuspec.core.errors import VerifierError
 from tests.support.ray_cluster import NODE
 
@@ -52,15 +51,6 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.action} {self.victim}"
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """The time from a fault until every role served again."""
-
-    fault: Fault
-    began: float
-    ended: float
 
 
 def faults(num_ranks: int) -> list[Fault]:
@@ -90,52 +80,6 @@ def break_verifier(coordinator: CoordinatorActor) -> None:
     ranks = coordinator.verifier.group.ranks
     for handle in ranks.handles if ranks is not None else ():
         handle.__ray_call__.options(concurrency_group=CONTROL).remote(fail_every_step)
-
-
-class Tokens:
-    """The times at which answers were asked for and their tokens came."""
-
-    def __init__(self) -> None:
-        self.is_over = False  # every answer has ended
-        self._answers: list[list[float]] = []
-        self._num_tokens = 0
-
-    def asked(self) -> list[float]:
-        """Return the times of a new answer, to be passed to came()."""
-        self._answers.append([time.monotonic()])
-        return self._answers[-1]
-
-    def came(self, answer: list[float], num_tokens: int) -> None:
-        answer.append(time.monotonic())
-        self._num_tokens += num_tokens
-
-    async def more(self, num_tokens: int) -> bool:
-        """Wait for `num_tokens` more tokens; return False if all answers end before."""
-        enough = self._num_tokens + num_tokens
-        while self._num_tokens < enough and not self.is_over:
-            await asyncio.sleep(0.02)
-        return not self.is_over
-
-    def longest_wait(self, recovery: Recovery) -> float:
-        """Return the longest wait of one answer for its next token, from the fault on.
-
-        A wait counts whole if it began during the recovery, also when it ended after it.
-        """
-        return max(map(partial(_longest_gap, recovery=recovery), self._answers), default=0.0)
-
-    def longest_silence(self, recovery: Recovery) -> float:
-        """Return the longest time without a token of any answer, from the fault on."""
-        tokens = sorted(at for answer in self._answers for at in answer[1:])
-        return _longest_gap(tokens, recovery)
-
-
-def _longest_gap(times: Sequence[float], recovery: Recovery) -> float:
-    gaps = [
-        late - max(early, recovery.began)
-        for early, late in itertools.pairwise(times)
-        if late > recovery.began and early < recovery.ended
-    ]
-    return max(gaps, default=0.0)
 
 
 class Nodes:
@@ -269,7 +213,7 @@ class Chaos:
         async with asyncio.timeout(MAX_RECOVERY_SECONDS):
             while not await self._is_whole(doomed):
                 await asyncio.sleep(0.1)
-        self.recoveries.append(Recovery(fault, began, time.monotonic()))
+        self.recoveries.append(Recovery(str(fault), began, time.monotonic()))
 
     async def _is_whole(self, doomed: Collection[int]) -> bool:
         """Return whether every role serves, none of them in one of these processes."""
@@ -302,27 +246,3 @@ async def gone(pids: Collection[int]) -> None:
     async with asyncio.timeout(30):
         while any(Path(f"/proc/{pid}").exists() for pid in pids):
             await asyncio.sleep(0.1)
-
-
-def table(recoveries: Sequence[Recovery], tokens: Tokens) -> str:
-    """Return what each kind of fault cost, in seconds, as text."""
-    columns = ("an answer waits", "no token at all", "all roles serve")
-    lines = [f"{'':36}" + "".join(f"  {name:>18}" for name in columns)]
-    lines += [f"{'fault':30}{'count':>6}" + len(columns) * f"  {'median':>8}  {'longest':>8}"]
-    by_fault = itertools.groupby(sorted(recoveries, key=_name), _name)
-    lines += [_row(name, list(group), tokens) for name, group in by_fault]
-    return "\n".join([*lines, _row("all", recoveries, tokens)])
-
-
-def _name(recovery: Recovery) -> str:
-    return str(recovery.fault)
-
-
-def _row(name: str, recoveries: Sequence[Recovery], tokens: Tokens) -> str:
-    columns = [
-        [tokens.longest_wait(one) for one in recoveries],
-        [tokens.longest_silence(one) for one in recoveries],
-        [one.ended - one.began for one in recoveries],
-    ]
-    figures = [f"  {statistics.median(one):8.1f}  {max(one):8.1f}" for one in columns]
-    return f"{name:30}{len(recoveries):6}" + "".join(figures)

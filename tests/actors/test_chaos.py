@@ -18,22 +18,13 @@ from ray.util import placement_group_table
 
 from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig
+from deploy.recoveries import Tokens, table
 from diffuspec.bench.questions import load_questions
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
-from tests.actors.chaos import (
-    LABEL,
-    MAX_RECOVERY_SECONDS,
-    Chaos,
-    Fault,
-    Nodes,
-    Recovery,
-    Tokens,
-    gone,
-    table,
-)
+from tests.actors.chaos import LABEL, MAX_RECOVERY_SECONDS, Chaos, Nodes, gone
 from tests.actors.conftest import tiny_pipeline
 
 NUM_USERS = 4
@@ -112,14 +103,6 @@ async def test_no_answer_changes_while_processes_and_nodes_are_killed_stopped_an
     assert max(map(tokens.longest_wait, chaos.recoveries)) < MAX_RECOVERY_SECONDS
     title = f"{len(asked)} answers, all as plain decoding has them; {num_ranks} verifier ranks"
     report(f"{title}\n{table(chaos.recoveries, tokens)}")
-
-
-def test_a_wait_of_one_answer_is_not_hidden_by_tokens_of_another() -> None:
-    tokens, recovery = Tokens(), Recovery(Fault("kill", "coordinator"), began=10.0, ended=12.0)
-    tokens.asked()[:] = [8.0, 9.0, 11.5, 16.0]
-    tokens.asked()[:] = [9.5, *(10 + 0.5 * number for number in range(20))]
-    assert tokens.longest_wait(recovery) == 4.5, "it began before the recovery had ended"
-    assert tokens.longest_silence(recovery) == 0.5
 
 
 def _config(num_ranks: int) -> PipelineConfig:

@@ -15,6 +15,7 @@ from openai import AsyncOpenAI
 from ray.cluster_utils import Cluster
 
 from actors.service.directory import Member
+from deploy.chaos import Kind, study
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
@@ -287,6 +288,13 @@ async def answers_again(client: AsyncOpenAI) -> bool:
     except openai.APIError:
         return False
     return True
+
+
+async def test_the_study_of_kills_tells_how_long_a_service_was_not_whole(app, client):
+    recoveries, load = await study(app.url, [Kind.DIRECTORY], 2, 1, max_tokens=24, seed=0)
+    [recovery] = recoveries
+    assert recovery.fault == "directory" and recovery.ended > recovery.began
+    assert load.answers.num_whole and not load.answers.wrong and not load.answers.broken
 
 
 async def test_a_service_that_accepts_no_requests_finishes_those_that_it_has(app, client, expected):

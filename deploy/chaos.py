@@ -1,0 +1,265 @@
+"""Kill the processes of a service on Ray Serve while it answers, and show how it recovers.
+
+    python -m deploy.chaos http://127.0.0.1:8000 --rounds 3
+
+The service runs on this machine, without API keys, and serves nobody else. Every answer is compared
+with the one that was given before, without drafts: a broken one must be the beginning of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any
+
+import httpx2
+import psutil
+import typer
+
+from deploy.recoveries import Recovery, Tokens, table
+from diffuspec.bench.http_client import HttpClient
+from diffuspec.bench.questions import load_questions
+from diffuspec.core.backoff import Backoff
+from diffuspec.core.errors import DiffuspecError, WorkerError
+from diffuspec.core.types import Prompt
+from diffuspec.pairs.tiny import QUESTIONS
+
+
+class Kind(StrEnum):
+    """What can be killed."""
+
+    VERIFIER = "verifier"
+    DRAFTER = "drafter"
+    PATH_SCORER = "path-scorer"
+    COORDINATOR = "coordinator"
+    PIPELINE = "pipeline"
+    INGRESS = "ingress"
+    DIRECTORY = "directory"
+    PROXY = "proxy"
+    CONTROLLER = "controller"
+
+
+PROCESSES = {  # how their titles begin
+    Kind.VERIFIER: "ray::VerifierRank",
+    Kind.DRAFTER: "ray::DrafterActor",
+    Kind.PATH_SCORER: "ray::PathScorerActor",
+    Kind.COORDINATOR: "ray::CoordinatorActor",
+    Kind.PIPELINE: "ray::ServeReplica:diffuspec:Pipeline",
+    Kind.INGRESS: "ray::ServeReplica:diffuspec:Ingress",
+    Kind.DIRECTORY: "ray::ServeReplica:diffuspec:Directory",
+    Kind.PROXY: "ray::ProxyActor",
+    Kind.CONTROLLER: "ray::ServeController",
+}
+SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1694, "ignore_eos": True}
+
+_NUM_PROMPTS = 12
+_MAX_SECONDS = 300.0  # for all roles to serve again
+_POLL_SECONDS = 0.1
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass
+class Answers:
+    """What became of the answers."""
+
+    num_whole: int = 0
+    wrong: list[str] = field(default_factory=list)
+    broken: Counter[str] = field(default_factory=Counter)  # by what was killed last
+
+
+class Load:
+    """Askers that stream one answer after the other, broken ones again."""
+
+    def __init__(
+        self, client: HttpClient, expected: Sequence[tuple[Prompt, str]], max_tokens: int
+    ) -> None:
+        """`expected` has the answer to each prompt."""
+        self.answers, self.tokens = Answers(), Tokens()
+        self.last_fault = ""
+        self._client, self._expected, self._max_tokens = client, expected, max_tokens
+
+    @contextlib.asynccontextmanager
+    async def running(self, num_streams: int) -> AsyncIterator[None]:
+        """Ask until the context ends; the answers under way then are finished."""
+        asked = itertools.cycle(self._expected)
+        askers = [asyncio.create_task(self._ask_always(asked)) for _ in range(num_streams)]
+        try:
+            yield
+        finally:
+            self.tokens.is_over = True
+            await asyncio.gather(*askers)
+
+    async def _ask_always(self, asked: Iterator[tuple[Prompt, str]]) -> None:
+        times, backoff = self.tokens.asked(), Backoff(0.1, 1.0)
+        for prompt, expected in asked:
+            while not self.tokens.is_over and not await self._ask(prompt, expected, times):
+                await asyncio.sleep(backoff.failed())
+            if self.tokens.is_over:
+                return
+            backoff.succeeded()
+
+    async def _ask(self, prompt: Prompt, expected: str, times: list[float]) -> bool:
+        """Ask once; return whether the answer is whole."""
+        text = ""
+        try:
+            async for part in self._client.stream(prompt, self._max_tokens):
+                text += part.text
+                if part.num_tokens:
+                    self.tokens.came(times, part.num_tokens)
+        except DiffuspecError:
+            self.answers.broken[self.last_fault] += 1
+            if not expected.startswith(text):
+                self.answers.wrong.append(text)
+            return False
+        self.answers.num_whole += 1
+        if text != expected:
+            self.answers.wrong.append(text)
+        return True
+
+
+def prompts() -> list[Prompt]:
+    """Return what is asked."""
+    questions = load_questions(QUESTIONS)
+    chosen = questions[:: len(questions) // _NUM_PROMPTS]
+    return [[{"role": "user", "content": one.turns[0]}] for one in chosen]
+
+
+def raylet_of(port: int) -> psutil.Process:
+    """Return the raylet of the service that listens on a port of this machine.
+
+    Raises WorkerError if no process of Ray does.
+    """
+    listening = [
+        psutil.Process(one.pid)
+        for one in psutil.net_connections("tcp")
+        if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid
+    ]
+    for process in listening:
+        for above in process.parents():
+            if above.name() == "raylet":
+                return above
+    raise WorkerError(f"nothing that Ray runs listens on port {port} of this machine")
+
+
+class Service:
+    """The service as it was found; says when it is whole again."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        """Raises WorkerError if the service does not run on this machine."""
+        self._client = client
+        self._raylet = raylet_of(client.base_url.port or 80)
+        self._numbers = {kind: len(self.processes(kind)) for kind in PROCESSES}
+        self._num_healthy = 0
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """Return what can be killed."""
+        return [kind for kind, number in self._numbers.items() if number]
+
+    def processes(self, kind: Kind) -> set[int]:
+        """Return the processes of a kind that there are now."""
+        found = set()
+        for process in self._raylet.children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if " ".join(process.cmdline()).startswith(PROCESSES[kind]):
+                    found.add(process.pid)
+        return found
+
+    async def look(self) -> None:
+        """Note how many roles are well. Raises WorkerError if not all are."""
+        found = await self._ready()
+        if found.get("status") != "ready":
+            raise WorkerError(f"the service must be whole at first, /ready says {found}")
+        self._num_healthy = int(found["healthy_roles"])
+
+    async def is_whole_without(self, killed: int) -> bool:
+        """Return whether every process and every role is there again."""
+        present = {kind: self.processes(kind) for kind in self.kinds}
+        if any(len(present[kind]) != self._numbers[kind] for kind in self.kinds):
+            return False
+        if any(killed in pids for pids in present.values()):
+            return False
+        found = await self._ready()
+        return found.get("status") == "ready" and found["healthy_roles"] == self._num_healthy
+
+    async def _ready(self) -> dict[str, Any]:
+        with contextlib.suppress(httpx2.HTTPError, ValueError):
+            found: dict[str, Any] = (await self._client.get("/ready")).json()
+            return found
+        return {}
+
+
+async def kill_all(
+    service: Service, load: Load, kinds: Sequence[Kind], rounds: int, rng: random.Random
+) -> list[Recovery]:
+    """Kill one process of each kind in each round, in random order, and wait for the recovery."""
+    recoveries = []
+    for kind in [one for _ in range(rounds) for one in rng.sample(kinds, len(kinds))]:
+        await load.tokens.more(200)
+        victim = rng.choice(sorted(service.processes(kind)))
+        load.last_fault, began = kind, time.monotonic()
+        psutil.Process(victim).kill()
+        async with asyncio.timeout(_MAX_SECONDS):
+            while not await service.is_whole_without(victim):
+                await asyncio.sleep(_POLL_SECONDS)
+        recoveries.append(Recovery(kind, began, time.monotonic()))
+        typer.echo(f"{kind}: whole after {recoveries[-1].ended - began:.1f} s", err=True)
+    return recoveries
+
+
+async def study(
+    url: str, kinds: Sequence[Kind], streams: int, rounds: int, max_tokens: int, seed: int
+) -> tuple[list[Recovery], Load]:
+    """Learn the answers without drafts; then kill under load. Raises WorkerError, TimeoutError.
+
+    kinds: what to kill, of PROCESSES; () is everything that there is.
+    """
+    async with (
+        HttpClient(url, speculation="off", sampling=SAMPLING) as plain,
+        HttpClient(url, sampling=SAMPLING) as client,
+        httpx2.AsyncClient(base_url=url, timeout=10.0, trust_env=False) as control,
+    ):
+        expected = [
+            (prompt, "".join([part.text async for part in plain.stream(prompt, max_tokens)]))
+            for prompt in prompts()
+        ]
+        service = Service(control)
+        await service.look()
+        load = Load(client, expected, max_tokens)
+        async with load.running(streams):
+            chosen = kinds or service.kinds
+            recoveries = await kill_all(service, load, chosen, rounds, random.Random(seed))
+        return recoveries, load
+
+
+@app.command()
+def main(
+    url: Annotated[str, typer.Argument(help="Of the service, on this machine.")],
+    kill: Annotated[list[Kind] | None, typer.Option(help="What to kill; default: all.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Kills of each kind of process.")] = 1,
+    streams: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 4,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Length of answers.")] = 160,
+    seed: Annotated[int, typer.Option(help="Of the order and the victims.")] = 0,
+) -> None:
+    """Kill processes of a service under load; print what it cost. Exit status 1: a wrong token."""
+    recoveries, load = asyncio.run(study(url, kill or (), streams, rounds, max_tokens, seed))
+    answers = load.answers
+    typer.echo(table(recoveries, load.tokens))
+    broken = ", ".join(f"{number} at {kind}" for kind, number in answers.broken.items()) or "none"
+    typer.echo(
+        f"{answers.num_whole} answers, {len(answers.wrong)} of them with a wrong token; "
+        f"broken off or refused, and asked again: {broken}"
+    )
+    raise typer.Exit(1 if answers.wrong else 0)
+
+
+if __name__ == "__main__":
+    app()
