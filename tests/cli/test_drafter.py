@@ -62,7 +62,7 @@ def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_pat
     options = ["--target", target, "--answers", answers, "--out", out, "--chunks", "1"]
     made = diffuspec("drafter", "train", *options, "--kind", "medusa")
     assert made.exit_code == 0, made.stderr
-    assert "right so far by depth" in made.stdout
+    assert "right so far by position" in made.stdout
     section = {"kind": "medusa", "path": out}
     with Engine.from_config(
         parse_config({"target": {"path": target}, "drafter": section})
@@ -70,7 +70,7 @@ def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_pat
         [answer] = engine.generate(["question 1"])
     assert answer.stats.num_drafts > 0
     wrong = diffuspec("drafter", "train", *options, "--kind", "oracle")
-    assert "--kind must be among diffuspec, medusa, hydra, eagle, got 'oracle'" in wrong.stderr
+    assert "--kind must be among diffuspec, medusa, hydra, eagle, dflash, got 'oracle'" in wrong.stderr
 
 
 def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path: Path) -> None:
