@@ -195,7 +195,12 @@ class ObservableVerifier(Verifier, Protocol):
 
     @property
     def model(self) -> Any:
-        """The target's transformers model; None where this process has a share of it, or none."""
+        """The target's transformers model, or this process's share of it."""
+        ...
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of processes that the model is spread over."""
         ...
 
 

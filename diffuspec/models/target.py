@@ -73,9 +73,14 @@ class CausalTarget:
     """
 
     def __init__(
-        self, runner: ModelRunner, info: TargetInfo, matchers: AnswerMatchers | None = None
+        self,
+        runner: ModelRunner,
+        info: TargetInfo,
+        matchers: AnswerMatchers | None = None,
+        num_ranks: int = 1,
     ) -> None:
         """Without matchers, requests with a structured output are refused."""
+        self._num_ranks = num_ranks
         self.runner = runner
         self._matchers = matchers
         self._info = info
@@ -104,7 +109,8 @@ class CausalTarget:
             eos_token_ids=loaded.eos_token_ids,
             max_tree_nodes=config.max_tree_nodes,
         )
-        return cls(loaded.runner, info, AnswerMatchers(grammars_of(config.path, info)))
+        matchers = AnswerMatchers(grammars_of(config.path, info))
+        return cls(loaded.runner, info, matchers, num_ranks)
 
     @property
     def info(self) -> TargetInfo:
@@ -135,6 +141,10 @@ class CausalTarget:
     @property
     def model(self) -> Any:
         return self.runner.model
+
+    @property
+    def num_ranks(self) -> int:
+        return self._num_ranks
 
     def close(self) -> None:
         """Stop the worker thread after the call that it is running."""

@@ -70,7 +70,9 @@ def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_pat
         [answer] = engine.generate(["question 1"])
     assert answer.stats.num_drafts > 0
     wrong = diffuspec("drafter", "train", *options, "--kind", "oracle")
-    assert "--kind must be among diffuspec, medusa, hydra, eagle, dflash, got 'oracle'" in wrong.stderr
+    assert (
+        "--kind must be among diffuspec, medusa, hydra, eagle, dflash, got 'oracle'" in wrong.stderr
+    )
 
 
 def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path: Path) -> None:

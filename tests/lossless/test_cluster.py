@@ -17,6 +17,7 @@ from actors.roles.coordinator import verifier_at
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
+from diffuspec.pairs.tiny import HEADS
 from diffuspec.text.detokenizer import backend
 from tests.actors.conftest import tiny_pipeline
 from tests.lossless.test_embedded_pair import questions
@@ -44,6 +45,7 @@ __all__ = [
     "test_stops_inside_accepted_runs_cut_at_the_same_place",
 ]
 
+BESIDE_THE_TARGET = ("hydra", "eagle2")  # they read the hidden states of rank 0
 MAX_TOKENS = 16  # of an answer by the whole pipeline
 MAX_SCRIPTED_TOKENS = 11  # of one by its verifier, with drafts made up
 
@@ -61,6 +63,7 @@ async def pipeline(request: pytest.FixtureRequest, cluster: Cluster) -> AsyncIte
     engine = {
         "target": {"device": "cpu", "max_sequences": 8},
         "coordinator": {"overlap": True, "prefill_chunk_tokens": 32},
+        "drafters": {kind: {"kind": kind, "path": HEADS[kind]} for kind in BESIDE_THE_TARGET},
     }
     config = tiny_pipeline(engine, placement={"verifier": {"tensor_parallel": request.param}})
     async with Pipeline(config) as pipeline:
@@ -96,7 +99,11 @@ def pair(
     prompts: list[Prompt],
     plainly: dict[SamplingParams, list[Answer]],
 ) -> Pair:
-    return Pair(pipeline, reference, prompts, MAX_TOKENS, 2.0, request.param, plainly)
+    drafters = (None, None, *BESIDE_THE_TARGET)
+    is_overlapped = request.param
+    return Pair(
+        pipeline, reference, prompts, MAX_TOKENS, 2.0, is_overlapped, plainly, drafters=drafters
+    )
 
 
 @pytest.fixture(scope="module")

@@ -63,6 +63,7 @@ class FakeVerifier:
     """A `Verifier`: the next token is a hash of the prefix and, with a temperature, the seed."""
 
     model = None
+    num_ranks = 1
 
     def __init__(self, info: TargetInfo = FAKE_TARGET) -> None:
         self.info = info

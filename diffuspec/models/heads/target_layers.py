@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import ObservableVerifier
+from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.shared import read_embeddings
 from diffuspec.models.runner import padded_size
 
 
@@ -47,11 +50,16 @@ def target_layers(verifier: ObservableVerifier, path: Path | None) -> TargetLaye
 
     Raises ModelLoadError.
     """
-    if verifier.model is None:
-        raise ModelLoadError(
-            f"{path}: draft heads need the whole target in one process; it is split over several"
-        )
-    return layers_of(verifier.model)
+    layers = layers_of(verifier.model)
+    if verifier.num_ranks == 1:
+        return layers
+    if path is None:
+        raise ModelLoadError("draft heads need the directory of a target that is split over ranks")
+    whole = nn.ModuleList(read_embeddings(path)).to(layers.device, layers.dtype)
+    whole.eval().requires_grad_(False)
+    if layers.device.type == "cpu":
+        use_cpu_layers(whole)
+    return replace(layers, embed=whole[0], head=whole[1])
 
 
 def layers_of(model: Any) -> TargetLayers:

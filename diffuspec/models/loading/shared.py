@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
@@ -38,11 +39,25 @@ def read_with_shared(checkpoint: Checkpoint, config: Any) -> dict[str, torch.Ten
             "which does not exist"
         )
     weights = _from_int8(checkpoint.path, _read(checkpoint.path))
-    names = _embedding_names(config) - set(weights)
+    names = set(_embedding_layers(config)[1].values()) - set(weights)
     found = _read(target, names)
     if missing := sorted(names - set(found)):
         raise ModelLoadError(f"{target} has no {missing[0]}, which {checkpoint.path} shares")
     return weights | found
+
+
+def read_embeddings(path: Path) -> tuple[nn.Module, nn.Module]:
+    """Read the embeddings and the head of a model directory. Raises ModelLoadError."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    layers, names = _embedding_layers(config)
+    found = _read(path, set(names.values()))
+    for layer in layers:
+        for own, parameter in list(layer.named_parameters()):
+            name = names[id(parameter)]
+            if name not in found:
+                raise ModelLoadError(f"{path} has no {name}")
+            setattr(layer, own, nn.Parameter(found[name]))
+    return layers
 
 
 def to_int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,13 +79,15 @@ def _from_int8(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.
     return found
 
 
-def _embedding_names(config: Any) -> set[str]:
+def _embedding_layers(config: Any) -> tuple[tuple[nn.Module, nn.Module], dict[int, str]]:
+    """Return embeddings and head without weights, and the names of their parameters by id."""
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with torch.device("meta"):
         model = family(config)
     shared = (model.get_input_embeddings(), model.get_output_embeddings())
     ids = {id(parameter) for layer in shared for parameter in layer.parameters()}
-    return {name for name, parameter in model.named_parameters() if id(parameter) in ids}
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    return shared, {number: named[number] for number in ids}
 
 
 def _read(path: Path, names: set[str] | None = None) -> dict[str, torch.Tensor]:

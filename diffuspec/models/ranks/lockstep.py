@@ -14,6 +14,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import Observer, TargetInfo
@@ -66,9 +67,12 @@ class LockstepTarget:
         self._target.remove_observer(observer)
 
     @property
-    def model(self) -> None:
-        """None: each rank holds a share."""
-        return None
+    def model(self) -> Any:
+        return self._target.model
+
+    @property
+    def num_ranks(self) -> int:
+        return self._target.num_ranks
 
     async def watch(self) -> None:
         """Take an empty step after every idle_seconds without one.
