@@ -3,8 +3,9 @@
     python -m deploy.abuse http://127.0.0.1:8000
 
 Works on `diffuspec serve` and on the application of Ray Serve, without API keys. Memory is that of
-the processes of this machine that listen on the port, and of their children. Slow clients are
-waited for as long as the service allows them, a minute or so by default.
+the service's processes on this machine: what listens on the port, with its children, or all of the
+node of Ray. Slow clients are waited for as long as the service allows them, a minute or so by
+default.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from deploy.processes import service_processes
 
 TEXT = "/v1/completions"
 _GRAMMAR = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
@@ -57,6 +59,8 @@ class Target:
                 sending.cancel()
                 await asyncio.wait([sending])
                 return answer
+        except TimeoutError:
+            return f"open after {_MAX_WAIT_SECONDS:.0f} s"
         except OSError:
             return _CLOSED
         finally:
@@ -236,14 +240,8 @@ async def abuse(url: str, *, has_forms: bool = True, is_patient: bool = True) ->
 
 
 def memory(port: int) -> float:
-    """Return the resident MiB of the processes that listen on a port, and of their children."""
-    listening = [
-        psutil.Process(one.pid)
-        for one in psutil.net_connections("tcp")
-        if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid
-    ]
-    found = {one for process in listening for one in (process, *process.children(True))}
-    return float(sum(one.memory_info().rss for one in found)) / _MIB
+    """Return the resident MiB of the processes of the service that listens on a port."""
+    return float(sum(one.memory_info().rss for one in service_processes(port))) / _MIB
 
 
 @app.command()

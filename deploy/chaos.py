@@ -23,6 +23,7 @@ import httpx2
 import psutil
 import typer
 
+from deploy.processes import raylet_of
 from deploy.recoveries import Recovery, Tokens, table
 from diffuspec.bench.http_client import HttpClient
 from diffuspec.bench.questions import load_questions
@@ -132,30 +133,17 @@ def prompts() -> list[Prompt]:
     return [[{"role": "user", "content": one.turns[0]}] for one in chosen]
 
 
-def raylet_of(port: int) -> psutil.Process:
-    """Return the raylet of the service that listens on a port of this machine.
-
-    Raises WorkerError if no process of Ray does.
-    """
-    listening = [
-        psutil.Process(one.pid)
-        for one in psutil.net_connections("tcp")
-        if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid
-    ]
-    for process in listening:
-        for above in process.parents():
-            if above.name() == "raylet":
-                return above
-    raise WorkerError(f"nothing that Ray runs listens on port {port} of this machine")
-
-
 class Service:
     """The service as it was found; says when it is whole again."""
 
     def __init__(self, client: httpx2.AsyncClient) -> None:
         """Raises WorkerError if the service does not run on this machine."""
         self._client = client
-        self._raylet = raylet_of(client.base_url.port or 80)
+        port = client.base_url.port or 80
+        raylet = raylet_of(port)
+        if raylet is None:
+            raise WorkerError(f"no process of Ray listens on port {port} of this machine")
+        self._raylet = raylet
         self._numbers = {kind: len(self.processes(kind)) for kind in PROCESSES}
         self._num_healthy = 0
 

@@ -2,7 +2,7 @@
 
 A proxy loads this by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.proxy:middlewares, which
 deploy/cluster/node.env sets: by itself Serve lets clients lift its time-out and outlive their
-connection, and keeps bodies of any size in memory.
+connection, and keeps headers and bodies of any size in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from diffuspec.serve.openai.errors import HttpError
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "deploy.proxy:middlewares"
 MAX_BODY_BYTES = 16 * 1024 * 1024  # in a proxy; the application's own limit is lower
+MAX_HEADER_BYTES = 64 * 1024
 
+_TOO_LONG = HttpError(
+    431,
+    f"the headers must have at most {MAX_HEADER_BYTES} bytes",
+    "headers_too_large",
+    headers={"connection": "close"},
+)
 _HEADERS_OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
 
 
@@ -28,7 +35,7 @@ def middlewares() -> list[Middleware]:
 
 
 class ProxyGuard:
-    """ASGI middleware: removes headers that steer Serve, and bounds bodies."""
+    """ASGI middleware: removes headers that steer Serve, and bounds headers and bodies."""
 
     def __init__(self, app: ASGIApp, max_body_bytes: int = MAX_BODY_BYTES) -> None:
         self._app = app
@@ -37,6 +44,9 @@ class ProxyGuard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
+            return
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            await respond(_TOO_LONG)(scope, receive, send)
             return
         headers = [one for one in scope["headers"] if one[0].lower() not in _HEADERS_OF_SERVE]
         await _Exchange(self._app, self._max_body_bytes).run(

@@ -25,6 +25,7 @@ from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 from actors.service.settings import ServiceConfig, parse_service
 from deploy.addresses import check_listenable
 from deploy.app import ROOT
+from deploy.haproxy import haproxy
 from deploy.local_ray import ray_cluster
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
 from deploy.serve_file import read_serve_file
@@ -69,7 +70,11 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
     os.environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ray_cluster("local", service.pipeline), _serving(schema):
+    with (
+        haproxy(has_tls=http.ssl_certfile is not None),
+        ray_cluster("local", service.pipeline),
+        _serving(schema),
+    ):
         _wait_until_ready(schema)
         typer.echo(_instructions(f"http://{http.host}:{http.port}", service))
         _wait_for_a_signal()

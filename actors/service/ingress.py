@@ -10,6 +10,7 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 from ray.exceptions import RayError
+from ray.serve._private import constants
 from ray.serve.exceptions import RayServeException
 
 from actors.exporter import export_always
@@ -86,10 +87,16 @@ class Ingress:
 
 
 def _check_access(config: ServiceConfig) -> None:
-    """Raise ConfigError if everybody on the network could use the service."""
+    """Raise ConfigError if everybody on the network could use the service, or nobody."""
     client: Any = serve.context._get_global_client()
-    host = client.http_config.host
-    if config.http.api_keys is None and not is_loopback(host):
+    http = client.http_config
+    if config.http.api_keys is None and not is_loopback(http.host):
         raise ConfigError(
-            f"http_options.host is {host}: off loopback the service needs API keys, http.api_keys"
+            f"http_options.host is {http.host}: off loopback the service needs API keys, "
+            "http.api_keys"
+        )
+    if constants.RAY_SERVE_ENABLE_HA_PROXY and http.ssl_certfile:
+        raise ConfigError(
+            "HAProxy speaks no TLS: remove http_options.ssl_certfile, or start the cluster without "
+            "RAY_SERVE_ENABLE_HA_PROXY"
         )

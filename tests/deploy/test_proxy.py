@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deploy.proxy import CALLBACK, MAX_BODY_BYTES, ProxyGuard, middlewares
+from deploy.proxy import CALLBACK, MAX_BODY_BYTES, MAX_HEADER_BYTES, ProxyGuard, middlewares
 
 LIMIT = 100
 
@@ -65,6 +65,14 @@ async def test_a_larger_body_is_refused_as_openai_does(pieces):
     status, answer = await call(echo, pieces)
     assert status == 413
     assert answer["error"]["code"] == "body_too_large" and "100 bytes" in answer["error"]["message"]
+
+
+async def test_headers_beyond_the_limit_are_refused():
+    large = {f"x-{number}": "a" * 1000 for number in range(MAX_HEADER_BYTES // 1000 + 1)}
+    status, answer = await call(echo, [b"{}"], large)
+    assert status == 431 and answer["error"]["code"] == "headers_too_large"
+    large.popitem()
+    assert (await call(echo, [b"{}"], large))[0] == 200
 
 
 async def test_an_error_of_the_application_stays_one():

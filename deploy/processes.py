@@ -1,0 +1,31 @@
+"""The processes of a service on this machine, found by its port."""
+
+from __future__ import annotations
+
+import psutil
+
+
+def service_processes(port: int) -> set[psutil.Process]:
+    """Return what listens on a port, with children; on Ray, all workers of the node besides."""
+    roots = listeners(port)
+    if (raylet := raylet_of(port)) is not None:
+        roots.append(raylet)
+    return {one for process in roots for one in (process, *process.children(recursive=True))}
+
+
+def raylet_of(port: int) -> psutil.Process | None:
+    """Return the raylet below which a process listens on a port; None if Ray runs none."""
+    for process in listeners(port):
+        for above in process.parents():
+            if above.name() == "raylet":
+                return above
+    return None
+
+
+def listeners(port: int) -> list[psutil.Process]:
+    """Return the processes that listen on a TCP port."""
+    return [
+        psutil.Process(one.pid)
+        for one in psutil.net_connections("tcp")
+        if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid
+    ]
