@@ -135,6 +135,9 @@ EXAMPLES = {  # by the class that reads the section
     "EagleConfig": "drafter: {kind: eagle, path: models/EAGLE-Vicuna-7B-v1.3}",
     "Eagle2Config": "drafter: {kind: eagle2, path: models/EAGLE-Qwen2-7B-Instruct}",
     "DFlashConfig": "drafter: {kind: dflash, path: models/Qwen3-8B-DFlash-b16}",
+    "DFlashRemoteConfig": (
+        "drafter: {kind: dflash_remote, path: models/Qwen3-8B-DFlash-b16, device: cuda}"
+    ),
     "SearchConfig": "search: {ngram: models/chat.bin, beam_width: 5}",
     "DraftLengthConfig": "draft_length: {min_draft_tokens: 10, max_draft_tokens: 40}",
     "SpeculationParams": "speculation: {policy: fixed, num_draft_tokens: 16, tree_shape: path}",

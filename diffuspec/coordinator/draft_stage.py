@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_lane import DraftLane
@@ -25,7 +26,7 @@ from diffuspec.coordinator.verify_stage import VerifyBatch
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import Draft, Verdict
+from diffuspec.core.types import Draft, StateRows, Verdict
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class DraftStage:
         self._ready = ready
         self._planners = {name: PreDraftPlanner(one) for name, one in costs.items()}
         self._tracer = tracer
+        self._state_layers: dict[str, tuple[int, ...]] = {}  # that drafters want, by their name
 
     # ---- in
 
@@ -69,6 +71,8 @@ class DraftStage:
         the rest of the drafter's draft serves the next step.
         """
         request.enter("drafting", "a draft")
+        if request.drafter in self._state_layers:
+            request.feed.expect(self._state_layers[request.drafter])
         try:
             self._submit(request)
         except Exception:
@@ -203,7 +207,11 @@ class DraftStage:
         self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob]
     ) -> list[Draft] | None:
         """Return the drafts of a batch, the jobs' last; None: no request wants them any more."""
-        draft_requests = [request.draft_request() for request in requests]
+        share = StateRows.MAX_BYTES // max(1, len(requests))
+        draft_requests = [
+            replace(request.draft_request(), states=request.feed.to_send(share))
+            for request in requests
+        ]
         draft_requests += [job.draft_request for job in jobs]
         wanted_by = [*requests, *(job.request for job in jobs)]
         lane.drafting, started = requests, time.monotonic()
@@ -255,6 +263,7 @@ class DraftStage:
             lane.pre_draft_breaker.succeeded()
         self._learn(self._costs[lane.chosen_by], requests, jobs, seconds)
         for request, draft in zip(requests, drafts[: len(requests)], strict=True):
+            self._note_states(request, draft)
             if request.early is not None:
                 self._on_early_draft(request, request.early, draft)
             elif request.state == "drafting":
@@ -289,6 +298,12 @@ class DraftStage:
         self._skip_draft(waiting, "drafter_error")
         if not lane.breaker.is_closed:
             self._place_elsewhere(lane)
+
+    def _note_states(self, request: Request, draft: Draft) -> None:
+        """Take what a drafter in another process wants of the target's hidden states."""
+        if draft.states_wanted is not None:
+            self._state_layers[request.drafter] = draft.states_wanted.layers
+        request.note_states(draft)
 
     def _learn(
         self, costs: StepCosts, requests: list[Request], jobs: list[PreDraftJob], seconds: float

@@ -17,6 +17,7 @@ from diffuspec.control.outcomes import OutcomeRanking
 from diffuspec.coordinator.lifecycle import Lifecycle, State
 from diffuspec.coordinator.pre_drafts import PreDrafts
 from diffuspec.coordinator.prompt_scoring import PromptScoring
+from diffuspec.coordinator.state_feed import StateFeed
 from diffuspec.coordinator.validation import check_draft
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, TargetInfo
@@ -114,6 +115,8 @@ class Request:
         self.auto: AutoDrafter | None = None  # changes the drafter between steps
         self.pre_drafts: PreDrafts | None = None  # of the latest verification
         self.ranking: OutcomeRanking | None = None  # of its outcomes
+
+        self.feed = StateFeed()  # of hidden states, to its drafter
 
         self.num_steps = 0  # verdicts committed by this coordinator
         self.num_read = 0  # tokens of the prefix that are in the target's cache
@@ -300,6 +303,12 @@ class Request:
             num_prompt_tokens=self.num_prompt_tokens,
         )
 
+    def note_states(self, draft: Draft) -> None:
+        """Take what a draft says of hidden states; the target reads again what was lost."""
+        first_lost = self.feed.answered(draft.states_wanted)
+        if first_lost is not None:
+            self.num_read = min(self.num_read, first_lost)
+
     def take_draft(self, draft: Draft, target: TargetInfo) -> None:
         """Keep the part of a draft worth verifying. Raises InvalidRequestError for a wrong one."""
         check_draft(draft, min(self._speculation.max_nodes, target.max_tree_nodes), target)
@@ -361,7 +370,14 @@ class Request:
         if num_wanted - self.num_read <= max_tokens:
             return scoring.next_chunk(self.request_id, max_nodes) if scoring else None
         chunk = self._tokens[: self.num_read + max_tokens]
-        return VerifyRequest(self.request_id, chunk, len(chunk), EMPTY_DRAFT.tree, SamplingParams())
+        return VerifyRequest(
+            self.request_id,
+            chunk,
+            len(chunk),
+            EMPTY_DRAFT.tree,
+            SamplingParams(),
+            self.feed.wanted,
+        )
 
     def finish_chunk(self, chunk: VerifyRequest, verdict: Verdict) -> None:
         """Take note that a chunk is read. Raises VerifierError for a wrong verdict."""
@@ -375,7 +391,12 @@ class Request:
 
     def verify_request(self) -> VerifyRequest:
         return VerifyRequest(
-            self.request_id, self.prefix, self.num_prompt_tokens, self.draft.tree, self.sampling
+            self.request_id,
+            self.prefix,
+            self.num_prompt_tokens,
+            self.draft.tree,
+            self.sampling,
+            self.feed.wanted,
         )
 
     def verified_draft(self, verdict: Verdict) -> VerifiedDraft | None:

@@ -165,6 +165,7 @@ class VerifyStage:
             self._learn(batch, verdicts, seconds, drafting)
             for request, chunk, verdict in zip(batch.requests, batch.chunks, verdicts, strict=True):
                 request.stalled_since = None
+                request.feed.take(verdict.states)
                 if chunk is None or request.is_finished:
                     yield _left(request), Verified(verdict, started, seconds)
                     continue

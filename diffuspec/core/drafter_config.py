@@ -176,6 +176,15 @@ class DFlashConfig(_LatticeSection):
     path: FilePath = Field(description=_HEAD_PATH)
 
 
+class DFlashRemoteConfig(_LatticeSection):
+    """DFlash in a process of its own: the target's hidden states are sent to it."""
+
+    kind: Literal["dflash_remote"] = Field("dflash_remote", description=_KIND)
+    path: FilePath = Field(description=_HEAD_PATH)
+    device: Device = Field("auto", description=DEVICE_HELP)
+    dtype: DType = Field("auto", description=DTYPE_HELP)
+
+
 DrafterConfig: TypeAlias = Annotated[
     DiffuSpecConfig
     | AutoregressiveConfig
@@ -188,6 +197,7 @@ DrafterConfig: TypeAlias = Annotated[
     | HydraConfig
     | EagleConfig
     | Eagle2Config
-    | DFlashConfig,
+    | DFlashConfig
+    | DFlashRemoteConfig,
     Field(discriminator="kind"),
 ]

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,46 @@ class DraftTree:
 EMPTY_TREE = DraftTree((), ())
 
 
+@dataclass(frozen=True, slots=True)
+class StatesWanted:
+    """Hidden states that a drafter in another process lacks."""
+
+    layers: tuple[int, ...]  # of the target, counted from 0
+    first: int  # prefix token from which on they are wanted
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StateRows:
+    """Hidden states of successive prefix tokens, as they cross the wire."""
+
+    MAX_BYTES: ClassVar[int] = 1 << 23  # in one message, of all requests
+
+    first: int  # prefix token of the first row
+    dims: tuple[int, int]  # rows, and columns: the layers' states side by side
+    data: bytes  # bfloat16, little-endian, row after row
+
+    @property
+    def end(self) -> int:
+        return self.first + self.dims[0]
+
+    def cut(self, max_bytes: int) -> tuple[StateRows, StateRows]:
+        """Return as many rows as fit, at least one, and the rest."""
+        rows, columns = self.dims
+        row_bytes = len(self.data) // max(1, rows)
+        head = max(1, min(rows, max_bytes // max(1, row_bytes)))
+        here, rest = self.data[: head * row_bytes], self.data[head * row_bytes :]
+        tail = StateRows(self.first + head, (rows - head, columns), rest)
+        return StateRows(self.first, (head, columns), here), tail
+
+
+def joined_states(parts: Sequence[StateRows]) -> StateRows | None:
+    """Return the rows of successive parts; None without any."""
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    dims = parts[-1].end - parts[0].first, parts[0].dims[1]
+    return StateRows(parts[0].first, dims, b"".join(one.data for one in parts))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftRequest:
     """One prefix to draft for: committed, or a hypothetical continuation of one (pre-draft).
@@ -112,6 +152,7 @@ class DraftRequest:
     sampling: SamplingParams
     num_alternatives: int = 0  # wanted at each node, at most MAX_ALTERNATIVES
     num_prompt_tokens: int = 0  # of the prefix; the others are the answer so far
+    states: StateRows | None = None  # that the drafter said it lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +175,7 @@ class Draft:
     search_seconds: float = 0.0
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # [1 + num_nodes] or empty
     transport_seconds: float = 0.0  # between processes, beyond the workers' own time
+    states_wanted: StatesWanted | None = None  # None: the drafter does not read hidden states
 
 
 EMPTY_DRAFT = Draft(EMPTY_TREE, (), 0)
@@ -153,6 +195,7 @@ class VerifyRequest:
     num_prompt_tokens: int  # of the prefix, or of prefix and tree
     tree: DraftTree
     sampling: SamplingParams
+    states_wanted: StatesWanted | None = None  # those in the cache are computed again
 
     @property
     def is_of_prompt(self) -> bool:
@@ -177,6 +220,7 @@ class Verdict:
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, when asked for
     verify_seconds: float = 0.0  # of the whole batch that this verdict comes from
     transport_seconds: float = 0.0  # between processes, beyond the worker's own time
+    states: StateRows | None = None  # of the prefix and the accepted tokens, as far as wanted
 
     @property
     def num_accepted_tokens(self) -> int:

@@ -13,6 +13,7 @@ from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.drafters import (
     autoregressive,
     dflash,
+    dflash_remote,
     diffuspec,
     eagle,
     eagle2,
@@ -42,6 +43,7 @@ KINDS: dict[str, DrafterKind[Any]] = {
     "eagle": eagle.KIND,
     "eagle2": eagle2.KIND,
     "dflash": dflash.KIND,
+    "dflash_remote": dflash_remote.KIND,
 }
 
 

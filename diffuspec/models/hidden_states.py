@@ -6,9 +6,11 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from diffuspec.core.interfaces import LAST_LAYER
+from diffuspec.core.types import StateRows
 
 
 class HiddenStates:
@@ -55,3 +57,20 @@ class HiddenStates:
             self._latest[layer] = state[0] if isinstance(state, tuple) else state
 
         return take
+
+
+def state_rows(first: int, layers: Sequence[torch.Tensor], max_bytes: int) -> StateRows:
+    """Return hidden states of successive tokens as bytes, as many as fit, at least one.
+
+    layers: [T, H] each.
+    """
+    rows = torch.cat(list(layers), dim=-1).to(torch.bfloat16)
+    num_rows = max(1, max_bytes // (rows.shape[1] * rows.itemsize))
+    rows = rows[:num_rows].contiguous().cpu()
+    return StateRows(first, (len(rows), rows.shape[1]), rows.view(torch.int16).numpy().tobytes())
+
+
+def states_of(rows: StateRows) -> torch.Tensor:
+    """Return the hidden states that bytes hold, [T, layers * H] bfloat16."""
+    numbers = np.frombuffer(rows.data, "<i2").astype(np.int16)
+    return torch.from_numpy(numbers).view(torch.bfloat16).reshape(rows.dims)

@@ -24,9 +24,9 @@ from diffuspec.algorithm.sampling import (
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
-from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
+from diffuspec.core.types import StateRows, TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.hidden_states import HiddenStates
+from diffuspec.models.hidden_states import HiddenStates, state_rows
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
@@ -197,7 +197,9 @@ class CausalTarget:
         """
         started = time.monotonic()
         watching = [observer for observer in self._observers if observer.is_active]
-        layers = sorted({layer for observer in watching for layer in observer.hidden_layers})
+        wishes = [request.states_wanted.layers for request in requests if request.states_wanted]
+        wishes += [observer.hidden_layers for observer in watching]
+        layers = sorted({layer for wish in wishes for layer in wish})
         hidden_states = HiddenStates(layers) if layers else None
         try:
             plans = self._plan(requests, layers)
@@ -218,6 +220,7 @@ class CausalTarget:
             raise VerifierError(f"the target's forward pass failed: {error}") from error
         if watching:
             self._observe(watching, plans, acceptances, token_ids, logits, hidden_states)
+        states = _wanted_states(plans, acceptances, hidden_states)
         seconds = time.monotonic() - started
         return [
             Verdict(
@@ -225,8 +228,11 @@ class CausalTarget:
                 tuple(plan.nodes[node] for node in acceptance.accepted_nodes),
                 row_logprobs,
                 seconds,
+                states=rows,
             )
-            for plan, acceptance, row_logprobs in zip(plans, acceptances, logprobs, strict=True)
+            for plan, acceptance, row_logprobs, rows in zip(
+                plans, acceptances, logprobs, states, strict=True
+            )
         ]
 
     def _plan(self, requests: Sequence[VerifyRequest], hidden_layers: Sequence[int]) -> list[_Plan]:
@@ -235,7 +241,10 @@ class CausalTarget:
         cache.begin_step()
         plans, first_logits = [], 0
         for request, nodes, masks in verified:
-            slot, cached = cache.acquire(request.request_id, request.prefix)
+            most, wanted = len(request.prefix) - 1, request.states_wanted
+            if wanted is not None:
+                most = min(most, wanted.first)
+            slot, cached = cache.acquire(request.request_id, request.prefix, most)
             fed = HiddenStates(hidden_layers) if hidden_layers else None
             start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
             plans.append(_Plan(request, slot, cached, start, first_logits, nodes, masks, fed))
@@ -378,6 +387,25 @@ def _hidden_rows(
         pairs = zip(fed, parts, strict=True)
         by_layer.append([torch.cat(pair) if len(pair[0]) else pair[1] for pair in pairs])
     return list(zip(*by_layer, strict=True))
+
+
+def _wanted_states(
+    plans: Sequence[_Plan], acceptances: Sequence[Acceptance], hidden_states: HiddenStates | None
+) -> list[StateRows | None]:
+    """Return the hidden states that requests want, of what is committed up to the last token."""
+    found: list[StateRows | None] = []
+    share = StateRows.MAX_BYTES // max(1, sum(p.request.states_wanted is not None for p in plans))
+    for place, (plan, acceptance) in enumerate(zip(plans, acceptances, strict=True)):
+        wanted = plan.request.states_wanted
+        if wanted is None or not wanted.layers:
+            found.append(None)
+            continue
+        by_layer = _hidden_rows(plans, hidden_states, wanted.layers)[place]
+        num_known = len(plan.request.prefix) - plan.num_cached
+        rows = [*range(wanted.first - plan.num_cached, num_known)]
+        rows += [num_known + node for node in acceptance.accepted_nodes]
+        found.append(state_rows(wanted.first, [layer[rows] for layer in by_layer], share))
+    return found
 
 
 def _logprobs(

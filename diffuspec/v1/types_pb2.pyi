@@ -101,8 +101,28 @@ class PrefixDelta(_message.Message):
     sampling: SamplingParams
     def __init__(self, request_id: _Optional[str] = ..., base_length: _Optional[int] = ..., base_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ...) -> None: ...
 
+class StatesWanted(_message.Message):
+    __slots__ = ("layers", "first")
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    first: int
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., first: _Optional[int] = ...) -> None: ...
+
+class StateRows(_message.Message):
+    __slots__ = ("first", "num_rows", "num_columns", "data")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    num_rows: int
+    num_columns: int
+    data: bytes
+    def __init__(self, first: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_columns: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class DraftRow(_message.Message):
-    __slots__ = ("prefix", "token_ids", "num_draft_tokens", "tree_shape", "max_nodes", "drafter_weight", "num_alternatives", "num_prompt_tokens")
+    __slots__ = ("prefix", "token_ids", "num_draft_tokens", "tree_shape", "max_nodes", "drafter_weight", "num_alternatives", "num_prompt_tokens", "states")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +131,7 @@ class DraftRow(_message.Message):
     DRAFTER_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     NUM_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STATES_FIELD_NUMBER: _ClassVar[int]
     prefix: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
@@ -119,7 +140,8 @@ class DraftRow(_message.Message):
     drafter_weight: float
     num_alternatives: int
     num_prompt_tokens: int
-    def __init__(self, prefix: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., drafter_weight: _Optional[float] = ..., num_alternatives: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
+    states: StateRows
+    def __init__(self, prefix: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., drafter_weight: _Optional[float] = ..., num_alternatives: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., states: _Optional[_Union[StateRows, _Mapping]] = ...) -> None: ...
 
 class DraftTree(_message.Message):
     __slots__ = ("token_ids", "parents")
@@ -142,7 +164,7 @@ class Alternatives(_message.Message):
     def __init__(self, row_lengths: _Optional[_Iterable[int]] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Draft(_message.Message):
-    __slots__ = ("tree", "confidences", "num_tokens_before_eos", "drafter_choices", "proxy_choices", "draft_seconds", "search_seconds", "alternatives", "transport_seconds")
+    __slots__ = ("tree", "confidences", "num_tokens_before_eos", "drafter_choices", "proxy_choices", "draft_seconds", "search_seconds", "alternatives", "transport_seconds", "states_wanted")
     TREE_FIELD_NUMBER: _ClassVar[int]
     CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_BEFORE_EOS_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +174,7 @@ class Draft(_message.Message):
     SEARCH_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STATES_WANTED_FIELD_NUMBER: _ClassVar[int]
     tree: DraftTree
     confidences: _containers.RepeatedScalarFieldContainer[float]
     num_tokens_before_eos: int
@@ -161,7 +184,8 @@ class Draft(_message.Message):
     search_seconds: float
     alternatives: Alternatives
     transport_seconds: float
-    def __init__(self, tree: _Optional[_Union[DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., num_tokens_before_eos: _Optional[int] = ..., drafter_choices: _Optional[_Iterable[int]] = ..., proxy_choices: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., alternatives: _Optional[_Union[Alternatives, _Mapping]] = ..., transport_seconds: _Optional[float] = ...) -> None: ...
+    states_wanted: StatesWanted
+    def __init__(self, tree: _Optional[_Union[DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., num_tokens_before_eos: _Optional[int] = ..., drafter_choices: _Optional[_Iterable[int]] = ..., proxy_choices: _Optional[_Iterable[int]] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., alternatives: _Optional[_Union[Alternatives, _Mapping]] = ..., transport_seconds: _Optional[float] = ..., states_wanted: _Optional[_Union[StatesWanted, _Mapping]] = ...) -> None: ...
 
 class Drafts(_message.Message):
     __slots__ = ("drafts",)

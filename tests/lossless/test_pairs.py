@@ -163,8 +163,9 @@ def _random_heads(target: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]
     save_hydra(path / "hydra", 32, None)
     save_eagle(path / "eagle", 32, 264)
     save_dflash(path / "dflash")
-    kinds = ("medusa", "hydra", "eagle", "eagle2", "dflash")
-    first, *others = [{"kind": kind, "path": path / kind.removesuffix("2")} for kind in kinds]
+    kinds = ("medusa", "hydra", "eagle", "eagle2", "dflash", "dflash_remote")
+    paths = [path / kind.removesuffix("2").removesuffix("_remote") for kind in kinds]
+    first, *others = [{"kind": k, "path": p} for k, p in zip(kinds, paths, strict=True)]
     config = parse_config(
         {
             "target": {"path": target, "device": "cpu", "max_sequences": 4},

@@ -101,7 +101,7 @@ class DFlashLattices:
         )
         padding = self._padding(len(states))
         made = self._model.context(
-            functional.pad(states.to(self._layers.dtype), (0, 0, 0, padding)),
+            functional.pad(states.to(self._layers.device, self._layers.dtype), (0, 0, 0, padding)),
             self._padded(positions, padding),
         )
         first = 0

@@ -71,8 +71,12 @@ class FeatureStore:
         token_ids = np.concatenate([one.prefix, np.array(accepted, np.int32)])
         rows = [*range(num_tail), *(num_tail + node for node in one.accepted_nodes)]
         states = torch.cat([layer[rows] for layer in one.hidden_states], dim=-1)
+        self.extend(token_ids, one.num_cached, states)
+
+    def extend(self, token_ids: TokenIds, start: int, states: torch.Tensor) -> None:
+        """Keep the states of these tokens from `start` on."""
         with self._lock:
-            sequence, states = self._continued(token_ids, one.num_cached, states)
+            sequence, states = self._continued(token_ids, start, states)
             if len(states):
                 if not self._keeps_all:
                     states = states[-1:]
@@ -94,6 +98,12 @@ class FeatureStore:
                     self._sequences.append(one)
                     return Features(one.first, one.states(len(token_ids)))
         return None
+
+    def num_known(self, token_ids: TokenIds) -> int:
+        """Return how many of these tokens, from the first on, have states that are known."""
+        with self._lock:
+            whole = (one for one in self._sequences if one.first == 0)
+            return max((num_shared_tokens(one.token_ids, token_ids) for one in whole), default=0)
 
     def _continued(
         self, token_ids: TokenIds, start: int, states: torch.Tensor

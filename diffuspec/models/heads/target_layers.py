@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import AutoConfig
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.interfaces import ObservableVerifier
@@ -55,11 +56,18 @@ def target_layers(verifier: ObservableVerifier, path: Path | None) -> TargetLaye
         return layers
     if path is None:
         raise ModelLoadError("draft heads need the directory of a target that is split over ranks")
-    whole = nn.ModuleList(read_embeddings(path)).to(layers.device, layers.dtype)
-    whole.eval().requires_grad_(False)
-    if layers.device.type == "cpu":
+    return layers_at(path, layers.device, layers.dtype)
+
+
+def layers_at(path: Path, device: torch.device, dtype: torch.dtype) -> TargetLayers:
+    """Read these layers from a model directory. Raises ModelLoadError."""
+    config: Any = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    whole = nn.ModuleList(read_embeddings(path)).to(device, dtype).eval().requires_grad_(False)
+    if device.type == "cpu":
         use_cpu_layers(whole)
-    return replace(layers, embed=whole[0], head=whole[1])
+    text = config.get_text_config()
+    sizes = text.hidden_size, text.num_hidden_layers, text.vocab_size
+    return TargetLayers(whole[0], whole[1], *sizes, device, dtype)
 
 
 def layers_of(model: Any) -> TargetLayers:

@@ -76,8 +76,8 @@ def load_model(
     if is_target:
         check_rope(path, config, max_len)
     num_rows = max_len + num_scratch_rows
-    where = _resolve_device(path, device)
-    precision = _resolve_dtype(dtype, where)
+    where = resolve_device(path, device)
+    precision = resolve_dtype(dtype, where)
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     weight_bytes = checkpoint.num_weights * precision.itemsize
     sharding = sharding_options(path, config, num_ranks, where)
@@ -190,7 +190,8 @@ def _eos_token_ids(model: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _resolve_device(path: Path, device: Device) -> torch.device:
+def resolve_device(path: Path, device: Device) -> torch.device:
+    """Return where a model is to be loaded. Raises ModelLoadError."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -198,7 +199,8 @@ def _resolve_device(path: Path, device: Device) -> torch.device:
     return torch.device(device)
 
 
-def _resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
+    """Return the type of weights on a device."""
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     resolved: torch.dtype = getattr(torch, dtype)

@@ -15,7 +15,7 @@ import numpy as np
 
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import DraftTree, TokenIds, VerifyRequest
+from diffuspec.core.types import DraftTree, StatesWanted, TokenIds, VerifyRequest
 
 _LENGTH_BYTES = 8  # of the header, little-endian
 
@@ -69,6 +69,7 @@ def _describe(request: VerifyRequest) -> dict[str, Any]:
         "token_ids": request.tree.token_ids,
         "parents": request.tree.parents,
         "sampling": asdict(request.sampling),
+        "states_wanted": request.states_wanted and asdict(request.states_wanted),
     }
 
 
@@ -79,4 +80,9 @@ def _request(fields: dict[str, Any], prefix: TokenIds) -> VerifyRequest:
         num_prompt_tokens=fields["num_prompt_tokens"],
         tree=DraftTree(tuple(fields["token_ids"]), tuple(fields["parents"])),
         sampling=SamplingParams(**fields["sampling"]),
+        states_wanted=_states_wanted(fields["states_wanted"]),
     )
+
+
+def _states_wanted(fields: dict[str, Any] | None) -> StatesWanted | None:
+    return None if fields is None else StatesWanted(tuple(fields["layers"]), fields["first"])

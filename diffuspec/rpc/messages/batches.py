@@ -25,8 +25,12 @@ from diffuspec.rpc.messages.values import (
     TREE_SHAPE_NAMES,
     TREE_SHAPES,
     lattice_from_proto,
+    states_from_proto,
+    states_to_proto,
     tree_from_proto,
     tree_to_proto,
+    wanted_from_proto,
+    wanted_to_proto,
 )
 from diffuspec.v1.drafter_pb2 import DraftRequest as DraftBatch
 from diffuspec.v1.path_scorer_pb2 import SearchRequest
@@ -60,6 +64,7 @@ def encode_draft_rows(
                 drafter_weight=request.drafter_weight,
                 num_alternatives=request.num_alternatives,
                 num_prompt_tokens=request.num_prompt_tokens,
+                states=states_to_proto(request.states),
             )
             for request, place in zip(requests, places, strict=True)
         ]
@@ -79,6 +84,7 @@ def encode_verify_rows(
                 token_ids=place.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 tree=tree_to_proto(request.tree),
+                states_wanted=wanted_to_proto(request.states_wanted),
             )
             for request, place in zip(requests, places, strict=True)
         ]
@@ -144,6 +150,7 @@ class BatchReader:
                 sampling=held[row.prefix].sampling,
                 num_alternatives=row.num_alternatives,
                 num_prompt_tokens=row.num_prompt_tokens,
+                states=states_from_proto(row),
             )
             for row, prefix in zip(batch.rows, prefixes, strict=True)
         ]
@@ -175,6 +182,7 @@ class BatchReader:
                 num_prompt_tokens=row.num_prompt_tokens,
                 tree=tree_from_proto(row.tree),
                 sampling=held[row.prefix].sampling,
+                states_wanted=wanted_from_proto(row),
             )
             for row, prefix in zip(batch.rows, prefixes, strict=True)
         ]

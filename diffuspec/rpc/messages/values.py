@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import HostedDrafter, TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, TreeShape
-from diffuspec.core.types import Draft, DraftTree, Lattice, TokenLogprobs, Verdict
+from diffuspec.core.types import (
+    Draft,
+    DraftTree,
+    Lattice,
+    StateRows,
+    StatesWanted,
+    TokenLogprobs,
+    Verdict,
+)
 from diffuspec.rpc.messages.parameters import (
     enum_numbers,
     parameters_from_proto,
@@ -31,6 +39,8 @@ TREE_SHAPE_NAMES: dict[int, TreeShape] = {number: name for name, number in TREE_
 
 _DEFAULT_SAMPLING = SamplingParams()
 _MAX_CANDIDATES = 256
+_STATE_BYTES = 2  # of one number of a hidden state
+_MAX_STATE_BYTES = 2 * StateRows.MAX_BYTES
 
 _Alternatives: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]
 
@@ -43,6 +53,42 @@ def sampling_to_proto(sampling: SamplingParams) -> types_pb2.SamplingParams:
 def sampling_from_proto(message: types_pb2.SamplingParams) -> SamplingParams:
     """Raises InvalidRequestError."""
     return parameters_from_proto(message, _DEFAULT_SAMPLING)
+
+
+def wanted_to_proto(wanted: StatesWanted | None) -> types_pb2.StatesWanted | None:
+    if wanted is None:
+        return None
+    return types_pb2.StatesWanted(layers=wanted.layers, first=wanted.first)
+
+
+def wanted_from_proto(message: Any) -> StatesWanted | None:
+    """Return the field of a message that has one."""
+    if not message.HasField("states_wanted"):
+        return None
+    return StatesWanted(tuple(message.states_wanted.layers), message.states_wanted.first)
+
+
+def states_to_proto(states: StateRows | None) -> types_pb2.StateRows | None:
+    if states is None:
+        return None
+    rows, columns = states.dims
+    return types_pb2.StateRows(
+        first=states.first, num_rows=rows, num_columns=columns, data=states.data
+    )
+
+
+def states_from_proto(message: Any) -> StateRows | None:
+    """Return the field of a message that has one. Raises InvalidRequestError."""
+    if not message.HasField("states"):
+        return None
+    states = message.states
+    dims = states.num_rows, states.num_columns
+    if len(states.data) != _STATE_BYTES * math.prod(dims) or len(states.data) > _MAX_STATE_BYTES:
+        raise InvalidRequestError(
+            f"hidden states of shape {list(dims)} must be {_STATE_BYTES * math.prod(dims)} bytes, "
+            f"at most {_MAX_STATE_BYTES}, got {len(states.data)}"
+        )
+    return StateRows(states.first, dims, states.data)
 
 
 def tree_to_proto(tree: DraftTree) -> types_pb2.DraftTree:
@@ -70,6 +116,9 @@ def _put_draft(message: types_pb2.Draft, draft: Draft) -> None:
     message.draft_seconds = draft.draft_seconds
     message.search_seconds = draft.search_seconds
     message.transport_seconds = draft.transport_seconds
+    if draft.states_wanted is not None:
+        message.states_wanted.layers.extend(draft.states_wanted.layers)
+        message.states_wanted.first = draft.states_wanted.first
     if draft.alternatives:
         _put_alternatives(message.alternatives, draft.alternatives)
 
@@ -92,6 +141,7 @@ def draft_from_proto(message: types_pb2.Draft, transport_seconds: float = 0.0) -
         search_seconds=message.search_seconds,
         alternatives=_alternatives_from_proto(message.alternatives),
         transport_seconds=message.transport_seconds + transport_seconds,
+        states_wanted=wanted_from_proto(message),
     )
 
 
@@ -178,6 +228,7 @@ def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
         logprobs=[logprobs_to_proto(one) for one in verdict.logprobs or ()],
         verify_seconds=verdict.verify_seconds,
         transport_seconds=verdict.transport_seconds,
+        states=states_to_proto(verdict.states),
     )
 
 
@@ -200,6 +251,7 @@ def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float =
         logprobs=tuple(map(logprobs_from_proto, message.logprobs)) or None,
         verify_seconds=message.verify_seconds,
         transport_seconds=message.transport_seconds + transport_seconds,
+        states=states_from_proto(message),
     )
 
 

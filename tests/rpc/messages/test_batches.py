@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from diffuspec.core.errors import InvalidRequestError, StalePrefixError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import DraftRequest, VerifyRequest
+from diffuspec.core.types import DraftRequest, DraftTree, StateRows, StatesWanted, VerifyRequest
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.batches import BatchReader, encode_draft_rows, encode_verify_rows
 from diffuspec.rpc.messages.bounds import Bounds
@@ -234,3 +234,16 @@ def test_remembered_tokens_are_bounded():
     [long] = pipe.draft(request(*range(9), request_id="c"))
     assert len(long.prefix) == 9
     assert pipe.held.request_ids() == []
+
+
+def test_hidden_states_cross_the_wire_as_they_are_and_no_others_are_taken() -> None:
+    rows = StateRows(3, (2, 4), bytes(range(16)))
+    pipe, wanted = Pipe(), StatesWanted((1, 8), 7)
+    [found] = pipe.draft(replace(request(1, 2, 3), states=rows))
+    assert found.states is not None
+    assert (found.states.first, found.states.dims, found.states.data) == (3, (2, 4), rows.data)
+    tree = DraftTree((), ())
+    [asked] = pipe.verify(VerifyRequest("a", tokens(1, 2), 1, tree, SAMPLING, wanted))
+    assert asked.states_wanted == wanted
+    with pytest.raises(InvalidRequestError, match=r"shape \[9, 4\] must be 72 bytes"):
+        pipe.draft(replace(request(1), states=StateRows(0, (9, 4), bytes(16))))

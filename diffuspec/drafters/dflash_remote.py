@@ -1,0 +1,51 @@
+"""DFlash in a process of its own, such as on another GPU: hidden states come with the requests.
+
+With each draft it says which states it lacks. The coordinator has the verifier return these, and
+sends them with the next draft request: those of a prompt while it is read, then a few each step.
+What is lost, with this process or the verifier's, is asked for again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from diffuspec.core.drafter_config import DFlashRemoteConfig
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.core.interfaces import PathScorer
+from diffuspec.drafters.kind import DrafterKind, Target
+
+if TYPE_CHECKING:
+    from diffuspec.drafters.fed_drafter import FedDrafter
+
+
+def _load(config: DFlashRemoteConfig, target: Target, path_scorer: PathScorer | None) -> FedDrafter:
+    from diffuspec.algorithm.lattice import Pruning  # these import torch
+    from diffuspec.drafters.fed_drafter import FedDrafter
+    from diffuspec.models.heads.dflash import DFlashModel
+    from diffuspec.models.heads.dflash_rows import DFlashLattices
+    from diffuspec.models.heads.target_layers import layers_at
+    from diffuspec.models.loading.load import resolve_device, resolve_dtype
+
+    assert path_scorer is not None, "the registry says that it is needed"
+    if target.path is None:
+        raise ModelLoadError(f"{config.path} needs the directory of its target, for the embeddings")
+    device = resolve_device(config.path, config.device)
+    layers = layers_at(target.path, device, resolve_dtype(config.dtype, device))
+    model = DFlashModel.load(config.path, layers)
+    ends = target.info.eos_token_ids
+    pruning = Pruning(config.candidate_mass, config.max_candidates, ends)
+    lattices = DFlashLattices(model, layers, target.info, pruning)
+    return FedDrafter(lattices, model.settings.target_layer_ids, path_scorer, target.info)
+
+
+def _import_ahead() -> None:
+    import diffuspec.models.heads.dflash_rows  # noqa: F401
+
+
+KIND = DrafterKind(
+    DFlashRemoteConfig,
+    _load,
+    needs_path_scorer=True,
+    has_model=True,
+    import_ahead=_import_ahead,
+)
