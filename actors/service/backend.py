@@ -28,6 +28,7 @@ from diffuspec.core.errors import (
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
+from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.serve.backend import ServedModel
 
@@ -145,6 +146,7 @@ class _Request:
     ) -> None:
         self._backend = backend
         self._blocks = prompt_blocks(prompt)
+        self._request_id = request_id
         self._parameters = (prompt.tolist(), sampling, speculation, request_id)
         self._num_moves = 0
 
@@ -180,28 +182,34 @@ class _Request:
         client = link.client
         if client is None:
             raise TransportError(f"{link.member.name} has gone")
-        link.num_open += 1
-        stream = client.stream(*self._parameters, committed)
-        try:
-            async with contextlib.aclosing(stream):
-                self._backend.chosen(self._blocks, link)
-                async for increment in stream:
-                    yield increment
-        except TransportError as error:
-            link.lost(str(error))
-            raise
-        except VerifierUnavailableError as error:
-            link.lost(str(error))
-            if not self._backend.pool.usable():
+        with link.answering(self._request_id):
+            stream = client.stream(*self._parameters, committed)
+            try:
+                async with contextlib.aclosing(stream):
+                    self._backend.chosen(self._blocks, link)
+                    async for increment in stream:
+                        yield increment
+            except TransportError as error:
+                link.lost(str(error))
                 raise
-            raise TransportError(f"{link.member.name}: {error}") from error
-        except RequestCancelledError as error:
-            if await client.check_health(_CHECK_SECONDS):
-                raise  # somebody wanted it so
-            link.lost(str(error))
-            raise TransportError(f"{link.member.name} shuts down: {error}") from error
-        finally:
-            link.num_open -= 1
+            except VerifierUnavailableError as error:
+                link.lost(str(error))
+                if not self._backend.pool.usable():
+                    raise
+                raise TransportError(f"{link.member.name}: {error}") from error
+            except RequestCancelledError as error:
+                if await self._was_wanted(link, client):
+                    raise
+                raise TransportError(f"{link.member.name}: {error}") from error
+
+    async def _was_wanted(self, link: Link, client: RemoteCoordinator) -> bool:
+        """Return whether somebody cancelled the request, and no pipeline that cannot go on."""
+        if self._request_id in link.moving:
+            return False
+        if await client.check_health(_CHECK_SECONDS):
+            return True
+        link.lost("it shuts down")
+        return False
 
 
 async def _status(link: Link) -> ServiceStatus:

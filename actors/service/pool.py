@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Self, TypeAlias
 
 from actors.service.directory import Member
@@ -32,12 +34,32 @@ class Link:
         self.is_healthy = False  # by the last check, and no connection was lost after it
         self.is_lost = False  # a connection was lost, and no check has succeeded since
         self.problem = "not connected yet"  # "" if healthy
-        self.num_open = 0  # requests of this ingress
+        self.open: Counter[str] = Counter()  # requests of this ingress, by their ids
+        self.moving: set[str] = set()  # of these, to another pipeline
 
     @property
     def num_requests(self) -> int:
         """Requests of all ingresses, as far as this one knows."""
-        return max(self.num_open, self.member.num_requests)
+        return max(self.open.total(), self.member.num_requests)
+
+    @contextlib.contextmanager
+    def answering(self, request_id: str) -> Iterator[None]:
+        """Count a request as open while the context is."""
+        self.open[request_id] += 1
+        try:
+            yield
+        finally:
+            self.open -= Counter([request_id])
+            if request_id not in self.open:
+                self.moving.discard(request_id)
+
+    async def release(self) -> None:
+        """Cancel the open requests, which then go on elsewhere."""
+        assert self.client is not None
+        for request_id in self.open.keys() - self.moving:
+            self.moving.add(request_id)
+            with contextlib.suppress(WorkerError):  # a coordinator that is lost ends them, too
+                await self.client.cancel(request_id)
 
     def lost(self, reason: str) -> None:
         """Note that a connection was lost; the next check tells more."""
@@ -121,7 +143,7 @@ class PipelinePool:
             if link.client is None or link.client.address != link.member.address:
                 await self._connect(link)
             assert link.client is not None
-            is_healthy = await link.client.check_health(_CHECK_SECONDS)
+            is_healthy = await link.client.is_serving(_CHECK_SECONDS)
         except DiffuspecError as error:
             link.is_healthy, link.problem = False, str(error)
             return
@@ -129,6 +151,8 @@ class PipelinePool:
         link.problem = "" if is_healthy else "it is not serving"
         if is_healthy:
             link.is_lost = False
+        elif link.member.accepts_requests and any(one.is_healthy for one in self.usable().values()):
+            await link.release()
 
     async def _connect(self, link: Link) -> None:
         """Raises WorkerError and ConfigError."""

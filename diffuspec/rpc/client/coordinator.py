@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Self
 
+from grpc_health.v1.health_pb2 import HealthCheckResponse
+
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
@@ -115,6 +117,11 @@ class RemoteCoordinator:
             _CALL_SECONDS,
         )
         return status_from_proto(response)
+
+    async def is_serving(self, timeout: float) -> bool:
+        """Return whether the service says that it is SERVING. Raises WorkerError if silent."""
+        status = await self._connection.health(COORDINATOR_SERVICE, timeout)
+        return bool(status == HealthCheckResponse.SERVING)
 
     async def check_health(self, timeout: float) -> bool:
         """Return whether the service is SERVING. False too when no answer comes in time."""

@@ -21,6 +21,7 @@ from diffuspec.core.errors import (
     OverloadedError,
     RequestCancelledError,
     StalePrefixError,
+    VerifierUnavailableError,
 )
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ class StepHealth:
 
     It is while the last step, or one within the last 10 seconds, succeeded, and no step has been
     under way for longer than `max_step_seconds` without another one succeeding in that time.
-    Failures that are the caller's fault do not count. A role without a step so far is healthy.
+    Failures that are the caller's fault do not count, and a step whose process is lost makes it
+    unhealthy at once. A role without a step so far is healthy.
     """
 
     def __init__(
@@ -92,6 +94,8 @@ class StepHealth:
             self._succeeded_at = self._clock()
         elif issubclass(error, Exception) and not issubclass(error, _CALLERS_FAULT):
             self._has_failed = True
+            if issubclass(error, VerifierUnavailableError):
+                self._succeeded_at = -math.inf
 
     async def _keep_checking(self, step: Callable[[], Awaitable[None]]) -> None:
         while True:

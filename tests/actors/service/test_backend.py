@@ -27,6 +27,7 @@ from diffuspec.core.types import FinishReason, RequestOutput, StepStats
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
+from diffuspec.rpc.server.health import StepHealth
 from diffuspec.rpc.server.server import RoleServer
 from tests.actors.conftest import tiny_pipeline
 
@@ -45,6 +46,11 @@ class Counting:
         self.may_go_on.set()
         self.seeds: list[int | None] = []  # of all requests
         self.num_open = 0
+        self.health = StepHealth(60)
+
+    def lose_verifier(self) -> None:
+        with contextlib.suppress(VerifierUnavailableError), self.health.step():
+            raise VerifierUnavailableError("its process has ended")
 
     async def stream(
         self,
@@ -69,7 +75,9 @@ class Counting:
             self.num_open -= 1
 
     def cancel(self, request_id: str) -> bool:
-        return False
+        self.error = RequestCancelledError("cancelled")
+        self.may_go_on.set()
+        return True
 
     async def status(self) -> ServiceStatus:
         return ServiceStatus((RoleStatus("verifier"),), ("drafter 0: gone",), num_running=1)
@@ -87,7 +95,7 @@ class Pipelines:
     async def start(self, name: str) -> Counting:
         security = Security(f"token-of-{name}")
         frontend = self.frontends[name] = Counting()
-        servicer = CoordinatorServicer(frontend)
+        servicer = CoordinatorServicer(frontend, health=frontend.health)
         server = self.servers[name] = RoleServer([servicer], security)
         await server.__aenter__()
         self.members[name] = Member(name, server.address, security.token, "here", INFO)
@@ -192,6 +200,26 @@ async def test_an_answer_leaves_a_pipeline_without_a_verifier(pipelines, backend
         pipelines.frontends[first].may_go_on.set()
         assert await rest(stream) == [*range(1, NUM_TOKENS)]
         assert len(pipelines.frontends[second].seeds) == 1
+
+
+async def test_an_answer_does_not_wait_for_new_ranks_if_there_is_another_pipeline(
+    pipelines, backend
+):
+    async with halfway(pipelines, backend) as (stream, first, second):
+        pipelines.frontends[first].lose_verifier()
+        assert await rest(stream) == [*range(1, NUM_TOKENS)]
+        assert len(pipelines.frontends[second].seeds) == 1
+
+
+async def test_an_answer_waits_for_new_ranks_if_no_pipeline_serves(pipelines, backend):
+    async with halfway(pipelines, backend) as (stream, first, second):
+        links = {link.member.name: link for link in backend.pool.links}
+        for name in (second, first):
+            pipelines.frontends[name].lose_verifier()
+            await until(lambda link=links[name]: not link.is_healthy)
+        pipelines.frontends[first].may_go_on.set()
+        assert await rest(stream) == [*range(1, NUM_TOKENS)]
+        assert not pipelines.frontends[second].seeds
 
 
 async def test_an_answer_that_somebody_cancelled_ends(pipelines, backend):
