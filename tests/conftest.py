@@ -7,6 +7,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # as torch finds it
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests.support.fork_server import fork_server
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
@@ -37,7 +39,9 @@ _LONGEST = (  # files, so that none of them begins when the others are over
 )
 _TESTS = Path(__file__).parent
 
-settings.register_profile("diffuspec", derandomize=True, deadline=None, database=None)
+settings.register_profile(
+    "diffuspec", derandomize=True, deadline=None, database=None, max_examples=50
+)
 settings.load_profile("diffuspec")
 
 
@@ -45,6 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=6, help="asked while processes die")
     parser.addoption("--memory-requests", type=int, default=1000, help="answered by one engine")
     parser.addoption("--chaos-seed", type=int, default=1694, help="of what goes wrong, and when")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # xdist's workers use that of the process over them
+        stack = contextlib.ExitStack()
+        stack.enter_context(fork_server())
+        config.add_cleanup(stack.close)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.security import Security
+from tests.support.forked import forked
 from tests.support.ports import free_port
 
 pytestmark = pytest.mark.process
@@ -54,7 +54,7 @@ class Role:
     metrics_port: str
 
     def __init__(self, config: Path, *arguments: str, token: str | None = TOKEN) -> None:
-        command = [sys.executable, "-m", "deploy.grpc", "--config", str(config), *arguments]
+        command = forked("-m", "deploy.grpc", "--config", config, *arguments)
         environment = {k: v for k, v in os.environ.items() if k != "DIFFUSPEC_TOKEN"}
         if token is not None:
             environment["DIFFUSPEC_TOKEN"] = token

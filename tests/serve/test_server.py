@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from diffuspec.core.errors import ConfigError
 from diffuspec.serve.server import bind, is_loopback
 from diffuspec.serve.settings import ServeSettings
+from tests.support.forked import forked
 from tests.support.service import Service, events, fake_engine, serving
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_addresses_are_bound_or_refused():
 
 @pytest.mark.process
 def test_the_command_says_where_it_serves_and_lets_a_request_finish_after_sigterm():
-    command = [sys.executable, "-m", "diffuspec", "serve", "--port", "0", "--model-name", "m"]
+    command = forked("-m", "diffuspec", "serve", "--port", "0", "--model-name", "m")
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

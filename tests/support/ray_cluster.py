@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from ray.cluster_utils import Cluster
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
 from tests.support.ports import free_port
 
-NODE: dict[str, Any] = {"num_gpus": 0, "object_store_memory": 100 * 2**20}
+NODE: dict[str, Any] = {
+    "num_gpus": 0,
+    "object_store_memory": 100 * 2**20,
+    "setup_worker_path": str(Path(__file__).with_name("forked.py")),  # workers are forked
+}
 
 
 @contextlib.contextmanager
@@ -35,6 +40,8 @@ def local_cluster(dashboard_port: int | None = None) -> Iterator[Cluster]:
             "RAY_AUTH_MODE": "disabled",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             CALLBACK_VARIABLE: CALLBACK,  # for proxies of Serve
+            "RAY_enable_worker_prestart": "0",  # workers that no test needs
+            "RAY_prestart_worker_first_driver": "0",
             "RAY_worker_niceness": "0",  # actors are as quick as the processes around them
             "RAY_health_check_period_ms": "1000",  # a node that is stopped is missed within seconds
             "RAY_health_check_timeout_ms": "2000",

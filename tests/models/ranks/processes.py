@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from diffuspec.models.ranks.lockstep import LockstepTarget
 from diffuspec.models.ranks.rank_group import RankGroup, open_meeting_point
 from diffuspec.models.target import CausalTarget
 from tests.models.ranks.follower import HOST, LIMITS, config
+from tests.support.forked import forked
 from tests.support.models import make_model, save_tokenizer
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ class Follower:
     def process(self) -> subprocess.Popen[str]:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.models.ranks.follower"],
+                forked("-m", "tests.models.ranks.follower"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

@@ -1,0 +1,69 @@
+"""Processes that the fork server forks pass for those that they stand for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.forked import SERVER_VARIABLE, forked
+
+pytestmark = pytest.mark.process
+
+PROGRAM = """
+import os, sys, time
+print(sys.argv[1:], os.getcwd(), os.environ["ANSWER"], sys.stdin.read(), flush=True)
+if sys.argv[1] == "waits":
+    time.sleep(60)
+sys.exit(sys.argv[1] or 0)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def start(program: Path, argument: str) -> subprocess.Popen[str]:
+    pipe, environment = subprocess.PIPE, {**os.environ, "ANSWER": "42"}
+    command = forked(program, argument)
+    process = subprocess.Popen(
+        command, cwd="/", env=environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+    )
+    assert process.stdin is not None
+    process.stdin.write("a line")
+    process.stdin.close()
+    process.stdin = None
+    return process
+
+
+def test_arguments_folder_environment_streams_and_exit_code_are_its_own(program):
+    process = start(program, "an error")
+    assert process.communicate() == ("['an error'] / 42 a line\n", "an error\n")
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it(program, number):
+    with start(program, "waits") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "['waits'] / 42 a line\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "", "the pipe is closed at both of its ends"
+        assert process.wait() == -number
+
+
+def test_a_request_that_breaks_off_does_no_harm(program):
+    for sent in (b"", b"\0\0\1\0 and no more"):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(os.environ[SERVER_VARIABLE])
+            connection.sendall(sent)
+    process = start(program, "")
+    process.communicate()
+    assert process.returncode == 0
