@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from actors.roles.coordinator import CoordinatorActor, verifier_at
 from actors.roles.drafter import DrafterActor
@@ -35,6 +36,8 @@ from diffuspec.text.tokenizer import load_tokenizer
 from tests.actors.conftest import tiny_pipeline
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 HOST = "127.0.0.1"
 MESSAGES = [{"role": "user", "content": "What is the capital of France?"}]
 SHORT = SamplingParams(max_tokens=24)
@@ -50,25 +53,28 @@ def expected(pipeline) -> tuple[int, ...]:
     return answer.token_ids
 
 
-@pytest.fixture
-async def coordinator(pipeline, token) -> AsyncIterator[CoordinatorActor]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def verifier_address(pipeline, token) -> AsyncIterator[str]:
     verifier = VerifierRank(pipeline, token)
-    actor: Any = CoordinatorActor(pipeline, token)
-    address = await verifier.start("", HOST)
-    actor.ready = await actor.start(partial(verifier_at, address, pipeline, token), HOST)
-    yield actor
-    await actor.stop()
+    yield await verifier.start("", HOST)
     await verifier.stop()
 
 
-@pytest.fixture
-async def drafter_address(pipeline, token, coordinator) -> AsyncIterator[str]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def drafter_address(pipeline, token, target_info, vocabulary) -> AsyncIterator[str]:
     scorer, drafter = PathScorerActor(pipeline, token), DrafterActor(pipeline, token)
-    info, vocabulary = coordinator.ready.info, coordinator.ready.vocabulary
-    scorer_address = await scorer.start(info, HOST)
-    yield await drafter.start(info, vocabulary, scorer_address, HOST)
+    scorer_address = await scorer.start(target_info, HOST)
+    yield await drafter.start(target_info, vocabulary, scorer_address, HOST)
     await drafter.stop()
     await scorer.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def coordinator(pipeline, token, verifier_address) -> AsyncIterator[CoordinatorActor]:
+    actor: Any = CoordinatorActor(pipeline, token)
+    actor.ready = await actor.start(partial(verifier_at, verifier_address, pipeline, token), HOST)
+    yield actor
+    await actor.stop()
 
 
 async def test_answers_are_plain_and_the_status_says_so_until_a_drafter_connects(
@@ -149,21 +155,21 @@ async def test_a_drafter_of_the_same_name_takes_over(coordinator, drafter_addres
     assert answer.token_ids == expected and len(answer.steps) < len(expected)
 
 
-async def test_several_drafters_share_the_requests(token, expected):
+async def test_several_drafters_share_the_requests(
+    token, expected, verifier_address, drafter_address
+):
     config = tiny_pipeline(placement={"drafter": {"count": 2}})
+    actor = CoordinatorActor(config, token)
     async with contextlib.AsyncExitStack() as stack:
-        verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
-        stack.push_async_callback(verifier.stop)
-        address = await verifier.start("", HOST)
         stack.push_async_callback(actor.stop)
-        ready = await actor.start(partial(verifier_at, address, config, token), HOST)
-        for index in range(2):
-            scorer, drafter = PathScorerActor(config, token), DrafterActor(config, token)
-            stack.push_async_callback(scorer.stop)
-            stack.push_async_callback(drafter.stop)
-            scorer_address = await scorer.start(ready.info, HOST)
-            address = await drafter.start(ready.info, ready.vocabulary, scorer_address, HOST)
-            await actor.connect_drafter(f"drafter {index}", address)
+        ready = await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
+        scorer, drafter = PathScorerActor(config, token), DrafterActor(config, token)
+        stack.push_async_callback(scorer.stop)
+        stack.push_async_callback(drafter.stop)
+        scorer_address = await scorer.start(ready.info, HOST)
+        address = await drafter.start(ready.info, ready.vocabulary, scorer_address, HOST)
+        await actor.connect_drafter("drafter 0", drafter_address)
+        await actor.connect_drafter("drafter 1", address)
         asked = [remote.num_bytes_sent for remote in actor.drafters.remotes.values()]
         answers = [actor.engine.complete(MESSAGES, SHORT, DRAFTED) for _ in range(4)]
         assert {answer.token_ids for answer in await asyncio.gather(*answers)} == {expected}
@@ -177,11 +183,12 @@ async def test_metrics_are_prometheus_text(coordinator):
     assert "diffuspec_generation_tokens_total" in text
 
 
-async def test_it_audits_answers_also_those_that_began_at_another_one(token, expected):
+async def test_it_audits_answers_also_those_that_began_at_another_one(
+    token, verifier_address, expected
+):
     config = tiny_pipeline({"drafter": {"kind": "pld"}}, audit_rate=1.0)
-    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
-    address = await verifier.start("", HOST)
-    ready = await actor.start(partial(verifier_at, address, config, token), HOST)
+    actor = CoordinatorActor(config, token)
+    ready = await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
     client = await RemoteCoordinator.connect(ready.address, Security(token))
     for committed in ((), expected[:9], (expected[0] + 1,)):  # the last is not plain decoding's
         answer = client.stream(MESSAGES, SHORT, None, "a", committed)
@@ -193,14 +200,12 @@ async def test_it_audits_answers_also_those_that_began_at_another_one(token, exp
     assert 'audits_total{result="different"} 1.0' in text
     await client.close()
     await actor.stop()
-    await verifier.stop()
 
 
-async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
+async def test_it_is_not_healthy_while_its_event_loop_hangs(token, verifier_address):
     config = tiny_pipeline({"drafter": None}, deadlines={"health_seconds": 0.05})
-    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
-    address = await verifier.start("", HOST)
-    await actor.start(partial(verifier_at, address, config, token), HOST)
+    actor = CoordinatorActor(config, token)
+    await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
     found = []
 
     def watch() -> None:
@@ -213,7 +218,6 @@ async def test_it_is_not_healthy_while_its_event_loop_hangs(token):
     await asyncio.sleep(0.3)
     assert found == [False] and await actor.is_healthy()
     await actor.stop()
-    await verifier.stop()
 
 
 @pytest.fixture
@@ -288,13 +292,11 @@ async def test_off_loopback_without_tls_no_verifier_is_made(pipeline, token):
         await CoordinatorActor(pipeline, token).start(None, "0.0.0.0")  # type: ignore[arg-type]
 
 
-async def test_a_trace_is_whole_once_the_coordinator_stops(token, tmp_path):
+async def test_a_trace_is_whole_once_the_coordinator_stops(token, verifier_address, tmp_path):
     config = tiny_pipeline({"drafter": None}, trace=tmp_path / "trace.json")
-    verifier, actor = VerifierRank(config, token), CoordinatorActor(config, token)
-    address = await verifier.start("", HOST)
-    await actor.start(partial(verifier_at, address, config, token), HOST)
+    actor = CoordinatorActor(config, token)
+    await actor.start(partial(verifier_at, verifier_address, config, token), HOST)
     await actor.engine.complete(MESSAGES, SHORT)
     await actor.stop()
-    await verifier.stop()
     events = json.loads((tmp_path / "trace.json").read_text())
     assert any(event["ph"] == "X" for event in events)
