@@ -30,8 +30,8 @@ pytestmark = [
 ]
 
 PROMPT: Prompt = [{"role": "user", "content": "What is the capital of France?"}]
-GREEDY = SamplingParams(max_tokens=48, ignore_eos=True)
-SAMPLED = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.8, seed=4)
+GREEDY = SamplingParams(max_tokens=32, ignore_eos=True)
+SAMPLED = SamplingParams(max_tokens=16, ignore_eos=True, temperature=0.8, seed=4)
 ENGINE = {
     "target": {**CPU, "max_sequences": 4},
     "drafter": {"kind": "pld"},

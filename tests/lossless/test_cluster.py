@@ -6,7 +6,7 @@ pipeline. They compare its answers with those of one process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
@@ -22,7 +22,6 @@ from diffuspec.text.detokenizer import backend
 from tests.actors.conftest import tiny_pipeline
 from tests.lossless.test_embedded_pair import questions
 from tests.lossless.test_pairs import (
-    SPECULATIONS,
     Pair,
     test_a_request_is_cancelled_by_its_id,
     test_a_stop_string_cuts_where_plain_decoding_cuts,
@@ -81,9 +80,8 @@ async def reference() -> AsyncIterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def prompts() -> Iterator[list[Prompt]]:
-    """As many as there are ways to draft."""
-    yield questions(2)[: len(SPECULATIONS)]
+def prompts() -> list[Prompt]:
+    return questions()
 
 
 @pytest.fixture(scope="module")

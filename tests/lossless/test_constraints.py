@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import jsonschema
 import pytest
@@ -21,9 +22,10 @@ from tests.support.lossless import PLAIN
 CHAT: Prompt = [{"role": "user", "content": "What is the capital of France?"}]
 STORY: Prompt = [{"role": "user", "content": "Tell me a short story about an owl named Rex."}]
 DRAFTED = SpeculationParams(policy="fixed", num_draft_tokens=12)  # whatever it costs
+Answers: TypeAlias = Callable[..., list[Completion]]
 DRAWS: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 5}]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +37,20 @@ def engine() -> Iterator[Engine]:
         yield engine
 
 
-def answers_both_ways(engine: Engine, **params: Any) -> list[Completion]:
+@pytest.fixture(scope="module")
+def answers_both_ways(engine: Engine) -> Answers:
     """Return the answers to both prompts, drafted; they must be those of plain decoding."""
-    sampling = SamplingParams(**{"max_tokens": 40, **params})
-    plain = engine.generate([CHAT, STORY], sampling, PLAIN)
-    drafted = engine.generate([CHAT, STORY], sampling, DRAFTED)
-    for one, other in zip(plain, drafted, strict=True):
-        assert (one.token_ids, one.text) == (other.token_ids, other.text)
-        assert one.finish_reason == other.finish_reason
-    return drafted
+
+    @functools.cache
+    def answers(sampling: SamplingParams) -> list[Completion]:
+        plain = engine.generate([CHAT, STORY], sampling, PLAIN)
+        drafted = engine.generate([CHAT, STORY], sampling, DRAFTED)
+        for one, other in zip(plain, drafted, strict=True):
+            assert (one.token_ids, one.text) == (other.token_ids, other.text)
+            assert one.finish_reason == other.finish_reason
+        return drafted
+
+    return lambda **params: answers(SamplingParams(**{"max_tokens": 40, **params}))
 
 
 def num_steps(answers: list[Completion]) -> int:
@@ -51,28 +58,28 @@ def num_steps(answers: list[Completion]) -> int:
 
 
 @pytest.mark.parametrize("how", DRAWS, ids=["greedy", "sampled"])
-def test_bad_words_do_not_appear(engine: Engine, how: dict[str, Any]) -> None:
-    free = answers_both_ways(engine, **how)
+def test_bad_words_do_not_appear(answers_both_ways: Answers, how: dict[str, Any]) -> None:
+    free = answers_both_ways(**how)
     words = [word for answer in free for word in answer.text.split()[:6] if word.isalpha()]
-    answers = answers_both_ways(engine, bad_words=words, **how)
+    answers = answers_both_ways(bad_words=words, **how)
     found = {word.strip(".,!?") for answer in answers for word in answer.text.split()}
     assert words and found.isdisjoint(words)
 
 
 @pytest.mark.parametrize("how", DRAWS, ids=["greedy", "sampled"])
-def test_no_answer_ends_before_min_tokens(engine: Engine, how: dict[str, Any]) -> None:
-    [short, _] = answers_both_ways(engine, **how)
-    answers = answers_both_ways(engine, min_tokens=30, stop=["a", "e"], **how)
+def test_no_answer_ends_before_min_tokens(answers_both_ways: Answers, how: dict[str, Any]) -> None:
+    [short, _] = answers_both_ways(**how)
+    answers = answers_both_ways(min_tokens=30, stop=["a", "e"], **how)
     assert len(short.token_ids) < 30
     assert all(len(answer.token_ids) > 30 for answer in answers)
 
 
-def test_a_drafter_knows_of_the_bias(engine: Engine) -> None:
+def test_a_drafter_knows_of_the_bias(answers_both_ways: Answers) -> None:
     """A drafter that did not would propose only tokens that are banned."""
-    free = answers_both_ways(engine)
+    free = answers_both_ways()
     banned = {token_id for answer in free for token_id in answer.token_ids}
     bias = dict.fromkeys(banned, -100.0)
-    biased = answers_both_ways(engine, logit_bias=bias, max_tokens=20)
+    biased = answers_both_ways(logit_bias=bias, max_tokens=20)
     assert banned.isdisjoint(token_id for answer in biased for token_id in answer.token_ids)
     assert sum(len(answer.token_ids) for answer in biased) > num_steps(biased)
 
@@ -118,8 +125,10 @@ def has_form(text: str, form: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("how", DRAWS, ids=["greedy", "sampled"])
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: next(iter(form)))
-def test_answers_have_their_form(engine: Engine, form: dict[str, Any], how: dict[str, Any]) -> None:
-    answers = answers_both_ways(engine, structured_output=form, max_tokens=80, **how)
+def test_answers_have_their_form(
+    answers_both_ways: Answers, form: dict[str, Any], how: dict[str, Any]
+) -> None:
+    answers = answers_both_ways(structured_output=form, max_tokens=80, **how)
     for answer in answers:
         assert answer.finish_reason == "stop" and has_form(answer.text, form)
     assert sum(len(answer.token_ids) for answer in answers) > 1.2 * num_steps(answers)
@@ -133,10 +142,10 @@ def test_a_draft_of_any_shape_is_kept_to_the_form(engine: Engine, shape: TreeSha
     assert drafted.token_ids == plain.token_ids
 
 
-def test_an_answer_that_is_cut_is_the_beginning_of_one(engine: Engine) -> None:
+def test_an_answer_that_is_cut_is_the_beginning_of_one(answers_both_ways: Answers) -> None:
     form = {"structured_output": FORMS[0]}
-    [whole, _] = answers_both_ways(engine, max_tokens=80, **form)
-    [cut, _] = answers_both_ways(engine, max_tokens=9, **form)
+    [whole, _] = answers_both_ways(max_tokens=80, **form)
+    [cut, _] = answers_both_ways(max_tokens=9, **form)
     assert cut.finish_reason == "length" and cut.token_ids == whole.token_ids[:9]
 
 

@@ -28,7 +28,7 @@ __all__ = [
     "test_requests_that_are_cancelled_leave_the_others_as_they_are",
 ]
 
-MAX_TOKENS = 64
+MAX_TOKENS = 48
 DRAFTERS: dict[str, dict[str, Any]] = {
     "diffusion": {"drafter": {"path": DRAFTER, "device": "cpu"}},
     "several": {
@@ -39,13 +39,12 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         },
     },
 }
-NUMS_QUESTIONS = {"diffusion": 2, "several": 1}  # of each family
 MIN_ACCEPTANCE_LENGTHS = {"diffusion": 2.0, "several": 1.3}
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
-    pytest.mark.timeout(600),  # some 6,000 tokens, on a busy machine
+    pytest.mark.timeout(600),  # some 3,000 tokens, on a busy machine
 ]
 
 
@@ -53,13 +52,14 @@ pytestmark = [
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     name = request.param
     config = tiny_config(target={"path": TARGET, "device": "cpu"}, **DRAFTERS[name])
-    prompts, acceptance_length = questions(NUMS_QUESTIONS[name]), MIN_ACCEPTANCE_LENGTHS[name]
+    prompts, acceptance_length = questions(), MIN_ACCEPTANCE_LENGTHS[name]
     with Engine.from_config(config) as engine:
         drafters = (None, *config.named_drafters)
         yield Pair(engine, engine, prompts, MAX_TOKENS, acceptance_length, False, drafters=drafters)
         await engine.stop()
 
 
-def questions(num_per_family: int) -> list[Prompt]:
-    loaded = first_per_family(load_questions(QUESTIONS), num_per_family)
+def questions() -> list[Prompt]:
+    """Return one of each family."""
+    loaded = first_per_family(load_questions(QUESTIONS), 1)
     return [[{"role": "user", "content": question.turns[0]}] for question in loaded]

@@ -48,6 +48,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.timeout(300),
 ]

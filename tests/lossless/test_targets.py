@@ -47,7 +47,11 @@ SAMPLINGS = {
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed")
 STRATEGIES = (*HONEST, *DISHONEST)
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.timeout(300),
+]
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ async def served(
         max_sequences=4,
     )
     target = CausalTarget.load(config)
-    yield Served(target, target, byte_tokenizer(), every=2)
+    yield Served(target, target, byte_tokenizer(), every=2 if family == "qwen2" else 4)
     target.close()
 
 
