@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
 from diffuspec.core.types import NO_TOKENS, TokenIds, num_shared_tokens
 
 _MAX_REWIND = 512  # tokens at the end of a prefix that are taken back without a new automaton
+_PIECE_TOKENS = 256  # a few milliseconds
 
 # P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
 # drafted ones included. Measured on the embedded pair's questions.
@@ -36,6 +38,17 @@ class OwnText:
         self.automaton.extend(prefix[num_shared:].tolist())
         self.prefix = prefix
         return self.automaton.repeat()
+
+    def pieces(self, prefix: TokenIds) -> Iterator[TokenIds]:
+        """Yield beginnings of a prefix, to be followed one after the other before it.
+
+        Each takes a few milliseconds; there is none where the prefix itself takes no more.
+        """
+        start = num_shared_tokens(prefix, self.prefix)
+        if len(self.prefix) - start > _MAX_REWIND:
+            start = 0
+        for end in range(start + _PIECE_TOKENS, len(prefix), _PIECE_TOKENS):
+            yield prefix[:end]
 
     def token_after(self, match: Match) -> tuple[int, int] | None:
         """Return the token that followed a match at its earliest place, and the match's length.

@@ -9,6 +9,7 @@ tree of what followed most often.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -51,6 +52,7 @@ class SuffixAutomatonDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order; an empty one where nothing stood before."""
+        await self.read(requests)
         return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:
@@ -58,6 +60,14 @@ class SuffixAutomatonDrafter:
 
     def close(self) -> None:
         self._own.clear()
+
+    async def read(self, requests: Sequence[DraftRequest]) -> None:
+        """Follow long prefixes in pieces, and let others use the event loop in between."""
+        for request in requests:
+            own = self._own.of(request.request_id)
+            for beginning in own.pieces(request.prefix):
+                own.follow(beginning)
+                await asyncio.sleep(0)
 
     def find(self, request: DraftRequest) -> tuple[Match, Match]:
         """Return the longest matches of the prefix in its own text and in the texts given."""

@@ -32,6 +32,7 @@ class SamdRecyclingDrafter:
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in order."""
+        await self._samd.read(requests)
         return draft_each(requests, self._draft)
 
     async def release(self, request_id: str) -> None:

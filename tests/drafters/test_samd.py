@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -114,3 +115,23 @@ async def test_given_texts_are_read_with_the_tokenizer_of_the_target(tmp_path: P
     assert draft.tree.token_ids == (3,), "the eleventh token is the last one read"
     with pytest.raises(ConfigError, match="needs the directory of the target"):
         load_drafter(config, SearchConfig(), Target(info, None))
+
+
+async def test_others_use_the_event_loop_while_a_long_prompt_is_read() -> None:
+    num_turns = 0
+
+    async def others() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    tokens = np.random.default_rng(0).integers(10, 50, 4000).tolist()
+    one = drafter()
+    for prompt in (tokens[:2000], tokens[:2010], tokens[::-1][:2000]):  # the last begins otherwise
+        running = asyncio.create_task(others())
+        num_before = num_turns
+        [draft] = await one.draft([request(prompt)])
+        running.cancel()
+        assert draft.tree == (await drafter().draft([request(prompt, name="b")]))[0].tree
+        assert (num_turns - num_before >= 7) == (len(prompt) == 2000)
