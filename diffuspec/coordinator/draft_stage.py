@@ -12,7 +12,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_lane import DraftLane
@@ -208,10 +207,7 @@ class DraftStage:
     ) -> list[Draft] | None:
         """Return the drafts of a batch, the jobs' last; None: no request wants them any more."""
         share = StateRows.MAX_BYTES // max(1, len(requests))
-        draft_requests = [
-            replace(request.draft_request(), states=request.feed.to_send(share))
-            for request in requests
-        ]
+        draft_requests = [request.draft_request(share) for request in requests]
         draft_requests += [job.draft_request for job in jobs]
         wanted_by = [*requests, *(job.request for job in jobs)]
         lane.drafting, started = requests, time.monotonic()

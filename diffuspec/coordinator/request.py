@@ -274,11 +274,17 @@ class Request:
         """Ask for the planned draft, but take the coming step without it."""
         self.early = EarlyDraft(self.draft_request())
 
-    def draft_request(self) -> DraftRequest:
-        """Return what to ask the drafter for the planned draft."""
+    def draft_request(self, max_state_bytes: int = 0) -> DraftRequest:
+        """Return what to ask the drafter for the planned draft, with hidden states if it wants any.
+
+        max_state_bytes: what the message has room for; 0: send none, nothing will be answered.
+        """
         if self.early is not None:
-            return self.early.request
-        return self._draft_request(self.prefix, self.num_draft_tokens)
+            request = self.early.request
+        else:
+            request = self._draft_request(self.prefix, self.num_draft_tokens)
+        states = self.feed.to_send(max_state_bytes) if max_state_bytes else None
+        return request if states is None else replace(request, states=states)
 
     def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
         """Return what to ask for the case that these tokens are committed."""
