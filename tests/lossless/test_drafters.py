@@ -53,7 +53,7 @@ from tests.support.lattice_fakes import FakeCausalProxy, FakeLatticeModel
 from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
 from tests.support.stage import pool_of
 
-pytestmark = pytest.mark.timeout(300)  # thousands of tokens, on a busy machine
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # thousands of tokens, on a busy machine
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed", "off")
 REPEATING = ("pld", "samd", "token_recycling", "samd_recycling", "lookahead", "merged")
 STRATEGIES = (*HONEST, *DISHONEST)

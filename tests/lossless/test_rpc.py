@@ -41,7 +41,7 @@ SAMPLINGS = {
     ),
 }
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @dataclass(frozen=True)

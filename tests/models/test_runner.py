@@ -89,11 +89,12 @@ def exact_runner(
     return load_model(path, dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True).runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", EXACT_FAMILIES, indirect=True)
 def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
     exact_runner: ModelRunner, family: str
 ) -> None:
-    length = 100
+    length = 80  # more than a block
     token_ids = random_tokens(length)
     expected = feed_by(exact_runner, 0, token_ids, [1] * length)
     if exact_runner.cache.dtype == torch.float32:
@@ -103,6 +104,7 @@ def test_exact_rows_do_not_depend_on_what_else_is_in_a_step(
     assert torch.equal(feed_by(exact_runner, 1, token_ids, [length]), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(set(EXACT_FAMILIES) - PADDED_FAMILIES), indirect=True)
 def test_exact_rows_of_a_tree_are_those_of_its_paths(
     exact_runner: ModelRunner, family: str

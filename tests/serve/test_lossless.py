@@ -35,6 +35,9 @@ MORE: dict[str, Any] = {
 }
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Engine]:
     with Engine.from_config(tiny_config(drafter=None)) as engine:

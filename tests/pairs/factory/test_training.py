@@ -29,6 +29,7 @@ def make_plan(target: Path, out: Path, answers: Path, **more: object) -> Drafter
     )
 
 
+@pytest.mark.slow
 def test_a_drafter_learns_the_targets_answers(target, answers, tmp_path):
     training = DrafterTraining(make_plan(target, tmp_path, answers))
     before = training.measure()

@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
@@ -16,6 +17,7 @@ from diffuspec.pairs.tiny.training.target import (
 from tests.pairs.tiny.conftest import small
 
 
+@pytest.mark.slow
 def test_accuracy_is_that_of_greedy_decoding(encoder, tokenizer):
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(small(drafter_config()))
