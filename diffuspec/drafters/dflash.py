@@ -24,7 +24,7 @@ def _load(config: DFlashConfig, target: Target, path_scorer: PathScorer | None) 
     ends = target.info.eos_token_ids
     pruning = Pruning(config.candidate_mass, config.max_candidates, ends)
     lattices = DFlashLattices(model, layers, target.info, pruning)
-    reader = StateReader(target, model.settings.target_layer_ids)
+    reader = StateReader(target, model.settings.target_layer_ids, max_unknown=lattices.max_unknown)
     return DiffuSpecDrafter(HeadLattices(lattices, reader), path_scorer)
 
 

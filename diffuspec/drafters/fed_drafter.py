@@ -21,7 +21,7 @@ class FedDrafter:
     """A Drafter of lattices that are made of hidden states, and a path search.
 
     It keeps the states of the prefixes drafted for last. Each draft says which states are lacking;
-    the draft itself is empty unless all are known.
+    the draft itself is empty unless all are known but a few at the end.
     """
 
     def __init__(
@@ -35,6 +35,7 @@ class FedDrafter:
         self._layers = hidden_layers
         self._path_scorer = path_scorer
         self._num_ids = target.vocab_size
+        self._max_unknown = model.max_unknown
         self._features = FeatureStore(2 * target.max_sequences)
         self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
 
@@ -63,7 +64,8 @@ class FedDrafter:
         try:
             for request in requests:
                 self._keep(request)
-            found = [self._features.find(request.prefix) for request in requests]
+            most = self._max_unknown
+            found = [self._features.find(request.prefix, most) for request in requests]
             known = [place for place, one in enumerate(found) if one is not None and not one.first]
             features = [one for one in found if one is not None and not one.first]
             lattices = [EMPTY_LATTICE] * len(requests)

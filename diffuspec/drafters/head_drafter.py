@@ -31,6 +31,11 @@ class DraftHeads(Protocol):
 class FeatureLattices(Protocol):
     """What makes lattices of hidden states."""
 
+    @property
+    def max_unknown(self) -> int:
+        """Tokens before a prefix's last that it can do without the states of."""
+        ...
+
     def lattices(
         self, requests: Sequence[DraftRequest], features: Sequence[Features]
     ) -> list[Lattice]:
@@ -59,18 +64,25 @@ class StateReader:
     """An Observer of the verifier in this process: it finds hidden states for what drafts of them.
 
     It observes every verification: a prefix may have been read before anybody asks for its draft.
-    A request whose last state is not known has no draft: such as a hypothetical prefix, and one
-    that the target read before this reader was made.
+    A request whose last state is not known has no draft: one that the target read before this
+    reader was made and, where all states are needed, a hypothetical prefix.
     """
 
     num_top = 0
     is_active = True
 
     def __init__(
-        self, target: Target, hidden_layers: tuple[int, ...], *, keeps_all: bool = True
+        self,
+        target: Target,
+        hidden_layers: tuple[int, ...],
+        *,
+        keeps_all: bool = True,
+        max_unknown: int = 0,
     ) -> None:
+        """max_unknown: tokens before a prefix's last that the work can do without the states of."""
         assert target.verifier is not None, "it observes the target in this process"
         self.hidden_layers = hidden_layers
+        self._max_unknown = max_unknown
         self._features = FeatureStore(2 * target.info.max_sequences, keeps_all)
         self._num_ids = target.info.vocab_size
         self._verifier: ObservableVerifier = target.verifier
@@ -109,7 +121,7 @@ class StateReader:
         requests: Sequence[DraftRequest],
         nothing: T,
     ) -> list[T]:
-        found = [self._features.find(request.prefix) for request in requests]
+        found = [self._features.find(request.prefix, self._max_unknown) for request in requests]
         known = [place for place, features in enumerate(found) if features is not None]
         results = [nothing] * len(requests)
         if known:

@@ -21,7 +21,7 @@ _MIN_ROWS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """The states of a prefix's tokens from `first` on, up to its last token but one."""
+    """The states of a prefix's tokens from `first` on, up to about its last token but one."""
 
     first: int
     states: torch.Tensor  # [num_tokens - first, D]
@@ -85,19 +85,24 @@ class FeatureStore:
             self._sequences.append(sequence)
             del self._sequences[: -self._num_sequences]
 
-    def find(self, prefix: TokenIds) -> Features | None:
-        """Return what is known of a prefix's tokens; None without the state of its last but one.
+    def find(self, prefix: TokenIds, max_unknown: int = 0) -> Features | None:
+        """Return what is known of a prefix's tokens, up to the last but one or a few before it.
 
-        The last token has no state yet: the target reads it in the coming step.
+        None if the states of more than max_unknown tokens are unknown there. The last token has no
+        state yet: the target reads it in the coming step.
         """
         token_ids = prefix[:-1]
         with self._lock:
+            best, most = None, len(token_ids) - max_unknown - 1
             for one in reversed(self._sequences):
-                if one.first < len(token_ids) == num_shared_tokens(one.token_ids, token_ids):
-                    self._sequences.remove(one)
-                    self._sequences.append(one)
-                    return Features(one.first, one.states(len(token_ids)))
-        return None
+                num = num_shared_tokens(one.token_ids, token_ids)
+                if num > max(most, one.first):
+                    best, most = one, num
+            if best is None:
+                return None
+            self._sequences.remove(best)
+            self._sequences.append(best)
+            return Features(best.first, best.states(most))
 
     def num_known(self, token_ids: TokenIds) -> int:
         """Return how many of these tokens, from the first on, have states that are known."""

@@ -47,17 +47,18 @@ def reference(
     layers: TargetLayers, model: Any, prefix: Sequence[int], states: torch.Tensor, first: int
 ) -> torch.Tensor:
     """Return the logits of a block's masks by transformers' model, without a cached prefix."""
-    block = [prefix[-1], *[DFLASH_MASK] * (DFLASH_BLOCK - 1)]
+    given = prefix[first + len(states) :]
+    block = [*given, *[DFLASH_MASK] * (DFLASH_BLOCK - len(given))]
     cache = DFlashCache(config=model.config)
     cache.set_previous_accepted_tokens(len(states))
     with torch.no_grad():
         hidden = model(
             noise_embeds=layers.embed(torch.tensor([block])),
             context_hidden_states=states[None],
-            position_ids=torch.arange(first, len(prefix) - 1 + DFLASH_BLOCK)[None],
+            position_ids=torch.arange(first, first + len(states) + DFLASH_BLOCK)[None],
             past_key_values=cache,
         ).last_hidden_state
-        logits = layers.logits(hidden[0, 1:])
+        logits = layers.logits(hidden[0, len(given) :])
     logits[:, 258:] = -torch.inf  # ids that the target does not know
     return logits
 
@@ -127,6 +128,25 @@ def test_lattices_are_those_of_transformers_own_drafter(
             wanted = with_noise(logits[: requests[row].num_draft_tokens], requests[row], ())
             assert_same(one, wanted)
         prefixes = [[*prefix, 7, 9, 11] for prefix in prefixes]
+
+
+def test_hypothetical_prefixes_begin_blocks_after_what_is_known(
+    target: CausalTarget, layers: TargetLayers, tmp_path: Path
+) -> None:
+    """The prefix of one request and three guesses of what follows it, and another request."""
+    save_dflash(tmp_path)
+    drafter = DFlashLattices(DFlashModel.load(tmp_path, layers), layers, target.info, ALL)
+    states = torch.randn(2, 12, 2 * H, generator=torch.Generator().manual_seed(1))
+    prefix, other = [*range(40, 53)], [*range(60, 69)]
+    asked = [("a", prefix), ("a", [*prefix, 7]), ("b", other), ("a", [*prefix, 7, 8, 9, 10])]
+    asked.append(("a", [*prefix[:8], 5]))  # of another past
+    known = [states[0, :12], states[0, :12], states[1, :8], states[0, :12], states[0, :8]]
+    requests = [request(name, tokens) for name, tokens in asked]
+    found = drafter.lattices(requests, [Features(0, rows) for rows in known])
+    assert [one.num_positions for one in found] == [5, 4, 5, 1, 5]
+    assert drafter.max_unknown == 4
+    for (_, tokens), rows, one in zip(asked, known, found, strict=True):
+        assert_same(one, reference(layers, dflash_model(), tokens, rows, 0))
 
 
 def test_a_layer_with_a_window_sees_no_later_row_of_its_block_unless_the_checkpoint_says_so(

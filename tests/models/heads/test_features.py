@@ -103,3 +103,15 @@ def test_an_observation_that_comes_twice_changes_nothing() -> None:
         store.add(observation([5, 6, 7]))
         store.add(observation([5, 6, 7, 8], 3))
     assert_known(store, [5, 6, 7, 8, 9])
+
+
+def test_all_but_a_few_states_are_enough_where_they_are() -> None:
+    store = FeatureStore(2)
+    store.extend(np.arange(6, dtype=np.int32), 0, torch.zeros(6, 2))
+    prefix = np.array([0, 1, 2, 3, 4, 5, 9, 9, 9], np.int32)
+    assert store.find(prefix) is None and store.find(prefix, 1) is None
+    found = store.find(prefix, 2)
+    assert found is not None and len(found.states) == 6
+    assert store.num_known(prefix) == 6
+    other = store.find(np.array([0, 1, 2, 7, 8], np.int32), 2)
+    assert other is not None and len(other.states) == 3

@@ -24,6 +24,7 @@ from diffuspec.pairs.factory.loss import Head
 
 ROWS_PER_ANSWER_TOKEN = 2.0  # of blocks
 LIKELY_SHARE = 0.5  # of the target's probabilities in what is learnt
+GIVEN_SHARE = 0.2  # of the batches, whose blocks begin with several tokens instead of one
 PROBES = 6  # drafts measured in each answer
 
 
@@ -73,13 +74,16 @@ class DFlashLearner:
         # On the CPU, whose random state is in the checkpoints.
         starts = torch.multinomial(batch.is_answer.float().cpu(), count, replacement=True)
         blocks = place_blocks(batch, starts.to(batch.token_ids.device), size)
+        num_given = 1
+        if torch.rand(()) < GIVEN_SHARE:  # as where the states of the last tokens are not known
+            num_given = int(torch.randint(1, max(2, size // 2 + 1), ()))
         labels = _own_labels(blocks, size)
-        kept = labels >= 0
-        hidden = self.states(rows, blocks)[kept]
+        kept = (labels >= 0) & (blocks.offsets >= num_given)
+        hidden = self.states(rows, blocks, num_given)[kept]
         row, column = kept.nonzero(as_tuple=True)
         before = rows.states[row, blocks.positions[row, column] - 1]
         rate = max(1.0, size / 2 - 1)  # places after which a row counts 1/e
-        weights = torch.exp((1 - blocks.offsets[kept]) / rate)
+        weights = torch.exp((num_given - blocks.offsets[kept]) / rate)
 
         def loss(
             states: torch.Tensor, labels: torch.Tensor, true: torch.Tensor, weights: torch.Tensor
@@ -91,7 +95,8 @@ class DFlashLearner:
             hard = head.cross_entropies(logprobs, labels)
             return ((LIKELY_SHARE * soft + (1 - LIKELY_SHARE) * hard) * weights).sum()
 
-        return in_slices(loss, hidden, labels[kept], before, weights) / weights.sum()
+        total = in_slices(loss, hidden, labels[kept], before, weights)
+        return total / weights.sum().clamp(min=1e-6)
 
     def right(self, rows: Rows) -> torch.Tensor:
         batch, size = rows.batch, self._settings.block_size
@@ -103,12 +108,12 @@ class DFlashLearner:
         right = right_tokens(self._layers.head, hidden.flatten(0, 1), labels.flatten())
         return right.reshape(-1, size)[:, 1:]
 
-    def states(self, rows: Rows, blocks: Blocks) -> torch.Tensor:
-        """Return what the drafter makes of blocks of masks after their first tokens, [B, M, H]."""
+    def states(self, rows: Rows, blocks: Blocks, num_given: int = 1) -> torch.Tensor:
+        """Return what the drafter makes of blocks, [B, M, H]: the given tokens, and masks."""
         token_ids, features = rows.batch.token_ids, rows.features
         assert features is not None, "the learner names the layers that it reads"
         size, num_tokens = token_ids.shape
-        first = blocks.offsets == 0
+        first = blocks.offsets < num_given
         own = token_ids.gather(1, blocks.positions.clamp(max=num_tokens - 1))
         ids = torch.where(first, own, self._settings.mask_token_id)
         clean = torch.arange(num_tokens, device=token_ids.device)
