@@ -185,10 +185,7 @@ async def leave_everywhere(target: Target, times: int = 20) -> str:
     ]  # fmt: skip
     for sent, num_events in phases:
         await asyncio.gather(*(target.leave(sent, num_events=num_events) for _ in range(times)))
-    async with asyncio.timeout(_MAX_WAIT_SECONDS):
-        while (running := await _num_running(target)) != 0:
-            await asyncio.sleep(0.2)
-    return f"{running} requests run afterwards"
+    return await _until_idle(target)
 
 
 async def stop_reading(target: Target) -> str:
@@ -197,10 +194,18 @@ async def stop_reading(target: Target) -> str:
     reader, writer = await asyncio.open_connection(target.host, target.port, limit=1024)
     writer.write(target.head(TEXT, len(body)) + body)
     await reader.read(256)
-    async with asyncio.timeout(_MAX_WAIT_SECONDS):
-        while (running := await _num_running(target)) != 0:
-            await asyncio.sleep(0.5)
+    found = await _until_idle(target)
     await _close(writer)
+    return found
+
+
+async def _until_idle(target: Target) -> str:
+    """Wait until no request runs; return how many do then, or still."""
+    running: int | None = None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_MAX_WAIT_SECONDS):
+            while (running := await _num_running(target)) != 0:
+                await asyncio.sleep(0.2)
     return f"{running} requests run afterwards"
 
 

@@ -165,6 +165,9 @@ def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
 
 
 def _select(tree: DraftTree, kept: list[int]) -> DraftTree:
+    size = len(kept)
+    if not size or kept[-1] == size - 1:  # the first ones: parents come before children
+        return DraftTree(tree.token_ids[:size], tree.parents[:size])
     new_index = {-1: -1} | {node: index for index, node in enumerate(kept)}
     for node in kept:
         if tree.parents[node] not in new_index:

@@ -7,14 +7,12 @@ transport. Nothing is assumed in advance: a curve without measurements has is_kn
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-
-IntArray: TypeAlias = NDArray[np.int64]
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
@@ -23,6 +21,7 @@ _ALONE = 0.05  # a verification counts as alone up to this share of it with draf
 _MAX_CROWDING = 1.5
 _MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
 _MIN_SECONDS = 1e-9  # of any size: costs are divided by
+_NEWS = 0.01  # the share by which a point must move for a curve to be fitted again
 _DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size was measured
 
 
@@ -33,6 +32,16 @@ class _Point:
     tokens: float
     seconds: float
     count: int = 1
+    fitted: tuple[float, float] = (0.0, 0.0)  # tokens and seconds when a curve was last fitted
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the averages are far from the fitted ones."""
+        tokens, seconds = self.fitted
+        return (
+            abs(self.seconds - seconds) > _NEWS * seconds
+            or abs(self.tokens - tokens) > _NEWS * tokens
+        )
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         self.count += 1
@@ -84,11 +93,13 @@ class CostCurve:
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add one measurement."""
         bucket = bisect_right(_BUCKET_STARTS, num_tokens)
-        self._line = None
-        if bucket in self._points:
-            self._points[bucket].observe(num_tokens, seconds)
+        point = self._points.get(bucket)
+        if point is None:
+            point = self._points[bucket] = _Point(num_tokens, seconds)
         else:
-            self._points[bucket] = _Point(num_tokens, seconds)
+            point.observe(num_tokens, seconds)
+        if point.has_moved:
+            self._line = None
 
     def at(self, num_tokens: int) -> float:
         """Return the seconds for one size; 0 before any measurement."""
@@ -105,6 +116,8 @@ class CostCurve:
     def _fitted(self) -> _Line:
         if self._line is None:
             known = sorted(self._points.values(), key=lambda point: point.tokens)
+            for point in known:
+                point.fitted = point.tokens, point.seconds
             sizes = [point.tokens for point in known]
             seconds = list(accumulate([point.seconds for point in known], max))
             slope = _DEFAULT_SLOPE * seconds[0]
@@ -166,20 +179,21 @@ class StepCosts:
         self.other_rows += _SMOOTHING * (num_rows * others - self.other_rows)
         self.other_tokens += _SMOOTHING * (num_tokens * others - self.other_tokens)
 
-    def of_drafting(self, lengths: IntArray, num_nodes: IntArray) -> NDArray[np.float64]:
+    def of_drafting(self, lengths: Sequence[int], num_nodes: Sequence[int]) -> list[float]:
         """Return a step's cost with drafts of these lengths, in steps of plain decoding.
 
         If all requests draft so, and verify that many nodes. What pays for all of them may not pay
         for one alone to begin, nor to stop what does not.
         """
         count = 1 + self.other_requests
-        positions = np.rint(count * lengths).astype(np.int64)
-        rows = np.rint(count * (1 + num_nodes)).astype(np.int64)
-        draft = self.exposed_share * self.draft.seconds(int(positions.max()))[positions]
-        verify = self.verify.seconds(int(rows.max()))
-        plain = verify[round(count)] + self.overhead_seconds
-        prices: NDArray[np.float64] = (draft + verify[rows] + self.overhead_seconds) / plain
-        return prices
+        positions = [round(count * length) for length in lengths]
+        rows = [round(count * (1 + number)) for number in num_nodes]
+        draft = self.draft.seconds(max(positions))[positions].tolist()
+        table = self.verify.seconds(max(rows))
+        plain = float(table[round(count)]) + self.overhead_seconds
+        share, overhead = self.exposed_share, self.overhead_seconds
+        verify = table[rows].tolist()
+        return [(share * d + v + overhead) / plain for d, v in zip(draft, verify, strict=True)]
 
     @property
     def is_alone_wanted(self) -> bool:

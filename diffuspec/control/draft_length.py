@@ -9,11 +9,12 @@ of committed tokens per second, from measured acceptance and measured costs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from diffuspec.algorithm.draft_tree import depths, prune_draft
 from diffuspec.control.calibration import AcceptanceModel
@@ -129,8 +130,7 @@ class CostAwareDraftLength:
     """
 
     def __init__(self, max_draft_tokens: int, economics: Economics) -> None:
-        lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
-        self._lengths = np.array(lengths)
+        self._lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
         self._shared = economics
         self._acceptance = AcceptanceModel(economics.acceptance)
         self._survival = economics.survival[:max_draft_tokens].copy()
@@ -168,34 +168,40 @@ class CostAwareDraftLength:
         costs = self._shared.costs
         lengths = self._lengths
         if limit < lengths[-1]:
-            lengths = np.append(lengths[lengths < limit], limit)
+            lengths = [*(k for k in lengths if k < limit), limit]
         if not (costs.draft.is_known and costs.verify.is_known):
-            return _Plan(min(limit, int(self._lengths[len(self._lengths) // 2])), True)
-        tokens = 1 + self._survival.cumsum()[lengths - 1]
+            return _Plan(min(limit, self._lengths[len(self._lengths) // 2]), True)
+        reach = list(accumulate(self._survival.tolist(), initial=1.0))
+        tokens = [reach[k] for k in lengths]
         num_nodes = round(self._num_nodes)
-        positions = round(costs.other_positions) + lengths
-        draft = costs.exposed_share * costs.draft.seconds(int(positions[-1]))[positions]
-        verify = costs.verify.at(round(costs.other_rows) + 1 + num_nodes) + costs.overhead_seconds
-        length = int(lengths[((costs.other_tokens + tokens) / (draft + verify)).argmax()])
-        if (tokens >= costs.of_drafting(lengths, np.minimum(lengths, num_nodes))).any():
+        others = round(costs.other_positions)
+        draft = costs.draft.seconds(others + lengths[-1])[others:].tolist()
+        fixed = costs.verify.at(round(costs.other_rows) + 1 + num_nodes) + costs.overhead_seconds
+        rates = [
+            (costs.other_tokens + expected) / (costs.exposed_share * draft[k] + fixed)
+            for k, expected in zip(lengths, tokens, strict=True)
+        ]
+        length = lengths[rates.index(max(rates))]
+        prices = costs.of_drafting(lengths, [min(k, num_nodes) for k in lengths])
+        if any(expected >= price for expected, price in zip(tokens, prices, strict=True)):
             return _Plan(length, True)
         length = min(length, _MAX_TRIAL_TOKENS)
-        trial = np.array([length])
-        return _Plan(length, False, float(costs.of_drafting(trial, trial)[0]))
+        return _Plan(length, False, costs.of_drafting([length], [length])[0])
 
     def trim(self, draft: Draft) -> Draft:
         if not draft.tree.num_nodes:
             return draft
-        reach = np.array(self._acceptance.reach(draft))
+        reach = self._acceptance.reach(draft)
         self._learn_survival(draft, reach)
         if self._is_trial:
             return draft
-        order = np.argsort(-reach, kind="stable")  # parents first: reach only falls
-        num_nodes = self._best_num_nodes(reach[order])
+        # Parents first: reach only falls.
+        order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)
+        num_nodes = self._best_num_nodes([reach[node] for node in order])
         self._num_nodes += _SMOOTHING * (num_nodes - self._num_nodes)
         if num_nodes == draft.tree.num_nodes:
             return draft
-        return prune_draft(draft, order[:num_nodes].tolist())
+        return prune_draft(draft, order[:num_nodes])
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         self._acceptance.observe(draft, verdict, is_shared=self._num_drafts < _SHARED_DRAFTS)
@@ -217,22 +223,22 @@ class CostAwareDraftLength:
         self._drafted = num_draft_tokens
         return num_draft_tokens
 
-    def _best_num_nodes(self, reach: NDArray[np.float64]) -> int:
+    def _best_num_nodes(self, reach: Sequence[float]) -> int:
         costs = self._shared.costs
         if not costs.verify.is_known:
             return len(reach)
         rows = round(costs.other_rows) + 1
-        verify = costs.verify.seconds(rows + len(reach))[rows:]
+        verify = costs.verify.seconds(rows + len(reach))[rows:].tolist()
         positions = round(costs.other_positions) + self._drafted
         spent = costs.exposed_share * costs.draft.at(positions) + costs.overhead_seconds
-        tokens = costs.other_tokens + 1 + np.concatenate([[0.0], np.cumsum(reach)])
-        return int(np.argmax(tokens / (verify + spent)))
+        tokens = accumulate(reach, initial=costs.other_tokens + 1)
+        rates = [expected / (one + spent) for expected, one in zip(tokens, verify, strict=True)]
+        return rates.index(max(rates))
 
-    def _learn_survival(self, draft: Draft, reach: NDArray[np.float64]) -> None:
+    def _learn_survival(self, draft: Draft, reach: Sequence[float]) -> None:
         """Average the reach by depth, extrapolated geometrically past the draft's end."""
         size = len(self._survival)
-        places = np.array(depths(draft.tree), np.int64)
-        seen = np.bincount(places, weights=reach, minlength=1 + size)[1 : 1 + size]
+        seen = np.bincount(depths(draft.tree), weights=reach, minlength=1 + size)[1 : 1 + size]
         end = min(self._drafted, size)
         if end < size and draft.num_tokens_before_eos >= end and seen[end - 1] > 0:
             ratio = min(seen[end - 1] ** (1 / end), 0.99)
