@@ -78,7 +78,10 @@ BatchTokens = Annotated[int, typer.Option(help="Tokens in a batch.", min=64, met
 HeadTokens = Annotated[
     int,
     typer.Option(
-        help="Most frequent tokens, over which the loss is computed; 0: all.", min=0, metavar="N"
+        help="Most frequent tokens, over which the loss is computed, and which alone a diffusion LM"
+        " drafts; 0: all.",
+        min=0,
+        metavar="N",
     ),
 ]
 Device = Annotated[str, typer.Option(help="Where to train.", metavar="auto|cpu|cuda")]

@@ -20,6 +20,7 @@ from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, use_draft_head
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.row_layers import use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
@@ -136,6 +137,7 @@ def _read_weights(
 ) -> Any:
     path = checkpoint.path
     weights = read_with_shared(checkpoint, config)
+    head_token_ids = weights.pop(HEAD_TOKEN_IDS, None) if weights else None
     try:
         with quiet(), only_available_accelerators():
             family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -165,6 +167,8 @@ def _read_weights(
                 f"{path}: {len(keys)} {what} weights for {type(model).__name__}: "
                 + ", ".join(keys[:3])
             )
+    if head_token_ids is not None:
+        use_draft_head(model, head_token_ids, path)
     return model
 
 

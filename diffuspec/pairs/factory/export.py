@@ -12,6 +12,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS
 from diffuspec.models.loading.shared import SCALE_SUFFIX, read_with_shared, to_int8
 from diffuspec.text.tokenizer import load_tokenizer, quiet
 
@@ -19,11 +20,17 @@ Storage = Literal["bfloat16", "int8"]
 
 
 def save_drafter(
-    model: Any, target: Path, mask_token_id: int, out: Path, storage: Storage = "bfloat16"
+    model: Any,
+    target: Path,
+    mask_token_id: int,
+    out: Path,
+    storage: Storage = "bfloat16",
+    head_token_ids: torch.Tensor | None = None,
 ) -> None:
     """Write config.json, tokenizer and the weights that are the drafter's own.
 
     int8 stores matrices as whole numbers with a scale for each row, in half the space of bfloat16.
+    head_token_ids: the only ones to draft, ascending.
     """
     out.mkdir(parents=True, exist_ok=True)
     config = model.config
@@ -43,6 +50,8 @@ def save_drafter(
             own[name], own[name + SCALE_SUFFIX] = to_int8(tensor.detach().float())
         else:
             own[name] = tensor.detach().to(torch.bfloat16).contiguous()
+    if head_token_ids is not None:
+        own[HEAD_TOKEN_IDS] = head_token_ids.to("cpu", torch.int32)
     part = out / "model.part"
     save_file(own, part, {"format": "pt"})
     part.replace(out / "model.safetensors")
@@ -52,14 +61,15 @@ def save_drafter(
 def load_drafter(path: Path) -> tuple[Any, int]:
     """Load an exported drafter as a transformers model; return it and its mask's token id.
 
-    Raises ModelLoadError.
+    Its head is the target's whole one. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     settings = checkpoint.diffusion
     if settings.attention != "block_causal":
         raise ModelLoadError(f"{path} is not block-causal: only such drafters are made here")
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-    weights = read_with_shared(checkpoint, config)
+    weights = read_with_shared(checkpoint, config) or {}
+    weights.pop(HEAD_TOKEN_IDS, None)
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with quiet():
         model = family.from_pretrained(

@@ -82,3 +82,11 @@ def keep_layers(target: Any, kept: Sequence[int]) -> Any:
     model.set_input_embeddings(target.get_input_embeddings())
     model.set_output_embeddings(target.get_output_embeddings())
     return model
+
+
+def compile_layers(layers: Sequence[Any]) -> None:
+    """Compile layers that share their code: of one code, torch keeps eight compilations only."""
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 4 * len(layers))
+    for layer in layers:
+        layer.compile(dynamic=True)

@@ -23,7 +23,12 @@ from diffuspec.pairs.factory.examples import (
     pad,
 )
 from diffuspec.pairs.factory.export import Storage, save_drafter
-from diffuspec.pairs.factory.layers import choose_layers, keep_layers, load_target
+from diffuspec.pairs.factory.layers import (
+    choose_layers,
+    compile_layers,
+    keep_layers,
+    load_target,
+)
 from diffuspec.pairs.factory.loss import Head, LossConfig, draft_loss, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -155,10 +160,10 @@ class DrafterTraining:
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
             embeddings.requires_grad_(False)
         self._config = self._loss_config()
-        self._head = Head(self.model, self._head_ids())
+        self._head_ids = self._frequent_ids()
+        self._head = Head(self.model, self._head_ids)
         if plan.compiles:
-            for layer in self.model.get_decoder().layers:
-                layer.compile(dynamic=True)
+            compile_layers(self.model.get_decoder().layers)
 
     def run(self, on_report: Callable[[list[CurvePoint]], None] = lambda curve: None) -> None:
         """Train to the end of the plan, and export.
@@ -184,6 +189,7 @@ class DrafterTraining:
             self._config.mask_token_id,
             self.plan.out,
             self.plan.storage,
+            self._head_ids,
         )
 
     def measure(self) -> Acceptance:
@@ -252,7 +258,7 @@ class DrafterTraining:
         mask = unused_token_id(tokenizer, vocab_size, self.files.training)
         return write_start(note, Start(wanted, mask))
 
-    def _head_ids(self) -> torch.Tensor | None:
+    def _frequent_ids(self) -> torch.Tensor | None:
         count = self.plan.head_tokens
         if count is None:
             return None

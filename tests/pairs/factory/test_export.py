@@ -7,6 +7,7 @@ import shutil
 from operator import attrgetter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
+from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
 from diffuspec.pairs.factory.layers import keep_layers
@@ -83,3 +86,40 @@ def test_weights_that_no_file_has_are_named(drafter: Path, tmp_path: Path) -> No
     (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=r"has no lm_head.weight, which"):
         load_model(tmp_path / "drafter", num_slots=1, max_len=32)
+
+
+def test_a_drafter_drafts_the_tokens_of_its_head_alone(drafter: Path) -> None:
+    target = drafter.parent / "target"
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    some = torch.arange(3, 200, 7)
+    out = drafter.parent / "frequent"
+    save_drafter(keep_layers(model, [1]), target, MASK_TOKEN_ID, out, head_token_ids=some)
+    logits = [first_logits(path) for path in (drafter, out)]
+    assert torch.equal(logits[0][:, some], logits[1][:, some])
+    others = torch.ones(logits[1].shape[1], dtype=torch.bool).index_fill_(0, some, False)
+    assert bool(torch.isneginf(logits[1][:, others]).all())
+    config = parse_config({"target": {"path": target}, "drafter": {"path": out}})
+    with Engine.from_config(config) as engine:
+        plain, drafted = (
+            engine.generate([list(b"to be or not")], SamplingParams(max_tokens=24), speculation)[0]
+            for speculation in (SpeculationParams(policy="off"), SpeculationParams())
+        )
+    assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0
+
+
+@pytest.mark.parametrize("token_ids", [[3, 2], [5, 100_000], [-1, 4], []])
+def test_head_token_ids_that_are_none_are_refused(drafter: Path, token_ids: list[int]) -> None:
+    target = drafter.parent / "target"
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    ids, out = torch.tensor(token_ids, dtype=torch.long), drafter.parent / "wrong"
+    save_drafter(keep_layers(model, [1]), target, MASK_TOKEN_ID, out, head_token_ids=ids)
+    with pytest.raises(ModelLoadError, match="head_token_ids must be ascending token ids below"):
+        load_model(out, num_slots=1, max_len=32)
+
+
+def first_logits(path: Path) -> torch.Tensor:
+    """Return the logits of some rows, [3, V]."""
+    runner = load_model(path, dtype="float32", num_slots=1, max_len=32).runner
+    rows = np.arange(3)
+    with torch.inference_mode():
+        return runner.forward([Segment(0, 0, rows + 97, rows, "causal", rows)])

@@ -39,7 +39,8 @@ def test_a_drafter_learns_the_targets_answers(target, answers, tmp_path):
     assert curve[1]["loss"] < curve[0]["loss"] < 4
     assert training.measure().mean > before.mean + 0.5
     own = load_file(tmp_path / "model.safetensors")
-    assert all(name.startswith(("model.layers.0.", "model.norm")) for name in own)
+    shared = ("model.layers.0.", "model.norm", "head_token_ids")
+    assert all(name.startswith(shared) for name in own)
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
 
 

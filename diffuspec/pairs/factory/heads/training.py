@@ -21,7 +21,7 @@ from diffuspec.pairs.factory.heads.eagle import EagleLearner
 from diffuspec.pairs.factory.heads.hydra import HydraLearner
 from diffuspec.pairs.factory.heads.learner import Learner, Rows
 from diffuspec.pairs.factory.heads.medusa import MedusaLearner
-from diffuspec.pairs.factory.layers import choose_layers, load_target
+from diffuspec.pairs.factory.layers import choose_layers, compile_layers, load_target
 from diffuspec.pairs.factory.loss import Head, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -93,9 +93,9 @@ class HeadTraining:
         self._learner = self._make_learner()
         self.heads = self._learner.module.to(self.device).train()
         if plan.compiles:
-            for number, layer in enumerate(target.base_model.layers):
-                if number not in self._learner.hidden_layers:  # these have hooks
-                    layer.compile(dynamic=True)
+            hooked = self._learner.hidden_layers
+            layers = target.base_model.layers
+            compile_layers([x for number, x in enumerate(layers) if number not in hooked])
 
     def run(self) -> None:
         """Train to the end of the plan, and export."""

@@ -1,0 +1,56 @@
+"""A drafter's head over some token ids only: a draft of rare tokens is not worth reading the rest.
+
+Zhao et al., "FR-Spec" (2025), draft from the tokens that are frequent in a corpus. A drafter's
+weights name them as `head_token_ids`; it drafts no others. What is decoded does not change.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffuspec.core.errors import ModelLoadError
+
+HEAD_TOKEN_IDS = "head_token_ids"  # among the weights: int32, ascending
+
+
+class DraftHead(nn.Module):
+    """Logits of all token ids, -inf for those that it does not compute."""
+
+    token_ids: Tensor
+
+    def __init__(self, head: nn.Linear, token_ids: Tensor) -> None:
+        super().__init__()
+        weight = head.weight.detach()
+        has_bias = head.bias is not None
+        options = {"device": weight.device, "dtype": weight.dtype}
+        self.rows = nn.Linear(weight.shape[1], len(token_ids), has_bias, **options)
+        self.register_buffer("token_ids", token_ids.to(weight.device, torch.long))
+        self._num_ids = len(weight)
+        with torch.no_grad():
+            self.rows.weight.copy_(weight[self.token_ids])
+            if has_bias:
+                self.rows.bias.copy_(head.bias[self.token_ids])
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        computed: Tensor = self.rows(hidden)
+        logits = computed.new_full((*computed.shape[:-1], self._num_ids), -torch.inf)
+        return logits.index_copy_(-1, self.token_ids, computed)
+
+
+def use_draft_head(model: Any, token_ids: Tensor, path: Path) -> None:
+    """Let a model compute the logits of these ids only. Raises ModelLoadError for others."""
+    head = model.get_output_embeddings()
+    is_list = token_ids.ndim == 1 and len(token_ids) > 0 and not token_ids.is_floating_point()
+    if not (
+        is_list
+        and bool((token_ids.diff() > 0).all())
+        and 0 <= int(token_ids[0]) <= int(token_ids[-1]) < len(head.weight)
+    ):
+        raise ModelLoadError(
+            f"{path}: {HEAD_TOKEN_IDS} must be ascending token ids below {len(head.weight)}"
+        )
+    model.set_output_embeddings(DraftHead(head, token_ids))
