@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 
 from diffuspec.bench.questions import SPEC_BENCH_FAMILIES, load_questions
+from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.drafters import kind_of
-from diffuspec.pairs.smollm2 import QUESTIONS, TARGET, smollm2_config
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.ngram.kenlm_file import read_num_ngrams
+from diffuspec.pairs.smollm2 import DRAFTER, NGRAM, QUESTIONS, TARGET, smollm2_config
 
 
 def test_without_the_model_the_error_names_the_command_that_fetches_it(
@@ -28,6 +31,21 @@ def test_the_model_is_taken_from_the_working_directory_and_drafted_for_without_a
     assert config.target.path == tmp_path / TARGET
     assert config.drafter is not None
     assert not kind_of(config.drafter).has_model
+
+
+def test_the_shipped_drafter_searches_with_its_ngram_model_where_its_embeddings_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("diffuspec.pairs.smollm2._CHECKOUT", tmp_path)
+    (tmp_path / TARGET).mkdir(parents=True)
+    (tmp_path / TARGET / "config.json").write_text("{}")
+    config = smollm2_config()
+    assert isinstance(config.drafter, DiffuSpecConfig) and config.drafter.path == DRAFTER
+    assert (config.search.ngram, config.search.retrieval) == (NGRAM, True)
+    assert config.drafter.dtype == config.target.dtype
+    assert read_num_ngrams(NGRAM)[0] > 30_000
+    assert inspect_checkpoint(DRAFTER).diffusion.attention == "block_causal"
 
 
 def test_there_are_questions_of_every_family() -> None:
