@@ -36,10 +36,10 @@ class ExactPart:
         self._start = segment.start
         self._layers = cache.layers(segment.slot)
         self._pieces = list(_pieces(segment))
-        self._rows: torch.Tensor | None = None  # where each row's output is; None: in order
-        if not isinstance(segment.visible, str):
-            order = torch.cat([piece.rows for piece in self._pieces])
-            self._rows = order.argsort()
+        self._order: torch.Tensor | None = None  # the rows, piece after piece; None: as they are
+        if len(self._pieces) > 1 and not isinstance(segment.visible, str):
+            self._order = torch.cat([piece.rows for piece in self._pieces])
+            self._places = self._order.argsort()  # of each row in that order
 
     def attend(
         self,
@@ -51,24 +51,26 @@ class ExactPart:
     ) -> torch.Tensor:
         assert scoring.is_plain, "exact attention takes a scaling and a window only"
         keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
-        outputs = []
+        queries, new_keys, new_values = query, key, value
+        if self._order is not None:
+            order = self._order
+            queries, new_keys, new_values = (x.index_select(1, order) for x in (query, key, value))
+        outputs, first = [], 0
         for piece in self._pieces:
-            mine, view = piece.rows, piece.view(scoring.window, keys)
-            if len(self._pieces) > 1:
-                new = query[:, mine], key[:, mine], value[:, mine]
-            else:
-                new = query, key, value
-            keys.narrow(1, piece.first_column, len(mine)).copy_(new[1])
-            values.narrow(1, piece.first_column, len(mine)).copy_(new[2])
+            mine, view = (1, first, len(piece.rows)), piece.view(scoring.window, keys)
+            first += len(piece.rows)
+            here = 1, piece.first_column, len(piece.rows)
+            keys.narrow(*here).copy_(new_keys.narrow(*mine))
+            values.narrow(*here).copy_(new_values.narrow(*mine))
             seen = 1, view.first, view.num_columns
             columns = keys.narrow(*seen), values.narrow(*seen)
-            outputs.append(_attend(new[0], *columns, view, scoring.scaling))
+            outputs.append(_attend(queries.narrow(*mine), *columns, view, scoring.scaling))
         output = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-        if self._rows is None:
+        if self._order is None:
             return output
         keys.narrow(1, self._start, self.num_rows).copy_(key)  # where a commit looks for them
         values.narrow(1, self._start, self.num_rows).copy_(value)
-        return output[self._rows]
+        return output.index_select(0, self._places)
 
 
 def _attend(
