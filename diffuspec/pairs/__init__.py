@@ -26,8 +26,12 @@ class Pair:
     heads: Mapping[str, Path] = field(default_factory=dict)  # trained for it, by kind of drafter
 
     def head_sections(self) -> dict[str, dict[str, object]]:
-        """Return the sections of the drafters with these heads, by their kinds."""
-        return {kind: {"kind": kind, "path": path} for kind, path in self.heads.items()}
+        """Return the sections of the drafters whose heads are there, by their kinds."""
+        return {
+            kind: {"kind": kind, "path": path.absolute()}
+            for kind, path in self.heads.items()
+            if (path / "config.json").exists()
+        }
 
 
 PAIRS = {
@@ -38,7 +42,7 @@ PAIRS = {
         1,  # too small for more
         tiny.HEADS,
     ),
-    "smollm2": Pair(smollm2.TARGET, smollm2.QUESTIONS, smollm2.smollm2_config, None),
+    "smollm2": Pair(smollm2.TARGET, smollm2.QUESTIONS, smollm2.smollm2_config, None, smollm2.HEADS),
 }
 
 
