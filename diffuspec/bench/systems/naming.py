@@ -30,10 +30,11 @@ TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
 DEFAULT_SYSTEM = "cost_aware_best_first"  # how requests are drafted that do not say
 ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
 
-# Systems that are a kind of drafter with other settings of the search.
+# Systems that are a kind of drafter with other settings of the search, or another draft of it.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "diffuspec_retrieval": ("diffuspec", {"retrieval": True}),
     "diffuspec_cache": ("diffuspec", {"cache_weight": 0.7}),
+    "dflash_block": ("dflash", {}),  # the likeliest token of each position, as its authors draft
 }
 DRAFTER_SYSTEMS = (*KINDS, *VARIANTS)
 _CHOSEN_AMONG = ("pld", "samd", "token_recycling")  # besides those that are configured
@@ -54,6 +55,8 @@ def speculation_for(
     """
     if name in DRAFTER_SYSTEMS:
         own = replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=None)
+        if name == "dflash_block":
+            own = replace(own, tree_shape="path", drafter_weight=1.0)
         if not whole_drafts and name != "lookahead":  # whose window is verified at any price
             return own
         length, nodes = _WHOLE_DRAFTS.get(_kind_of(name), _WHOLE_DRAFT)

@@ -83,3 +83,9 @@ def test_a_kind_with_a_model_needs_its_section() -> None:
         find_drafter("diffuspec", config)
     with pytest.raises(ConfigError, match="paper needs --drafter"):
         find_drafter("paper", config)
+
+
+def test_dflash_as_its_authors_draft_is_the_likeliest_token_of_each_position() -> None:
+    made = speculation_for("dflash_block", SpeculationParams(), whole_drafts=True)
+    assert (made.policy, made.tree_shape, made.drafter_weight) == ("fixed", "path", 1.0)
+    assert speculation_for("dflash", SpeculationParams()).tree_shape == "best_first"
