@@ -52,10 +52,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):  # xdist's workers use that of the process over them
-        stack = contextlib.ExitStack()
-        stack.enter_context(fork_server())
-        config.add_cleanup(stack.close)
+    stack = contextlib.ExitStack()
+    stack.enter_context(fork_server())  # idle until it is first asked
+    config.add_cleanup(stack.close)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,16 +64,18 @@ def receive_program(connection: socket.socket) -> tuple[Program, list[int]]:
 
 
 def main() -> NoReturn:
-    context: dict[str, Any] = {}
+    context: dict[str, Any] | None = None
     arguments = []
     for argument in sys.argv[1:]:
         if argument.startswith(_CONTEXT):
             context = json.loads(argument.removeprefix(_CONTEXT))
         elif not argument.startswith(_LANGUAGE):
             arguments.append(argument)
-    environment = {**os.environ, **context.get("env_vars", {})}
+    variables = {} if context is None else context.get("env_vars", {})
+    environment = {**os.environ, **variables}
     address = os.environ.get(SERVER_VARIABLE)
-    if address is None:
+    is_role = context is None or variables  # not a process of Ray's or Serve's own
+    if address is None or not is_role:
         os.execve(sys.executable, [sys.executable, *arguments], environment)
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile() as said:
         connection.connect(address)
