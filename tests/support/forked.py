@@ -74,7 +74,7 @@ def main() -> NoReturn:
     variables = {} if context is None else context.get("env_vars", {})
     environment = {**os.environ, **variables}
     address = os.environ.get(SERVER_VARIABLE)
-    is_role = context is None or variables  # not a process of Ray's or Serve's own
+    is_role = context is None or "OMP_NUM_THREADS" in variables  # not a process of Serve's
     if address is None or not is_role:
         os.execve(sys.executable, [sys.executable, *arguments], environment)
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile() as said:
