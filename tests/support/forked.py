@@ -74,7 +74,8 @@ def main() -> NoReturn:
     variables = {} if context is None else context.get("env_vars", {})
     environment = {**os.environ, **variables}
     address = os.environ.get(SERVER_VARIABLE)
-    is_role = context is None or "OMP_NUM_THREADS" in variables  # not a process of Serve's
+    is_worker = arguments[0].endswith("default_worker.py")  # of Ray
+    is_role = not is_worker or "OMP_NUM_THREADS" in variables  # not a process of Serve's
     if address is None or not is_role:
         os.execve(sys.executable, [sys.executable, *arguments], environment)
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile() as said:
