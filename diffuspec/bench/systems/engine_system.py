@@ -41,11 +41,9 @@ class EngineSystem:
 
 
 def _runners(engine: Engine) -> list[Any]:
-    """Return the runner of the target and, if there is one, of the drafter."""
-    roles: list[Any] = [engine.verifier]
-    if engine.lattice_model is not None:
-        roles.append(engine.lattice_model)
-    return [role.runner for role in roles]
+    """Return the runner of the target and, if there is one, of the diffusion LM."""
+    roles: list[Any] = [engine.verifier, engine.lattice_model]
+    return [role.runner for role in roles if hasattr(role, "runner")]  # draft heads have none
 
 
 def forget_prefixes(engine: Engine) -> None:
