@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from diffuspec.core.config import EngineConfig
@@ -23,15 +23,11 @@ class Pair:
     questions: Path  # asked by benchmark and demo unless others are given
     load_config: Callable[[], EngineConfig]  # raises ConfigError if the models are not there
     num_threads: int | None  # CPU threads that serve it best; None: torch's choice
-    heads: Mapping[str, Path] = field(default_factory=dict)  # trained for it, by kind of drafter
+    find_heads: Callable[[], Mapping[str, Path]]  # trained for it, by kind of drafter
 
     def head_sections(self) -> dict[str, dict[str, object]]:
         """Return the sections of the drafters whose heads are there, by their kinds."""
-        return {
-            kind: {"kind": kind, "path": path.absolute()}
-            for kind, path in self.heads.items()
-            if (path / "config.json").exists()
-        }
+        return {kind: {"kind": kind, "path": path} for kind, path in self.find_heads().items()}
 
 
 PAIRS = {
@@ -40,9 +36,11 @@ PAIRS = {
         tiny.QUESTIONS,
         tiny.tiny_config,
         1,  # too small for more
-        tiny.HEADS,
+        lambda: tiny.HEADS,
     ),
-    "smollm2": Pair(smollm2.TARGET, smollm2.QUESTIONS, smollm2.smollm2_config, None, smollm2.HEADS),
+    "smollm2": Pair(
+        smollm2.TARGET, smollm2.QUESTIONS, smollm2.smollm2_config, None, smollm2.find_heads
+    ),
 }
 
 

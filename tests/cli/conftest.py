@@ -114,7 +114,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     fake = type("FakeEngine", (FakeEngine,), {})
     monkeypatch.setattr("diffuspec.engine.Engine", fake)
     heads = {"hydra": Path("tiny/hydra")}
-    tiny = replace(PAIRS["tiny"], load_config=embedded_config, heads=heads)
+    tiny = replace(PAIRS["tiny"], load_config=embedded_config, find_heads=lambda: heads)
     monkeypatch.setitem(PAIRS, "tiny", tiny)
     return fake
 

