@@ -8,14 +8,7 @@ import torch
 
 from diffuspec.models.heads.medusa import MedusaHeads
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.pairs.factory.heads.learner import (
-    NUM_GUESSES,
-    Rows,
-    ahead,
-    right_tokens,
-    token_loss,
-    weighted,
-)
+from diffuspec.pairs.factory.heads.learner import Rows, guesses_loss, right_guesses
 from diffuspec.pairs.factory.loss import Head
 
 NUM_HEADS = 4
@@ -36,17 +29,11 @@ class MedusaLearner:
         return {"medusa_num_heads": NUM_HEADS, "medusa_num_layers": self._num_blocks}
 
     def loss(self, rows: Rows, head: Head) -> torch.Tensor:
-        losses = []
-        for place, module in enumerate(self.module):
-            kept = rows.wanted(place + 2)
-            labels = ahead(rows.batch.token_ids, place + 2)[kept]
-            losses.append(token_loss(head, module(rows.states[kept]), labels))
-        return weighted(losses)
+        return guesses_loss(rows, head, NUM_HEADS, self._output)
 
     def right(self, rows: Rows) -> torch.Tensor:
-        kept, found = rows.wanted(NUM_GUESSES + 1), []
-        for place in range(NUM_GUESSES):
-            wanted = ahead(rows.batch.token_ids, place + 2)[kept]
-            output = self.module[place](rows.states[kept])
-            found.append(right_tokens(self._layers.head, output, wanted))
-        return torch.stack(found, dim=-1)
+        return right_guesses(rows, self._layers, self._output)
+
+    def _output(self, rows: Rows, place: int, kept: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.module[place](rows.states[kept])
+        return output
