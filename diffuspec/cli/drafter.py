@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from diffuspec.pairs.factory.examples import Example
     from diffuspec.pairs.factory.export import Storage
     from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan
-    from diffuspec.pairs.factory.training import CurvePoint
+    from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
 
 TRAIN_EXAMPLES = """[bold]Examples[/bold]
 
@@ -137,7 +138,7 @@ def train(
     Embeddings and head stay the target's and are not stored again. With --kind, make draft heads.
     """
     from diffuspec.pairs.factory.heads.training import HeadPlan
-    from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining, choose_device
+    from diffuspec.pairs.factory.training import DrafterPlan, choose_device
 
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
@@ -156,28 +157,17 @@ def train(
         "seed": seed,
     }
     if kind in _KINDS:
-        if not answers:
-            _write_answers(target, files[0], num_answers, prompts or [])
         shared |= {"layers": _parse_layers(layers or "5"), "block_size": block_size}
-        _train_heads(HeadPlan(_KINDS[kind], target, out, files, **shared))
-        return
-    plan = DrafterPlan(
-        target,
-        out,
-        files,
-        layers=_parse_layers(layers or "10"),
-        storage=_STORAGES[store],
-        **shared,
-    )
-    typer.echo(plan.describe_memory(), err=True)
+        heads = HeadPlan(_KINDS[kind], target, out, files, **shared)
+        start = partial(_train_heads, heads)
+    else:
+        shared |= {"layers": _parse_layers(layers or "10"), "storage": _STORAGES[store]}
+        plan = DrafterPlan(target, out, files, **shared)
+        typer.echo(plan.describe_memory(), err=True)
+        start = partial(_train_diffusion, plan)
     if not answers:
-        _write_answers(target, plan.answers[0], num_answers, prompts or [])
-    training = DrafterTraining(plan)
-    kept = ", ".join(map(str, training.start.layers))
-    typer.echo(f"layers {kept}; {len(training.files.training)} answers", err=True)
-    training.run(lambda curve: _plot(curve, out / "training" / "curve.png"))
-    _build_ngram(training.files.training, out / "ngram.arpa")
-    typer.echo(f"{out}: {training.measure()}")
+        _write_answers(target, files[0], num_answers, prompts or [])
+    start()
 
 
 def evaluate(
@@ -205,6 +195,17 @@ def evaluate(
     held_out = files.held_out[:limit]
     found = measure_drafts(model, held_out, mask_token_id, num_draft_tokens)
     typer.echo(f"{drafter}: {found}; {found.num_drafts} drafts in {len(held_out)} answers")
+
+
+def _train_diffusion(plan: DrafterPlan) -> None:
+    from diffuspec.pairs.factory.training import DrafterTraining
+
+    training = DrafterTraining(plan)
+    kept = ", ".join(map(str, training.start.layers))
+    typer.echo(f"layers {kept}; {len(training.files.training)} answers", err=True)
+    training.run(lambda curve: _plot(curve, plan.out / "training" / "curve.png"))
+    _build_ngram(training.files.training, plan.out / "ngram.arpa")
+    typer.echo(f"{plan.out}: {training.measure()}")
 
 
 def _train_heads(plan: HeadPlan) -> None:
