@@ -26,6 +26,7 @@ NUM_TOP_IDS = 8  # of each answer token, where answers are written with probabil
 PROBABILITY_UNITS = 255
 HELD_OUT_EVERY = 40  # of so many successive examples, the last is never trained on
 BATCHES_PER_CHUNK = 8
+NUM_TYPICAL_EXAMPLES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +129,12 @@ class ExampleFiles:
         self.read_new()
         if not self.held_out:
             raise ConfigError(f"{len(self.training)} answers are too few: none of them is held out")
+
+    def typical_batch(self) -> Batch:
+        """Return a few held-out examples of middle length, to see by how a model computes."""
+        few = sorted(self.held_out, key=lambda example: example.num_tokens)
+        middle = len(few) // 2
+        return pad(few[middle : middle + NUM_TYPICAL_EXAMPLES])
 
     def batches(self, seed: int, chunk: int, tokens_per_batch: int) -> Iterator[Batch]:
         """Read what is new, and yield the padded batches of a chunk; see `chunk_of_batches`.

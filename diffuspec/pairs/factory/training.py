@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -38,7 +38,6 @@ from diffuspec.pairs.factory.optimisation import (
 )
 from diffuspec.text.tokenizer import load_tokenizer
 
-NUM_CHOOSING_EXAMPLES = 4  # that layers are chosen on
 NUM_REPORT_EXAMPLES = 48  # held out
 MAX_EXAMPLE_TOKENS = 1024
 PROBES = 6  # drafts at each of them
@@ -155,7 +154,8 @@ class DrafterTraining:
         self.files.read_enough()
         torch.manual_seed(plan.seed)
         target = load_target(plan.target).to(self.device)
-        self.start = self._begin(target)
+        batch = self.files.typical_batch().to(self.device)
+        self.start = begin(plan, target, batch, self.files.training)
         self.model = keep_layers(target, self.start.layers).to(self.device).train()
         for embeddings in (self.model.get_input_embeddings(), self.model.get_output_embeddings()):
             embeddings.requires_grad_(False)
@@ -242,27 +242,40 @@ class DrafterTraining:
             revealed_share=0.1,
         )
 
-    def _begin(self, target: Any) -> Start:
-        """Read how the training in the output directory began, or choose and note it."""
-        wanted, note = self.plan.layers, self.plan.out / "training" / "start.json"
-        if note.exists():
-            return read_start(note, wanted)
-        if isinstance(wanted, int):
-            few = sorted(self.files.held_out, key=lambda example: example.num_tokens)
-            middle = len(few) // 2
-            batch = pad(few[middle : middle + NUM_CHOOSING_EXAMPLES]).to(self.device)
-            with mixed_precision(self.device):
-                wanted = tuple(choose_layers(target, batch, wanted))
-        tokenizer = load_tokenizer(self.plan.target)
-        vocab_size = target.get_input_embeddings().num_embeddings
-        mask = unused_token_id(tokenizer, vocab_size, self.files.training)
-        return write_start(note, Start(wanted, mask))
-
     def _frequent_ids(self) -> torch.Tensor | None:
         count = self.plan.head_tokens
         if count is None:
             return None
         return frequent_ids(self.files.training, count).to(self.device)
+
+
+class LayersPlan(Protocol):
+    """A plan of a training that starts from layers of the target."""
+
+    @property
+    def target(self) -> Path: ...
+
+    @property
+    def out(self) -> Path: ...
+
+    @property
+    def layers(self) -> int | tuple[int, ...]: ...
+
+
+def begin(plan: LayersPlan, target: Any, batch: Batch, examples: Sequence[Example]) -> Start:
+    """Read what the training in the output directory began from, or choose and note it.
+
+    Layers are chosen on the batch; the mask is an id that no example has. Raises ConfigError.
+    """
+    wanted, note = plan.layers, plan.out / "training" / "start.json"
+    if note.exists():
+        return read_start(note, wanted)
+    if isinstance(wanted, int):
+        with mixed_precision(batch.token_ids.device):
+            wanted = tuple(choose_layers(target, batch, wanted))
+    num_ids = target.get_input_embeddings().num_embeddings
+    mask = unused_token_id(load_tokenizer(plan.target), num_ids, examples)
+    return write_start(note, Start(wanted, mask))
 
 
 def choose_device(name: str, num_threads: int | None) -> str:

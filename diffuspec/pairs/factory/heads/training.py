@@ -21,7 +21,7 @@ from diffuspec.pairs.factory.heads.eagle import EagleLearner
 from diffuspec.pairs.factory.heads.hydra import HydraLearner
 from diffuspec.pairs.factory.heads.learner import Learner, Rows
 from diffuspec.pairs.factory.heads.medusa import MedusaLearner
-from diffuspec.pairs.factory.layers import choose_layers, compile_layers, load_target
+from diffuspec.pairs.factory.layers import compile_layers, load_target
 from diffuspec.pairs.factory.loss import Head, frequent_ids
 from diffuspec.pairs.factory.optimisation import (
     Progressed,
@@ -29,14 +29,7 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
-from diffuspec.pairs.factory.training import (
-    NUM_CHOOSING_EXAMPLES,
-    Start,
-    read_start,
-    unused_token_id,
-    write_start,
-)
-from diffuspec.text.tokenizer import load_tokenizer
+from diffuspec.pairs.factory.training import begin
 
 HeadKind: TypeAlias = Literal["medusa", "hydra", "eagle", "dflash"]
 MATRIX_LRS: dict[HeadKind, float] = {
@@ -145,30 +138,14 @@ class HeadTraining:
             return MedusaLearner(layers, self.plan.num_blocks)
         if self.plan.kind == "hydra":
             return HydraLearner(layers, self.plan.num_blocks)
-        few = sorted(self.files.held_out, key=lambda example: example.num_tokens)
-        middle = len(few) // 2
-        batch = pad(few[middle : middle + NUM_CHOOSING_EXAMPLES]).to(self.device)
+        batch = self.files.typical_batch().to(self.device)
         if self.plan.kind == "eagle":
             return EagleLearner(self._target, layers, batch.token_ids)
-        start = self._begin(batch)
+        start = begin(self.plan, self._target, batch, self.files.training)
         settings = settings_for(
             self._target.config, len(start.layers), self.plan.block_size, start.mask_token_id
         )
         return DFlashLearner(self._target, layers, settings, start.layers, batch.token_ids)
-
-    def _begin(self, batch: Batch) -> Start:
-        """Read what the training in the output directory began from, or choose and note it."""
-        plan, note = self.plan, self.plan.out / "training" / "start.json"
-        if note.exists():
-            return read_start(note, plan.layers)
-        with mixed_precision(self.device):
-            layers = plan.layers
-            if isinstance(layers, int):
-                layers = tuple(choose_layers(self._target, batch, layers))
-        num_ids = self._target.get_input_embeddings().num_embeddings
-        examples = self.files.training
-        mask = unused_token_id(load_tokenizer(plan.target), num_ids, examples)
-        return write_start(note, Start(layers, mask))
 
     def _head_ids(self) -> torch.Tensor | None:
         count = self.plan.head_tokens
