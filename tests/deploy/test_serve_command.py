@@ -11,9 +11,12 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
+from deploy.chaos import PROCESSES, Kind
+from deploy.processes import raylet_of
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +54,15 @@ def said_until(last: str, process: subprocess.Popen[str]) -> list[str]:
     pytest.fail(f"it ended after {lines}: {process.communicate()[1]}")
 
 
+def kinds_below(raylet: psutil.Process | None) -> set[Kind]:
+    """Return the kinds of the service's processes below a raylet."""
+    assert raylet is not None
+    titles = [" ".join(process.cmdline()) for process in raylet.children(recursive=True)]
+    return {
+        kind for kind, title in PROCESSES.items() if any(one.startswith(title) for one in titles)
+    }
+
+
 def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
     pipeline = {
         "engine": {"preset": "tiny", "target": {"device": "cpu"}, "drafter": None},
@@ -72,6 +84,7 @@ def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
         )
         with urllib.request.urlopen(asked) as answer:
             assert json.load(answer)["usage"]["completion_tokens"] == 4
+        assert kinds_below(raylet_of(port)) == set(Kind) - {Kind.DRAFTER, Kind.PATH_SCORER}
         process.send_signal(signal.SIGINT)
         assert process.communicate() == ("", "stopping\n")
         assert process.returncode == 0

@@ -37,7 +37,9 @@ _MODULES = (
     "diffuspec.models.diffusion",
     "diffuspec.models.ranks.lockstep",
     "diffuspec.models.target",
+    "diffuspec.serve.app",
     "grpc.aio",
+    *("click", "jsonschema", "msgpack", "opentelemetry.sdk.trace", "requests", "uvicorn", "uvloop"),
 )
 
 

@@ -3,7 +3,8 @@
     python tests/support/forked.py -m MODULE ARGUMENT...
     python tests/support/forked.py FILE ARGUMENT...          a raylet, which takes it for Ray's own
 
-Signals go on to the program. Without a fork server, becomes the program itself.
+Signals go on to the program. Without a fork server, becomes the program itself. A process of a
+cluster is then below the tests' own process, not below its raylet.
 """
 
 from __future__ import annotations
@@ -74,9 +75,7 @@ def main() -> NoReturn:
     variables = {} if context is None else context.get("env_vars", {})
     environment = {**os.environ, **variables}
     address = os.environ.get(SERVER_VARIABLE)
-    is_worker = arguments[0].endswith("default_worker.py")  # of Ray
-    is_role = not is_worker or "OMP_NUM_THREADS" in variables  # not a process of Serve's
-    if address is None or not is_role:
+    if address is None:
         os.execve(sys.executable, [sys.executable, *arguments], environment)
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile() as said:
         connection.connect(address)
