@@ -14,6 +14,7 @@ import pytest
 
 import diffuspec
 from tests.cli.conftest import error_line
+from tests.support.forked import forked
 
 pytestmark = pytest.mark.process
 
@@ -79,7 +80,7 @@ def test_without_a_standard_input_there_is_no_prompt() -> None:
 def test_json_from_stdin_by_real_models(pair: tuple[Path, Path]) -> None:
     models = ["--target", str(pair[0]), "--drafter", str(pair[1])]
     options = ["--json", "--max-tokens", "16", "--ignore-eos", "--threads", "1"]
-    with start("-m", "diffuspec", "generate", *models, *options) as process:
+    with start(*forked("-m", "diffuspec", "generate", *models, *options)[1:]) as process:
         stdout, stderr = process.communicate("Hello\n")
     assert (process.returncode, stderr) == (0, "")
     answer = json.loads(stdout)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typer.testing import CliRunner
 from deploy.batch import app
 from diffuspec.serve.settings import ServeSettings
 from tests.support.batches import chat, results_in, texts
+from tests.support.forked import forked
 from tests.support.service import MODEL, Service, fake_engine, serving
 
 ROOT = Path(__file__).parents[2]
@@ -154,7 +154,7 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(batch, service, tmp_p
     rows = [chat(str(number), max_tokens=40) for number in range(400)]
     batch(*rows, limit=1, max_tokens=256)
     path = tmp_path / "out.jsonl"
-    command = [sys.executable, "-m", "deploy.batch", "--address", service.url, "--concurrency", "2"]
+    command = forked("-m", "deploy.batch", "--address", service.url, "--concurrency", 2)
     command += ["--input", str(tmp_path / "in.jsonl"), "--output", str(path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked import forked
+
 ROOT = Path(__file__).parents[2]
+OWN_CLUSTER = ROOT / "tests" / "support" / "own_cluster.py"
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(300)]
 
 
 def demo(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy.demo", *map(str, arguments)],
+        forked(OWN_CLUSTER, "deploy.demo", *arguments),
         cwd=ROOT,
         env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local"},
         capture_output=True,

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from deploy.batches.run import Options
 from deploy.batches.summary import Tally
 from diffuspec.core.errors import ConfigError
 from tests.support.batches import Echo, Stuck, chat, results_in, texts
+from tests.support.forked import forked
 
 PIPELINE = """
 engine: {preset: tiny, target: {device: cpu}, drafter: {kind: pld}}
@@ -91,7 +91,7 @@ def test_a_part_without_rows_is_whole(written, parts):
 def test_pipelines_of_a_pool_share_a_batch(cluster, written, tmp_path):
     source = written(*(chat(f"What is {number} plus 2?") for number in range(6)))
     size = source.stat().st_size // 3 + 1
-    command = [sys.executable, "-m", "deploy.batch", "--engine", "data", "--pipelines", "2"]
+    command = forked("-m", "deploy.batch", "--engine", "data", "--pipelines", 2)
     command += ["--input", str(source), "--output", str(tmp_path / "out")]
     command += ["--shard-bytes", str(size), "--max-tokens", "8"]
     config = tmp_path / "pipeline.yaml"
