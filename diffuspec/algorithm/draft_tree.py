@@ -50,6 +50,8 @@ def validate(tree: DraftTree) -> None:
 def _is_sound(tree: DraftTree) -> bool:
     """Whether `validate` passes, by a faster test without the name of the bad node."""
     token_ids, parents = tree.token_ids, tree.parents
+    if is_chain(tree):
+        return min(token_ids, default=0) >= 0
     if not len(token_ids) == len(parents) == len(set(zip(parents, token_ids, strict=False))):
         return False
     return min(token_ids, default=0) >= 0 and all(
@@ -117,15 +119,15 @@ def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
 
     The choices of drafter and proxy are kept for the part of the best path that remains.
     """
-    kept = sorted(set(keep))
-    left = set(kept)
-    depth = next(
-        (depth for depth, node in enumerate(best_path(draft.tree)) if node not in left), None
-    )
+    left = set(keep)
+    kept, depth = sorted(left), None
+    if draft.drafter_choices or draft.proxy_choices:
+        best = enumerate(best_path(draft.tree))
+        depth = next((depth for depth, node in best if node not in left), None)
     return replace(
         draft,
         tree=_select(draft.tree, kept),
-        confidences=tuple(draft.confidences[node] for node in kept),
+        confidences=tuple([draft.confidences[node] for node in kept]),
         drafter_choices=draft.drafter_choices[:depth],
         proxy_choices=draft.proxy_choices[:depth],
         alternatives=draft.alternatives and tuple(draft.alternatives[i + 1] for i in (-1, *kept)),

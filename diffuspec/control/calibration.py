@@ -29,6 +29,8 @@ class Calibration:
         self._wider = wider
         self._seen = [0.0] * len(_CENTRES)
         self._right = [0.0] * len(_CENTRES)
+        self._priors: list[float] | None = None  # that _values were computed with; None: changed
+        self._values: list[float] = []
 
     def probability(self, logprob: float) -> float:
         """Return P(right) for a stated natural-log probability."""
@@ -41,14 +43,18 @@ class Calibration:
             self._right[cell] /= 2
         self._seen[cell] += 1
         self._right[cell] += is_right
+        self._priors = None
 
     def in_cells(self) -> list[float]:
-        """Return P(right) of every cell."""
+        """Return P(right) of every cell, not to be changed."""
         priors = _CENTRES if self._wider is None else self._wider.in_cells()
-        return [
-            (_PRIOR_WEIGHT * prior + right) / (_PRIOR_WEIGHT + seen)
-            for prior, right, seen in zip(priors, self._right, self._seen, strict=True)
-        ]
+        if priors is not self._priors:
+            self._priors = priors
+            self._values = [
+                (_PRIOR_WEIGHT * prior + right) / (_PRIOR_WEIGHT + seen)
+                for prior, right, seen in zip(priors, self._right, self._seen, strict=True)
+            ]
+        return self._values
 
     def _in_cell(self, cell: int) -> float:
         prior = _CENTRES[cell] if self._wider is None else self._wider._in_cell(cell)
@@ -71,14 +77,16 @@ class AcceptanceModel:
         probabilities = self._nodes.in_cells()
         for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
             here = probabilities[bisect_right(_LOG_EDGES, confidence)]
-            reached.append(reached[parent] * here if parent >= 0 else here)
+            reached.append(here if parent < 0 else reached[parent] * here)
         return reached
 
     def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
         """Count the nodes whose parents were accepted; if is_shared, in the wider model too."""
         accepted = {-1, *verdict.accepted_nodes}
+        wider = self._wider._nodes if is_shared and self._wider is not None else None
         for node, parent in enumerate(draft.tree.parents):
             if parent in accepted:
-                self._nodes.count(draft.confidences[node], node in accepted)
-                if is_shared and self._wider is not None:
-                    self._wider._nodes.count(draft.confidences[node], node in accepted)
+                confidence, is_right = draft.confidences[node], node in accepted
+                self._nodes.count(confidence, is_right)
+                if wider is not None:
+                    wider.count(confidence, is_right)

@@ -6,13 +6,10 @@ transport. Nothing is assumed in advance: a curve without measurements has is_kn
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-
-import numpy as np
-from numpy.typing import NDArray
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
@@ -53,38 +50,46 @@ class _Point:
         self.seconds += rate * (seconds - self.seconds)
 
 
-@dataclass(frozen=True, slots=True)
 class _Line:
     """A rising, piecewise linear function through points at ascending sizes.
 
-    Before the first point and after the last it continues with `slope`.
+    Before the first point and after the last it continues with the slope between these two, never
+    below a tenth of the first point's seconds.
     """
 
-    sizes: list[float]
-    seconds: list[float]
-    slope: float
-    lowest: float  # seconds of any size, at least
+    def __init__(self, points: Iterable[_Point]) -> None:
+        first, *others = points
+        size, seconds = first.tokens, max(first.seconds, _MIN_SECONDS)
+        lowest, slope = 0.1 * seconds, _DEFAULT_SLOPE * seconds
+        ends, pieces = [size], [(size, seconds, 0.0)]  # a piece: its first point, and its slope
+        for point in others:
+            higher = max(point.seconds, seconds)
+            pieces[-1] = size, seconds, (higher - seconds) / (point.tokens - size)
+            size, seconds = point.tokens, higher
+            ends.append(size)
+            pieces.append((size, seconds, 0.0))
+        if others:
+            slope = (seconds - pieces[0][1]) / (size - first.tokens)
+        pieces[-1] = size, seconds, slope
+        lowest_until = first.tokens - (pieces[0][1] - lowest) / slope if slope > 0 else -math.inf
+        self._ends = [lowest_until, *ends]  # of all pieces but the last
+        self._pieces = [(0.0, lowest, 0.0), (first.tokens, pieces[0][1], slope), *pieces]
 
-    def at(self, size: float) -> float:
-        return max(self.unbounded_at(size), self.lowest)
-
-    def unbounded_at(self, size: float) -> float:
-        """Return the line's value without the lower bound; it may be negative."""
-        before = max(bisect_right(self.sizes, size) - 1, 0)
-        start, seconds = self.sizes[before], self.seconds[before]
-        slope = self.slope
-        if start <= size < self.sizes[-1]:
-            slope = (self.seconds[before + 1] - seconds) / (self.sizes[before + 1] - start)
-        return seconds + slope * (size - start)
+    def at_each(self, sizes: Iterable[float]) -> list[float]:
+        """Return the values at these sizes."""
+        found, ends, pieces = list[float](), self._ends, self._pieces
+        for size in sizes:
+            start, seconds, slope = pieces[bisect_right(ends, size)]
+            found.append(seconds + slope * (size - start))
+        return found
 
 
 class CostCurve:
     """Seconds as a rising, piecewise linear function of a number of tokens."""
 
     def __init__(self) -> None:
-        self._points: dict[int, _Point] = {}  # by bucket
+        self._points: dict[int, _Point] = {}  # by bucket, ascending
         self._line: _Line | None = None
-        self._table = np.zeros(0)
 
     @property
     def is_known(self) -> bool:
@@ -95,7 +100,8 @@ class CostCurve:
         bucket = bisect_right(_BUCKET_STARTS, num_tokens)
         point = self._points.get(bucket)
         if point is None:
-            point = self._points[bucket] = _Point(num_tokens, seconds)
+            point = _Point(num_tokens, seconds)
+            self._points = dict(sorted([*self._points.items(), (bucket, point)]))
         else:
             point.observe(num_tokens, seconds)
         if point.has_moved:
@@ -103,37 +109,18 @@ class CostCurve:
 
     def at(self, num_tokens: int) -> float:
         """Return the seconds for one size; 0 before any measurement."""
-        return self._fitted().at(num_tokens) if self._points else 0.0
+        return self.at_each((num_tokens,))[0]
 
-    def seconds(self, max_tokens: int) -> NDArray[np.float64]:
-        """Return the seconds for 0, 1, ... max_tokens tokens; zeros before any measurement."""
-        if not self._points:
-            return np.zeros(max_tokens + 1)
-        if self._line is None or len(self._table) <= max_tokens:
-            self._table = self._tabulate(max(max_tokens, 64))
-        return self._table[: max_tokens + 1]
+    def at_each(self, sizes: Collection[int]) -> list[float]:
+        """Return the seconds for these sizes; zeros before any measurement."""
+        return self._fitted().at_each(sizes) if self._points else [0.0] * len(sizes)
 
     def _fitted(self) -> _Line:
         if self._line is None:
-            known = sorted(self._points.values(), key=lambda point: point.tokens)
-            for point in known:
+            for point in self._points.values():
                 point.fitted = point.tokens, point.seconds
-            sizes = [point.tokens for point in known]
-            seconds = list(accumulate([point.seconds for point in known], max))
-            slope = _DEFAULT_SLOPE * seconds[0]
-            if len(known) > 1:
-                slope = (seconds[-1] - seconds[0]) / (sizes[-1] - sizes[0])
-            self._line = _Line(sizes, seconds, slope, max(seconds[0] * 0.1, _MIN_SECONDS))
-            self._table = np.zeros(0)
+            self._line = _Line(self._points.values())
         return self._line
-
-    def _tabulate(self, max_tokens: int) -> NDArray[np.float64]:
-        line = self._fitted()
-        ends = min(0.0, line.sizes[0]) - 1, max(max_tokens, line.sizes[-1]) + 1
-        sizes = [ends[0], *line.sizes, ends[1]]
-        seconds = [line.unbounded_at(ends[0]), *line.seconds, line.unbounded_at(ends[1])]
-        table = np.interp(np.arange(max_tokens + 1), sizes, seconds)
-        return np.maximum(table, line.lowest)
 
 
 @dataclass(slots=True)
@@ -188,11 +175,9 @@ class StepCosts:
         count = 1 + self.other_requests
         positions = [round(count * length) for length in lengths]
         rows = [round(count * (1 + number)) for number in num_nodes]
-        draft = self.draft.seconds(max(positions))[positions].tolist()
-        table = self.verify.seconds(max(rows))
-        plain = float(table[round(count)]) + self.overhead_seconds
+        draft, verify = self.draft.at_each(positions), self.verify.at_each(rows)
         share, overhead = self.exposed_share, self.overhead_seconds
-        verify = table[rows].tolist()
+        plain = self.verify.at(round(count)) + overhead
         return [(share * d + v + overhead) / plain for d, v in zip(draft, verify, strict=True)]
 
     @property

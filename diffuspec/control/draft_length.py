@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from diffuspec.algorithm.draft_tree import depths, prune_draft
 from diffuspec.control.calibration import AcceptanceModel
@@ -108,11 +105,10 @@ class Economics:
         self.costs = StepCosts()
         self.acceptance = AcceptanceModel()
         # P(the token at each depth is accepted), averaged over calibrated trees, [max_draft_tokens]
-        self.survival = np.power(0.85, np.arange(1, max_draft_tokens + 1, dtype=np.float64))
+        self.survival = [0.85**depth for depth in range(1, max_draft_tokens + 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
+class _Plan(NamedTuple):
     num_draft_tokens: int
     is_worth_it: bool
     cost: float = 1.0  # of the step, in steps of plain decoding
@@ -133,7 +129,7 @@ class CostAwareDraftLength:
         self._lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
         self._shared = economics
         self._acceptance = AcceptanceModel(economics.acceptance)
-        self._survival = economics.survival[:max_draft_tokens].copy()
+        self._survival = economics.survival[:max_draft_tokens]
         self._num_nodes = 16.0
         self._steps_without_draft = 0
         self._pause = 0.0  # before the next trial; 0: the first draft is always made
@@ -171,17 +167,22 @@ class CostAwareDraftLength:
             lengths = [*(k for k in lengths if k < limit), limit]
         if not (costs.draft.is_known and costs.verify.is_known):
             return _Plan(min(limit, self._lengths[len(self._lengths) // 2]), True)
-        reach = list(accumulate(self._survival.tolist(), initial=1.0))
+        reach = list(accumulate(self._survival, initial=1.0))
         tokens = [reach[k] for k in lengths]
         num_nodes = round(self._num_nodes)
-        others = round(costs.other_positions)
-        draft = costs.draft.seconds(others + lengths[-1])[others:].tolist()
+        others, other_tokens = round(costs.other_positions), costs.other_tokens
+        share = costs.exposed_share
+        draft = costs.draft.at_each([others + k for k in lengths])
         fixed = costs.verify.at(round(costs.other_rows) + 1 + num_nodes) + costs.overhead_seconds
         rates = [
-            (costs.other_tokens + expected) / (costs.exposed_share * draft[k] + fixed)
-            for k, expected in zip(lengths, tokens, strict=True)
+            (other_tokens + expected) / (share * seconds + fixed)
+            for expected, seconds in zip(tokens, draft, strict=True)
         ]
-        length = lengths[rates.index(max(rates))]
+        best = rates.index(max(rates))
+        length = lengths[best]
+        [price] = costs.of_drafting([length], [min(length, num_nodes)])
+        if tokens[best] >= price:  # the usual case; the other lengths may still be worth it
+            return _Plan(length, True)
         prices = costs.of_drafting(lengths, [min(k, num_nodes) for k in lengths])
         if any(expected >= price for expected, price in zip(tokens, prices, strict=True)):
             return _Plan(length, True)
@@ -228,7 +229,7 @@ class CostAwareDraftLength:
         if not costs.verify.is_known:
             return len(reach)
         rows = round(costs.other_rows) + 1
-        verify = costs.verify.seconds(rows + len(reach))[rows:].tolist()
+        verify = costs.verify.at_each(range(rows, rows + len(reach) + 1))
         positions = round(costs.other_positions) + self._drafted
         spent = costs.exposed_share * costs.draft.at(positions) + costs.overhead_seconds
         tokens = accumulate(reach, initial=costs.other_tokens + 1)
@@ -238,15 +239,23 @@ class CostAwareDraftLength:
     def _learn_survival(self, draft: Draft, reach: Sequence[float]) -> None:
         """Average the reach by depth, extrapolated geometrically past the draft's end."""
         size = len(self._survival)
-        seen = np.bincount(depths(draft.tree), weights=reach, minlength=1 + size)[1 : 1 + size]
+        seen = [0.0] * size
+        for depth, probability in zip(depths(draft.tree), reach, strict=True):
+            if depth <= size:
+                seen[depth - 1] += probability
         end = min(self._drafted, size)
         if end < size and draft.num_tokens_before_eos >= end and seen[end - 1] > 0:
             ratio = min(seen[end - 1] ** (1 / end), 0.99)
-            seen[end:] = seen[end - 1] * ratio ** np.arange(1, size - end + 1)
-        self._survival += _SMOOTHING * (seen - self._survival)
+            for depth in range(end, size):
+                seen[depth] = seen[depth - 1] * ratio
+        self._survival = _moved(self._survival, seen, _SMOOTHING)
         if self._num_drafts < _SHARED_DRAFTS:
-            shared = self._shared.survival[:size]
-            shared += 0.02 * (seen - shared)
+            self._shared.survival[:size] = _moved(self._shared.survival[:size], seen, 0.02)
+
+
+def _moved(means: Sequence[float], values: Sequence[float], rate: float) -> list[float]:
+    """Return moving averages after one more value of each."""
+    return [mean + rate * (value - mean) for mean, value in zip(means, values, strict=True)]
 
 
 def make_draft_length(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -146,15 +147,17 @@ class PreDraftPlanner:
             return 0
         if not (costs.draft.is_known and costs.verify.is_known):
             return _UNPRICED * len(self._under_way)
-        lengths = np.array([candidate.pre_drafts.length for candidate in candidates])
+        lengths = [candidate.pre_drafts.length for candidate in candidates]
         base = sum(request.num_draft_tokens for request in urgent)
-        sizes = base + np.concatenate([[0], np.cumsum(lengths)])
-        table = costs.draft.seconds(int(sizes[-1]))
-        probabilities = np.array([candidate.ranked.probability for candidate in candidates])
-        saved = np.concatenate([[0.0], np.cumsum(probabilities * table[lengths])])
+        price = {length: costs.draft.at(length) for length in set(lengths)}
+        gains = [
+            candidate.ranked.probability * price[n]
+            for candidate, n in zip(candidates, lengths, strict=True)
+        ]
+        saved = np.array([*accumulate(gains, initial=0.0)])
         left = self._seconds_left(now)
-        alone = table[base] if urgent else 0.0
-        takes = np.concatenate([[alone], table[sizes[1:]]])
+        takes = np.array(costs.draft.at_each([*accumulate(lengths, initial=base)]))
+        takes[0] = alone = takes[0] if urgent else 0.0
         late = np.maximum(takes - left, 0.0) - max(alone - left, 0.0)
         crowded = costs.crowding * np.minimum(takes - alone, left)
         spent = len(self._under_way) * (late + crowded) + len(urgent) * (takes - alone)

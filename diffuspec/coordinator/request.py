@@ -140,6 +140,8 @@ class Request:
     def _begin_tokens(self, prompt: TokenIds, committed: TokenIds) -> None:
         self._tokens = np.zeros(len(prompt) + self.sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt
+        self._read_only = self._tokens.view()  # workers hold parts of it
+        self._read_only.flags.writeable = False
         self._num_tokens = len(prompt)
         self._append(committed)
         if self.finish_reason is not None:
@@ -149,7 +151,7 @@ class Request:
     @property
     def prefix(self) -> TokenIds:
         """Prompt and committed tokens, read-only."""
-        return self._tokens[: self._num_tokens]
+        return self._read_only[: self._num_tokens]
 
     @property
     def num_tokens(self) -> int:
@@ -178,9 +180,7 @@ class Request:
             if self.finish_reason is not None:
                 pieces[-1] += self._detokenizer.finish() if self._detokenizer is not None else ""
                 break
-        self._tokens.flags.writeable = True
         self._tokens[start : self._num_tokens] = [*token_ids][: len(pieces)]
-        self._tokens.flags.writeable = False  # workers hold views of it
         self.num_read = self._num_tokens - 1  # all but the target's own last token
         return pieces
 
@@ -375,7 +375,7 @@ class Request:
         num_wanted = self._num_tokens if scoring is None else scoring.num_scored
         if num_wanted - self.num_read <= max_tokens:
             return scoring.next_chunk(self.request_id, max_nodes) if scoring else None
-        chunk = self._tokens[: self.num_read + max_tokens]
+        chunk = self._read_only[: self.num_read + max_tokens]
         return VerifyRequest(
             self.request_id,
             chunk,

@@ -1,0 +1,133 @@
+"""`python -m diffuspec.bench.studies.own_cost`: what the coordinator itself takes.
+
+Drafter and verifier answer at once, and nothing overlaps. So all of the time is the loop's own:
+planning and checking drafts, batches, commits, statistics, outputs, and the event loop. Of every
+draft half is accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from diffuspec.algorithm.draft_tree import chain
+from diffuspec.bench.report import TextTable, print_tables
+from diffuspec.coordinator.coordinator import Coordinator
+from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
+from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
+
+NUM_SEQUENCES = (1, 2, 8, 64, 256)
+POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "fixed")
+_NUM_STEPS = 6000  # of all sequences together, in one run
+_NUM_RUNS = 5
+_MAX_MODEL_LEN = 1 << 20
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCost:
+    """Microseconds of processor time per sequence and step, over several runs."""
+
+    policy: DraftLengthPolicy
+    num_sequences: int
+    median_us: float
+    min_us: float
+
+
+class _AtOnce:
+    """A drafter and a verifier whose answers are there already; `seconds` were spent in them."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self.info = TargetInfo(
+            vocab_size=1000,
+            max_model_len=_MAX_MODEL_LEN,
+            max_sequences=num_sequences,
+            max_tree_nodes=64,
+            eos_token_ids=(),
+        )
+        self.num_verified = 0
+        self.seconds = 0.0
+        lengths = range(self.info.max_tree_nodes + 1)
+        confidences = [-0.05 * (1 + node % 7) for node in lengths]
+        self._drafts = [Draft(chain(range(n)), tuple(confidences[:n]), n) for n in lengths]
+        self._verdicts = [Verdict((1,) * (n // 2 + 1), tuple(range(n // 2))) for n in lengths]
+
+    async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        started = time.thread_time()
+        drafts = [self._drafts[min(one.num_draft_tokens, one.max_nodes)] for one in requests]
+        self.seconds += time.thread_time() - started
+        return drafts
+
+    async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+        started = time.thread_time()
+        verdicts = [self._verdicts[one.tree.num_nodes] for one in requests]
+        self.num_verified += len(requests)
+        self.seconds += time.thread_time() - started
+        return verdicts
+
+    async def release(self, request_id: str) -> None:
+        pass
+
+
+async def time_steps(policy: DraftLengthPolicy, num_sequences: int, num_steps: int) -> float:
+    """Return the seconds per sequence and step of that many sequences at a time.
+
+    num_steps: of all of them together, about.
+    """
+    roles = _AtOnce(num_sequences)
+    config = CoordinatorConfig(overlap=False)
+    sampling = SamplingParams(max_tokens=max(1, 8 * num_steps // num_sequences))
+    speculation = SpeculationParams(policy=policy)
+    prompt = np.ones(32, np.int32)
+    async with Coordinator(roles, roles, config, DraftLengthConfig()) as coordinator:
+
+        async def read() -> None:
+            stream = coordinator.stream(prompt, sampling, speculation)
+            async with contextlib.aclosing(stream):
+                async for _ in stream:
+                    pass
+
+        started = time.thread_time()
+        await asyncio.gather(*[read() for _ in range(num_sequences)])
+        return (time.thread_time() - started - roles.seconds) / roles.num_verified
+
+
+def study_own_cost(num_steps: int = _NUM_STEPS, num_runs: int = _NUM_RUNS) -> list[OwnCost]:
+    """Measure every policy with every number of sequences, in turns."""
+    cases = [(policy, number) for policy in POLICIES for number in NUM_SEQUENCES]
+    found: dict[tuple[DraftLengthPolicy, int], list[float]] = {case: [] for case in cases}
+    for _ in range(num_runs):
+        for policy, number in cases:
+            seconds = asyncio.run(time_steps(policy, number, num_steps))
+            found[policy, number].append(1e6 * seconds)
+    return [OwnCost(*case, median(times), min(times)) for case, times in found.items()]
+
+
+def own_cost_table(costs: Sequence[OwnCost]) -> TextTable:
+    cells = [
+        (cost.policy, str(cost.num_sequences), f"{cost.median_us:.0f}", f"{cost.min_us:.0f}")
+        for cost in costs
+    ]
+    title = "The coordinator's own microseconds per sequence and step"
+    return TextTable(title, ("policy", "sequences", "median", "least"), tuple(cells))
+
+
+@app.command()
+def main() -> None:
+    """Measure what the coordinator itself takes per sequence and step; print a table."""
+    print_tables([own_cost_table(study_own_cost())], [], Console())
+
+
+if __name__ == "__main__":
+    app()
