@@ -8,15 +8,17 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 from tests.support.fork_server import fork_server
+from tests.support.forked import SERVER_VARIABLE, forked
 from tests.support.virtual_time import VirtualTimeLoop
 
 if TYPE_CHECKING:
@@ -52,9 +54,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    stack = contextlib.ExitStack()
-    stack.enter_context(fork_server())  # idle until it is first asked
-    config.add_cleanup(stack.close)
+    if SERVER_VARIABLE not in os.environ:  # not a forked worker of xdist, which has its own
+        stack = contextlib.ExitStack()
+        stack.enter_context(fork_server())  # idle until it is first asked
+        config.add_cleanup(stack.close)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
+    """Fork the workers; but coverage has to see them import what it measures."""
+    if config.getoption("cov_source", None):
+        del os.environ[SERVER_VARIABLE]
+        return
+    for spec in specs:
+        spec.python = shlex.join(forked())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

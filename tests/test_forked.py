@@ -67,3 +67,19 @@ def test_a_request_that_breaks_off_does_no_harm(program):
     process = start(program, "")
     process.communicate()
     assert process.returncode == 0
+
+
+WORKER = """
+import subprocess, sys, os
+from tests.support.forked import forked
+print(os.getpid(), flush=True)
+subprocess.run(forked(*sys.argv[1:]), check=True)
+"""
+
+
+def test_a_worker_of_xdist_has_its_processes_below_it(tmp_path):
+    child = tmp_path / "child.py"
+    child.write_text("import psutil; print(psutil.Process().parents()[1].pid)")
+    done = subprocess.run(forked("-c", WORKER, child), capture_output=True, text=True, check=True)
+    worker, above_child = done.stdout.split()
+    assert worker == above_child

@@ -2,7 +2,8 @@
 
 To import them takes five seconds of computing, and the tests start a hundred processes of roles. A
 forked one has the arguments, standard streams, environment and folder of whoever asked for it, and
-one thread. tests/support/forked.py asks, from the command line.
+one thread. tests/support/forked.py asks, from the command line. A worker of pytest-xdist is forked
+too, with a server of its own, so that the processes of its tests are below it.
 
     python -m tests.support.fork_server SOCKET    serve until standard input ends
 """
@@ -16,6 +17,7 @@ import importlib
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -24,6 +26,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from types import ModuleType
 from typing import Any, NoReturn
 
 from tests.support.forked import SERVER_VARIABLE, Program, receive_program
@@ -57,7 +60,7 @@ def fork_server() -> Iterator[None]:
         try:
             yield
         finally:
-            del os.environ[SERVER_VARIABLE]
+            os.environ.pop(SERVER_VARIABLE, None)
             process.communicate()
 
 
@@ -145,7 +148,12 @@ def _become(program: Program, streams: Sequence[int]) -> NoReturn:
         os.environ.update(program.environment)
         os.chdir(program.folder)
         sys.argv = list(program.arguments)
-        if program.arguments[0] == "-m":
+        if program.arguments[0] == "-c":
+            _fork_own_server()
+            code_of_worker = sys.argv.pop(1)
+            main_module = sys.modules["__main__"] = ModuleType("__main__")
+            exec(code_of_worker, vars(main_module))
+        elif program.arguments[0] == "-m":
             del sys.argv[0]
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
@@ -165,6 +173,28 @@ def _become(program: Program, streams: Sequence[int]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
+
+
+def _fork_own_server() -> None:
+    """Fork a server that ends with this process; processes that this one starts find it."""
+    folder = tempfile.mkdtemp(prefix="fork")
+    os.environ[SERVER_VARIABLE] = os.path.join(folder, "socket")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(os.environ[SERVER_VARIABLE])
+    listener.listen(64)
+    end, _ = ends = os.pipe()  # the other one is closed when this process ends
+    if os.fork():
+        listener.close()
+        os.close(end)
+        return
+    os.dup2(end, 0)
+    os.dup2(2, 1)  # the standard output belongs to execnet
+    for descriptor in ends:
+        os.close(descriptor)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ForkServer(listener).serve()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(0)
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def main() -> NoReturn:
     for argument in sys.argv[1:]:
         if argument.startswith(_CONTEXT):
             context = json.loads(argument.removeprefix(_CONTEXT))
-        elif not argument.startswith(_LANGUAGE):
+        elif argument != "-u" and not argument.startswith(_LANGUAGE):  # streams are unbuffered
             arguments.append(argument)
     variables = {} if context is None else context.get("env_vars", {})
     environment = {**os.environ, **variables}
