@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from diffuspec.models.attention.cache import CacheShape, KVCache
-from diffuspec.models.attention.exact import COLUMNS, ExactPart
+from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.runner import ModelRunner
@@ -48,12 +48,13 @@ def _attends_rows_alone(runner: ModelRunner) -> bool:
         for heads in (runner.num_heads, num_kv_heads, num_kv_heads)
     )
     shape = CacheShape(1, num_kv_heads, dim)
-    cache = KVCache(shape, 1, num_rows + -num_rows % COLUMNS, dtype)
+    cache = KVCache(shape, 1, num_rows, dtype)
 
     def attend(start: int, end: int) -> torch.Tensor:
         positions, rows = np.arange(start, end), slice(start, end)
-        part = ExactPart(Segment(0, start, positions, positions, "causal", ()), cache)
-        return part.attend(0, query[:, rows], key[:, rows], value[:, rows], Scoring(dim**-0.5))
+        segment = Segment(0, start, positions, positions, "causal", ())
+        packed = PackedBatch([segment], cache)
+        return packed.attend(0, query[:, rows], key[:, rows], value[:, rows], Scoring(dim**-0.5))
 
     steps = [attend(start, end) for start, end in _bounds(_ATTENTION_STEPS, num_rows)]
     return torch.equal(torch.cat(steps), attend(0, num_rows))

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.cache import KVCache
-from diffuspec.models.attention.exact import COLUMNS
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
@@ -63,9 +62,7 @@ class ModelRunner:
         self._is_exact = is_exact
         self._padded_size = _size_function(self.device, fixed_rows, is_exact)
         num_rows = max_len
-        if is_exact:
-            num_rows += -max_len % COLUMNS
-        elif fixed_rows is not None:
+        if fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
         self.cache = KVCache(shape.cache, num_slots, num_rows, parameter.dtype, self.device)
         self.forward_seconds = 0.0
@@ -107,7 +104,7 @@ class ModelRunner:
     ) -> torch.Tensor:
         rows = _join(segments, self._padded_size)
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
-        packed = PackedBatch(segments, self.cache, block_size, rows.num_padding, self._is_exact)
+        packed = PackedBatch(segments, self.cache, block_size, rows.num_padding)
         values = torch.from_numpy(rows.values)
         started = time.monotonic()
         values = values.to(self.device)  # one copy for all three

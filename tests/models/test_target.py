@@ -411,10 +411,11 @@ async def test_failures_in_a_step_raise_verifier_error(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-async def test_exact_target_takes_the_best_path_of_a_tree(
+async def test_a_target_of_one_fixed_shape_takes_the_best_path_of_a_tree(
     save_target: Callable[[str], Path], sampling: SamplingParams
 ) -> None:
-    target = load(save_target("qwen2"), exact=True)
+    target = load(save_target("gpt2"), exact=True)
+    assert not target.runner.takes_trees
     truth = (await decode(target, sampling))[len(PROMPT) :]
     tree = DraftTree((truth[0], 5, truth[1], truth[2], 6), (-1, 0, 0, 2, 3))
     verdict = await verify_one(target, request(PROMPT, tree, sampling))

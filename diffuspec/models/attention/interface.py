@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -36,15 +36,17 @@ class Attention(Protocol):
         ...
 
 
+A = TypeVar("A", bound=Attention)
+
 _current: ContextVar[Attention] = ContextVar("attention of the forward under way")
 
 
 @contextlib.contextmanager
-def attending(attention: Attention) -> Iterator[None]:
+def attending(attention: A) -> Iterator[A]:
     """Let `packed_attention` pass its work on to this one."""
     token = _current.set(attention)
     try:
-        yield
+        yield attention
     finally:
         _current.reset(token)
 

@@ -1,4 +1,4 @@
-"""Three kernels for the attention of one segment's rows over columns of the cache.
+"""Two kernels for the attention of one segment's rows over columns of the cache.
 
 query [heads, rows, dim], keys and values [kv_heads, columns, dim] -> [rows, heads, dim]. Heads that
 share a key head are treated as additional rows of it. Masks are additive.
@@ -7,28 +7,8 @@ share a key head are treated as additional rows of it. Masks are additive.
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from diffuspec.models.attention.scoring import Scoring
-
-
-def attend_fused(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scaling: float,
-) -> torch.Tensor:
-    """Attend in one operation, which is faster than three on a CPU, with a scaling alone.
-
-    The mask is [heads / kv_heads * rows, columns].
-    """
-    num_heads, num_rows, dim = query.shape
-    packed = query.reshape(1, keys.shape[0], -1, dim)
-    output = functional.scaled_dot_product_attention(
-        packed, keys.unsqueeze(0), values.unsqueeze(0), attn_mask=mask, scale=scaling
-    )
-    return output.reshape(num_heads, num_rows, dim).transpose(0, 1)
 
 
 def attend(

@@ -12,7 +12,6 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import pad
 
 _MAX_CACHED_ELEMENTS = 1 << 14  # larger masks are built for every forward
 _MAX_CACHED_MASKS = 256
@@ -81,11 +80,3 @@ class View:
     first: int
     num_columns: int
     mask: torch.Tensor | None  # additive, for the last columns: the first ones are seen by all
-    _whole_mask: torch.Tensor | None = None
-
-    def whole_mask(self, num_copies: int) -> torch.Tensor | None:
-        """Return the mask over all columns, its rows repeated num_copies times; made once."""
-        if self._whole_mask is None and self.mask is not None:
-            padded = pad(self.mask, (self.num_columns - self.mask.shape[1], 0))
-            self._whole_mask = padded.repeat(num_copies, 1) if num_copies > 1 else padded
-        return self._whole_mask

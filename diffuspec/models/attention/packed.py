@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from diffuspec.models.attention.cache import KVCache
-from diffuspec.models.attention.exact import ExactPart
-from diffuspec.models.attention.kernels import attend, attend_fused, attend_in_blocks
+from diffuspec.models.attention.kernels import attend, attend_in_blocks
 from diffuspec.models.attention.masks import View, listed_mask, ordered_mask
+from diffuspec.models.attention.rows import RowsPart, can_attend
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
 
@@ -35,13 +35,8 @@ class PackedBatch:
         cache: KVCache,
         block_size: int | None = None,
         num_padding: int = 0,
-        is_exact: bool = False,
     ) -> None:
-        self._parts: list[_Part] | list[ExactPart]
-        if is_exact:
-            self._parts = [ExactPart(segment, cache) for segment in segments]
-        else:
-            self._parts = [_Part(segment, cache, block_size) for segment in segments]
+        self._parts = [_Part(segment, cache, block_size) for segment in segments]
         self._num_padding = num_padding
 
     def attend(
@@ -76,6 +71,8 @@ class _Part:
         self._end = segment.start + segment.num_rows
         self._layers = cache.layers(segment.slot)
         self._views: dict[int | None, View] = {}  # by window
+        has_kernel = block_size is None and can_attend(self._layers[0])
+        self._rows = RowsPart(segment, cache) if has_kernel else None
 
     def attend(
         self,
@@ -85,6 +82,8 @@ class _Part:
         value: torch.Tensor,
         scoring: Scoring,
     ) -> torch.Tensor:
+        if self._rows is not None and scoring.is_plain:
+            return self._rows.attend(layer, query, key, value, scoring)
         view = self._view(scoring.window)
         keys, values, mask = self._layers[2 * layer], self._layers[2 * layer + 1], view.mask
         keys.narrow(1, self._start, self.num_rows).copy_(key)
@@ -96,10 +95,7 @@ class _Part:
             return attend_in_blocks(query, keys, values, mask, scoring, self._block_size)
         num_scores = query.shape[0] * keys.shape[1]
         if self.num_rows * num_scores <= MAX_SCORES:
-            if not (keys.is_cpu and scoring.is_plain):
-                return attend(query, keys, values, mask, scoring)
-            mask = view.whole_mask(query.shape[0] // keys.shape[0])
-            return attend_fused(query, keys, values, mask, scoring.scaling)
+            return attend(query, keys, values, mask, scoring)
         step = max(1, MAX_SCORES // num_scores)
         outputs = []
         for first in range(0, self.num_rows, step):

@@ -4,7 +4,7 @@ A step has 1 to 40 rows, and torch's own matrix products are slow at these shape
 AMD processors and in bfloat16. oneDNN's products over weights packed in advance take half the time.
 In float32 on Intel processors torch's own are faster by a quarter for a single row, the step of
 plain decoding, and are used there. Projections of the same input are computed as one product, and
-a norm of float32 in four small operations instead of seven.
+norms in one operation instead of seven.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffuspec.models.invariant_rows import agreeing_sizes, multiply_in_sizes
+from diffuspec.models.rows import operations
 
 _MAX_PLAIN_WEIGHTS = 1 << 22  # of a layer that is kept in both layouts; larger ones gain nothing
 
@@ -27,7 +28,7 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def use_cpu_layers(model: nn.Module, is_exact: bool = False) -> bool:
-    """Replace linear layers, and norms of float32, in place where this machine gains by it.
+    """Replace linear layers and norms in place where this machine gains by it.
 
     With is_exact, rows of its matrix products do not depend on the other rows (`invariant_rows`)
     if the result is true.
@@ -35,7 +36,7 @@ def use_cpu_layers(model: nn.Module, is_exact: bool = False) -> bool:
     dtype = next(model.parameters()).dtype
     if any(parameter.dtype != dtype for parameter in model.parameters()) or not _can_pack(dtype):
         return False
-    replaces_norms = dtype == torch.float32 and not is_exact
+    replaces_norms = operations.is_available and dtype in operations.TYPES
     for parent in list(model.modules()):
         for names in _SIBLINGS:
             siblings: list[Any] = [getattr(parent, name, None) for name in names]
@@ -45,7 +46,7 @@ def use_cpu_layers(model: nn.Module, is_exact: bool = False) -> bool:
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
                 setattr(parent, name, PackedLinear(child.weight, child.bias, is_exact))
-            elif replaces_norms and (norm := _fast_norm(child)) is not None:
+            elif replaces_norms and (norm := _rows_norm(child)) is not None:
                 setattr(parent, name, norm)
     return all(map(_has_independent_rows, model.modules()))
 
@@ -53,7 +54,7 @@ def use_cpu_layers(model: nn.Module, is_exact: bool = False) -> bool:
 def _has_independent_rows(module: nn.Module) -> bool:
     if isinstance(module, PackedLinear):
         return module.is_exact
-    if isinstance(module, _Sibling):
+    if isinstance(module, Sibling):
         return module.is_exact
     has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return isinstance(module, nn.Embedding) or not has_matrix
@@ -143,52 +144,45 @@ class _SiblingsProduct:
         biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
         bias = torch.cat(biases) if biases else None
         weights: list[Tensor] = [layer.weight for layer in layers]
-        self._layer = PackedLinear(torch.cat(weights), bias, is_exact)
-        self.is_exact = self._layer.is_exact
-        self._sizes = [layer.out_features for layer in layers]
+        self.layer = PackedLinear(torch.cat(weights), bias, is_exact)
+        self.is_exact = self.layer.is_exact
+        self.sizes = [layer.out_features for layer in layers]
         self._inputs: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
 
     def output(self, inputs: Tensor, index: int) -> Tensor:
         if self._inputs is not inputs:
-            self._inputs, self._outputs = inputs, self._layer(inputs).split(self._sizes, -1)
+            self._inputs, self._outputs = inputs, self.layer(inputs).split(self.sizes, -1)
         output = self._outputs[index]
-        if index == len(self._sizes) - 1:
+        if index == len(self.sizes) - 1:
             self._inputs, self._outputs = None, ()
         return output
 
 
-class _Sibling(nn.Module):
+class Sibling(nn.Module):
     def __init__(self, product: _SiblingsProduct, index: int) -> None:
         super().__init__()
-        self._product, self._index = product, index
+        self.product, self._index = product, index
         self.is_exact = product.is_exact
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self._product.output(inputs, self._index)
+        return self.product.output(inputs, self._index)
 
 
-class FastRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, with the norm |x| from one operation.
-
-    Over n elements, sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n * eps)) / sqrt(n).
-    """
+class RowsNorm(nn.Module):
+    """An RMSNorm in one operation."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         super().__init__()
-        size = len(weight)
-        self.weight = weight.detach()
-        self._weight = weight.detach() * size**0.5
-        self._floor = torch.tensor((size * epsilon) ** 0.5)
+        self.weight, self.epsilon = weight.detach(), epsilon
 
     def forward(self, inputs: Tensor) -> Tensor:
-        norm = torch.linalg.vector_norm(inputs, dim=-1, keepdim=True)
-        return inputs.div(norm.hypot_(self._floor)).mul_(self._weight)
+        return operations.norm(inputs.contiguous(), self.weight, self.epsilon)
 
 
-def _fuse(layers: Sequence[nn.Linear], is_exact: bool) -> list[_Sibling]:
+def _fuse(layers: Sequence[nn.Linear], is_exact: bool) -> list[Sibling]:
     product = _SiblingsProduct(layers, is_exact)
-    return [_Sibling(product, index) for index in range(len(layers))]
+    return [Sibling(product, index) for index in range(len(layers))]
 
 
 def _can_fuse(layers: Sequence[Any]) -> bool:
@@ -198,8 +192,8 @@ def _can_fuse(layers: Sequence[Any]) -> bool:
 
 
 @torch.inference_mode()
-def _fast_norm(module: nn.Module) -> FastRMSNorm | None:
-    """Return a FastRMSNorm if `module` computes the same, else None.
+def _rows_norm(module: nn.Module) -> RowsNorm | None:
+    """Return a RowsNorm if `module` computes the same, else None.
 
     Class names do not tell: families use them for different functions.
     """
@@ -208,6 +202,7 @@ def _fast_norm(module: nn.Module) -> FastRMSNorm | None:
         return None
     if len(inspect.signature(module.forward).parameters) > 1:  # such as a gate
         return None
-    norm = FastRMSNorm(weight, epsilon)
-    inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1)
-    return norm if torch.allclose(module(inputs), norm(inputs), atol=1e-5) else None
+    norm = RowsNorm(weight, epsilon)
+    inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1).to(weight.dtype)
+    tolerance = 4 * torch.finfo(weight.dtype).eps
+    return norm if torch.allclose(module(inputs), norm(inputs), tolerance, tolerance) else None

@@ -20,12 +20,14 @@ from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.decoder_layers import use_decoder_layers
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, use_draft_head
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.row_layers import use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import only_available_accelerators, sharding_options
+from diffuspec.models.rows import operations
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
 
@@ -109,8 +111,12 @@ def _make_runner(
     It is exact if it may be and the layers allow it; otherwise it has the fixed rows.
     """
     is_on_cpu = model.device.type == "cpu" and has_only_plain_tensors(model)
+    may_be_exact = may_be_exact and operations.is_available  # for its attention
     is_exact = is_on_cpu and use_cpu_layers(model, may_be_exact) and may_be_exact
-    if is_exact and use_row_layers(model, num_rows):
+    is_exact = is_exact and use_row_layers(model, num_rows)
+    if is_on_cpu:
+        use_decoder_layers(model)
+    if is_exact:
         runner = ModelRunner(model, num_slots, num_rows, is_exact=True)
         if has_independent_rows(runner):
             return runner

@@ -7,7 +7,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from diffuspec.models.loading import cpu_layers
-from diffuspec.models.loading.cpu_layers import FastRMSNorm, PackedLinear, use_cpu_layers
+from diffuspec.models.loading.cpu_layers import PackedLinear, RowsNorm, use_cpu_layers
 from tests.support.models import FAMILIES, make_model
 
 
@@ -44,12 +44,12 @@ def test_every_layer_is_replaced() -> None:
     kinds = [type(module) for module in model.modules()]
     assert torch.nn.Linear not in kinds
     assert kinds.count(PackedLinear) == 2 * 2 + 1, "two of each layer stand alone, and the head"
-    assert kinds.count(FastRMSNorm) == 2 * 2 + 1
+    assert kinds.count(RowsNorm) == 2 * 2 + 1
 
 
 @torch.inference_mode()
 def test_norm_of_zeros_is_zero() -> None:
-    norm = FastRMSNorm(torch.ones(8), 1e-6)
+    norm = RowsNorm(torch.ones(8), 1e-6)
     assert torch.equal(norm(torch.zeros(2, 8)), torch.zeros(2, 8))
 
 
@@ -77,7 +77,7 @@ def test_a_layer_shows_its_weights_to_families_that_ask_for_them(
     monkeypatch: pytest.MonkeyPatch, is_intel: bool
 ) -> None:
     monkeypatch.setattr(cpu_layers, "is_intel", lambda: is_intel)
-    layer, norm = torch.nn.Linear(8, 12), FastRMSNorm(torch.full((8,), 2.0), 1e-6)
+    layer, norm = torch.nn.Linear(8, 12), RowsNorm(torch.full((8,), 2.0), 1e-6)
     assert torch.equal(PackedLinear(layer.weight, None).weight, layer.weight)
     assert torch.equal(norm.weight, torch.full((8,), 2.0))
 
@@ -89,7 +89,7 @@ def test_norms_that_take_more_than_their_input_are_left_alone() -> None:
             self.weight, self.variance_epsilon = torch.nn.Parameter(torch.ones(8)), 1e-6
 
         def forward(self, inputs: torch.Tensor, gate: torch.Tensor | None = None) -> torch.Tensor:
-            norm = FastRMSNorm(self.weight, self.variance_epsilon)(inputs)
+            norm = RowsNorm(self.weight, self.variance_epsilon)(inputs)
             return norm if gate is None else norm * gate
 
     model = torch.nn.Sequential(Gated())

@@ -1,0 +1,135 @@
+"""Decoder layers of the Llama family on a CPU, in few operations.
+
+transformers' layers start some 60 operations each. In a step of few rows that takes as long as
+reading the weights. These start a dozen.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffuspec.models.attention.interface import attending, packed_attention
+from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.loading.cpu_layers import RowsNorm, Sibling
+from diffuspec.models.rows import operations
+
+_FAMILIES = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
+_NUM_TRIED = 3  # rows
+# Largest difference of a trial, as a share of the largest output: some roundings.
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+class RowsDecoderLayer(nn.Module):
+    """A layer of the Llama family over packed rows, [1, T, H]."""
+
+    def __init__(self, layer: Any, scoring: Scoring) -> None:
+        super().__init__()
+        self.self_attn, self.mlp = layer.self_attn, layer.mlp
+        self.input_layernorm: RowsNorm = layer.input_layernorm
+        self.post_attention_layernorm: RowsNorm = layer.post_attention_layernorm
+        self.attention_type = getattr(layer, "attention_type", None)  # models ask for it
+        qkv = layer.self_attn.q_proj.product
+        self._qkv, self._gate_up = qkv.layer, layer.mlp.gate_proj.product.layer
+        self._dim = layer.self_attn.head_dim
+        self._num_heads = [size // self._dim for size in qkv.sizes]
+        self._scoring = scoring
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: int | None = None,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        **_: Any,
+    ) -> Tensor:
+        assert position_embeddings is not None
+        rows, (cos, sin), dim = hidden_states[0], position_embeddings, self._dim
+        qkv = self._qkv(self.input_layernorm(rows))
+        operations.rotate(qkv, cos[0], sin[0], self._num_heads[0] + self._num_heads[1], dim)
+        heads = qkv.view(1, len(rows), -1, dim).transpose(1, 2)
+        query, key, value = heads.split(self._num_heads, dim=1)
+        attended, _weights = packed_attention(
+            self.self_attn,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self._scoring.scaling,
+            sliding_window=self._scoring.window,
+        )
+        rows, normed = operations.norm_of_sum(
+            rows,
+            self.self_attn.o_proj(attended.reshape(len(rows), -1)),
+            self.post_attention_layernorm.weight,
+            self.post_attention_layernorm.epsilon,
+        )
+        output: Tensor = self.mlp.down_proj(operations.gate(self._gate_up(normed)))
+        return (rows + output).unsqueeze(0)
+
+
+@torch.inference_mode()
+def use_decoder_layers(model: Any) -> None:
+    """Replace the decoder layers of a model whose linear layers and norms have been replaced.
+
+    Layers of other families stay as they are, and those that compute something else.
+    """
+    base = model.base_model
+    layers = getattr(base, "layers", None)
+    if not operations.is_available or not isinstance(layers, nn.ModuleList):
+        return
+    for index, layer in enumerate(layers):
+        if type(layer).__name__ in _FAMILIES and _has_known_parts(layer):
+            replacement = _tried(layer, base)
+            if replacement is not None:
+                layers[index] = replacement
+
+
+def _has_known_parts(layer: Any) -> bool:
+    attention, mlp = layer.self_attn, layer.mlp
+    first = attention.q_proj, mlp.gate_proj
+    norms = layer.input_layernorm, layer.post_attention_layernorm
+    return (
+        all(isinstance(part, Sibling) for part in first)
+        and all(isinstance(norm, RowsNorm) for norm in norms)
+        and layer.self_attn.config.hidden_act == "silu"
+    )
+
+
+def _tried(layer: Any, base: Any) -> RowsDecoderLayer | None:
+    """Return the replacement of a layer if it computes the same for some random rows."""
+    random = torch.Generator().manual_seed(0)
+    like = layer.input_layernorm.weight
+    rows = torch.randn(1, _NUM_TRIED, len(like), generator=random).to(like.dtype)
+    positions = torch.arange(1, 1 + _NUM_TRIED)[None]
+    angles = base.rotary_emb(rows, positions)
+    if angles[0].shape[-1] != layer.self_attn.head_dim:
+        return None
+    with attending(_OfItself()) as attention:
+        expected = layer(
+            rows, attention_mask=None, position_ids=positions, position_embeddings=angles
+        )
+        assert attention.scoring is not None
+        if not attention.scoring.is_plain:
+            return None
+        replacement = RowsDecoderLayer(layer, attention.scoring)
+        difference = (replacement(rows, position_embeddings=angles) - expected).abs().max()
+    is_same = difference <= _TOLERANCES[like.dtype] * expected.abs().max()
+    return replacement if is_same else None
+
+
+class _OfItself:
+    """An `Attention` of rows that see themselves only; the queries' and keys' product scales it."""
+
+    def __init__(self) -> None:
+        self.scoring: Scoring | None = None
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring
+    ) -> Tensor:
+        self.scoring = scoring
+        copies = query.shape[0] // key.shape[0]
+        key, value = (x.repeat_interleave(copies, dim=0) for x in (key, value))
+        scores = (query * key.roll(1, dims=1)).sum(-1, keepdim=True).float().sigmoid()
+        return (value * scores.to(value.dtype)).transpose(0, 1)

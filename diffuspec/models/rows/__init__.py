@@ -1,0 +1,1 @@
+"""Operations of a CPU over the rows of a forward, compiled on installation."""

@@ -1,0 +1,172 @@
+"""Norms, rotary positions, gated activations and attention over rows on a CPU.
+
+torch needs some 40 operations for what these compute in a decoder layer, and a step of few rows
+spends as long on starting them as on reading the weights. A row's result does not depend on the
+other rows, to the last bit. Tensors are on the CPU, of one of TYPES, and contiguous but for what is
+said.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+try:
+    from diffuspec.models.rows import _rows
+except ImportError:  # it was installed without a C++ compiler
+    is_available = False
+else:
+    is_available = True
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in _rows.cpp
+
+
+def norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Return inputs / sqrt(mean(inputs^2) + epsilon) * weight over the last dimension, [..., H]."""
+    outputs = torch.empty_like(inputs)
+    width = len(weight)
+    _rows.normalise(
+        TYPES[inputs.dtype],
+        inputs.data_ptr(),
+        0,
+        weight.data_ptr(),
+        0,
+        outputs.data_ptr(),
+        inputs.numel() // width,
+        width,
+        epsilon,
+    )
+    return outputs
+
+
+def norm_of_sum(
+    inputs: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return inputs + added, and the `norm` of that."""
+    sums, outputs = torch.empty_like(inputs), torch.empty_like(inputs)
+    width = len(weight)
+    _rows.normalise(
+        TYPES[inputs.dtype],
+        inputs.data_ptr(),
+        added.data_ptr(),
+        weight.data_ptr(),
+        sums.data_ptr(),
+        outputs.data_ptr(),
+        inputs.numel() // width,
+        width,
+        epsilon,
+    )
+    return sums, outputs
+
+
+def rotate(
+    rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, num_heads: int, dim: int
+) -> None:
+    """Turn the first num_heads * dim numbers of each row, [T, W], by its angles, [T, dim].
+
+    Each head's halves are turned against each other, as by transformers' `rotate_half`.
+    """
+    _rows.rotate(
+        TYPES[rows.dtype],
+        rows.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        len(rows),
+        rows.shape[1],
+        num_heads,
+        dim,
+    )
+
+
+def gate(inputs: torch.Tensor) -> torch.Tensor:
+    """Return silu(gates) * values of rows [T, 2 * W] that hold W gates, then W values."""
+    num_rows, width = len(inputs), inputs.shape[1] // 2
+    outputs = inputs.new_empty(num_rows, width)
+    _rows.gate(TYPES[inputs.dtype], inputs.data_ptr(), outputs.data_ptr(), num_rows, width)
+    return outputs
+
+
+class AttentionRows:
+    """Successive rows of a segment, and the cache columns that each of them sees.
+
+    All see the columns before `base`. Row r also sees counts[r] others, which stand for it at base,
+    base + 1 and so on: the cache's rows columns[starts[r]], columns[starts[r] + 1], ...
+    """
+
+    __slots__ = ("addresses", "arrays", "base", "first_row", "num_rows", "start")
+
+    def __init__(
+        self,
+        first_row: int,
+        start: int,
+        base: int,
+        order: NDArray[np.integer],
+        starts: NDArray[np.integer],
+        counts: NDArray[np.integer],
+        columns: NDArray[np.integer],
+        positions: NDArray[np.integer],
+    ) -> None:
+        """first_row of the segment, whose rows the cache has from `start` on.
+
+        The rows are computed in the given order, best those with like columns together.
+        """
+        self.first_row, self.start, self.base = first_row, start, base
+        self.num_rows = len(order)
+        self.arrays = [
+            np.ascontiguousarray(array, np.int32)
+            for array in (order, starts, counts, columns, positions)
+        ]
+        order_at, starts_at, counts_at, columns_at, positions_at = (
+            array.ctypes.data for array in self.arrays
+        )
+        self.addresses = order_at, starts_at, counts_at, columns_at, positions_at
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    output: torch.Tensor,
+    rows: AttentionRows,
+    scaling: float,
+    window: int | None,
+) -> None:
+    """Write keys and values of the rows into the cache, and their attention into the output.
+
+    query [heads, T, dim], key and value [kv_heads, T, dim] of the whole segment, in any order of
+    the first two dimensions; keys and values [kv_heads, max_len, dim] of the cache; output
+    [T, heads, dim]. With a window, a row at position p sees columns above p - window only.
+    """
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    if key.stride(2) != 1 or value.stride() != key.stride():
+        key, value = key.contiguous(), value.contiguous()
+    size, first = query.element_size(), rows.first_row
+    num_heads, _, dim = query.shape
+    _rows.attend(
+        TYPES[query.dtype],
+        torch.get_num_threads(),
+        query.data_ptr() + first * query.stride(1) * size,
+        query.stride(0),
+        query.stride(1),
+        key.data_ptr() + first * key.stride(1) * size,
+        value.data_ptr() + first * key.stride(1) * size,
+        key.stride(0),
+        key.stride(1),
+        keys.data_ptr(),
+        values.data_ptr(),
+        keys.stride(0),
+        output.data_ptr() + first * num_heads * dim * size,
+        rows.num_rows,
+        num_heads,
+        len(keys),
+        dim,
+        rows.start + first,
+        rows.base,
+        *rows.addresses,
+        scaling,
+        window or 0,
+    )

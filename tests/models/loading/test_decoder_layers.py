@@ -1,0 +1,45 @@
+"""Decoder layers of few operations compute what transformers' own compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.decoder_layers import RowsDecoderLayer, use_decoder_layers
+from diffuspec.models.runner import ModelRunner
+from tests.support.models import FAMILIES, make_model
+
+REPLACED = {"llama", "mistral", "qwen2", "qwen2 with windows"}
+
+
+def is_replaced(model: torch.nn.Module) -> bool:
+    return any(isinstance(module, RowsDecoderLayer) for module in model.modules())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_logits_stay_the_same(family: str) -> None:
+    model = make_model(family)
+    model.set_attn_implementation("diffuspec")
+    segment = Segment(0, 0, np.arange(90), np.arange(90), "causal", np.arange(90))
+    expected = ModelRunner(model, 1, 100).forward([segment])
+    use_cpu_layers(model)
+    use_decoder_layers(model)
+    assert is_replaced(model) == (family in REPLACED)
+    assert (ModelRunner(model, 1, 100).forward([segment]) - expected).abs().max() < 1e-4
+
+
+def test_a_layer_that_computes_something_else_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = make_model("llama")
+    model.set_attn_implementation("diffuspec")
+    use_cpu_layers(model)
+    kind = type(model.model.layers[0])
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: 1.01 * forward(*args, **kwargs))
+    use_decoder_layers(model)
+    assert not is_replaced(model)
