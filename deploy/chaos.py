@@ -23,7 +23,7 @@ import httpx2
 import psutil
 import typer
 
-from deploy.processes import raylet_of
+from deploy.processes import listeners, raylet_of
 from deploy.recoveries import Recovery, Tokens, table
 from diffuspec.bench.http_client import HttpClient
 from diffuspec.bench.questions import load_questions
@@ -44,10 +44,12 @@ class Kind(StrEnum):
     INGRESS = "ingress"
     DIRECTORY = "directory"
     PROXY = "proxy"
+    HAPROXY = "haproxy"
+    HAPROXY_MANAGER = "haproxy-manager"
     CONTROLLER = "controller"
 
 
-PROCESSES = {  # how their titles begin
+PROCESSES = {  # how their titles begin; HAProxy's own have none
     Kind.VERIFIER: "ray::VerifierRank",
     Kind.DRAFTER: "ray::DrafterActor",
     Kind.PATH_SCORER: "ray::PathScorerActor",
@@ -56,6 +58,7 @@ PROCESSES = {  # how their titles begin
     Kind.INGRESS: "ray::ServeReplica:diffuspec:Ingress",
     Kind.DIRECTORY: "ray::ServeReplica:diffuspec:Directory",
     Kind.PROXY: "ray::ProxyActor",
+    Kind.HAPROXY_MANAGER: "ray::HAProxyManager",
     Kind.CONTROLLER: "ray::ServeController",
 }
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1694, "ignore_eos": True}
@@ -139,12 +142,12 @@ class Service:
     def __init__(self, client: httpx2.AsyncClient) -> None:
         """Raises WorkerError if the service does not run on this machine."""
         self._client = client
-        port = client.base_url.port or 80
-        raylet = raylet_of(port)
+        self._port = client.base_url.port or 80
+        raylet = raylet_of(self._port)
         if raylet is None:
-            raise WorkerError(f"no process of Ray listens on port {port} of this machine")
+            raise WorkerError(f"no process of Ray listens on port {self._port} of this machine")
         self._raylet = raylet
-        self._numbers = {kind: len(self.processes(kind)) for kind in PROCESSES}
+        self._numbers = {kind: len(self.processes(kind)) for kind in Kind}
         self._num_healthy = 0
 
     @property
@@ -154,6 +157,8 @@ class Service:
 
     def processes(self, kind: Kind) -> set[int]:
         """Return the processes of a kind that there are now."""
+        if kind is Kind.HAPROXY:  # but for those that only finish their last requests
+            return {one.pid for one in listeners(self._port) if one.name() == kind}
         found = set()
         for process in self._raylet.children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -200,6 +205,7 @@ async def kill_all(
                 await asyncio.sleep(_POLL_SECONDS)
         recoveries.append(Recovery(kind, began, time.monotonic()))
         typer.echo(f"{kind}: whole after {recoveries[-1].ended - began:.1f} s", err=True)
+    await load.tokens.more(200)  # so that the waits for the last recovery have an end
     return recoveries
 
 
@@ -208,7 +214,7 @@ async def study(
 ) -> tuple[list[Recovery], Load]:
     """Learn the answers without drafts; then kill under load. Raises WorkerError, TimeoutError.
 
-    kinds: what to kill, of PROCESSES; () is everything that there is.
+    kinds: what to kill; () is everything that there is.
     """
     async with (
         HttpClient(url, speculation="off", sampling=SAMPLING) as plain,

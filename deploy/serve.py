@@ -71,7 +71,7 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
-        haproxy(has_tls=http.ssl_certfile is not None),
+        haproxy(http.ssl_certfile is not None, service.http.header_seconds),
         ray_cluster("local", service.pipeline),
         _serving(schema),
     ):

