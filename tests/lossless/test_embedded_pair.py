@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from diffuspec.bench.questions import first_per_family, load_questions
+from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
 from diffuspec.pairs import PAIRS
@@ -20,6 +21,7 @@ from tests.lossless.test_pairs import (
     test_drafting_changes_the_speed_and_nothing_else,
     test_requests_that_are_cancelled_leave_the_others_as_they_are,
 )
+from tests.support.lossless import Answer
 
 __all__ = [
     "test_a_request_is_cancelled_by_its_id",
@@ -48,14 +50,29 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(scope="module")
+def plainly() -> dict[SamplingParams, list[Answer]]:
+    """What the target says by itself, whatever drafters are beside it."""
+    return {}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=DRAFTERS)
-async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+async def pair(
+    request: pytest.FixtureRequest, plainly: dict[SamplingParams, list[Answer]]
+) -> AsyncIterator[Pair]:
     name = request.param
     config = tiny_config(target={"path": TARGET, "device": "cpu"}, **DRAFTERS[name])
-    prompts, acceptance_length = questions(), MIN_ACCEPTANCE_LENGTHS[name]
     with Engine.from_config(config) as engine:
-        drafters = (None, *config.named_drafters)
-        yield Pair(engine, engine, prompts, MAX_TOKENS, acceptance_length, False, drafters=drafters)
+        yield Pair(
+            engine,
+            engine,
+            questions(),
+            MAX_TOKENS,
+            MIN_ACCEPTANCE_LENGTHS[name],
+            False,
+            plainly,
+            drafters=(None, *config.named_drafters),
+        )
         await engine.stop()
 
 

@@ -124,6 +124,12 @@ def _ask(roles: Roles, job: Job, name: str) -> AsyncGenerator[RequestOutput]:
     return roles.stream(job.prompt, job.sampling, job.speculation, name)
 
 
+@pytest.fixture(scope="module")
+def plainly() -> dict[SamplingParams, list[Answer]]:
+    """What the target of the first two pairs says by itself."""
+    return {}
+
+
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
@@ -134,15 +140,17 @@ async def pair(
     target_path: Callable[[str], Path],
     drafter_path: Path,
     tmp_path_factory: pytest.TempPathFactory,
+    plainly: dict[SamplingParams, list[Answer]],
 ) -> AsyncIterator[Pair]:
     overlap = "overlapped" in request.param
     if request.param == "random, heads":
         config, prompts = _random_heads(target_path("qwen2"), tmp_path_factory.mktemp("heads"))
+        plainly = {}  # its prompts are fewer
     else:
         config, prompts = _random_pair(target_path("qwen2"), drafter_path, overlap)
     with Engine.from_config(config) as engine:
         drafters = (None, *config.named_drafters)
-        yield Pair(engine, engine, prompts, 16, 1.0, overlap, drafters=drafters)
+        yield Pair(engine, engine, prompts, 16, 1.0, overlap, plainly, drafters=drafters)
         await engine.stop()
 
 
