@@ -14,12 +14,12 @@ unexport PYTHONDONTWRITEBYTECODE  # else every process of every cluster compiles
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
-# Three at a time keep two cores busy, for many tests wait for processes. A file stays in one place;
+# Four at a time keep two cores busy, for many tests wait for processes. A file stays in one place;
 # tests/conftest.py puts the longest first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests chaos lint format matrix release proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos lint format matrix release proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,13 +37,15 @@ check: $(STAMP) ## Lint, and the tests that neither start processes nor take lon
 
 test: $(STAMP) ## Lint, and all tests; ARGS=--cov: with coverage, as continuous integration does
 	@$(MAKE) --no-print-directory --jobs 2 lint all-tests
-	$(BIN)/python -m pytest tests/deploy/test_serve_command.py
 
 quick-tests: $(STAMP)
 	$(PYTEST) --numprocesses 2 -m 'not process and not slow' $(ARGS)
 
-all-tests: $(STAMP)
+all-tests: serve-test
 	$(PYTEST) $(ARGS)
+
+serve-test: $(STAMP)  # before the others: Ray gives a node 30 s to start, few beside other clusters
+	$(BIN)/python -m pytest tests/deploy/test_serve_command.py
 
 chaos: $(STAMP) ## 200 requests while processes and nodes are killed, stopped or slowed down
 	$(BIN)/python -m pytest tests/actors/test_chaos.py --chaos-requests 200 $(ARGS)
