@@ -3,8 +3,8 @@
 A step has 1 to 40 rows, and torch's own matrix products are slow at these shapes, most of all on
 AMD processors and in bfloat16. oneDNN's products over weights packed in advance take half the time.
 In float32 on Intel processors torch's own are faster by a quarter for a single row, the step of
-plain decoding, and are used there. Projections of the same input are computed as one product, and
-norms in one operation instead of seven.
+plain decoding, and by a third for small layers, and are used there. Projections of the same input
+are computed as one product, and norms in one operation instead of seven.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from diffuspec.models.invariant_rows import agreeing_sizes, multiply_in_sizes
 from diffuspec.models.rows import operations
 
 _MAX_PLAIN_WEIGHTS = 1 << 22  # of a layer that is kept in both layouts; larger ones gain nothing
+_MAX_UNPACKED_WEIGHTS = 1 << 18  # of a layer that gains nothing by oneDNN's layout
+_USUAL_ROWS = 16  # of a step: what weights are packed for
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -82,11 +84,11 @@ def is_intel() -> bool:
 
 
 class _Product:
-    """Rows times a weight matrix in oneDNN's own layout, the one for few rows."""
+    """Rows times a weight matrix in oneDNN's own layout."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        # Packed for one row, weights have kernels that agree at more numbers of rows.
-        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
+    def __init__(self, weight: Tensor, bias: Tensor | None, num_rows: int = 1) -> None:
+        """num_rows: what the layout is chosen for; kernels agree most often if it is 1."""
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, num_rows)
         self._bias = bias
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -97,19 +99,25 @@ class _Product:
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with its weights in oneDNN's own layout, in float32 on Intel also in torch's.
+    """A linear layer with its weights in oneDNN's own layout.
+
+    In float32 on Intel it has them also in torch's, or in torch's alone if they are few.
 
     With is_exact, rows are multiplied in the numbers of `agreeing_sizes`, if there are any.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, is_exact: bool = False) -> None:
         super().__init__()
-        is_small = weight.dtype == torch.float32 and weight.numel() <= _MAX_PLAIN_WEIGHTS
-        keeps_plain = not is_exact and is_small and is_intel()
-        self._plain_weight = weight.detach() if keeps_plain else None
-        self._num_inputs = weight.shape[1]
-        self._multiply = _Product(weight.detach(), None if bias is None else bias.detach())
-        self._bias = None if bias is None else bias.detach()
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        is_float32 = weight.dtype == torch.float32
+        may_be_plain = is_float32 and not is_exact and is_intel()
+        keeps_plain = may_be_plain and weight.numel() <= _MAX_PLAIN_WEIGHTS
+        self._plain_weight = weight if keeps_plain else None
+        self._num_inputs, self._bias = weight.shape[1], bias
+        self._multiply: _Product | None = None
+        if not may_be_plain or weight.numel() > _MAX_UNPACKED_WEIGHTS:
+            num_rows = _USUAL_ROWS if is_float32 and not is_exact else 1
+            self._multiply = _Product(weight, bias, num_rows)
         self._sizes: tuple[int, ...] | None = None
         if is_exact:
             num_outputs, num_inputs = weight.shape
@@ -120,9 +128,10 @@ class PackedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weights in torch's layout, which some families ask for their type; slow."""
-        return (
-            self._multiply.weight.to_dense() if self._plain_weight is None else self._plain_weight
-        )
+        if self._plain_weight is not None:
+            return self._plain_weight
+        assert self._multiply is not None
+        return self._multiply.weight.to_dense()
 
     @property
     def is_exact(self) -> bool:
@@ -130,11 +139,13 @@ class PackedLinear(nn.Module):
         return self._sizes is not None
 
     def forward(self, inputs: Tensor) -> Tensor:
+        multiply, plain_weight = self._multiply, self._plain_weight
+        if multiply is None or (plain_weight is not None and inputs.numel() == self._num_inputs):
+            assert plain_weight is not None
+            return functional.linear(inputs, plain_weight, self._bias)
         if self._sizes is not None:
-            return multiply_in_sizes(self._multiply, inputs, self._sizes)
-        if self._plain_weight is not None and inputs.numel() == self._num_inputs:
-            return functional.linear(inputs, self._plain_weight, self._bias)
-        return self._multiply(inputs)
+            return multiply_in_sizes(multiply, inputs, self._sizes)
+        return multiply(inputs)
 
 
 class _SiblingsProduct:
