@@ -16,7 +16,9 @@ from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.loading.cpu_layers import RowsNorm, Sibling
 from diffuspec.models.rows import operations
 
-_FAMILIES = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
+_FAMILIES = frozenset(
+    {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+)
 _NUM_TRIED = 3  # rows
 # Largest difference of a trial, as a share of the largest output: some roundings.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -35,6 +37,10 @@ class RowsDecoderLayer(nn.Module):
         self._qkv, self._gate_up = qkv.layer, layer.mlp.gate_proj.product.layer
         self._dim = layer.self_attn.head_dim
         self._num_heads = [size // self._dim for size in qkv.sizes]
+        has_head_norms = hasattr(layer.self_attn, "q_norm")
+        self._head_norms = (
+            (layer.self_attn.q_norm, layer.self_attn.k_norm) if has_head_norms else None
+        )
         self._scoring = scoring
 
     def forward(
@@ -46,10 +52,10 @@ class RowsDecoderLayer(nn.Module):
     ) -> Tensor:
         assert position_embeddings is not None
         rows, (cos, sin), dim = hidden_states[0], position_embeddings, self._dim
-        qkv = self._qkv(self.input_layernorm(rows))
+        qkv = self._normed_heads(self._qkv(self.input_layernorm(rows)))
         operations.rotate(qkv, cos[0], sin[0], self._num_heads[0] + self._num_heads[1], dim)
         heads = qkv.view(1, len(rows), -1, dim).transpose(1, 2)
-        query, key, value = heads.split(self._num_heads, dim=1)
+        query, key, value = torch.split(heads, self._num_heads, dim=1)
         attended, _weights = packed_attention(
             self.self_attn,
             query,
@@ -67,6 +73,18 @@ class RowsDecoderLayer(nn.Module):
         )
         output: Tensor = self.mlp.down_proj(operations.gate(self._gate_up(normed)))
         return (rows + output).unsqueeze(0)
+
+    def _normed_heads(self, qkv: Tensor) -> Tensor:
+        """Normalise the heads of queries and keys, [T, heads * dim], where the family does."""
+        norms = self._head_norms
+        if norms is None:
+            return qkv
+        widths = [size * self._dim for size in self._num_heads]
+        parts = list(torch.split(qkv, widths, dim=1))
+        for index, norm in enumerate(norms):
+            heads: Tensor = norm(parts[index].reshape(-1, self._dim))
+            parts[index] = heads.view(len(qkv), -1)
+        return torch.cat(parts, dim=1)
 
 
 @torch.inference_mode()
@@ -89,7 +107,8 @@ def use_decoder_layers(model: Any) -> None:
 def _has_known_parts(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     first = attention.q_proj, mlp.gate_proj
-    norms = layer.input_layernorm, layer.post_attention_layernorm
+    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
     return (
         all(isinstance(part, Sibling) for part in first)
         and all(isinstance(norm, RowsNorm) for norm in norms)

@@ -12,7 +12,7 @@ from diffuspec.models.loading.decoder_layers import RowsDecoderLayer, use_decode
 from diffuspec.models.runner import ModelRunner
 from tests.support.models import FAMILIES, make_model
 
-REPLACED = {"llama", "mistral", "qwen2", "qwen2 with windows"}
+REPLACED = {"llama", "mistral", "qwen2", "qwen2 with windows", "qwen3"}
 
 
 def is_replaced(model: torch.nn.Module) -> bool:
