@@ -17,6 +17,7 @@ _MAX_JUMP = 3.0  # clip outliers to 3x the mean, and the mean to 3x the measurem
 _ALONE = 0.05  # a verification counts as alone up to this share of it with drafting beside it
 _MAX_CROWDING = 1.5
 _MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
+_NEARLY_PLAIN = 1.5  # rows of a batch for each request, at most
 _MIN_SECONDS = 1e-9  # of any size: costs are divided by
 _NEWS = 0.01  # the share by which a point must move for a curve to be fitted again
 _DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size was measured
@@ -137,6 +138,7 @@ class StepCosts:
     """
 
     verify: CostCurve = field(default_factory=CostCurve)  # by rows fed to the target
+    plain: CostCurve = field(default_factory=CostCurve)  # by requests, of which few had drafts
     draft: CostCurve = field(default_factory=CostCurve)  # by masked positions of the batch
     overhead_seconds: float = 0.0
     exposed_share: float = 1.0
@@ -160,7 +162,7 @@ class StepCosts:
 
         For drafting_seconds of that time a draft call was in flight.
         """
-        self._observe_alone_or_crowded(num_rows, seconds, drafting_seconds)
+        self._observe_alone_or_crowded(num_rows, num_requests, seconds, drafting_seconds)
         others = (num_requests - 1) / num_requests
         self.other_requests += _SMOOTHING * (num_requests - 1 - self.other_requests)
         self.other_rows += _SMOOTHING * (num_rows * others - self.other_rows)
@@ -176,8 +178,8 @@ class StepCosts:
         positions = [round(count * length) for length in lengths]
         rows = [round(count * (1 + number)) for number in num_nodes]
         draft, verify = self.draft.at_each(positions), self.verify.at_each(rows)
-        share, overhead = self.exposed_share, self.overhead_seconds
-        plain = self.verify.at(round(count)) + overhead
+        share, overhead = min(self.exposed_share, 1.0), self.overhead_seconds
+        plain = self._verifying(round(count), round(count)) + overhead
         return [(share * d + v + overhead) / plain for d, v in zip(draft, verify, strict=True)]
 
     @property
@@ -186,23 +188,36 @@ class StepCosts:
         every = 8 if self.num_alone < 2 else 32
         return self.num_crowded % every == every - 1
 
+    def _verifying(self, num_rows: int, num_requests: int) -> float:
+        """Return the expected seconds of a verification.
+
+        Rows of many requests cost more than those of few, which the curve may know alone.
+        """
+        return max(self.verify.at(num_rows), self.plain.at(num_requests))
+
+    def _observe_alone(self, num_rows: int, num_requests: int, seconds: float) -> None:
+        self.verify.observe(num_rows, seconds)
+        if num_rows < _NEARLY_PLAIN * num_requests:
+            self.plain.observe(num_requests, seconds)
+
     def _observe_alone_or_crowded(
-        self, num_rows: int, seconds: float, drafting_seconds: float
+        self, num_rows: int, num_requests: int, seconds: float, drafting_seconds: float
     ) -> None:
         if drafting_seconds <= _ALONE * seconds:
-            if self.num_alone == 0 and self.num_crowded:
-                self.verify = CostCurve()  # it held estimates only: measure afresh
+            if self.num_alone == 0 and self.num_crowded:  # it held estimates only: measure afresh
+                self.verify, self.plain = CostCurve(), CostCurve()
             self.num_crowded = 0
             self.num_alone += 1
-            self.verify.observe(num_rows, seconds)
+            self._observe_alone(num_rows, num_requests, seconds)
             return
         self.num_crowded += 1
         if self.verify.is_known:
-            longer = seconds - self.verify.at(num_rows)
+            longer = seconds - self._verifying(num_rows, num_requests)
             rate = min(max(longer / drafting_seconds, 0.0), _MAX_CROWDING)
             self.crowding += _SMOOTHING * (rate - self.crowding)
         if not self.verify.is_known or self.num_crowded > _MAX_CROWDED:
-            self.verify.observe(num_rows, max(seconds - self.crowding * drafting_seconds, 0.0))
+            alone = max(seconds - self.crowding * drafting_seconds, 0.0)
+            self._observe_alone(num_rows, num_requests, alone)
 
     def observe_draft(self, num_positions: int, num_requests: int, seconds: float) -> None:
         """Learn from one drafted batch: masked positions and requests in it."""
@@ -215,8 +230,11 @@ class StepCosts:
         self.draft.observe(num_positions, seconds)
 
     def observe_wait(self, num_positions: int, seconds: float) -> None:
-        """Learn how long a request waited for its draft; 0 seconds if a pre-draft was there."""
-        whole = self.draft.at(num_positions)
+        """Learn how long a request waited for its draft; 0 seconds if a pre-draft was there.
+
+        Compared with a batch of the usual size: others' drafts in it are no longer to wait for.
+        """
+        whole = self.draft.at(num_positions + round(self.other_positions))
         if whole > 0:
             share = min(seconds / whole, _MAX_JUMP)
             self.exposed_share += _SMOOTHING * (share - self.exposed_share)

@@ -118,6 +118,39 @@ def test_the_exposed_share_starts_at_one_and_follows_the_waits():
     assert costs.exposed_share == pytest.approx(3.0, rel=0.01)
 
 
+def test_a_wait_for_a_batch_with_others_drafts_counts_as_one_draft():
+    costs = StepCosts()
+    for _ in range(100):
+        costs.observe_draft(160, 16, 0.1)
+        costs.observe_draft(10, 1, 0.01)
+        costs.observe_draft(160, 16, 0.1)
+    for _ in range(100):
+        costs.observe_wait(round(160 - costs.other_positions), 0.1)
+    assert costs.exposed_share == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_queue_at_the_drafter_does_not_make_drafting_for_all_dearer():
+    costs = StepCosts()
+    costs.observe_verify(8, 1, 3, 0.02)
+    costs.observe_draft(8, 1, 0.01)
+    before = costs.of_drafting([4, 8], [4, 8])
+    for _ in range(100):
+        costs.observe_wait(8, 0.05)
+    assert costs.exposed_share > 2 and costs.of_drafting([4, 8], [4, 8]) == before
+
+
+def test_decoding_many_requests_plainly_costs_what_they_did_not_what_few_with_drafts_did():
+    costs = StepCosts()
+    for _ in range(100):
+        costs.observe_verify(26, 1, 8, 0.01)
+    for _ in range(100):
+        costs.observe_verify(80, 25, 60, 0.06)
+        costs.observe_verify(25, 25, 25, 0.05)
+    costs.observe_draft(50, 25, 0.01)
+    [price] = costs.of_drafting([2], [2])
+    assert price == pytest.approx(0.07 / 0.05, rel=0.1)
+
+
 def test_crowding_is_the_slowdown_of_verification_by_drafting():
     for crowding in (0.0, 0.4, 1.0):
         costs = StepCosts()
