@@ -36,8 +36,10 @@ _LONGEST = (  # files, so that none of them begins when the others are over
     "deploy/test_batch_job.py",
     "deploy/test_demo.py",
     "deploy/batches/data/test_engine.py",
+    "actors/test_drafters.py",
     "actors/test_exporter.py",
     "deploy/test_grpc.py",
+    "test_memory.py",
 )
 _TESTS = Path(__file__).parent
 
