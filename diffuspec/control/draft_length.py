@@ -131,6 +131,8 @@ class CostAwareDraftLength:
         self._acceptance = AcceptanceModel(economics.acceptance)
         self._survival = economics.survival[:max_draft_tokens]
         self._num_nodes = 16.0
+        self._kept_share = 1.0  # of the expected tokens of drafts, with the nodes that are verified
+        self._nodes_per_token = 1.0  # of drafts, verified or not
         self._steps_without_draft = 0
         self._pause = 0.0  # before the next trial; 0: the first draft is always made
         self._trial_cost = 1.0  # of the last trial's step, in steps of plain decoding
@@ -167,8 +169,8 @@ class CostAwareDraftLength:
             lengths = [*(k for k in lengths if k < limit), limit]
         if not (costs.draft.is_known and costs.verify.is_known):
             return _Plan(min(limit, self._lengths[len(self._lengths) // 2]), True)
-        reach = list(accumulate(self._survival, initial=1.0))
-        tokens = [reach[k] for k in lengths]
+        reach = list(accumulate(self._survival, initial=0.0))
+        tokens = [1 + reach[k] for k in lengths]
         num_nodes = round(self._num_nodes)
         others, other_tokens = round(costs.other_positions), costs.other_tokens
         share = costs.exposed_share
@@ -180,10 +182,12 @@ class CostAwareDraftLength:
         ]
         best = rates.index(max(rates))
         length = lengths[best]
-        [price] = costs.of_drafting([length], [min(length, num_nodes)])
-        if tokens[best] >= price:  # the usual case; the other lengths may still be worth it
+        [price] = costs.of_drafting([length], [num_nodes])
+        if (
+            1 + self._kept_share * reach[length] >= price
+        ):  # the usual case; the other lengths may still be worth it
             return _Plan(length, True)
-        prices = costs.of_drafting(lengths, [min(k, num_nodes) for k in lengths])
+        prices = costs.of_drafting(lengths, [round(self._nodes_per_token * k) for k in lengths])
         if any(expected >= price for expected, price in zip(tokens, prices, strict=True)):
             return _Plan(length, True)
         length = min(length, _MAX_TRIAL_TOKENS)
@@ -194,11 +198,16 @@ class CostAwareDraftLength:
             return draft
         reach = self._acceptance.reach(draft)
         self._learn_survival(draft, reach)
-        if self._is_trial:
-            return draft
+        width = draft.tree.num_nodes / max(self._drafted, 1)
+        self._nodes_per_token += _SMOOTHING * (width - self._nodes_per_token)
         # Parents first: reach only falls.
         order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)
-        num_nodes = self._best_num_nodes([reach[node] for node in order])
+        ranked = [reach[node] for node in order]
+        num_nodes = self._best_num_nodes(ranked)
+        kept = sum(ranked[:num_nodes]) / (sum(ranked) or 1.0)
+        self._kept_share += _SMOOTHING * (kept - self._kept_share)
+        if self._is_trial:
+            return draft
         self._num_nodes += _SMOOTHING * (num_nodes - self._num_nodes)
         if num_nodes == draft.tree.num_nodes:
             return draft
