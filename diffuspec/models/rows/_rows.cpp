@@ -68,8 +68,8 @@ INLINE float largest_of(Floats value) {
 
 // e^x with the polynomial of Cephes' expf; 0 below -87.7, and e^88 above 88.
 INLINE Floats exponential(Floats x) {
-  x = larger(x, Floats{} - 88.f);
-  x = smaller(x, Floats{} + 88.f);
+  x = larger(Floats{} - 88.f, x);  // in this order, so that NaN stays NaN
+  x = smaller(Floats{} + 88.f, x);
   const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to a whole number
   Floats whole = (x * 1.44269504088896341f + magic) - magic;
   Floats rest = x - whole * 0.693359375f - whole * -2.12194440e-4f;
@@ -354,13 +354,25 @@ struct Sums {
   std::vector<int> first;  // each query's first column of the block that is added
 };
 
-// What is added to the scores of a block's columns: from kMasks[kBlock - n] on, n times -infinity
-// and 0 after them; from kMasks[2 * kBlock - n] on, n times 0 and -infinity after them.
-const Numbers kMasks = [] {
-  Numbers masks(3 * kBlock, -kInfinity);
-  std::fill_n(&masks[kBlock], kBlock, 0.f);
-  return masks;
+// Which of a block's columns are seen: from kSeen[kBlock - n] on, not the first n; from
+// kSeen[2 * kBlock - n] on, the first n alone.
+const std::vector<int32_t> kSeen = [] {
+  std::vector<int32_t> seen(3 * kBlock, 0);
+  std::fill_n(&seen[kBlock], kBlock, -1);
+  return seen;
 }();
+
+// The numbers where all bits of `seen` are set, -infinity where none is, even for NaN.
+INLINE Floats where_seen(Floats numbers, const int32_t* from, const int32_t* until) {
+  Ints bits, first, last;
+  std::memcpy(&bits, &numbers, sizeof bits);
+  std::memcpy(&first, from, sizeof first);
+  std::memcpy(&last, until, sizeof last);
+  const Ints seen = first & last;
+  bits = (bits & seen) | (static_cast<int32_t>(0xff800000) & ~seen);
+  std::memcpy(&numbers, &bits, sizeof bits);
+  return numbers;
+}
 
 // Adds V vectors of the values of columns from `first` on, weighted, to the outputs of N queries.
 template <int N, int V>
@@ -409,8 +421,9 @@ INLINE void add_block(
     Floats largest = Floats{} - kInfinity;
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
-      scores[i][j] = scores[i][j] * scaling + load(&kMasks[kBlock + j * kLanes - mine]) +
-                     load(&kMasks[2 * kBlock + j * kLanes - end]);
+      scores[i][j] = where_seen(
+          scores[i][j] * scaling, &kSeen[kBlock + j * kLanes - mine],
+          &kSeen[2 * kBlock + j * kLanes - end]);
       largest = larger(scores[i][j], largest);
     }
     const float before = sums.highest[query + i];

@@ -153,6 +153,15 @@ def test_a_branch_of_a_tree_is_attended_like_a_chain(start: int) -> None:
         assert torch.equal(in_tree[branch], alone)
 
 
+@pytest.mark.parametrize("layer", [0, 1], ids=["key", "value"])
+def test_a_row_that_sees_nan_is_nan(layer: int) -> None:
+    rows, positions = Rows(4, 2, 16, torch.float32), np.arange(100, 103)
+    cache = rows.cache(100)
+    cache.layers(0)[layer][:, 50] = torch.nan
+    found = rows.attend(cache, Segment(0, 100, positions, positions, "causal", ()), slice(100, 103))
+    assert found.isnan().flatten(1).any(dim=1).all()
+
+
 def test_threads_change_nothing() -> None:
     rows, positions = Rows(6, 3, 16, torch.float32), np.arange(MAX_LEN)
     segment = Segment(0, 0, positions, positions, "causal", ())
