@@ -43,7 +43,7 @@ class ServeSettings(Section):
     header_seconds: float = Field(
         10.0,
         gt=0,
-        description="Seconds in which headers must arrive; Serve's own proxies wait for ever.",
+        description="Seconds in which headers must arrive; Serve's own proxies have no such limit.",
     )
     body_seconds: float = Field(30.0, gt=0, description="Seconds in which a body must arrive.")
     write_seconds: float = Field(

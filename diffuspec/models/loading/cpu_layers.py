@@ -54,9 +54,7 @@ def use_cpu_layers(model: nn.Module, is_exact: bool = False) -> bool:
 
 
 def _has_independent_rows(module: nn.Module) -> bool:
-    if isinstance(module, PackedLinear):
-        return module.is_exact
-    if isinstance(module, Sibling):
+    if isinstance(module, PackedLinear | Sibling):
         return module.is_exact
     has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return isinstance(module, nn.Embedding) or not has_matrix

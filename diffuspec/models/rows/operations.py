@@ -24,40 +24,37 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in _rows.c
 
 def norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Return inputs / sqrt(mean(inputs^2) + epsilon) * weight over the last dimension, [..., H]."""
-    outputs = torch.empty_like(inputs)
-    width = len(weight)
-    _rows.normalise(
-        TYPES[inputs.dtype],
-        inputs.data_ptr(),
-        0,
-        weight.data_ptr(),
-        0,
-        outputs.data_ptr(),
-        inputs.numel() // width,
-        width,
-        epsilon,
-    )
-    return outputs
+    return _normalise(inputs, None, None, weight, epsilon)
 
 
 def norm_of_sum(
     inputs: torch.Tensor, added: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs + added, and the `norm` of that."""
-    sums, outputs = torch.empty_like(inputs), torch.empty_like(inputs)
-    width = len(weight)
+    sums = torch.empty_like(inputs)
+    return sums, _normalise(inputs, added, sums, weight, epsilon)
+
+
+def _normalise(
+    inputs: torch.Tensor,
+    added: torch.Tensor | None,
+    sums: torch.Tensor | None,
+    weight: torch.Tensor,
+    epsilon: float,
+) -> torch.Tensor:
+    outputs, width = torch.empty_like(inputs), len(weight)
     _rows.normalise(
         TYPES[inputs.dtype],
         inputs.data_ptr(),
-        added.data_ptr(),
+        0 if added is None else added.data_ptr(),
         weight.data_ptr(),
-        sums.data_ptr(),
+        0 if sums is None else sums.data_ptr(),
         outputs.data_ptr(),
         inputs.numel() // width,
         width,
         epsilon,
     )
-    return sums, outputs
+    return outputs
 
 
 def rotate(
