@@ -154,6 +154,7 @@ def train(
         "head_tokens": head_tokens or None,
         "device": choose_device(device, threads),
         "compiles": compiles,
+        "storage": _STORAGES[store],
         "seed": seed,
     }
     if kind in _KINDS:
@@ -161,7 +162,7 @@ def train(
         heads = HeadPlan(_KINDS[kind], target, out, files, **shared)
         start = partial(_train_heads, heads)
     else:
-        shared |= {"layers": _parse_layers(layers or "10"), "storage": _STORAGES[store]}
+        shared |= {"layers": _parse_layers(layers or "10")}
         plan = DrafterPlan(target, out, files, **shared)
         typer.echo(plan.describe_memory(), err=True)
         start = partial(_train_diffusion, plan)

@@ -13,6 +13,7 @@ from torch import nn
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import read_json
+from diffuspec.models.loading.shared import from_int8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class HeadCheckpoint:
     def read(cls, path: Path, pickled: Sequence[str]) -> Self:
         """Read the first file there is of model.safetensors and those named, which are pickled.
 
-        Of these, tensors alone are read: nothing in them is executed. Raises ModelLoadError.
+        Of these, tensors alone are read: nothing in them is executed. Matrices may be stored as
+        int8, as `drafter train` does. Raises ModelLoadError.
         """
         if not path.is_dir():
             what = "is a file" if path.exists() else "does not exist"
@@ -35,7 +37,7 @@ class HeadCheckpoint:
         config = read_json(path, "config.json")
         for name in ("model.safetensors", *pickled):
             if (path / name).is_file():
-                return cls(path, config, _read_weights(path / name))
+                return cls(path, config, from_int8(path, _read_weights(path / name)))
         raise ModelLoadError(f"{path} has no weights: model.safetensors or {' or '.join(pickled)}")
 
     def number(self, key: str, default: int | None = None) -> int:

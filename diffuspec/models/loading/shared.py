@@ -38,7 +38,7 @@ def read_with_shared(checkpoint: Checkpoint, config: Any) -> dict[str, torch.Ten
             f"{checkpoint.path} shares the embeddings of {target} ({_KEY} in its config.json), "
             "which does not exist"
         )
-    weights = _from_int8(checkpoint.path, _read(checkpoint.path))
+    weights = from_int8(checkpoint.path, _read(checkpoint.path))
     names = set(_embedding_layers(config)[1].values()) - set(weights)
     found = _read(target, names)
     if missing := sorted(names - set(found)):
@@ -66,7 +66,11 @@ def to_int8(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (matrix / scale[:, None]).round().to(torch.int8), scale
 
 
-def _from_int8(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def from_int8(path: Path, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the weights of a directory with those that `to_int8` made in float32.
+
+    Raises ModelLoadError.
+    """
     found = {}
     for name, tensor in weights.items():
         if tensor.dtype == torch.int8:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,9 +28,8 @@ def save_drafter(
     storage: Storage = "bfloat16",
     head_token_ids: torch.Tensor | None = None,
 ) -> None:
-    """Write config.json, tokenizer and the weights that are the drafter's own.
+    """Write config.json, tokenizer and the weights that are the drafter's own; see `stored`.
 
-    int8 stores matrices as whole numbers with a scale for each row, in half the space of bfloat16.
     head_token_ids: the only ones to draft, ascending.
     """
     out.mkdir(parents=True, exist_ok=True)
@@ -42,20 +42,28 @@ def save_drafter(
     shared = {
         id(layer.weight) for layer in (model.get_input_embeddings(), model.get_output_embeddings())
     }
-    own: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in shared:
-            continue
-        if storage == "int8" and tensor.ndim == 2:
-            own[name], own[name + SCALE_SUFFIX] = to_int8(tensor.detach().float())
-        else:
-            own[name] = tensor.detach().to(torch.bfloat16).contiguous()
+    named = model.state_dict(keep_vars=True).items()
+    own = stored({name: tensor for name, tensor in named if id(tensor) not in shared}, storage)
     if head_token_ids is not None:
         own[HEAD_TOKEN_IDS] = head_token_ids.to("cpu", torch.int32)
     part = out / "model.part"
     save_file(own, part, {"format": "pt"})
     part.replace(out / "model.safetensors")
     load_tokenizer(target).save_pretrained(out)
+
+
+def stored(weights: Mapping[str, torch.Tensor], storage: Storage) -> dict[str, torch.Tensor]:
+    """Return weights as they are stored, on the CPU.
+
+    int8 stores matrices as whole numbers with a scale for each row, in half the space of bfloat16.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in weights.items():
+        if storage == "int8" and tensor.ndim == 2:
+            found[name], found[name + SCALE_SUFFIX] = to_int8(tensor.detach().cpu().float())
+        else:
+            found[name] = tensor.detach().to("cpu", torch.bfloat16).contiguous()
+    return found
 
 
 def load_drafter(path: Path) -> tuple[Any, int]:

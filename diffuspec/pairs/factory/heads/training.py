@@ -16,6 +16,7 @@ from diffuspec.models.heads.target_layers import layers_of
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.pairs.factory.acceptance import Acceptance
 from diffuspec.pairs.factory.examples import Batch, ExampleFiles, batches_by_length, pad
+from diffuspec.pairs.factory.export import Storage, stored
 from diffuspec.pairs.factory.heads.dflash import DFlashLearner, settings_for
 from diffuspec.pairs.factory.heads.eagle import EagleLearner
 from diffuspec.pairs.factory.heads.hydra import HydraLearner
@@ -63,6 +64,7 @@ class HeadPlan:
     seed: int = 0
     device: str = "cpu"
     compiles: bool = False  # the target's layers
+    storage: Storage = "bfloat16"  # of the exported weights
     stop_after: int | None = None  # chunks
 
 
@@ -105,14 +107,11 @@ class HeadTraining:
         self.export()
 
     def export(self) -> None:
-        """Write config.json and the heads' weights, in bfloat16."""
+        """Write config.json and the heads' weights."""
         self.plan.out.mkdir(parents=True, exist_ok=True)
         config = json.dumps(self._learner.config(), indent=2)
         (self.plan.out / "config.json").write_text(config + "\n", encoding="utf-8")
-        weights = {
-            name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
-            for name, tensor in self.heads.named_parameters()
-        }
+        weights = stored(dict(self.heads.named_parameters()), self.plan.storage)
         save_file(weights, self.plan.out / "model.safetensors", {"format": "pt"})
 
     @torch.inference_mode()

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from diffuspec.core.errors import ConfigError
+from diffuspec.core.errors import ConfigError, ModelLoadError
+from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.hydra import HydraHeads
@@ -55,6 +56,25 @@ def test_heads_learn_the_targets_answers_and_load_for_it(
     layers = layers_of(AutoModelForCausalLM.from_pretrained(target))
     heads = HEADS[kind].load(tmp_path, layers)
     assert not any(parameter.requires_grad for parameter in heads.parameters())
+
+
+def test_matrices_stored_as_int8_are_read_the_same_up_to_rounding(
+    target: Path, answers: Path, tmp_path: Path
+) -> None:
+    plan = make_plan("dflash", target, tmp_path, answers, storage="int8", layers=(1,))
+    training = HeadTraining(plan)
+    training.export()
+    stored = load_file(tmp_path / "model.safetensors")
+    assert stored["fc.weight"].dtype == torch.int8
+    assert stored["norm.weight"].dtype == torch.bfloat16
+    read = HeadCheckpoint.read(tmp_path, ()).weights
+    for name, parameter in training.heads.named_parameters():
+        tolerance = float(parameter.detach().abs().max()) / 200
+        assert torch.allclose(read[name].float(), parameter, atol=tolerance)
+    del stored["fc.weight_scale"]
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"fc.weight is stored as int8 without its scales"):
+        HeadCheckpoint.read(tmp_path, ())
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_weights(
