@@ -143,7 +143,7 @@ def engine_config(options: BenchOptions) -> EngineConfig:
     """Compose the configuration, for the most requests at a time. Raises ConfigError."""
     if options.target is None:
         data = options.chosen_pair.load_config().model_dump()
-        data["drafters"] = options.chosen_pair.head_sections() | data["drafters"]
+        data["drafters"] = {**options.chosen_pair.other_drafters(), **data["drafters"]}
     else:
         data = {"target": {"path": options.target}, "search": {}}
     if options.drafter is not None:

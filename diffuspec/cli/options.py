@@ -157,8 +157,8 @@ def engine_config(
     if drafter is None and (chosen == AUTO_DRAFTER or not is_one):
         section = data["drafter"]
     else:
-        heads = {} if config or target else _pair(pair).head_sections()
-        chosen, section = None, _drafter_section(base, heads, drafter, drafter_kind)
+        others = {} if config or target else _pair(pair).other_drafters()
+        chosen, section = None, _drafter_section(base, others, drafter, drafter_kind)
         data["drafter"], data["drafters"] = section, {}
     if section is None:
         _check_plain(ngram, speculation)
@@ -177,19 +177,19 @@ def engine_config(
 
 def _drafter_section(
     base: EngineConfig,
-    heads: Mapping[str, dict[str, object]],
+    others: Mapping[str, dict[str, object]],
     drafter: str | None,
     kind: str | None,
 ) -> dict[str, Any] | None:
     """Return the section of the one drafter after the options. Raises ConfigError.
 
-    heads: sections of drafters by their kinds, beside those of the configuration.
+    others: sections of drafters by their kinds, beside those of the configuration.
     """
     if drafter == _NONE:
         if kind is not None:
             raise ConfigError("--drafter none and --drafter-kind exclude each other")
         return None
-    known: dict[str, Any] = {**heads} | {
+    known: dict[str, Any] = {**others} | {
         name: one.model_dump() for name, one in base.named_drafters.items()
     }
     chosen = kind or base.speculation.drafter

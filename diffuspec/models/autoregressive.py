@@ -2,7 +2,8 @@
 
 Leviathan et al., Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192). It
 shapes its logits and adds the sampling noise as the target does, so where the two models agree, so
-do their tokens: a copy of the target is accepted whole, also when tokens are drawn.
+do their tokens: a copy of the target is accepted whole, also when tokens are drawn. A block-causal
+diffusion LM will do, too: without masks its rows are those of a causal LM.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class AutoregressiveDrafter:
     def load(cls, config: AutoregressiveConfig, target: TargetInfo) -> Self:
         """Load the drafter. Raises ModelLoadError, and VocabularyError if it does not match."""
         checkpoint = inspect_checkpoint(config.path)
-        checkpoint.check_autoregressive("a drafter of kind sps")
+        checkpoint.check_autoregressive("a drafter of kind sps", may_be_block_causal=True)
         max_len = min(target.max_model_len + MAX_DRAFT_TOKENS, checkpoint.max_positions)
         loaded = load_model(
             config.path,

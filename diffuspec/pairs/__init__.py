@@ -23,11 +23,7 @@ class Pair:
     questions: Path  # asked by benchmark and demo unless others are given
     load_config: Callable[[], EngineConfig]  # raises ConfigError if the models are not there
     num_threads: int | None  # CPU threads that serve it best; None: torch's choice
-    find_heads: Callable[[], Mapping[str, Path]]  # trained for it, by kind of drafter
-
-    def head_sections(self) -> dict[str, dict[str, object]]:
-        """Return the sections of the drafters whose heads are there, by their kinds."""
-        return {kind: {"kind": kind, "path": path} for kind, path in self.find_heads().items()}
+    other_drafters: Callable[[], Mapping[str, dict[str, object]]]  # sections by kind
 
 
 PAIRS = {
@@ -36,10 +32,10 @@ PAIRS = {
         tiny.QUESTIONS,
         tiny.tiny_config,
         1,  # too small for more
-        lambda: tiny.HEADS,
+        tiny.other_drafters,
     ),
     "smollm2": Pair(
-        smollm2.TARGET, smollm2.QUESTIONS, smollm2.smollm2_config, None, smollm2.find_heads
+        smollm2.TARGET, smollm2.QUESTIONS, smollm2.smollm2_config, None, smollm2.other_drafters
     ),
 }
 

@@ -113,8 +113,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> type[FakeEngine]:
     """Replace the engine and the embedded pair; return the class, which knows its last object."""
     fake = type("FakeEngine", (FakeEngine,), {})
     monkeypatch.setattr("diffuspec.engine.Engine", fake)
-    heads = {"hydra": Path("tiny/hydra")}
-    tiny = replace(PAIRS["tiny"], load_config=embedded_config, find_heads=lambda: heads)
+    others: dict[str, dict[str, object]] = {"hydra": {"kind": "hydra", "path": Path("tiny/hydra")}}
+    tiny = replace(PAIRS["tiny"], load_config=embedded_config, other_drafters=lambda: others)
     monkeypatch.setitem(PAIRS, "tiny", tiny)
     return fake
 

@@ -37,7 +37,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "drafter": {"kind": "pld"},
         "drafters": {
             **{name: {"kind": name} for name in ("samd", "token_recycling")},
-            **PAIRS["tiny"].head_sections(),
+            **PAIRS["tiny"].other_drafters(),
         },
     },
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +53,15 @@ def request(
     return DraftRequest(
         name, tokens, length, "path", 64, 0.5, sampling, num_prompt_tokens=len(PROMPT)
     )
+
+
+def with_config(path: Path, folder: Path, **changes: object) -> Path:
+    """Return a copy of a model directory with other settings in its config.json; None: without."""
+    shutil.copytree(path, folder / "copy")
+    config = json.loads((path / "config.json").read_text()) | changes
+    kept = {name: value for name, value in config.items() if value is not None}
+    (folder / "copy" / "config.json").write_text(json.dumps(kept))
+    return folder / "copy"
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN, PENALISED], ids=["greedy", "drawn", "shaped"])
@@ -111,14 +122,27 @@ async def test_nothing_is_drafted_beyond_the_context(copy: AutoregressiveDrafter
     assert short.tree.num_nodes == 2 and none.tree == EMPTY_TREE
 
 
+async def test_a_block_causal_diffusion_lm_drafts_as_the_causal_lm_of_its_weights(
+    target: CausalTarget, drafter_path: Path, tmp_path: Path
+) -> None:
+    causal = with_config(drafter_path, tmp_path, mask_token_id=None, diffusion_attention=None)
+    drafts = []
+    for path in (drafter_path, causal):
+        drafter = load(target, path, min_confidence=0.0)
+        drafts += await drafter.draft([request(PROMPT, DRAWN)])
+        drafter.close()
+    assert drafts[0].tree == drafts[1].tree and drafts[0].tree.num_nodes == 9
+
+
 async def test_what_cannot_draft_for_the_target_is_refused(
     target: CausalTarget,
     target_path: Callable[[str], Path],
     drafter_path: Path,
+    tmp_path: Path,
     copy: AutoregressiveDrafter,
 ) -> None:
     with pytest.raises(ModelLoadError, match="drafter of kind sps must be a causal LM"):
-        load(target, drafter_path)
+        load(target, with_config(drafter_path, tmp_path, diffusion_attention="full"))
     info = replace(target.info, vocab_size=10_000)
     config = AutoregressiveConfig(path=target_path("qwen2"))
     with pytest.raises(VocabularyError, match="they must share a tokenizer"):

@@ -41,8 +41,8 @@ class EngineSystem:
 
 
 def _runners(engine: Engine) -> list[Any]:
-    """Return the runner of the target and, if there is one, of the diffusion LM."""
-    roles: list[Any] = [engine.verifier, engine.lattice_model]
+    """Return the runner of the target and, if it has a model, of the default drafter."""
+    roles: list[Any] = [engine.verifier, engine.lattice_model or engine.drafter]
     return [role.runner for role in roles if hasattr(role, "runner")]  # draft heads have none
 
 

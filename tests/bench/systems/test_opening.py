@@ -18,9 +18,11 @@ from diffuspec.bench.systems.naming import (
 from diffuspec.bench.systems.opening import open_systems
 from diffuspec.bench.systems.transformers_system import TransformersSystem, load_transformers_model
 from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
+from diffuspec.models.attention.cache import KVCache
 
 PROMPT = [1, 20, 30, 40, 20, 30]
 OURS = [name for name in ALL_SYSTEMS if name != BASELINE and not name.startswith("transformers")]
@@ -91,13 +93,15 @@ def test_answers_of_transformers_end_with_eos(
     assert answer.token_ids == token_ids[: token_ids.index(eos) + 1]
 
 
+@pytest.mark.parametrize("name", ["paper", "sps"])
 def test_no_prompt_is_remembered_from_an_answer_to_the_next(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    pair: tuple[Path, Path], engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     num_cached: list[int] = []
-    for cache in (runner_of(engine.verifier).cache, runner_of(engine.lattice_model).cache):
-        monkeypatch.setattr(cache, "acquire", spy_on(cache.acquire, num_cached))
-    with open_systems(engine, ("paper",)) as (system,):
+    monkeypatch.setattr(KVCache, "acquire", spy_on(KVCache.acquire, num_cached))
+    drafters = {"sps": AutoregressiveConfig(path=pair[1])}
+    config = engine.config.model_copy(update={"drafters": drafters})
+    with open_systems(engine, (name,), config) as (system,):
         system.answer(PROMPT, 4)
         assert num_cached[:2] == [0, 0]  # the drafter's first, the target's first
         num_cached.clear()
