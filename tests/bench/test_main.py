@@ -242,7 +242,7 @@ def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> 
         ({"ablations": True, "suite": "spec-bench"}, "--suite has no effect on --ablations"),
         ({"load": True, "resume": True}, "--resume has no effect on --load"),
         ({"suite": "mt"}, "--suite must be spec-bench, got 'mt'"),
-        ({"systems": ("sps",)}, "sps needs a drafter of that kind"),
+        ({"target": Path("t"), "systems": ("sps",)}, "sps needs a drafter of that kind"),
         ({"pre_drafts": True, "repeats": 2}, "--repeats has no effect on --pre-drafts"),
         ({"questions": Path("none.jsonl")}, "cannot read questions from none.jsonl"),
     ],
@@ -251,6 +251,7 @@ def test_wrong_options_are_found_before_anything_is_loaded(
     options: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Engine, "from_config", lambda *_: pytest.fail("loaded"))
     with pytest.raises(ConfigError, match=message):
         run_benchmark(BenchOptions(**options))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
