@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from diffuspec.pairs.factory.examples import Example
     from diffuspec.pairs.factory.export import Storage
     from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan
-    from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan
+    from diffuspec.pairs.factory.training import CurvePoint, DrafterPlan, ModelKind
 
 TRAIN_EXAMPLES = """[bold]Examples[/bold]
 
@@ -56,9 +56,9 @@ NumAnswers = Annotated[
 Kind = Annotated[
     str,
     typer.Option(
-        help="What to train: a diffusion LM, or what drafts from the target's hidden states; a"
-        " head of kind eagle drafts for the kinds eagle and eagle2.",
-        metavar="diffuspec|medusa|hydra|eagle|dflash",
+        help="What to train: a diffusion LM, a causal LM for kind sps, or what drafts from the"
+        " target's hidden states; a head of kind eagle drafts for the kinds eagle and eagle2.",
+        metavar="diffuspec|sps|medusa|hydra|eagle|dflash",
     ),
 ]
 Layers = Annotated[
@@ -106,7 +106,8 @@ Files = Annotated[
 Limit = Annotated[int, typer.Option(help="Held-out answers to draft.", min=1, metavar="N")]
 DraftTokens = Annotated[int, typer.Option(help="Tokens in a draft.", min=1, metavar="N")]
 
-_KINDS: dict[str, HeadKind] = {
+_MODELS: dict[str, ModelKind] = {"diffuspec": "diffuspec", "sps": "sps"}
+_HEADS: dict[str, HeadKind] = {
     "medusa": "medusa",
     "hydra": "hydra",
     "eagle": "eagle",
@@ -135,15 +136,16 @@ def train(
 ) -> None:
     """Make a block-causal diffusion drafter for a causal LM, from some of its own layers.
 
-    Embeddings and head stay the target's and are not stored again. With --kind, make draft heads.
+    Embeddings and head stay the target's and are not stored again. With --kind, make a smaller
+    causal LM in the same way, or draft heads.
     """
     from diffuspec.pairs.factory.heads.training import HeadPlan
     from diffuspec.pairs.factory.training import DrafterPlan, choose_device
 
     if answers and prompts:
         raise ConfigError("give --answers or --prompts, not both")
-    if kind != "diffuspec" and kind not in _KINDS:
-        names = ", ".join(("diffuspec", *_KINDS))
+    if kind not in {*_MODELS, *_HEADS}:
+        names = ", ".join((*_MODELS, *_HEADS))
         raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
     if store not in _STORAGES:
         raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
@@ -157,15 +159,15 @@ def train(
         "storage": _STORAGES[store],
         "seed": seed,
     }
-    if kind in _KINDS:
+    if kind in _HEADS:
         shared |= {"layers": _parse_layers(layers or "5"), "block_size": block_size}
-        heads = HeadPlan(_KINDS[kind], target, out, files, **shared)
+        heads = HeadPlan(_HEADS[kind], target, out, files, **shared)
         start = partial(_train_heads, heads)
     else:
-        shared |= {"layers": _parse_layers(layers or "10")}
+        shared |= {"kind": _MODELS[kind], "layers": _parse_layers(layers or "10")}
         plan = DrafterPlan(target, out, files, **shared)
         typer.echo(plan.describe_memory(), err=True)
-        start = partial(_train_diffusion, plan)
+        start = partial(_train_model, plan)
     if not answers:
         _write_answers(target, files[0], num_answers, prompts or [])
     start()
@@ -198,14 +200,15 @@ def evaluate(
     typer.echo(f"{drafter}: {found}; {found.num_drafts} drafts in {len(held_out)} answers")
 
 
-def _train_diffusion(plan: DrafterPlan) -> None:
+def _train_model(plan: DrafterPlan) -> None:
     from diffuspec.pairs.factory.training import DrafterTraining
 
     training = DrafterTraining(plan)
     kept = ", ".join(map(str, training.start.layers))
     typer.echo(f"layers {kept}; {len(training.files.training)} answers", err=True)
     training.run(lambda curve: _plot(curve, plan.out / "training" / "curve.png"))
-    _build_ngram(training.files.training, plan.out / "ngram.arpa")
+    if plan.kind == "diffuspec":
+        _build_ngram(training.files.training, plan.out / "ngram.arpa")
     typer.echo(f"{plan.out}: {training.measure()}")
 
 

@@ -71,8 +71,21 @@ def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_pat
     assert answer.stats.num_drafts > 0
     wrong = diffuspec("drafter", "train", *options, "--kind", "oracle")
     assert (
-        "--kind must be among diffuspec, medusa, hydra, eagle, dflash, got 'oracle'" in wrong.stderr
+        "--kind must be among diffuspec, sps, medusa, hydra, eagle, dflash, got 'oracle'"
+        in wrong.stderr
     )
+
+
+def test_a_causal_lm_is_made_from_answers(diffuspec: Run, target: Path, tmp_path: Path) -> None:
+    answers, out = tmp_path / "answers.jsonl", tmp_path / "small"
+    line = {"prompt": [60, 61], "answer": [*range(62, 72)]}
+    answers.write_text(f"{json.dumps(line)}\n" * NUM_ANSWERS)
+    options = ["--target", target, "--out", out, "--layers", "1", "--chunks", "1"]
+    made = diffuspec("drafter", "train", *options, "--answers", answers, "--kind", "sps")
+    assert made.exit_code == 0, made.stderr
+    assert not (out / "ngram.arpa").exists()
+    measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
+    assert made.stdout.splitlines()[-1] in measured.stdout
 
 
 def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from diffuspec.pairs.factory.blocks import hidden_states, place_blocks
+from diffuspec.pairs.factory.blocks import causal_states, hidden_states, place_blocks
 from diffuspec.pairs.factory.examples import Batch
 
 
@@ -31,28 +31,45 @@ class Acceptance:
 
 @torch.inference_mode()
 def measure_acceptance(
-    model: Any, batches: Sequence[Batch], mask_token_id: int, length: int, probes: int = 10
+    model: Any, batches: Sequence[Batch], mask_token_id: int | None, length: int, probes: int = 10
 ) -> Acceptance:
-    """Draft `length` tokens at evenly spread places of each answer, `probes` a sequence."""
+    """Draft `length` tokens at evenly spread places of each answer, `probes` a sequence.
+
+    They are drafted together, in place of masks, or one by one if mask_token_id is None.
+    """
     right = [_right_so_far(model, batch, mask_token_id, length, probes) for batch in batches]
     flags = torch.cat([one.flatten(0, 1) for one in right]).float()  # [drafts, length]
     return Acceptance(tuple(flags.mean(0).tolist()), len(flags))
 
 
 def _right_so_far(
-    model: Any, batch: Batch, mask_token_id: int, length: int, probes: int
+    model: Any, batch: Batch, mask_token_id: int | None, length: int, probes: int
 ) -> torch.Tensor:
-    """Return for each draft and position whether all its tokens up to there are right."""
+    """Return for each draft and position whether all its tokens up to there are right.
+
+    One by one, a token counts only if those before it are right, so that the answer's own rows
+    show what a draft would be.
+    """
     token_ids = batch.token_ids
     spread = torch.linspace(0.0, 0.9, probes, device=token_ids.device)
     places = [torch.nonzero(row).squeeze(1) for row in batch.is_answer]
     starts = torch.stack([place[(spread * len(place)).long()] for place in places])
     blocks = place_blocks(batch, starts, length)
-    masks = torch.full_like(blocks.positions, mask_token_id)
-    hidden = hidden_states(model, token_ids, blocks, masks)
+    num_tokens = token_ids.shape[1]
+    if mask_token_id is None:
+        hidden = causal_states(model, token_ids)
+        block_rows = _rows(hidden, blocks.positions.clamp(max=num_tokens - 1))
+    else:
+        masks = torch.full_like(blocks.positions, mask_token_id)
+        hidden = hidden_states(model, token_ids, blocks, masks)
+        block_rows = hidden[:, num_tokens:]
     head = model.get_output_embeddings()
-    first_rows = (starts - 1)[:, :, None].expand(-1, -1, hidden.shape[-1])
-    first = head(hidden.gather(1, first_rows)).argmax(-1) == token_ids.gather(1, starts)
-    rest = head(hidden[:, token_ids.shape[1] :]).argmax(-1) == blocks.labels  # [B, M]
+    first = head(_rows(hidden, starts - 1)).argmax(-1) == token_ids.gather(1, starts)
+    rest = head(block_rows).argmax(-1) == blocks.labels  # [B, M]
     rest = rest.unflatten(1, (probes, length))
     return torch.cat([first[:, :, None], rest[:, :, :-1]], 2).long().cumprod(-1)
+
+
+def _rows(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return some rows [B, R] of hidden states [B, N, H]."""
+    return hidden.gather(1, rows[:, :, None].expand(-1, -1, hidden.shape[-1]))

@@ -45,6 +45,14 @@ def place_blocks(batch: Batch, starts: torch.Tensor, length: int) -> Blocks:
     return Blocks(positions, block_ids, row_starts, labels, offsets)
 
 
+def causal_states(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return hidden states [B, N, H] of the clean rows, where there are no others."""
+    hidden: torch.Tensor = model.get_decoder()(
+        input_ids=token_ids, use_cache=False
+    ).last_hidden_state
+    return hidden
+
+
 def hidden_states(
     model: Any, token_ids: torch.Tensor, blocks: Blocks, block_ids: torch.Tensor
 ) -> torch.Tensor:

@@ -23,19 +23,20 @@ Storage = Literal["bfloat16", "int8"]
 def save_drafter(
     model: Any,
     target: Path,
-    mask_token_id: int,
+    mask_token_id: int | None,
     out: Path,
     storage: Storage = "bfloat16",
     head_token_ids: torch.Tensor | None = None,
 ) -> None:
     """Write config.json, tokenizer and the weights that are the drafter's own; see `stored`.
 
-    head_token_ids: the only ones to draft, ascending.
+    mask_token_id None: it is a causal LM. head_token_ids: the only ones to draft, ascending.
     """
     out.mkdir(parents=True, exist_ok=True)
     config = model.config
-    config.mask_token_id = mask_token_id
-    config.diffusion_attention = "block_causal"
+    if mask_token_id is not None:
+        config.mask_token_id = mask_token_id
+        config.diffusion_attention = "block_causal"
     config.embeddings_from = os.path.relpath(target, out)
     config.dtype = "bfloat16"
     config.save_pretrained(out)
@@ -66,14 +67,14 @@ def stored(weights: Mapping[str, torch.Tensor], storage: Storage) -> dict[str, t
     return found
 
 
-def load_drafter(path: Path) -> tuple[Any, int]:
-    """Load an exported drafter as a transformers model; return it and its mask's token id.
+def load_drafter(path: Path) -> tuple[Any, int | None]:
+    """Load an exported drafter as a transformers model; return it and its mask's token id, if any.
 
     Its head is the target's whole one. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
-    settings = checkpoint.diffusion
-    if settings.attention != "block_causal":
+    settings = checkpoint.diffusion if checkpoint.is_diffusion else None
+    if settings is not None and settings.attention != "block_causal":
         raise ModelLoadError(f"{path} is not block-causal: only such drafters are made here")
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     weights = read_with_shared(checkpoint, config) or {}
@@ -83,4 +84,4 @@ def load_drafter(path: Path) -> tuple[Any, int]:
         model = family.from_pretrained(
             None if weights else path, state_dict=weights, config=config, dtype=torch.float32
         )
-    return model, settings.mask_token_id
+    return model, None if settings is None else settings.mask_token_id

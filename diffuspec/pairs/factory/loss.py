@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from diffuspec.pairs.factory.blocks import Blocks, hidden_states, place_blocks
+from diffuspec.pairs.factory.blocks import Blocks, causal_states, hidden_states, place_blocks
 from diffuspec.pairs.factory.examples import Batch, Example
 
 
@@ -22,7 +22,7 @@ from diffuspec.pairs.factory.examples import Batch, Example
 class LossConfig:
     """Shape of the masked rows, and how much each row counts."""
 
-    mask_token_id: int
+    mask_token_id: int | None  # None: there are only clean rows
     min_block: int = 8
     max_block: int = 32
     rows_per_answer_token: float = 1.4  # masked rows
@@ -78,13 +78,15 @@ def frequent_ids(examples: Iterable[Example], count: int) -> torch.Tensor:
 
 def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torch.Tensor:
     """Return the mean loss of clean rows, weighted, plus that of masked rows."""
+    if config.mask_token_id is None:
+        return _next_token_loss(model, batch, config, head)
     length = int(torch.randint(config.min_block, config.max_block + 1, ()))
     answered = int(batch.is_answer.sum()) // len(batch.token_ids)
     num_blocks = max(1, round(config.rows_per_answer_token * answered / length))
     # On the CPU, whose random state is in the checkpoints.
     starts = torch.multinomial(batch.is_answer.float().cpu(), num_blocks, replacement=True)
     blocks = place_blocks(batch, starts.to(batch.token_ids.device), length)
-    block_tokens, labels = _mask(batch, blocks, config)
+    block_tokens, labels = _mask(batch, blocks, config.mask_token_id, config.revealed_share)
     hidden = hidden_states(model, batch.token_ids, blocks, block_tokens)
     num_tokens = batch.token_ids.shape[1]
     is_clean, is_masked = batch.is_answer[:, 1:], labels >= 0
@@ -96,6 +98,16 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
     weights = torch.cat([clean, decay / decay.sum()])
     likely = _likely_at(batch, is_clean, blocks, is_masked)
     return (_row_losses(head, rows, wanted, likely, config.likely_share) * weights).sum()
+
+
+def _next_token_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torch.Tensor:
+    """Return the mean loss of clean rows."""
+    is_clean, likely = batch.is_answer[:, 1:], None
+    rows = causal_states(model, batch.token_ids)[:, :-1][is_clean]
+    if batch.top_ids is not None and batch.top_probs is not None:
+        likely = batch.top_ids[:, 1:][is_clean], batch.top_probs[:, 1:][is_clean]
+    wanted = batch.token_ids[:, 1:][is_clean]
+    return _row_losses(head, rows, wanted, likely, config.likely_share).mean()
 
 
 def _row_losses(
@@ -136,10 +148,12 @@ def _likely_at(
     )
 
 
-def _mask(batch: Batch, blocks: Blocks, config: LossConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def _mask(
+    batch: Batch, blocks: Blocks, mask_token_id: int, revealed_share: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return block tokens and labels; in revealed_share of the calls some are not masked."""
-    masks = torch.full_like(blocks.positions, config.mask_token_id)
-    if torch.rand(()) >= config.revealed_share:
+    masks = torch.full_like(blocks.positions, mask_token_id)
+    if torch.rand(()) >= revealed_share:
         return masks, blocks.labels
     last = batch.token_ids.shape[1] - 1
     place = blocks.positions.clamp(max=last)

@@ -1,4 +1,4 @@
-"""Trains a drafter for a target on files of its answers, and exports it."""
+"""Trains a diffusion LM or a causal LM on files of a target's answers, and exports it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
@@ -45,6 +45,9 @@ TOKENS_PER_MEASURED_BATCH = 2048
 BYTES_PER_LAYER_ROW = 130  # of activations, for each column of the hidden states
 
 
+ModelKind: TypeAlias = Literal["diffuspec", "sps"]
+
+
 @dataclass(frozen=True, slots=True)
 class DrafterPlan:
     """What to train, on what and how long."""
@@ -52,6 +55,7 @@ class DrafterPlan:
     target: Path
     out: Path
     answers: tuple[Path, ...]
+    kind: ModelKind = "diffuspec"
     layers: int | tuple[int, ...] = 10  # how many of the target's; or which
     num_chunks: int = 200
     tokens_per_batch: int = 4096
@@ -77,7 +81,7 @@ class DrafterPlan:
         share = min(1.0, kept / num_layers)
         weights = 4 * checkpoint.num_weights  # all of the target's, float32
         states = 4 * 3 * share * checkpoint.num_weights  # gradients and the optimisers' states
-        rows = 2.5 * self.tokens_per_batch
+        rows = self.tokens_per_batch * (1.0 if self.kind == "sps" else 2.5)  # with the masked
         hidden, head = int(config["hidden_size"]), self.head_tokens or int(config["vocab_size"])
         activations = rows * (kept * hidden * BYTES_PER_LAYER_ROW + head * 12)
         total = weights + states + activations
@@ -171,7 +175,8 @@ class DrafterTraining:
         on_report is called with the curve so far after every report.
         """
         self._on_report = on_report
-        checkpoint = self.plan.out / "training" / "drafter.pt"
+        name = "sps.pt" if self.plan.kind == "sps" else "drafter.pt"
+        checkpoint = self.plan.out / "training" / name
         train(
             self.model,
             self._chunk,
@@ -234,7 +239,7 @@ class DrafterTraining:
 
     def _loss_config(self) -> LossConfig:
         return LossConfig(
-            self.start.mask_token_id,
+            None if self.plan.kind == "sps" else self.start.mask_token_id,
             min_block=self.plan.min_block,
             max_block=self.plan.max_block,
             clean_weight=1.0,
@@ -294,9 +299,12 @@ def choose_device(name: str, num_threads: int | None) -> str:
 
 
 def measure_drafts(
-    model: Any, examples: Sequence[Example], mask_token_id: int, num_draft_tokens: int
+    model: Any, examples: Sequence[Example], mask_token_id: int | None, num_draft_tokens: int
 ) -> Acceptance:
-    """Measure argmax drafts, in bfloat16, at PROBES places of each answer."""
+    """Measure argmax drafts, in bfloat16, at PROBES places of each answer.
+
+    mask_token_id None: they are drafted token by token.
+    """
     device = next(model.parameters()).device
     batches = [
         pad(batch).to(device)

@@ -10,7 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.engine import Engine
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
 
 
@@ -42,6 +46,25 @@ def test_a_drafter_learns_the_targets_answers(target, answers, tmp_path):
     shared = ("model.layers.0.", "model.norm", "head_token_ids")
     assert all(name.startswith(shared) for name in own)
     assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == 1
+
+
+@pytest.mark.slow
+def test_a_causal_lm_learns_the_targets_answers(target, answers, tmp_path):
+    plan = replace(make_plan(target, tmp_path, answers), kind="sps", num_chunks=6)
+    training = DrafterTraining(plan)
+    before = training.measure()
+    training.run()
+    assert training.measure().mean > before.mean + 0.5
+    assert not inspect_checkpoint(tmp_path).is_diffusion
+    config = parse_config(
+        {"target": {"path": target}, "drafter": {"kind": "sps", "path": tmp_path}}
+    )
+    with Engine.from_config(config) as engine:
+        plain, drafted = (
+            engine.generate([[50, 51, 52]], SamplingParams(max_tokens=24), speculation)[0]
+            for speculation in (SpeculationParams(policy="off"), SpeculationParams())
+        )
+    assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_weights(target, answers, tmp_path):
