@@ -181,6 +181,11 @@ ROWS: dict[str, list[Panel]] = {
             },
         ),
         Panel(
+            "Drafters that auto chose",
+            "Steps by drafter. One that is hardly ever chosen may leave the configuration.",
+            {"{{drafter}}": _rate("spec_decode_auto_steps_total", "drafter")},
+        ),
+        Panel(
             "Pre-draft hits",
             "Share of verdicts that a pre-draft was there for. Low: more outcomes, or none at all.",
             {"hits": f"{_HITS} / {_rate('pre_drafts_total')}"},

@@ -156,6 +156,8 @@ class Coordinator:
 
     def _observe(self, request: Request, result: Verified, step: StepStats, now: float) -> None:
         self.metrics.observe_step(step, is_first=request.num_steps == 1)
+        if request.auto is not None and step.num_draft_tokens:
+            self.metrics.auto_steps.inc(request.drafter)
         if self._tracer is not None:
             trace_step(self._tracer, request, result, step, now)
         if request.num_steps == 1:

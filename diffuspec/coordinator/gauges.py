@@ -37,3 +37,5 @@ def bind_gauges(
     if drafters is not None:
         metrics.drafters.read = lambda: drafters.num_available
         metrics.all_drafters.read = lambda: drafters.num_expected
+        for name in drafters.names:
+            metrics.auto_steps.at(name)

@@ -39,6 +39,8 @@ async def test_the_drafter_whose_drafts_are_accepted_is_asked() -> None:
         slow_down(stage.verifier, "verify", 0.1)
         await stage.steps(sampling=LONG, speculation=AUTO)
         assert num_drafts(right) > 4 * num_drafts(wrong) > 0
+        for name, drafter in (("wrong", wrong), ("right", right)):
+            assert stage.metric("spec_decode_auto_steps_total", drafter=name) == num_drafts(drafter)
         before = num_drafts(wrong)
         await stage.steps(sampling=SHORT, speculation=AUTO)
         assert num_drafts(wrong) <= before + 1, "the next request begins with what was measured"
@@ -74,6 +76,9 @@ async def test_requests_with_and_without_a_choice_run_side_by_side(
         ]
         found = await asyncio.gather(*tasks)
         assert found == [stage.plain([n, 7]) for n in range(8)]
+        if speculation is AUTO:
+            chosen = [stage.metric("spec_decode_auto_steps_total", drafter=n) for n in drafters]
+            assert 0 < sum(chosen) < sum(map(num_drafts, drafters.values()))
 
 
 async def test_without_drafting_nothing_is_asked() -> None:
@@ -82,3 +87,4 @@ async def test_without_drafting_nothing_is_asked() -> None:
     async with on_stage({"one": drafter}) as stage:
         await stage.steps(speculation=off)
         assert not drafter.batches
+        assert not stage.metric("spec_decode_auto_steps_total", drafter="one")
