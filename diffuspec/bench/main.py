@@ -20,11 +20,17 @@ from diffuspec.bench.report import (
     print_tables,
     write_report,
 )
+from diffuspec.bench.run import find_mismatches
 from diffuspec.bench.studies.ablations import sweeps
 from diffuspec.bench.studies.load import load_tables, plot_load, study_load
 from diffuspec.bench.studies.overlap import plot_overlap
 from diffuspec.bench.studies.pre_drafts import study_pre_drafts
-from diffuspec.bench.studies.sweeps import ablation_config, num_answers, run_sweep
+from diffuspec.bench.studies.sweeps import (
+    ablation_config,
+    distinct_settings,
+    num_answers,
+    run_sweeps,
+)
 from diffuspec.core.config import EngineConfig
 from diffuspec.engine import Engine
 from diffuspec.telemetry.trace import tracing
@@ -61,26 +67,26 @@ def _run_ablations(
     questions: Sequence[Question],
     console: Console,
 ) -> int:
-    chosen = sweeps()
-    results = []
-    config = ablation_config(config)
+    chosen, config = sweeps(), ablation_config(config)
+    total = num_answers(len(distinct_settings(chosen, config)), questions, options.repeats)
     with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
         machine, settings = describe(engine), settings_of(engine, options)
-        total = num_answers(chosen, questions, options.repeats)
         with progress(total) as advance:
-            for sweep in chosen:
-                on_answer = announce(advance)
-                results.append(run_sweep(sweep, engine, questions, settings, on_answer))
+            results, run = run_sweeps(chosen, engine, questions, settings, announce(advance))
     for result in results:
         result.plot(options.out / f"ablation_{result.sweep.name}.png")
     tables = [table for result in results for table in result.tables()]
-    mismatches = [mismatch for result in results for mismatch in result.mismatches]
+    mismatches = find_mismatches(run.records)
     lines = describe_mismatches(mismatches)
     if config.search.ngram is None:
         lines.append("There is no n-gram model: CPS used the drafter's scores alone.")
-    if skipped := results[0].skipped:
-        lines.append(describe_skipped(skipped))
-    data = {"machine": asdict(machine), "sweeps": [result.to_json() for result in results]}
+    if run.skipped:
+        lines.append(describe_skipped(run.skipped))
+    data = {
+        "machine": asdict(machine),
+        "sweeps": [result.to_json() for result in results],
+        "mismatches": [asdict(mismatch) for mismatch in mismatches],
+    }
     write_report(options.out, "ablations", data, tables, lines)
     print_tables(tables, lines, console)
     console.print(f"Written to {options.out}", highlight=False)

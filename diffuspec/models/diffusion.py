@@ -84,6 +84,7 @@ class DiffusionDrafter:
     ) -> None:
         _check_vocabulary(runner.vocab_size, settings.mask_token_id, target.vocab_size)
         self.runner = runner
+        self._target = target
         self._mask_token_id = settings.mask_token_id
         self._masks = np.full(MAX_DRAFT_TOKENS, settings.mask_token_id, np.int32)
         self._settings = settings
@@ -119,6 +120,13 @@ class DiffusionDrafter:
             num_scratch_rows=NUM_SCRATCH_ROWS,
         )
         return cls(loaded.runner, settings, config, target, min(wanted, checkpoint.max_positions))
+
+    def with_config(self, config: DiffuSpecConfig) -> Self:
+        """Return another drafter over the same model and cache, with other settings.
+
+        Only one of them may work at a time.
+        """
+        return type(self)(self.runner, self._settings, config, self._target, self._max_positions)
 
     async def lattices(self, requests: Sequence[DraftRequest]) -> list[Lattice]:
         """Draft a batch; see `LatticeModel.lattices`."""

@@ -1,14 +1,14 @@
 """Sweeps over one parameter, tabulated and drawn beside the paper's figures.
 
-Sweeps run one after the other; within a sweep all variants and plain decoding are interleaved. The
-target is shared; S, M_max and tau get a drafter per value, all in memory during their sweep.
+All variants of all sweeps and plain decoding are interleaved, and all share both models. Settings
+that several sweeps have in common, such as the paper's own, are measured once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,9 @@ from diffuspec.bench.questions import Question
 from diffuspec.bench.report import TextTable, families_tables, row_to_json
 from diffuspec.bench.run import (
     ChatCodec,
-    Mismatch,
     Record,
+    Run,
     RunSettings,
-    find_mismatches,
     median_answers,
     run_questions,
     warm_up,
@@ -35,13 +34,21 @@ from diffuspec.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured for one or more variants."""
+
+    name: str
+    config: EngineConfig
+    speculation: SpeculationParams
+    places: list[tuple[str, str]]  # (name of a sweep, label of a variant)
+
+
+@dataclass(frozen=True, slots=True)
 class SweepResult:
     """The figures of a sweep."""
 
     sweep: Sweep
     rows: tuple[Row, ...]  # systems are plain and the variants' labels
-    mismatches: tuple[Mismatch, ...]
-    skipped: tuple[tuple[int, int], ...] = ()  # (question id, turn)
 
     def row(self, label: str) -> Row:
         """Return a variant's figures over all families."""
@@ -92,7 +99,6 @@ class SweepResult:
             "parameter": self.sweep.parameter,
             "plain": [row_to_json(row) for row in self.rows if row.system == BASELINE],
             "variants": variants,
-            "mismatches": [asdict(mismatch) for mismatch in self.mismatches],
         }
 
     def plot(self, path: Path) -> None:
@@ -120,33 +126,62 @@ def ablation_config(config: EngineConfig) -> EngineConfig:
     return config.model_copy(update={"target": target})
 
 
-def num_answers(chosen: Sequence[Sweep], questions: Sequence[Question], num_repeats: int) -> int:
-    """Return the number of answers that the sweeps take."""
-    num_turns = sum(len(question.turns) for question in questions)
-    return num_turns * num_repeats * sum(1 + len(sweep.variants) for sweep in chosen)
+def distinct_settings(chosen: Sequence[Sweep], config: EngineConfig) -> list[Setting]:
+    """Return what is to be measured for the sweeps, in their order."""
+    found: list[Setting] = []
+    for sweep in chosen:
+        for variant in sweep.variants:
+            own, speculation = variant.apply(config), variant.speculation
+            place = sweep.name, variant.label
+            same = (one for one in found if (one.config, one.speculation) == (own, speculation))
+            if setting := next(same, None):
+                setting.places.append(place)
+            else:
+                found.append(Setting(" ".join(place), own, speculation, [place]))
+    return found
 
 
-def run_sweep(
-    sweep: Sweep,
+def num_answers(num_settings: int, questions: Sequence[Question], num_repeats: int) -> int:
+    """Return the number of answers that so many settings take, with those of plain decoding."""
+    return sum(len(question.turns) for question in questions) * num_repeats * (1 + num_settings)
+
+
+def run_sweeps(
+    chosen: Sequence[Sweep],
     engine: Engine,
     questions: Sequence[Question],
     settings: RunSettings,
     on_answer: Callable[[Record], None],
-) -> SweepResult:
-    """Measure a sweep around an engine with the default of its parameter."""
+) -> tuple[list[SweepResult], Run]:
+    """Measure sweeps around an engine with the defaults of their parameters."""
     codec = ChatCodec(engine.tokenizer)
+    measured = distinct_settings(chosen, engine.config)
     with ExitStack() as stack:
-        systems = list(_systems(sweep, engine, stack))
+        systems = list(_systems(measured, engine, stack))
         warm_up(systems, questions, codec, settings)
         run = run_questions(systems, questions, codec, settings, on_answer)
     rows = compute_rows(median_answers(run.records), [system.name for system in systems])
-    return SweepResult(sweep, tuple(rows), tuple(find_mismatches(run.records)), run.skipped)
+    return [SweepResult(sweep, tuple(_rows_of(sweep, measured, rows))) for sweep in chosen], run
 
 
-def _systems(sweep: Sweep, engine: Engine, stack: ExitStack) -> Iterator[EngineSystem]:
-    """Yield plain decoding and the variants."""
+def _systems(
+    measured: Sequence[Setting], engine: Engine, stack: ExitStack
+) -> Iterator[EngineSystem]:
+    """Yield plain decoding and the settings."""
     plain = stack.enter_context(sibling(engine))
     yield EngineSystem(BASELINE, plain, SpeculationParams(policy="off"))
+    for setting in measured:
+        own = stack.enter_context(sibling(engine, setting.config))
+        yield EngineSystem(setting.name, own, setting.speculation)
+
+
+def _rows_of(sweep: Sweep, measured: Sequence[Setting], rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield plain's rows, and those of the sweep's variants by their labels."""
+    labels = {
+        label: one.name for one in measured for name, label in one.places if name == sweep.name
+    }
+    yield from (row for row in rows if row.system == BASELINE)
     for variant in sweep.variants:
-        own = stack.enter_context(sibling(engine, variant.apply(engine.config)))
-        yield EngineSystem(variant.label, own, variant.speculation)
+        for row in rows:
+            if row.system == labels[variant.label]:
+                yield replace(row, system=variant.label)

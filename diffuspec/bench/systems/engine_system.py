@@ -8,6 +8,7 @@ from typing import Any
 
 from diffuspec.bench.systems.answer import Answer
 from diffuspec.core.config import EngineConfig
+from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
@@ -56,22 +57,27 @@ def forget_prefixes(engine: Engine) -> None:
 def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:
     """Return another engine over the same target, and over the same diffusion LM if config has it.
 
-    Only one of the two may work at a time; both write to the same trace. Closing it leaves the
-    shared roles open.
+    That one may draft by other settings. Only one of the two may work at a time; both write to the
+    same trace. Closing it leaves the shared roles open.
     """
     config = config or engine.config
     verifier: Any = _Shared(engine.verifier)
     target = Target(verifier.info, None, config.target.path, verifier)
     drafters: dict[str, LocalDrafter] = {}
+    model: Any = engine.lattice_model
     for name, section in config.named_drafters.items():
-        if section == engine.config.drafter and engine.lattice_model is not None:
-            lattice_model: Any = _Shared(engine.lattice_model)
+        if model is not None and _has_model_of(section, engine.config.drafter):
             search = make_path_search(config.search, verifier.info, config.target.path)
-            drafters[name] = DiffuSpecDrafter(lattice_model, search)
+            drafters[name] = DiffuSpecDrafter(model.with_config(section), search)
         else:
             drafters[name] = load_drafter(section, config.search, target)
     closing = tuple(drafters.values())
     return Engine(config, verifier, drafters or None, engine.tokenizer, closing, engine.tracer)
+
+
+def _has_model_of(section: DrafterConfig, other: DrafterConfig | None) -> bool:
+    keys = {"kind", "path", "device", "dtype"}
+    return other is not None and section.model_dump(include=keys) == other.model_dump(include=keys)
 
 
 class _Shared:

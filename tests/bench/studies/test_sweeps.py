@@ -5,9 +5,14 @@ from pathlib import Path
 import pytest
 
 from diffuspec.bench.questions import Question
-from diffuspec.bench.run import RunSettings
+from diffuspec.bench.run import RunSettings, find_mismatches
 from diffuspec.bench.studies.ablations import PAPER, PaperFigures, Sweep, Variant, sweeps
-from diffuspec.bench.studies.sweeps import ablation_config, num_answers, run_sweep
+from diffuspec.bench.studies.sweeps import (
+    ablation_config,
+    distinct_settings,
+    num_answers,
+    run_sweeps,
+)
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.engine import Engine
 
@@ -59,9 +64,20 @@ def test_every_change_is_a_valid_configuration(config: EngineConfig) -> None:
             assert parse_config(changed.model_dump()) == changed
 
 
-def test_answers_are_counted_beforehand() -> None:
-    sweep = Sweep("s", "", "", (Variant("a", 1, PAPER), Variant("b", 2, PAPER)))
-    assert num_answers([sweep, sweep], QUESTIONS, num_repeats=2) == 3 * 2 * 3 * 2
+def test_what_sweeps_have_in_common_is_measured_once(config: EngineConfig) -> None:
+    found = distinct_settings(sweeps(), ablation_config(config))
+    papers = next(one for one in found if one.name == "cps_adl CPS and ADL")
+    assert papers.places == [
+        ("cps_adl", "CPS and ADL"),
+        ("draft_length", "ADL"),
+        ("refinement_steps", "1"),
+        ("beam_width", "3"),
+        ("max_candidates", "15"),
+        ("candidate_mass", "0.8"),
+    ]
+    num_variants = sum(len(sweep.variants) for sweep in sweeps())
+    assert len(found) == num_variants - 5 - 1  # drafts of 20 tokens are without ADL, too
+    assert num_answers(len(found), QUESTIONS, num_repeats=2) == 3 * 2 * (1 + len(found))
 
 
 def test_a_sweep_is_measured_tabulated_and_drawn(config: EngineConfig, tmp_path: Path) -> None:
@@ -73,9 +89,11 @@ def test_a_sweep_is_measured_tabulated_and_drawn(config: EngineConfig, tmp_path:
     answers: list[str] = []
     with Engine.from_config(ablation_config(config)) as engine:
         settings = RunSettings(max_tokens=16, max_model_len=192)
-        result = run_sweep(sweep, engine, QUESTIONS, settings, lambda r: answers.append(r.system))
-    assert len(answers) == num_answers([sweep], QUESTIONS, 1)
-    assert result.mismatches == ()
+        [result], run = run_sweeps(
+            [sweep], engine, QUESTIONS, settings, lambda record: answers.append(record.system)
+        )
+    assert len(answers) == num_answers(2, QUESTIONS, 1)
+    assert find_mismatches(run.records) == []
     assert result.row("4").num_output_tokens == result.row("plain").num_output_tokens
     # More passes over the block make its later tokens fit the earlier ones.
     assert 1 < result.row("1").mean_acceptance_length < result.row("4").mean_acceptance_length

@@ -1,5 +1,6 @@
 """The systems on a small random pair: same tokens, counted passes, nothing remembered."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -134,12 +135,23 @@ def test_a_sibling_shares_the_models_and_leaves_them_open(engine: Engine) -> Non
     assert first.token_ids == again.token_ids
 
 
-def test_a_sibling_with_another_drafter_configuration_has_its_own(engine: Engine) -> None:
+def test_a_sibling_with_other_settings_of_the_drafter_shares_its_model(
+    engine: Engine, tmp_path: Path
+) -> None:
     drafter = engine.config.drafter
     assert drafter is not None
     changed = drafter.model_copy(update={"num_refinement_steps": 2})
-    with sibling(engine, engine.config.model_copy(update={"drafter": changed})) as other:
-        assert runner_of(other.lattice_model) is not runner_of(engine.lattice_model)
+    paper = SpeculationParams(policy="paper", tree_shape="path")
+    drafts = []
+    for section in (drafter, changed, drafter):
+        with sibling(engine, engine.config.model_copy(update={"drafter": section})) as other:
+            assert runner_of(other.lattice_model) is runner_of(engine.lattice_model)
+            drafts.append(EngineSystem("a", other, paper).answer(PROMPT, 24))
+    assert drafts[0].num_steps == drafts[2].num_steps != drafts[1].num_steps
+    shutil.copytree(engine.config.target.path, tmp_path / "copy")
+    elsewhere = AutoregressiveConfig(path=tmp_path / "copy")
+    with sibling(engine, engine.config.model_copy(update={"drafter": elsewhere})) as other:
+        assert other.lattice_model is None
         assert runner_of(other.verifier) is runner_of(engine.verifier)
 
 
