@@ -15,6 +15,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench --limit 2 --systems plain,cost_aware_best_first
   diffuspec bench --suite spec-bench --limit 4 --out runs/table_1
   diffuspec bench --ablations --out runs/ablations
+  diffuspec bench --ablations --pair smollm2 --questions spec_bench.jsonl --limit 1 --max-tokens 48
   diffuspec bench --pre-drafts --limit 3
   diffuspec bench --load --max-tokens 64 --repeats 3
   diffuspec bench --pair smollm2 --questions spec_bench.jsonl --limit 10 --max-tokens 128

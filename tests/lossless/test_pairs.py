@@ -82,10 +82,10 @@ class Pair:
     drafters: Sequence[str | None] = (None,)  # chosen in turn
 
     def speculations(self, offset: int = 0) -> list[SpeculationParams]:
-        """Return one for each prompt: all policies and shapes in turn."""
+        """Return one for each prompt: all policies, shapes and drafters in turn."""
         nums_outcomes = itertools.cycle(NUMS_OUTCOMES if self.overlap else [0])
         chosen = itertools.islice(itertools.cycle(SPECULATIONS), offset, None)
-        drafters = itertools.cycle(self.drafters)
+        drafters = itertools.islice(itertools.cycle(self.drafters), offset, None)
         return [
             replace(one, num_outcomes=number, drafter=drafter)
             for one, number, drafter, _ in zip(
@@ -144,7 +144,8 @@ async def pair(
 ) -> AsyncIterator[Pair]:
     overlap = "overlapped" in request.param
     if request.param == "random, heads":
-        config, prompts = _random_heads(target_path("qwen2"), tmp_path_factory.mktemp("heads"))
+        folder = tmp_path_factory.mktemp("heads")
+        config, prompts = _random_heads(target_path("qwen2"), drafter_path, folder)
         plainly = {}  # its prompts are fewer
     else:
         config, prompts = _random_pair(target_path("qwen2"), drafter_path, overlap)
@@ -166,15 +167,19 @@ def _random_pair(target: Path, drafter: Path, overlap: bool) -> tuple[EngineConf
     return config, [f"{'ab ' * number}and so on" for number in range(18)]
 
 
-def _random_heads(target: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]:
-    """A target with draft heads: guesses among ten of 258 tokens are right now and then."""
+def _random_heads(target: Path, drafter: Path, path: Path) -> tuple[EngineConfig, list[Prompt]]:
+    """A target with draft heads: guesses among ten of 258 tokens are right now and then.
+
+    A causal LM drafts beside them.
+    """
     save_medusa(path / "medusa", 32, 264)
     save_hydra(path / "hydra", 32, None)
     save_eagle(path / "eagle", 32, 264)
     save_dflash(path / "dflash")
     kinds = ("medusa", "hydra", "eagle", "eagle2", "dflash", "dflash_remote")
     paths = [path / kind.removesuffix("2").removesuffix("_remote") for kind in kinds]
-    first, *others = [{"kind": k, "path": p} for k, p in zip(kinds, paths, strict=True)]
+    sections = [{"kind": k, "path": p} for k, p in zip(kinds, paths, strict=True)]
+    first, *others = [*sections, {"kind": "sps", "path": drafter, "min_confidence": 0}]
     config = parse_config(
         {
             "target": {"path": target, "device": "cpu", "max_sequences": 4},
