@@ -29,6 +29,7 @@ from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.dflash_settings import DFlashSettings
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.decoder_layers import use_decoder_layers
 
 PICKLED = ("pytorch_model.bin",)
 _OTHER_NAMES = {  # of transformers' own model
@@ -50,7 +51,7 @@ class DFlashModel(nn.Module):
         numbers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, number) for number in numbers)
         self.norm = Qwen3RMSNorm(size, config.rms_norm_eps)
-        self.rotary: Any = Qwen3RotaryEmbedding(config)
+        self.rotary_emb: Any = Qwen3RotaryEmbedding(config)
         self._context_layer: nn.Linear | None = None  # see `_fuse_context`
         self.token_ids: torch.Tensor | None = None  # of the columns of its own head
         self.head: nn.Linear | None = None  # None: the target's
@@ -69,9 +70,11 @@ class DFlashModel(nn.Module):
         model._fuse_context()
         model._take_head(checkpoint, target)
         model = model.to(target.device, target.dtype).eval().requires_grad_(False)
-        model.rotary = Qwen3RotaryEmbedding(model.settings.model).to(target.device)  # in float32
+        # The angles are computed in float32.
+        model.rotary_emb = Qwen3RotaryEmbedding(model.settings.model).to(target.device)
         if target.device.type == "cpu":
             use_cpu_layers(model)
+            use_decoder_layers(model)
         return model
 
     @property
@@ -90,23 +93,21 @@ class DFlashModel(nn.Module):
             rows = functional.linear(states, *self._context_weights())
         else:
             rows = self._context_layer(states)
-        num_layers, num_heads, size = len(self.layers), *self._head_sizes()
-        table = rows.view(len(rows), num_layers, 2, num_heads, size).permute(1, 2, 3, 0, 4)
-        cos, sin = self.rotary(states, positions.unsqueeze(0))
-        found = []
-        for layer, (keys, values) in zip(self.layers, table, strict=True):
-            attention: Any = layer.self_attn
-            normed = attention.k_norm(keys).unsqueeze(0)
-            found.append(apply_rotary_pos_emb(normed, normed, cos, sin)[1][0])
-            found.append(values)
-        return found
+        shape = len(rows), len(self.layers), 2, *self._head_sizes()
+        keys, values = rows.view(shape).permute(2, 1, 3, 0, 4)
+        layers: Any = self.layers
+        normed = [layer.self_attn.k_norm(one) for layer, one in zip(layers, keys, strict=True)]
+        angles = self.rotary_emb(states, positions.unsqueeze(0))
+        no_queries = keys[:, :0]
+        _, turned = apply_rotary_pos_emb(no_queries, torch.stack(normed), *angles)
+        return [one for pair in zip(turned, values, strict=True) for one in pair]
 
     def forward(
         self, embedded: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
         """Embeddings of blocks' rows, [T, H] -> states for the target's head, [T, H]."""
         hidden = embedded.unsqueeze(0)
-        angles = self.rotary(hidden, positions.unsqueeze(0))
+        angles = self.rotary_emb(hidden, positions.unsqueeze(0))
         with attending(attention):
             for layer in self.layers:
                 hidden = layer(hidden, position_embeddings=angles)

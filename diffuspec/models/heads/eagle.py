@@ -24,6 +24,7 @@ from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, atte
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.decoder_layers import use_decoder_layers
 
 PICKLED = ("pytorch_model.bin",)
 _EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that earlier ones do not have
@@ -41,7 +42,7 @@ class EagleHead(nn.Module):
         self.fc = nn.Linear(2 * size, size, bias=has_fc_bias)
         self.layers = nn.ModuleList([layer(config, 0)])
         self.layers[0].input_layernorm = nn.Identity()
-        self.rotary = _rotary(config)
+        self.rotary_emb = _rotary(config)
 
     @classmethod
     def load(cls, path: Path, target: TargetLayers) -> Self:
@@ -58,9 +59,10 @@ class EagleHead(nn.Module):
         model = cls(_layer_config(checkpoint, target, has_bias), "fc.bias" in weights)
         checkpoint.fill(model)
         model = model.to(target.device, target.dtype).eval().requires_grad_(False)
-        model.rotary = _rotary(model.config).to(target.device)  # in float32
+        model.rotary_emb = _rotary(model.config).to(target.device)  # in float32
         if target.device.type == "cpu":
             use_cpu_layers(model)
+            use_decoder_layers(model)
         return model
 
     @property
@@ -81,7 +83,7 @@ class EagleHead(nn.Module):
         positions [T] are those of the states.
         """
         hidden = self.fc(torch.cat([embedded, states], dim=-1)).unsqueeze(0)
-        angles = self.rotary(hidden, positions.unsqueeze(0))
+        angles = self.rotary_emb(hidden, positions.unsqueeze(0))
         with attending(attention):
             hidden = self.layers[0](hidden, position_embeddings=angles)
         output: torch.Tensor = hidden[0]

@@ -30,7 +30,7 @@ class RowsDecoderLayer(nn.Module):
     def __init__(self, layer: Any, scoring: Scoring) -> None:
         super().__init__()
         self.self_attn, self.mlp = layer.self_attn, layer.mlp
-        self.input_layernorm: RowsNorm = layer.input_layernorm
+        self.input_layernorm: RowsNorm | nn.Identity = layer.input_layernorm
         self.post_attention_layernorm: RowsNorm = layer.post_attention_layernorm
         self.attention_type = getattr(layer, "attention_type", None)  # models ask for it
         qkv = layer.self_attn.q_proj.product
@@ -88,12 +88,12 @@ class RowsDecoderLayer(nn.Module):
 
 
 @torch.inference_mode()
-def use_decoder_layers(model: Any) -> None:
-    """Replace the decoder layers of a model whose linear layers and norms have been replaced.
+def use_decoder_layers(base: Any) -> None:
+    """Replace the `layers` of a model whose linear layers and norms have been replaced.
 
-    Layers of other families stay as they are, and those that compute something else.
+    Layers of other families stay as they are, and those that compute something else. `base` is the
+    model below the head; its `rotary_emb` gives the angles of positions.
     """
-    base = model.base_model
     layers = getattr(base, "layers", None)
     if not operations.is_available or not isinstance(layers, nn.ModuleList):
         return
@@ -107,7 +107,9 @@ def use_decoder_layers(model: Any) -> None:
 def _has_known_parts(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     first = attention.q_proj, mlp.gate_proj
-    norms = [layer.input_layernorm, layer.post_attention_layernorm]
+    norms = [layer.post_attention_layernorm]
+    if not isinstance(layer.input_layernorm, nn.Identity):
+        norms.append(layer.input_layernorm)
     norms += [getattr(attention, name) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
     return (
         all(isinstance(part, Sibling) for part in first)
@@ -119,7 +121,7 @@ def _has_known_parts(layer: Any) -> bool:
 def _tried(layer: Any, base: Any) -> RowsDecoderLayer | None:
     """Return the replacement of a layer if it computes the same for some random rows."""
     random = torch.Generator().manual_seed(0)
-    like = layer.input_layernorm.weight
+    like = layer.post_attention_layernorm.weight
     rows = torch.randn(1, _NUM_TRIED, len(like), generator=random).to(like.dtype)
     positions = torch.arange(1, 1 + _NUM_TRIED)[None]
     angles = base.rotary_emb(rows, positions)

@@ -115,7 +115,7 @@ def _make_runner(
     is_exact = is_on_cpu and use_cpu_layers(model, may_be_exact) and may_be_exact
     is_exact = is_exact and use_row_layers(model, num_rows)
     if is_on_cpu:
-        use_decoder_layers(model)
+        use_decoder_layers(model.base_model)
     if is_exact:
         runner = ModelRunner(model, num_slots, num_rows, is_exact=True)
         if has_independent_rows(runner):

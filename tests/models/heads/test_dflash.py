@@ -23,6 +23,8 @@ from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.dflash_rows import DFlashLattices
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.target_layers import TargetLayers, target_layers
+from diffuspec.models.loading.decoder_layers import RowsDecoderLayer
+from diffuspec.models.rows import operations
 from diffuspec.models.target import CausalTarget
 from tests.support.heads import DFLASH_BLOCK, DFLASH_MASK, dflash_model, save_dflash
 from tests.support.models import edit_json
@@ -128,6 +130,12 @@ def test_lattices_are_those_of_transformers_own_drafter(
             wanted = with_noise(logits[: requests[row].num_draft_tokens], requests[row], ())
             assert_same(one, wanted)
         prefixes = [[*prefix, 7, 9, 11] for prefix in prefixes]
+
+
+def test_its_layers_are_those_of_few_operations(layers: TargetLayers, tmp_path: Path) -> None:
+    save_dflash(tmp_path)
+    found = DFlashModel.load(tmp_path, layers).layers
+    assert all(isinstance(one, RowsDecoderLayer) == operations.is_available for one in found)
 
 
 def test_hypothetical_prefixes_begin_blocks_after_what_is_known(

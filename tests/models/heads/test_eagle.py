@@ -19,6 +19,8 @@ from diffuspec.models.heads.eagle_rows import EagleDraftModel
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.nodes import DraftNode
 from diffuspec.models.heads.target_layers import TargetLayers, target_layers
+from diffuspec.models.loading.decoder_layers import RowsDecoderLayer
+from diffuspec.models.rows import operations
 from diffuspec.models.target import CausalTarget
 from tests.support.heads import save_eagle
 from tests.support.models import edit_json
@@ -120,7 +122,9 @@ def test_candidates_follow_the_formula_at_every_node(
     """Two requests, one without its first states, over two steps, with prefixes read in pieces."""
     monkeypatch.setattr("diffuspec.models.heads.eagle_rows.MAX_PREFILL_ROWS", 3)
     weights = save_eagle(tmp_path, H, V, has_biases)
-    model = EagleDraftModel(EagleHead.load(tmp_path, layers), layers, target.info, 2)
+    head = EagleHead.load(tmp_path, layers)
+    assert isinstance(head.layers[0], RowsDecoderLayer) == operations.is_available
+    model = EagleDraftModel(head, layers, target.info, 2)
     torch.manual_seed(1)
     states = {"a": torch.randn(20, H), "b": torch.randn(20, H)}
     prefixes, first = {"a": [*range(40, 49)], "b": [*range(60, 65)]}, {"a": 0, "b": 2}

@@ -27,7 +27,7 @@ def test_logits_stay_the_same(family: str) -> None:
     segment = Segment(0, 0, np.arange(90), np.arange(90), "causal", np.arange(90))
     expected = ModelRunner(model, 1, 100).forward([segment])
     use_cpu_layers(model)
-    use_decoder_layers(model)
+    use_decoder_layers(model.base_model)
     assert is_replaced(model) == (family in REPLACED)
     assert (ModelRunner(model, 1, 100).forward([segment]) - expected).abs().max() < 1e-4
 
@@ -41,5 +41,5 @@ def test_a_layer_that_computes_something_else_is_left_alone(
     kind = type(model.model.layers[0])
     forward = kind.forward
     monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: 1.01 * forward(*args, **kwargs))
-    use_decoder_layers(model)
+    use_decoder_layers(model.base_model)
     assert not is_replaced(model)
