@@ -111,7 +111,10 @@ class AutoregressiveConfig(Section):
     """SPS: a smaller causal LM of the target's vocabulary, one forward for each drafted token."""
 
     kind: Literal["sps"] = Field("sps", description=_KIND)
-    path: FilePath = Field(description="Directory of a causal LM with the target's tokenizer.")
+    path: FilePath = Field(
+        description="Directory of a causal LM, or a block-causal diffusion LM, with the target's "
+        "tokenizer."
+    )
     device: Device = Field("auto", description=DEVICE_HELP)
     dtype: DType = Field("auto", description=DTYPE_HELP)
     num_draft_tokens: int = Field(
