@@ -61,7 +61,7 @@ def run_comparison(
     own = shared_config(config, names)
     with tracing(options.trace) as tracer, Engine.from_config(own, tracer) as engine:
         machine = describe(engine)
-        with contextlib.closing(_open_journal(options, config, questions, names)) as journal:
+        with contextlib.closing(open_journal(options, config, questions, names)) as journal:
             run = _compare(engine, config, names, questions, options, journal)
         overheads, costs = [], []
         if engine.lattice_model is not None and options.suite is None:
@@ -83,12 +83,13 @@ def run_comparison(
     return int(any(mismatch.is_failure for mismatch in results.mismatches))
 
 
-def _open_journal(
+def open_journal(
     options: BenchOptions,
     config: EngineConfig,
     questions: Sequence[Question],
     names: Sequence[str],
 ) -> Journal:
+    """Open the journal in the folder of the results. Raises ConfigError if it is of another run."""
     asked = repr([(one.question_id, one.turns) for one in questions]).encode()
     plan = {
         "systems": list(names),
@@ -116,13 +117,8 @@ def _compare(
         open_systems(engine, names, config, whole_drafts=whole_drafts) as systems,
         progress(num_turns * options.repeats * len(names)) as advance,
     ):
-        announced = announce(advance)
-
-        def take(record: Record) -> None:
-            journal.add(record)
-            announced(record)
-
         warm_up(systems, questions, codec, settings)
+        take = keep_and_announce(journal, advance)
         return run_questions(systems, questions, codec, settings, take, known)
 
 
@@ -197,5 +193,9 @@ def describe(engine: Engine) -> Machine:
     return describe_machine(cache.device, cache.dtype)
 
 
-def announce(advance: Advance) -> OnAnswer:
-    return lambda record: advance(f"{record.family}, {record.system}")
+def keep_and_announce(journal: Journal, advance: Advance) -> OnAnswer:
+    def take(record: Record) -> None:
+        journal.add(record)
+        advance(f"{record.family}, {record.system}")
+
+    return take

@@ -10,7 +10,14 @@ import torch
 from rich.console import Console
 
 from diffuspec.bench import plots
-from diffuspec.bench.comparison import announce, describe, run_comparison, settings_of
+from diffuspec.bench.comparison import (
+    describe,
+    keep_and_announce,
+    open_journal,
+    run_comparison,
+    settings_of,
+)
+from diffuspec.bench.machine import Machine
 from diffuspec.bench.options import CONCURRENCIES, BenchOptions, engine_config, system_names
 from diffuspec.bench.output import make_folder, progress
 from diffuspec.bench.questions import Question, first_per_family, load_questions
@@ -20,17 +27,20 @@ from diffuspec.bench.report import (
     print_tables,
     write_report,
 )
-from diffuspec.bench.run import find_mismatches
+from diffuspec.bench.run import Mismatch, find_mismatches
 from diffuspec.bench.studies.ablations import sweeps
 from diffuspec.bench.studies.load import load_tables, plot_load, study_load
 from diffuspec.bench.studies.overlap import plot_overlap
 from diffuspec.bench.studies.pre_drafts import study_pre_drafts
 from diffuspec.bench.studies.sweeps import (
+    SweepResult,
     ablation_config,
     distinct_settings,
     num_answers,
-    run_sweeps,
+    run_settings,
+    sweep_results,
 )
+from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.config import EngineConfig
 from diffuspec.engine import Engine
 from diffuspec.telemetry.trace import tracing
@@ -68,20 +78,40 @@ def _run_ablations(
     console: Console,
 ) -> int:
     chosen, config = sweeps(), ablation_config(config)
-    total = num_answers(len(distinct_settings(chosen, config)), questions, options.repeats)
-    with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
+    measured = distinct_settings(chosen, config)
+    names = [BASELINE, *(setting.name for setting in measured)]
+    total = num_answers(len(measured), questions, options.repeats)
+    with (
+        tracing(options.trace) as tracer,
+        Engine.from_config(config, tracer) as engine,
+        contextlib.closing(open_journal(options, config, questions, names)) as journal,
+        progress(total) as advance,
+    ):
         machine, settings = describe(engine), settings_of(engine, options)
-        with progress(total) as advance:
-            results, run = run_sweeps(chosen, engine, questions, settings, announce(advance))
-    for result in results:
-        result.plot(options.out / f"ablation_{result.sweep.name}.png")
-    tables = [table for result in results for table in result.tables()]
+        take, known = keep_and_announce(journal, advance), dict(journal.records)
+        run = run_settings(measured, engine, questions, settings, take, known)
     mismatches = find_mismatches(run.records)
     lines = describe_mismatches(mismatches)
     if config.search.ngram is None:
         lines.append("There is no n-gram model: CPS used the drafter's scores alone.")
     if run.skipped:
         lines.append(describe_skipped(run.skipped))
+    results = sweep_results(chosen, measured, run)
+    _report_ablations(options, results, machine, mismatches, lines, console)
+    return int(any(mismatch.is_failure for mismatch in mismatches))
+
+
+def _report_ablations(
+    options: BenchOptions,
+    results: Sequence[SweepResult],
+    machine: Machine,
+    mismatches: Sequence[Mismatch],
+    lines: Sequence[str],
+    console: Console,
+) -> None:
+    for result in results:
+        result.plot(options.out / f"ablation_{result.sweep.name}.png")
+    tables = [table for result in results for table in result.tables()]
     data = {
         "machine": asdict(machine),
         "sweeps": [result.to_json() for result in results],
@@ -90,7 +120,6 @@ def _run_ablations(
     write_report(options.out, "ablations", data, tables, lines)
     print_tables(tables, lines, console)
     console.print(f"Written to {options.out}", highlight=False)
-    return int(any(mismatch.is_failure for mismatch in mismatches))
 
 
 def _run_pre_drafts(

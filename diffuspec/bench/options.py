@@ -89,7 +89,8 @@ class BenchOptions:
         if len(names) > 1:
             raise ConfigError(f"{' and '.join(names)} are {len(names)} studies: run one at a time")
         for option in ("systems", "suite", "whole_drafts", "resume"):
-            if names and getattr(self, option):
+            is_for_all = option == "resume" and self.ablations
+            if names and getattr(self, option) and not is_for_all:
                 option = option.replace("_", "-")
                 raise ConfigError(f"--{option} has no effect on {names[0]}, which has its own")
         if self.pre_drafts and self.repeats > 1:

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,9 +192,16 @@ def test_ablations_write_a_table_and_a_plot_per_sweep(
         "ablation_draft_length.png",
         "ablations.json",
         "ablations.md",
+        "journal.jsonl",
     ]
+    found = (options.out / "ablations.md").read_text()
+    answers = (options.out / "journal.jsonl").read_text()
+    assert bench(replace(options, resume=True))[0] == 0
+    assert (options.out / "ablations.md").read_text() == found, "nothing is measured again"
+    assert (options.out / "journal.jsonl").read_text() == answers
     data = json.loads((options.out / "ablations.json").read_text())
     assert [len(sweep["variants"]) for sweep in data["sweeps"]] == [7, 5]
+    assert data["mismatches"] == []
 
 
 def test_the_pre_draft_study_writes_tables_and_a_plot(

@@ -6,7 +6,7 @@ that several sweeps have in common, such as the paper's own, are measured once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from diffuspec.bench.report import TextTable, families_tables, row_to_json
 from diffuspec.bench.run import (
     ChatCodec,
     Record,
+    RecordKey,
     Run,
     RunSettings,
     median_answers,
@@ -146,22 +147,29 @@ def num_answers(num_settings: int, questions: Sequence[Question], num_repeats: i
     return sum(len(question.turns) for question in questions) * num_repeats * (1 + num_settings)
 
 
-def run_sweeps(
-    chosen: Sequence[Sweep],
+def run_settings(
+    measured: Sequence[Setting],
     engine: Engine,
     questions: Sequence[Question],
     settings: RunSettings,
     on_answer: Callable[[Record], None],
-) -> tuple[list[SweepResult], Run]:
-    """Measure sweeps around an engine with the defaults of their parameters."""
+    known: Mapping[RecordKey, Record] | None = None,
+) -> Run:
+    """Measure plain decoding and the settings around an engine with the sweeps' defaults."""
     codec = ChatCodec(engine.tokenizer)
-    measured = distinct_settings(chosen, engine.config)
     with ExitStack() as stack:
         systems = list(_systems(measured, engine, stack))
         warm_up(systems, questions, codec, settings)
-        run = run_questions(systems, questions, codec, settings, on_answer)
-    rows = compute_rows(median_answers(run.records), [system.name for system in systems])
-    return [SweepResult(sweep, tuple(_rows_of(sweep, measured, rows))) for sweep in chosen], run
+        return run_questions(systems, questions, codec, settings, on_answer, known)
+
+
+def sweep_results(
+    chosen: Sequence[Sweep], measured: Sequence[Setting], run: Run
+) -> list[SweepResult]:
+    """Return the figures of the sweeps whose settings were measured."""
+    names = [BASELINE, *(setting.name for setting in measured)]
+    rows = compute_rows(median_answers(run.records), names)
+    return [SweepResult(sweep, tuple(_rows_of(sweep, measured, rows))) for sweep in chosen]
 
 
 def _systems(

@@ -11,7 +11,8 @@ from diffuspec.bench.studies.sweeps import (
     ablation_config,
     distinct_settings,
     num_answers,
-    run_sweeps,
+    run_settings,
+    sweep_results,
 )
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.engine import Engine
@@ -89,9 +90,11 @@ def test_a_sweep_is_measured_tabulated_and_drawn(config: EngineConfig, tmp_path:
     answers: list[str] = []
     with Engine.from_config(ablation_config(config)) as engine:
         settings = RunSettings(max_tokens=16, max_model_len=192)
-        [result], run = run_sweeps(
-            [sweep], engine, QUESTIONS, settings, lambda record: answers.append(record.system)
+        measured = distinct_settings([sweep], engine.config)
+        run = run_settings(
+            measured, engine, QUESTIONS, settings, lambda record: answers.append(record.system)
         )
+    [result] = sweep_results([sweep], measured, run)
     assert len(answers) == num_answers(2, QUESTIONS, 1)
     assert find_mismatches(run.records) == []
     assert result.row("4").num_output_tokens == result.row("plain").num_output_tokens
