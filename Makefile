@@ -98,7 +98,7 @@ clean: ## Remove virtual environments, caches and build products (runs/ and mode
 	rm -rf build dist *.egg-info .coverage*
 	find diffuspec tests -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml setup.py constraints.txt diffuspec/models/rows/_rows.cpp
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/rows/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo 'error: Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11' >&2; exit 1; }
 	@command -v g++ >/dev/null || \

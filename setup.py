@@ -1,14 +1,26 @@
 """Compile the operations over rows on a CPU; without a C++ compiler, torch's are used instead."""
 
+from glob import glob
+
 from setuptools import Extension, setup
+
+_FOLDER = "diffuspec/models/rows/native"
 
 setup(
     ext_modules=[
         Extension(
             "diffuspec.models.rows._rows",
-            ["diffuspec/models/rows/_rows.cpp"],
-            extra_compile_args=["-O3", "-std=c++17", "-fvisibility=hidden", "-Wno-psabi"],
-            extra_link_args=["-pthread"],
+            sorted(glob(f"{_FOLDER}/*.cpp")),
+            depends=sorted(glob(f"{_FOLDER}/*.h")),
+            extra_compile_args=[
+                "-O3",
+                "-std=c++17",
+                "-fopenmp",
+                "-fvisibility=hidden",
+                "-Wno-psabi",
+                "-Wno-maybe-uninitialized",
+            ],
+            extra_link_args=["-fopenmp"],
             optional=True,
         )
     ]

@@ -118,6 +118,7 @@ class DiffusionDrafter:
             num_slots=target.max_sequences,
             max_len=min(wanted, checkpoint.max_positions),
             num_scratch_rows=NUM_SCRATCH_ROWS,
+            may_round=True,
         )
         return cls(loaded.runner, settings, config, target, min(wanted, checkpoint.max_positions))
 

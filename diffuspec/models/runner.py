@@ -30,8 +30,8 @@ class ModelRunner:
     All calls must come from one thread, preferably in inference mode. forward_seconds and
     num_forwards count the model's forwards, prefill included.
 
-    On a CPU, rows are padded to one of few sizes: oneDNN compiles kernels for every number of rows
-    that it sees and keeps them.
+    On a CPU, rows are padded to one of few sizes if it `pads`: oneDNN compiles kernels for every
+    number of rows that it sees and keeps them.
 
     Exact runners compute a row's logits, keys and values from its token and the rows before it
     alone, to the last bit, as long as the number of threads stays the same. There are two ways.
@@ -50,6 +50,7 @@ class ModelRunner:
         max_len: int,
         fixed_rows: int | None = None,
         is_exact: bool = False,
+        pads: bool = True,
     ) -> None:
         self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
@@ -60,7 +61,8 @@ class ModelRunner:
         self.has_plain_scoring = shape.has_plain_scoring
         self._fixed_rows = fixed_rows
         self._is_exact = is_exact
-        self._padded_size = _size_function(self.device, fixed_rows, is_exact)
+        pads = pads and fixed_rows is None and self.device.type == "cpu"
+        self._padded_size = _size_function(pads, is_exact)
         num_rows = max_len
         if fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
@@ -183,11 +185,9 @@ class _Rows(NamedTuple):
     num_logits: int  # without padding
 
 
-def _size_function(
-    device: torch.device, fixed_rows: int | None, is_exact: bool
-) -> Callable[[int], int]:
+def _size_function(pads: bool, is_exact: bool) -> Callable[[int], int]:
     """Return the function that tells to how many rows a number of rows is padded."""
-    if device.type != "cpu" or fixed_rows is not None:
+    if not pads:
         return int
     return invariant_size if is_exact else padded_size
 

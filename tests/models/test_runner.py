@@ -77,7 +77,7 @@ EXACT_FAMILIES = sorted(FAMILIES.keys() - {"gpt-oss"})
 PADDED_FAMILIES = {"gemma2", "gpt2"}  # whose layers need one fixed shape
 
 
-@pytest.fixture(params=["float32", "bfloat16"])
+@pytest.fixture(params=["float32", "bfloat16", "bfloat16 without tiles"])
 def exact_runner(
     request: pytest.FixtureRequest,
     family: str,
@@ -85,7 +85,10 @@ def exact_runner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> ModelRunner:
     monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
-    path, dtype = save_target(family), request.param
+    dtype, _, without_tiles = request.param.partition(" ")
+    if without_tiles:
+        monkeypatch.setattr("diffuspec.models.rows.products.is_available", lambda: False)
+    path = save_target(family)
     return load_model(path, dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True).runner
 
 

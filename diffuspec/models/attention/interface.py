@@ -51,6 +51,11 @@ def attending(attention: A) -> Iterator[A]:
         _current.reset(token)
 
 
+def current_attention() -> Attention:
+    """Return the attention of the forward under way."""
+    return _current.get()
+
+
 def run_packed(
     model: torch.nn.Module,
     token_ids: torch.Tensor,

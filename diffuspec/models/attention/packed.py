@@ -7,6 +7,7 @@ that are there. A PackedBatch knows which rows belong to which cache slot.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
@@ -16,6 +17,7 @@ from diffuspec.models.attention.masks import View, listed_mask, ordered_mask
 from diffuspec.models.attention.rows import RowsPart, can_attend
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.rows.layer import Pieces
 
 MAX_SCORES = 1 << 24  # attention scores held at a time; longer segments go in chunks of rows
 
@@ -38,6 +40,14 @@ class PackedBatch:
     ) -> None:
         self._parts = [_Part(segment, cache, block_size) for segment in segments]
         self._num_padding = num_padding
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """The rows for layers that are one operation; None if there is no kernel for them."""
+        parts = [part.rows for part in self._parts if part.rows is not None]
+        if self._num_padding or len(parts) < len(self._parts):
+            return None
+        return Pieces([(part.layers, part.pieces, part.num_rows) for part in parts])
 
     def attend(
         self,
@@ -72,7 +82,7 @@ class _Part:
         self._layers = cache.layers(segment.slot)
         self._views: dict[int | None, View] = {}  # by window
         has_kernel = block_size is None and can_attend(self._layers[0])
-        self._rows = RowsPart(segment, cache) if has_kernel else None
+        self.rows = RowsPart(segment, cache) if has_kernel else None
 
     def attend(
         self,
@@ -82,8 +92,8 @@ class _Part:
         value: torch.Tensor,
         scoring: Scoring,
     ) -> torch.Tensor:
-        if self._rows is not None and scoring.is_plain:
-            return self._rows.attend(layer, query, key, value, scoring)
+        if self.rows is not None and scoring.is_plain:
+            return self.rows.attend(layer, query, key, value, scoring)
         view = self._view(scoring.window)
         keys, values, mask = self._layers[2 * layer], self._layers[2 * layer + 1], view.mask
         keys.narrow(1, self._start, self.num_rows).copy_(key)

@@ -32,11 +32,11 @@ class RowsPart:
 
     def __init__(self, segment: Segment, cache: KVCache) -> None:
         self.num_rows = segment.num_rows
-        self._layers = cache.layers(segment.slot)
+        self.layers = cache.layers(segment.slot)
         self._segment = segment
 
     @cached_property
-    def _pieces(self) -> list[operations.AttentionRows]:
+    def pieces(self) -> list[operations.AttentionRows]:
         return list(_pieces(self._segment))
 
     def attend(
@@ -48,9 +48,9 @@ class RowsPart:
         scoring: Scoring,
     ) -> torch.Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
-        keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
+        keys, values = self.layers[2 * layer], self.layers[2 * layer + 1]
         output = query.new_empty(self.num_rows, query.shape[0], query.shape[2])
-        for piece in self._pieces:
+        for piece in self.pieces:
             operations.attend(
                 query, key, value, keys, values, output, piece, scoring.scaling, scoring.window
             )

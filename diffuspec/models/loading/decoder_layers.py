@@ -1,7 +1,8 @@
 """Decoder layers of the Llama family on a CPU, in few operations.
 
 transformers' layers start some 60 operations each. In a step of few rows that takes as long as
-reading the weights. These start a dozen.
+reading the weights. These start a dozen, or one where the
+processor multiplies tiles.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffuspec.models.attention.interface import attending, packed_attention
+from diffuspec.models.attention.interface import attending, current_attention, packed_attention
+from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
-from diffuspec.models.loading.cpu_layers import RowsNorm, Sibling
+from diffuspec.models.loading.cpu_layers import RowsNorm, Sibling, TileLinear
 from diffuspec.models.rows import operations
+from diffuspec.models.rows.layer import Norms, Products, RowsLayer
 
 _FAMILIES = frozenset(
     {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -42,6 +45,7 @@ class RowsDecoderLayer(nn.Module):
             (layer.self_attn.q_norm, layer.self_attn.k_norm) if has_head_norms else None
         )
         self._scoring = scoring
+        self._whole = self._as_one()
 
     def forward(
         self,
@@ -52,6 +56,9 @@ class RowsDecoderLayer(nn.Module):
     ) -> Tensor:
         assert position_embeddings is not None
         rows, (cos, sin), dim = hidden_states[0], position_embeddings, self._dim
+        attention = current_attention()
+        if self._whole is not None and isinstance(attention, PackedBatch) and attention.pieces:
+            return self._whole(rows, cos[0], sin[0], attention.pieces).unsqueeze(0)
         qkv = self._normed_heads(self._qkv(self.input_layernorm(rows)))
         operations.rotate(qkv, cos[0], sin[0], self._num_heads[0] + self._num_heads[1], dim)
         heads = qkv.view(1, len(rows), -1, dim).transpose(1, 2)
@@ -73,6 +80,27 @@ class RowsDecoderLayer(nn.Module):
         )
         output: Tensor = self.mlp.down_proj(operations.gate(self._gate_up(normed)))
         return (rows + output).unsqueeze(0)
+
+    def _as_one(self) -> RowsLayer | None:
+        """Return the layer as one operation if all of its products are those of tiles."""
+        layers = self._qkv, self.self_attn.o_proj, self._gate_up, self.mlp.down_proj
+        tiles = [layer.product for layer in layers if isinstance(layer, TileLinear)]
+        if len(tiles) < len(layers):
+            return None
+        norms = self.input_layernorm, self.post_attention_layernorm, *(self._head_norms or ())
+        if len({norm.epsilon for norm in norms}) > 1:
+            return None
+        return RowsLayer(
+            Products(*tiles),
+            Norms(*(norm.weight for norm in norms)),
+            index=self.self_attn.layer_idx,
+            num_heads=self._num_heads[0],
+            num_kv_heads=self._num_heads[1],
+            dim=self._dim,
+            window=self._scoring.window,
+            epsilon=self.input_layernorm.epsilon,
+            scaling=self._scoring.scaling,
+        )
 
     def _normed_heads(self, qkv: Tensor) -> Tensor:
         """Normalise the heads of queries and keys, [T, heads * dim], where the family does."""

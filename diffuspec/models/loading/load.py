@@ -19,7 +19,7 @@ from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
-from diffuspec.models.loading.cpu_layers import use_cpu_layers
+from diffuspec.models.loading.cpu_layers import multiplies_tiles_alone, use_cpu_layers
 from diffuspec.models.loading.decoder_layers import use_decoder_layers
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, use_draft_head
 from diffuspec.models.loading.rope import check_rope
@@ -57,6 +57,7 @@ def load_model(
     is_exact: bool | None = False,
     num_ranks: int = 1,
     is_target: bool = False,
+    may_round: bool = False,
 ) -> LoadedModel:
     """Load a causal LM, or a diffusion LM's weights as one, and its cache.
 
@@ -64,7 +65,8 @@ def load_model(
     num_scratch_rows more for rows that are not kept. With is_exact a row's bits depend only on the
     rows before it (see `ModelRunner`); None means on a CPU in 16 bits, where it costs little. With
     num_ranks above 1 this process must have joined their group, and loads its share. A target must
-    be autoregressive, and its rows independent of what else is in a forward. Raises ModelLoadError.
+    be autoregressive, and its rows independent of what else is in a forward. With may_round, rows
+    and weights may be rounded to 8 bits where that is faster. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     if is_target:
@@ -95,7 +97,7 @@ def load_model(
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
         may_be_exact = wants_exact and num_ranks == 1
-        runner = _make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows)
+        runner = _make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows, may_round)
     except Exception as error:  # models that cannot use our attention raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
@@ -104,7 +106,12 @@ def load_model(
 
 
 def _make_runner(
-    model: Any, num_slots: int, num_rows: int, may_be_exact: bool, fixed_rows: int | None
+    model: Any,
+    num_slots: int,
+    num_rows: int,
+    may_be_exact: bool,
+    fixed_rows: int | None,
+    may_round: bool,
 ) -> ModelRunner:
     """Return a runner over the fastest layers that there are.
 
@@ -112,15 +119,16 @@ def _make_runner(
     """
     is_on_cpu = model.device.type == "cpu" and has_only_plain_tensors(model)
     may_be_exact = may_be_exact and operations.is_available  # for its attention
-    is_exact = is_on_cpu and use_cpu_layers(model, may_be_exact) and may_be_exact
+    is_exact = is_on_cpu and use_cpu_layers(model, may_be_exact, may_round) and may_be_exact
     is_exact = is_exact and use_row_layers(model, num_rows)
     if is_on_cpu:
         use_decoder_layers(model.base_model)
+    pads = not multiplies_tiles_alone(model)
     if is_exact:
-        runner = ModelRunner(model, num_slots, num_rows, is_exact=True)
+        runner = ModelRunner(model, num_slots, num_rows, is_exact=True, pads=pads)
         if has_independent_rows(runner):
             return runner
-    return ModelRunner(model, num_slots, num_rows, fixed_rows)
+    return ModelRunner(model, num_slots, num_rows, fixed_rows, pads=pads)
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:

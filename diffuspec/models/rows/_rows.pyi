@@ -51,3 +51,19 @@ def attend(
     window: int,
     /,
 ) -> None: ...
+def may_use_tiles() -> bool: ...
+def multiply(
+    num_threads: int, matrix: int, inputs: int, outputs: int, num_rows: int, /
+) -> None: ...
+def decode(
+    num_threads: int,
+    layer: int,
+    inputs: int,
+    cos: int,
+    sin: int,
+    outputs: int,
+    num_rows: int,
+    pieces: int,
+    num_pieces: int,
+    /,
+) -> None: ...

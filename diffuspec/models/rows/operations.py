@@ -19,7 +19,7 @@ except ImportError:  # it was installed without a C++ compiler
 else:
     is_available = True
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in _rows.cpp
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in native/numbers.h
 
 
 def norm(inputs: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

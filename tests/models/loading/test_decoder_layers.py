@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from diffuspec.algorithm.draft_tree import ancestor_mask
+from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
 from diffuspec.models.loading.decoder_layers import RowsDecoderLayer, use_decoder_layers
+from diffuspec.models.rows import products
 from diffuspec.models.runner import ModelRunner
 from tests.support.models import FAMILIES, make_model
 
@@ -30,6 +33,35 @@ def test_logits_stay_the_same(family: str) -> None:
     use_decoder_layers(model.base_model)
     assert is_replaced(model) == (family in REPLACED)
     assert (ModelRunner(model, 1, 100).forward([segment]) - expected).abs().max() < 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(not products.is_available(), reason="this processor does not multiply tiles")
+@pytest.mark.parametrize("family", sorted(REPLACED))
+def test_a_layer_as_one_operation_computes_the_same_bits(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model(family).bfloat16()
+    model.set_attn_implementation("diffuspec")
+    use_cpu_layers(model)
+    use_decoder_layers(model)
+    tree = ancestor_mask([-1, 0, 1, 0, 3])
+    steps = (
+        [Segment(0, 0, np.arange(70), np.arange(70), "causal", np.arange(70))],
+        [
+            Segment(1, 0, np.arange(5), np.arange(5), 3, np.arange(5)),
+            Segment(0, 70, np.arange(5), 69 + tree.sum(axis=1), tree, np.arange(5)),
+            Segment(2, 0, np.arange(9), np.arange(9), "full", np.arange(9)),
+        ],
+    )
+    as_one = ModelRunner(model, 3, 100, pads=False)
+    expected = [as_one.forward(segments) for segments in steps]
+    monkeypatch.setattr(PackedBatch, "pieces", None)
+    in_parts = ModelRunner(model, 3, 100, pads=False)
+    for segments, logits in zip(steps, expected, strict=True):
+        assert torch.equal(in_parts.forward(segments), logits)
+    for mine, other in zip(as_one.cache.layers(0), in_parts.cache.layers(0), strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_a_layer_that_computes_something_else_is_left_alone(

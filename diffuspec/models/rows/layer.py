@@ -1,0 +1,161 @@
+"""A decoder layer of the Llama family as one operation, where a processor multiplies tiles."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffuspec.models.rows import operations
+from diffuspec.models.rows.operations import AttentionRows
+from diffuspec.models.rows.products import Matrix, RowsProduct
+
+if operations.is_available:
+    from diffuspec.models.rows import _rows
+
+
+class _Layer(ctypes.Structure):
+    """See native/layer.h."""
+
+    _fields_ = (
+        ("input_norm", ctypes.c_void_p),
+        ("output_norm", ctypes.c_void_p),
+        ("query_norm", ctypes.c_void_p),
+        ("key_norm", ctypes.c_void_p),
+        ("qkv", Matrix),
+        ("output", Matrix),
+        ("gate_up", Matrix),
+        ("down", Matrix),
+        ("index", ctypes.c_int),
+        ("num_heads", ctypes.c_int),
+        ("num_kv_heads", ctypes.c_int),
+        ("dim", ctypes.c_int),
+        ("window", ctypes.c_int),
+        ("epsilon", ctypes.c_float),
+        ("scaling", ctypes.c_float),
+    )
+
+
+class _Piece(ctypes.Structure):
+    """See native/layer.h."""
+
+    _fields_ = (
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
+        ("layer_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("counts", ctypes.c_void_p),
+        ("columns", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("first_row", ctypes.c_int),
+        ("num_rows", ctypes.c_int),
+        ("start", ctypes.c_int),
+        ("base", ctypes.c_int),
+    )
+
+
+class Pieces:
+    """What the rows of a forward see of the cache, in all layers."""
+
+    def __init__(
+        self, segments: Sequence[tuple[Sequence[Tensor], Sequence[AttentionRows], int]]
+    ) -> None:
+        """Each segment has its slot's keys and values by layer, its rows and their number.
+
+        The tensors of successive layers must be equally far apart.
+        """
+        self._rows = [rows for _, rows, _ in segments]  # which own what is pointed at
+        pieces, first = [], 0
+        for layers, rows, num_rows in segments:
+            pieces += [_piece(layers, part, first) for part in rows]
+            first += num_rows
+        self.count = len(pieces)
+        self._pieces = (_Piece * self.count)(*pieces)
+        self.address = ctypes.addressof(self._pieces)
+
+
+def _piece(layers: Sequence[Tensor], rows: AttentionRows, first: int) -> _Piece:
+    keys, values = layers[0], layers[1]
+    layer_stride = layers[2].data_ptr() - keys.data_ptr() if len(layers) > 2 else 0
+    return _Piece(
+        keys.data_ptr(),
+        values.data_ptr(),
+        layer_stride,
+        keys.stride(0),
+        *rows.addresses,
+        first + rows.first_row,
+        rows.num_rows,
+        rows.start + rows.first_row,
+        rows.base,
+    )
+
+
+class Products(NamedTuple):
+    """The products of a layer."""
+
+    qkv: RowsProduct
+    output: RowsProduct
+    gate_up: RowsProduct
+    down: RowsProduct
+
+
+class Norms(NamedTuple):
+    """The weights of a layer's norms; those of its heads are None in most families."""
+
+    input: Tensor
+    output: Tensor
+    query: Tensor | None = None
+    key: Tensor | None = None
+
+
+class RowsLayer:
+    """Computes what `RowsDecoderLayer` does in one call, to the same bits."""
+
+    def __init__(
+        self,
+        products: Products,
+        norms: Norms,
+        *,
+        index: int,
+        num_heads: int,
+        num_kv_heads: int,
+        dim: int,
+        window: int | None,
+        epsilon: float,
+        scaling: float,
+    ) -> None:
+        """A window and the norms' epsilon are those of `operations`; index is the layer's."""
+        self._owners = products, norms
+        self._layer = _Layer(
+            *(None if norm is None else norm.data_ptr() for norm in norms),
+            *(product.matrix for product in products),
+            index,
+            num_heads,
+            num_kv_heads,
+            dim,
+            window or 0,
+            epsilon,
+            scaling,
+        )
+        self._address = ctypes.addressof(self._layer)
+
+    def __call__(self, rows: Tensor, cos: Tensor, sin: Tensor, pieces: Pieces) -> Tensor:
+        """Return the outputs of rows [T, H], of which `pieces` has all; angles are [T, dim]."""
+        rows, outputs = rows.contiguous(), torch.empty_like(rows)
+        _rows.decode(
+            torch.get_num_threads(),
+            self._address,
+            rows.data_ptr(),
+            cos.data_ptr(),
+            sin.data_ptr(),
+            outputs.data_ptr(),
+            len(rows),
+            pieces.address,
+            pieces.count,
+        )
+        return outputs

@@ -1,0 +1,28 @@
+// Attention of rows over the columns of a cache.
+//
+// Row r sees all columns before `base`, then those that it lists, which stand for it at base,
+// base + 1, and so on: the branches of a draft tree take turns at these places. Columns are taken in
+// blocks of kBlock, counted from column 0, with a running softmax.
+
+#pragma once
+
+#include "numbers.h"
+
+namespace rows {
+
+struct Attention {
+  const void *queries, *new_keys, *new_values;
+  void *keys, *values, *outputs;
+  int64_t query_head_stride, query_row_stride, new_head_stride, new_row_stride, cache_head_stride;
+  int num_rows, num_heads, num_kv_heads, dim, start, base;
+  const int32_t* order;  // in which rows are taken: those that list the same columns together
+  const int32_t *starts, *counts, *columns;  // row r lists columns[starts[r]], ..., counts[r] of them
+  const int32_t* positions;                  // of the rows, for windows
+  float scaling;
+  int window;  // 0: none
+};
+
+// Writes keys and values of the rows into the cache, and their attention into the outputs.
+void attend(const Type& type, const Attention& call, int num_threads);
+
+}  // namespace rows

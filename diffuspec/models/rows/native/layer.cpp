@@ -1,0 +1,101 @@
+#include "layer.h"
+
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "numbers.h"
+
+namespace rows {
+namespace {
+
+const Type& kType = kTypes[kBfloat16];
+constexpr int kSize = 2;  // bytes of a number
+
+class Decoding {
+ public:
+  Decoding(const Layer& layer, const Batch& batch)
+      : layer_(layer), batch_(batch), hidden_(layer.qkv.num_inputs), width_(layer.qkv.num_outputs),
+        normed_(rows_of(hidden_)), qkv_(rows_of(width_)),
+        attended_(rows_of(layer.output.num_inputs)), added_(rows_of(hidden_)),
+        sums_(rows_of(hidden_)), gates_(rows_of(layer.gate_up.num_outputs)),
+        gated_(rows_of(layer.down.num_inputs)) {}
+
+  void run() {
+    norm(batch_.inputs, nullptr, layer_.input_norm, nullptr);
+    multiply(layer_.qkv, normed_, qkv_);
+    norm_heads(layer_.query_norm, 0, layer_.num_heads);
+    norm_heads(layer_.key_norm, layer_.num_heads, layer_.num_kv_heads);
+    rotate(kType, {qkv_.data(), batch_.cos, batch_.sin, batch_.num_rows, width_,
+                   layer_.num_heads + layer_.num_kv_heads, layer_.dim});
+    for (int i = 0; i < batch_.num_pieces; ++i) attend(batch_.pieces[i]);
+    multiply(layer_.output, attended_, added_);
+    norm(batch_.inputs, added_.data(), layer_.output_norm, sums_.data());
+    multiply(layer_.gate_up, normed_, gates_);
+    gate(kType, {gates_.data(), gated_.data(), batch_.num_rows, layer_.down.num_inputs});
+    multiply(layer_.down, gated_, added_);
+    add(kType, {sums_.data(), added_.data(), batch_.outputs, batch_.num_rows * hidden_});
+  }
+
+ private:
+  using Bytes = std::vector<char>;
+
+  Bytes rows_of(int width) const { return Bytes(size_t(batch_.num_rows) * width * kSize); }
+
+  void norm(const void* inputs, const void* added, const void* weight, void* sums) {
+    normalise(kType, {inputs, added, weight, sums, normed_.data(), batch_.num_rows, hidden_,
+                      layer_.epsilon});
+  }
+
+  void norm_heads(const void* weight, int first, int count) {
+    for (int row = 0; weight && row < batch_.num_rows; ++row) {
+      char* heads = at(qkv_.data(), kType, int64_t{row} * width_ + first * layer_.dim);
+      normalise(kType, {heads, nullptr, weight, nullptr, heads, count, layer_.dim, layer_.epsilon});
+    }
+  }
+
+  void multiply(const Matrix& matrix, const Bytes& inputs, Bytes& outputs) const {
+    rows::multiply({matrix, inputs.data(), outputs.data(), batch_.num_rows}, batch_.num_threads);
+  }
+
+  void attend(const Piece& piece) {
+    const int64_t dim = layer_.dim, first = piece.first_row;
+    const int64_t num_queries = layer_.num_heads * dim, num_keys = layer_.num_kv_heads * dim;
+    const char* row = at(qkv_.data(), kType, first * width_);
+    Attention call;
+    call.queries = row;
+    call.new_keys = at(row, kType, num_queries);
+    call.new_values = at(row, kType, num_queries + num_keys);
+    call.query_head_stride = call.new_head_stride = dim;
+    call.query_row_stride = call.new_row_stride = width_;
+    call.keys = piece.keys + layer_.index * piece.layer_stride;
+    call.values = piece.values + layer_.index * piece.layer_stride;
+    call.cache_head_stride = piece.head_stride;
+    call.outputs = at(attended_.data(), kType, first * num_queries);
+    call.num_rows = piece.num_rows;
+    call.num_heads = layer_.num_heads;
+    call.num_kv_heads = layer_.num_kv_heads;
+    call.dim = layer_.dim;
+    call.start = piece.start;
+    call.base = piece.base;
+    call.order = piece.order;
+    call.starts = piece.starts;
+    call.counts = piece.counts;
+    call.columns = piece.columns;
+    call.positions = piece.positions;
+    call.scaling = layer_.scaling;
+    call.window = layer_.window;
+    rows::attend(kType, call, batch_.num_threads);
+  }
+
+  const Layer& layer_;
+  const Batch& batch_;
+  const int hidden_, width_;
+  Bytes normed_, qkv_, attended_, added_, sums_, gates_, gated_;
+};
+
+}  // namespace
+
+void decode(const Layer& layer, const Batch& batch) { Decoding(layer, batch).run(); }
+
+}  // namespace rows

@@ -1,0 +1,37 @@
+// Decoder layers of the Llama family, in bfloat16, on processors with tiles.
+
+#pragma once
+
+#include <cstdint>
+
+#include "products.h"
+
+namespace rows {
+
+struct Layer {
+  const void *input_norm, *output_norm;  // [hidden], before attention and before the gated layers
+  const void *query_norm, *key_norm;     // [dim], or null
+  Matrix qkv, output, gate_up, down;
+  int index, num_heads, num_kv_heads, dim, window;
+  float epsilon, scaling;
+};
+
+// Successive rows of one sequence: see `Attention`.
+struct Piece {
+  char *keys, *values;     // of the sequence in layer 0
+  int64_t layer_stride;    // bytes between layers
+  int64_t head_stride;     // numbers between heads
+  const int32_t *order, *starts, *counts, *columns, *positions;
+  int first_row, num_rows, start, base;  // start: of the first row in the cache
+};
+
+struct Batch {
+  const void *inputs, *cos, *sin;  // [num_rows, hidden], [num_rows, dim] twice
+  void* outputs;                   // [num_rows, hidden]
+  const Piece* pieces;
+  int num_pieces, num_rows, num_threads;
+};
+
+void decode(const Layer& layer, const Batch& batch);
+
+}  // namespace rows

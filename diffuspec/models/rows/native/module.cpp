@@ -1,0 +1,93 @@
+// Operations over the rows of one forward on a CPU, as a Python module.
+//
+// A row's result does not depend, to the last bit, on the other rows: each goes through the same
+// operations in the same order, wherever it stands. `operations.py`, `products.py` and `layer.py`
+// say what each function computes; its arguments are trusted here.
+
+#include "attention.h"
+#include "elementwise.h"
+#include "layer.h"
+#include "products.h"
+#include "python.h"
+
+namespace rows {
+namespace {
+
+PyObject* run_normalise(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  int type;
+  Norm call;
+  if (!Arguments(arguments, count)
+           .read(type, call.inputs, call.added, call.weight, call.sums, call.outputs,
+                 call.num_rows, call.width, call.epsilon))
+    return nullptr;
+  return without_lock([&] { normalise(kTypes[type], call); });
+}
+
+PyObject* run_rotate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  int type;
+  Rotation call;
+  if (!Arguments(arguments, count)
+           .read(type, call.rows, call.cos, call.sin, call.num_rows, call.row_stride,
+                 call.num_heads, call.dim))
+    return nullptr;
+  return without_lock([&] { rotate(kTypes[type], call); });
+}
+
+PyObject* run_gate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  int type;
+  Gate call;
+  if (!Arguments(arguments, count)
+           .read(type, call.inputs, call.outputs, call.num_rows, call.width))
+    return nullptr;
+  return without_lock([&] { gate(kTypes[type], call); });
+}
+
+PyObject* run_attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  int type, num_threads;
+  Attention call;
+  if (!Arguments(arguments, count)
+           .read(type, num_threads, call.queries, call.query_head_stride, call.query_row_stride,
+                 call.new_keys, call.new_values, call.new_head_stride, call.new_row_stride,
+                 call.keys, call.values, call.cache_head_stride, call.outputs, call.num_rows,
+                 call.num_heads, call.num_kv_heads, call.dim, call.start, call.base, call.order,
+                 call.starts, call.counts, call.columns, call.positions, call.scaling, call.window))
+    return nullptr;
+  return without_lock([&] { attend(kTypes[type], call, num_threads); });
+}
+
+PyObject* run_multiply(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  int num_threads;
+  const Matrix* matrix;
+  Product call;
+  if (!Arguments(arguments, count)
+           .read(num_threads, matrix, call.inputs, call.outputs, call.num_rows))
+    return nullptr;
+  call.matrix = *matrix;
+  return without_lock([&] { multiply(call, num_threads); });
+}
+
+PyObject* run_decode(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  const Layer* layer;
+  Batch batch;
+  if (!Arguments(arguments, count)
+           .read(batch.num_threads, layer, batch.inputs, batch.cos, batch.sin, batch.outputs,
+                 batch.num_rows, batch.pieces, batch.num_pieces))
+    return nullptr;
+  return without_lock([&] { decode(*layer, batch); });
+}
+
+PyObject* run_may_use_tiles(PyObject*, PyObject* const*, Py_ssize_t) {
+  return PyBool_FromLong(may_use_tiles());
+}
+
+#define METHOD(name) {#name, reinterpret_cast<PyCFunction>(run_##name), METH_FASTCALL, nullptr}
+PyMethodDef kMethods[] = {
+    METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
+    METHOD(decode), METHOD(may_use_tiles), {nullptr, nullptr, 0, nullptr}};
+PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_rows", nullptr, -1, kMethods,
+                       nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace rows
+
+PyMODINIT_FUNC PyInit__rows() { return PyModule_Create(&rows::kModule); }
