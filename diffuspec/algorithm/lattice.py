@@ -37,8 +37,11 @@ def build_lattices(
     lengths: Sequence[int],
     pruning: Pruning,
     keeps_runners_up: Sequence[bool] | None = None,
+    column_ids: Tensor | None = None,
 ) -> list[Lattice]:
     """Build one lattice per request from all their logits, [sum of lengths, V], in order.
+
+    column_ids: the token ids of the columns, [V], if they are not all ids.
 
     Log-probabilities are normalised over the full vocabulary; ids whose logit is -inf are never
     candidates. A column keeps the fewest candidates whose mass reaches tau, at most M_max (Eq. 7).
@@ -52,7 +55,7 @@ def build_lattices(
     """
     assert len(logits) == sum(lengths), "one row of logits per draft position"
     keeps_all = keeps_runners_up or [False] * len(lengths)
-    token_ids, logprobs = _top_candidates(logits, pruning.max_candidates)
+    token_ids, logprobs = _top_candidates(logits, pruning.max_candidates, column_ids)
     sizes = [_num_candidates(row, pruning.candidate_mass) for row in logprobs.tolist()]
     lattices, start = [], 0
     for length, keeps in zip(lengths, keeps_all, strict=True):
@@ -64,11 +67,13 @@ def build_lattices(
 
 
 def _top_candidates(
-    logits: Tensor, max_candidates: int
+    logits: Tensor, max_candidates: int, column_ids: Tensor | None
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """Return the M_max most probable ids of each row and their logprobs, [N, M_max] each."""
     width = min(max_candidates, logits.shape[-1])
     logprobs, ids = logits.float().log_softmax(dim=-1).topk(width, dim=-1)
+    if column_ids is not None:
+        ids = column_ids[ids]
     return ids.int().cpu().numpy(), logprobs.cpu().numpy()
 
 

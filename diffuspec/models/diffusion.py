@@ -18,9 +18,10 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import check_draft_request, lay_out, with_noise
+from diffuspec.models.draft_rows import check_draft_request, is_noiseless, lay_out, with_noise
 from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.loading.load import load_model
+from diffuspec.models.logit_columns import LogitColumns
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
@@ -100,6 +101,7 @@ class DiffusionDrafter:
         )
         self._num_steps = config.num_refinement_steps
         self._num_known_ids = target.vocab_size
+        self._banned = self._banned_columns()
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
         self._refreshed_at: dict[str, int] = {}  # request id -> prefix length at its full pass
         self._worker = Worker("drafter", is_inline=target.max_sequences == 1)
@@ -169,14 +171,18 @@ class DiffusionDrafter:
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
 
     def _lattices(self, drafts: Sequence[_Draft]) -> list[Lattice]:
+        # The computed columns of logits will do where neither noise nor refinement looks for ids.
+        takes_columns = self._num_steps == 1 and all(is_noiseless(one.request) for one in drafts)
+        columns = self.runner.columns if takes_columns else None
         for step in range(self._num_steps):
             if step:
                 for draft in drafts:
                     draft.fix_most_confident(math.ceil(len(draft.block) / self._num_steps))
-            self._fill(drafts)
+            self._fill(drafts, columns)
         lengths = [len(draft.block) for draft in drafts]
         keeps_runners_up = [draft.request.num_alternatives > 0 for draft in drafts]
-        return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up)
+        ids = columns.token_ids if columns else None
+        return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up, ids)
 
     def _prefill(self, drafts: Sequence[_Draft]) -> list[_Draft]:
         """Return the drafts with at most MAX_PREFILL_ROWS uncached tokens.
@@ -200,20 +206,28 @@ class DiffusionDrafter:
         prefix = _cut(request.prefix, self._max_positions - k)
         return _Draft(request, prefix, block)
 
-    def _fill(self, drafts: Sequence[_Draft]) -> None:
-        """Run the model over every draft's prefix and block, and update its logits."""
+    def _fill(self, drafts: Sequence[_Draft], columns: LogitColumns | None) -> None:
+        """Run the model over every draft's prefix and block, and update its logits.
+
+        They are those of the columns only, if these are given.
+        """
         groups: dict[str, list[_Draft]] = {}
         for draft in drafts:
             groups.setdefault(draft.request.request_id, []).append(draft)
         ids, num_slots = list(groups), self.runner.cache.num_slots
         for first in range(0, len(ids), num_slots):
-            self._fill_groups([groups[name] for name in ids[first : first + num_slots]])
+            self._fill_groups([groups[name] for name in ids[first : first + num_slots]], columns)
 
-    def _fill_groups(self, groups: Sequence[Sequence[_Draft]]) -> None:
+    def _fill_groups(
+        self, groups: Sequence[Sequence[_Draft]], columns: LogitColumns | None
+    ) -> None:
         self.runner.cache.begin_step()
         plans = [self._plan(group) for group in groups]
-        logits = self.runner.forward([segment for plan in plans for segment in plan.segments])
-        self._ban(logits)
+        segments = [segment for plan in plans for segment in plan.segments]
+        logits = self.runner.forward_columns(segments)
+        logits[:, self._banned] = -torch.inf
+        if self.runner.columns and not columns:
+            logits = self.runner.columns.spread(logits)
         first = 0
         for draft in (draft for group in groups for draft in group):
             last = first + len(draft.block)
@@ -223,11 +237,12 @@ class DiffusionDrafter:
         for plan in plans:
             self.runner.cache.commit(plan.slot, plan.committed, len(plan.committed))
 
-    def _ban(self, logits: torch.Tensor) -> None:
-        """Set to -inf the logits of ids unknown to the target, and of the mask."""
-        logits[:, self._num_known_ids :].fill_(-torch.inf)
-        if self._mask_token_id < self._num_known_ids:
-            logits[:, self._mask_token_id].fill_(-torch.inf)
+    def _banned_columns(self) -> torch.Tensor:
+        """Return the columns of the logits of ids unknown to the target, and of the mask."""
+        columns = self.runner.columns
+        ids = columns.token_ids if columns else torch.arange(self.runner.vocab_size)
+        is_banned = (ids >= self._num_known_ids) | (ids == self._mask_token_id)
+        return is_banned.nonzero().flatten().to(self.runner.device)
 
     def _plan(self, group: Sequence[_Draft]) -> _Plan:
         """Lay out the drafts of one request id, and choose the new prefix rows to keep."""

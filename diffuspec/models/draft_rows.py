@@ -160,6 +160,11 @@ def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[lis
         left = [place for place in left if place not in chosen.values()]
 
 
+def is_noiseless(request: DraftRequest) -> bool:
+    """Whether the request takes the target's likeliest tokens, by its logits as they are."""
+    return request.sampling.is_greedy and not request.sampling.shapes_logits
+
+
 def with_noise(
     logits: torch.Tensor, request: DraftRequest, eos_token_ids: Sequence[int]
 ) -> torch.Tensor:
@@ -167,9 +172,9 @@ def with_noise(
 
     So its likeliest tokens are guesses of those that the target draws, instead of the mode.
     """
-    sampling, prefix = request.sampling, request.prefix
-    if sampling.is_greedy and not sampling.shapes_logits:
+    if is_noiseless(request):
         return logits
+    sampling, prefix = request.sampling, request.prefix
     positions = range(len(prefix), len(prefix) + len(logits))
     history = History(prefix, request.num_prompt_tokens, [()] * len(logits))
     return perturb_logits(logits, sampling, positions, history, eos_token_ids)

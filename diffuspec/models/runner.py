@@ -19,6 +19,7 @@ from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.invariant_rows import invariant_size
+from diffuspec.models.logit_columns import LogitColumns
 from diffuspec.models.self_test import run_self_test
 
 EXACT_BLOCK = 256  # columns that attention takes at a time in fixed shapes
@@ -51,12 +52,15 @@ class ModelRunner:
         fixed_rows: int | None = None,
         is_exact: bool = False,
         pads: bool = True,
+        columns: LogitColumns | None = None,
     ) -> None:
+        """columns: those of the model's logits, if it does not compute those of every id."""
         self.model: Any = model.eval().requires_grad_(False)
         parameter = next(model.parameters())
         self.device = parameter.device
         shape = run_self_test(model, self.device)
-        self.vocab_size = shape.vocab_size  # columns of the logits
+        self.columns = columns
+        self.vocab_size = columns.num_ids if columns else shape.num_columns
         self.num_heads = shape.num_heads  # of queries
         self.has_plain_scoring = shape.has_plain_scoring
         self._fixed_rows = fixed_rows
@@ -86,6 +90,13 @@ class ModelRunner:
 
         hidden_states takes those of all rows, segment by segment.
         """
+        logits = self.forward_columns(segments, hidden_states)
+        return self.columns.spread(logits) if self.columns else logits
+
+    def forward_columns(
+        self, segments: Sequence[Segment], hidden_states: HiddenStates | None = None
+    ) -> torch.Tensor:
+        """Do as `forward`, but return the model's own `columns` of logits alone."""
         if self._fixed_rows is None:
             logits = self._forward(segments, hidden_states)
             if hidden_states is not None:

@@ -26,7 +26,7 @@ class ModelShape:
 
     cache: CacheShape  # of this process: a tensor-parallel rank has a share of the heads
     num_heads: int  # of queries, in this process
-    vocab_size: int  # columns of the logits
+    num_columns: int  # of the logits
     has_plain_scoring: bool  # in every layer; see `Scoring`
 
 

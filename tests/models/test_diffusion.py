@@ -150,13 +150,13 @@ async def test_dream_cache_is_refreshed_in_time(
 ) -> None:
     drafter = load(save_drafter("dream"), refresh_every=8)
     starts: list[int] = []
-    forward = drafter.runner.forward
+    forward = drafter.runner.forward_columns
 
     def spy(segments: Sequence[Segment]) -> torch.Tensor:
         starts.extend(segment.start for segment in segments)
         return forward(segments)
 
-    monkeypatch.setattr(drafter.runner, "forward", spy)
+    monkeypatch.setattr(drafter.runner, "forward_columns", spy)
     for length in range(10, 27):
         [lattice] = await drafter.lattices([request(PREFIX[:length])])
         if length in (10, 18, 26):

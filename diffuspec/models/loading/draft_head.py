@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.logit_columns import LogitColumns
 
 HEAD_TOKEN_IDS = "head_token_ids"  # among the weights: int32, ascending
 
 
 class DraftHead(nn.Module):
-    """Logits of all token ids, -inf for those that it does not compute."""
-
-    token_ids: Tensor
+    """Computes the logits of some token ids, [..., ids]."""
 
     def __init__(self, head: nn.Linear, token_ids: Tensor) -> None:
         super().__init__()
@@ -28,17 +27,15 @@ class DraftHead(nn.Module):
         has_bias = head.bias is not None
         options = {"device": weight.device, "dtype": weight.dtype}
         self.rows = nn.Linear(weight.shape[1], len(token_ids), has_bias, **options)
-        self.register_buffer("token_ids", token_ids.to(weight.device, torch.long))
-        self._num_ids = len(weight)
+        self.columns = LogitColumns(token_ids.to(weight.device, torch.long), len(weight))
         with torch.no_grad():
-            self.rows.weight.copy_(weight[self.token_ids])
+            self.rows.weight.copy_(weight[self.columns.token_ids])
             if has_bias:
-                self.rows.bias.copy_(head.bias[self.token_ids])
+                self.rows.bias.copy_(head.bias[self.columns.token_ids])
 
     def forward(self, hidden: Tensor) -> Tensor:
-        computed: Tensor = self.rows(hidden)
-        logits = computed.new_full((*computed.shape[:-1], self._num_ids), -torch.inf)
-        return logits.index_copy_(-1, self.token_ids, computed)
+        logits: Tensor = self.rows(hidden)
+        return logits
 
 
 def use_draft_head(model: Any, token_ids: Tensor, path: Path) -> None:

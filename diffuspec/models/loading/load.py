@@ -21,7 +21,7 @@ from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.cpu_layers import multiplies_tiles_alone, use_cpu_layers
 from diffuspec.models.loading.decoder_layers import use_decoder_layers
-from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, use_draft_head
+from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.row_layers import use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
@@ -123,12 +123,13 @@ def _make_runner(
     is_exact = is_exact and use_row_layers(model, num_rows)
     if is_on_cpu:
         use_decoder_layers(model.base_model)
-    pads = not multiplies_tiles_alone(model)
+    pads, head = not multiplies_tiles_alone(model), model.get_output_embeddings()
+    columns = head.columns if isinstance(head, DraftHead) else None
     if is_exact:
-        runner = ModelRunner(model, num_slots, num_rows, is_exact=True, pads=pads)
+        runner = ModelRunner(model, num_slots, num_rows, None, True, pads, columns)
         if has_independent_rows(runner):
             return runner
-    return ModelRunner(model, num_slots, num_rows, fixed_rows, pads=pads)
+    return ModelRunner(model, num_slots, num_rows, fixed_rows, False, pads, columns)
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:
