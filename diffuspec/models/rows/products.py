@@ -11,7 +11,6 @@ good enough for drafts, which change no token.
 from __future__ import annotations
 
 import ctypes
-import functools
 
 import torch
 from torch import Tensor
@@ -24,16 +23,11 @@ if operations.is_available:
 _LANES = 16  # outputs of a tile of weights
 _BLOCK = 2 * _LANES
 _LINE = 64  # bytes of inputs that a tile holds for each output
-_NEEDED = ("amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_bw", "avx512_vl")
 
 
-@functools.cache
 def is_available() -> bool:
     """Whether this processor multiplies tiles, and the system lets this process use them."""
-    if not operations.is_available:
-        return False
-    abilities = torch.cpu.get_capabilities()
-    return all(abilities.get(name, False) for name in _NEEDED) and _rows.may_use_tiles()
+    return operations.is_available and _rows.has_tiles()
 
 
 class Matrix(ctypes.Structure):
@@ -52,6 +46,7 @@ class RowsProduct:
     """inputs * weight^T + bias of bfloat16 inputs, for a weight [outputs, inputs]."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, is_int8: bool = False) -> None:
+        assert is_available(), "no tiles"
         num_outputs, num_inputs = weight.shape
         num_padded = -(-num_outputs // _BLOCK) * _BLOCK
         self._biases = torch.zeros(num_padded)

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tile_attention.h"
 #include "vectors.h"
 
 namespace rows {
@@ -291,8 +292,11 @@ void attend(const Type& type, const Attention& call, int num_threads) {
                                (int64_t{call.base} + call.num_rows);
   num_threads = static_cast<int>(std::min<int64_t>(
       {num_threads, call.num_kv_heads, 1 + num_products / kWorthAThread}));
+  const bool by_tiles = &type == &kTypes[kBfloat16] && can_attend_by_tiles(call);
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
-  for (int head = 0; head < call.num_kv_heads; ++head) HeadAttention(type, call, head).run();
+  for (int head = 0; head < call.num_kv_heads; ++head)
+    if (by_tiles) attend_by_tiles(call, head);
+    else HeadAttention(type, call, head).run();
 }
 
 }  // namespace rows

@@ -9,6 +9,7 @@
 #include "layer.h"
 #include "products.h"
 #include "python.h"
+#include "tiles.h"
 
 namespace rows {
 namespace {
@@ -76,14 +77,14 @@ PyObject* run_decode(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return without_lock([&] { decode(*layer, batch); });
 }
 
-PyObject* run_may_use_tiles(PyObject*, PyObject* const*, Py_ssize_t) {
-  return PyBool_FromLong(may_use_tiles());
+PyObject* run_has_tiles(PyObject*, PyObject* const*, Py_ssize_t) {
+  return PyBool_FromLong(has_tiles());
 }
 
 #define METHOD(name) {#name, reinterpret_cast<PyCFunction>(run_##name), METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
-    METHOD(decode), METHOD(may_use_tiles), {nullptr, nullptr, 0, nullptr}};
+    METHOD(decode), METHOD(has_tiles), {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_rows", nullptr, -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};
 

@@ -5,33 +5,20 @@
 #include <cstring>
 #include <vector>
 
-#if defined(__x86_64__) && defined(__linux__) && (defined(__clang__) || __GNUC__ >= 12)
-#define HAS_TILES 1
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#define ON_TILES \
-  __attribute__((target("amx-tile,amx-bf16,amx-int8,avx512f,avx512bw,avx512vl,avx512bf16")))
-#else
-#define HAS_TILES 0
-#endif
+#include "tiles.h"
 
 namespace rows {
 
 #if HAS_TILES
 namespace {
 
-constexpr int kTileRows = 16;
-constexpr int kLine = 64;  // bytes of a tile's row
-constexpr int kTile = kTileRows * kLine;
+constexpr int kTile = kTileBytes;
 constexpr int kLanes = 16;
 constexpr int kBlock = 2 * kLanes;  // outputs that are computed together
 constexpr int kAhead = 4096;        // bytes of weights that are fetched in advance
 constexpr int64_t kWorthAThread = 1 << 18;  // weights
 
 int divided_up(int count, int size) { return (count + size - 1) / size; }
-
-struct alignas(kLine) Line { char bytes[kLine]; };
 
 // The rows as tiles, [blocks of 16 rows, steps, 16 lines]; in int8 each is divided by a scale.
 struct Rows {
@@ -92,19 +79,6 @@ ON_TILES Rows int8_rows(const Product& call) {
 }
 
 // Four tiles of sums (0 to 3), two of rows (4, 5), two of weights (6, 7).
-ON_TILES void shape_tiles(int num_rows) {
-  struct alignas(kLine) {
-    uint8_t palette = 1, start_row = 0, reserved[14] = {};
-    uint16_t line_bytes[16] = {};
-    uint8_t num_lines[16] = {};
-  } shapes;
-  for (int tile = 0; tile < 8; ++tile) {
-    shapes.line_bytes[tile] = kLine;
-    shapes.num_lines[tile] = tile < 6 ? num_rows : kTileRows;
-  }
-  _tile_loadconfig(&shapes);
-}
-
 using Sums = Line[4 * kTileRows];  // of a block of 16 or 32 rows: int32 where weights are int8
 
 // Multiplies one or two blocks of 16 rows with a block of weights.
@@ -176,6 +150,7 @@ ON_TILES void write(const Product& call, const Rows& rows, int block, int first,
 template <bool is_int8>
 ON_TILES void multiply_blocks(const Product& call, const Rows& rows, int begin, int end) {
   Sums sums;
+  settle();
   shape_tiles(std::min(kTileRows, call.num_rows));
   for (int n = begin; n < end; ++n) {
     const char* weights = call.matrix.tiles + int64_t{n} * rows.num_steps * 2 * kTile;
@@ -208,16 +183,9 @@ void multiply(const Product& call, int num_threads) {
   else multiply_rows<false>(call, bfloat16_rows(call), num_threads);
 }
 
-// Linux lets a process use tiles that asks for them.
-bool may_use_tiles() {
-  constexpr int kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
-}
-
 #else
 
 void multiply(const Product&, int) {}
-bool may_use_tiles() { return false; }
 
 #endif
 

@@ -21,9 +21,7 @@ struct Product {
   int num_rows;
 };
 
+// Only where there are tiles.
 void multiply(const Product& call, int num_threads);
-
-// Whether the system lets this process use tiles. To be called before `multiply`.
-bool may_use_tiles();
 
 }  // namespace rows
