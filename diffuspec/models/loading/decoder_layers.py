@@ -7,6 +7,7 @@ processor multiplies tiles.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.loading.cpu_layers import RowsNorm, Sibling, TileLinear
 from diffuspec.models.rows import operations
-from diffuspec.models.rows.layer import Norms, Products, RowsLayer
+from diffuspec.models.rows.layer import Norms, Pieces, Products, RowsLayer, RowsLayers
 
 _FAMILIES = frozenset(
     {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
@@ -45,7 +46,8 @@ class RowsDecoderLayer(nn.Module):
             (layer.self_attn.q_norm, layer.self_attn.k_norm) if has_head_norms else None
         )
         self._scoring = scoring
-        self._whole = self._as_one()
+        self.parts = self._parts()
+        self._as_one = None if self.parts is None else RowsLayers([self.parts])
 
     def forward(
         self,
@@ -56,9 +58,8 @@ class RowsDecoderLayer(nn.Module):
     ) -> Tensor:
         assert position_embeddings is not None
         rows, (cos, sin), dim = hidden_states[0], position_embeddings, self._dim
-        attention = current_attention()
-        if self._whole is not None and isinstance(attention, PackedBatch) and attention.pieces:
-            return self._whole(rows, cos[0], sin[0], attention.pieces).unsqueeze(0)
+        if self._as_one is not None and (pieces := _current_pieces()):
+            return self._as_one(rows, cos[0], sin[0], pieces).unsqueeze(0)
         qkv = self._normed_heads(self._qkv(self.input_layernorm(rows)))
         operations.rotate(qkv, cos[0], sin[0], self._num_heads[0] + self._num_heads[1], dim)
         heads = qkv.view(1, len(rows), -1, dim).transpose(1, 2)
@@ -81,8 +82,8 @@ class RowsDecoderLayer(nn.Module):
         output: Tensor = self.mlp.down_proj(operations.gate(self._gate_up(normed)))
         return (rows + output).unsqueeze(0)
 
-    def _as_one(self) -> RowsLayer | None:
-        """Return the layer as one operation if all of its products are those of tiles."""
+    def _parts(self) -> RowsLayer | None:
+        """Return the parts of the layer if all of its products are those of tiles."""
         layers = self._qkv, self.self_attn.o_proj, self._gate_up, self.mlp.down_proj
         tiles = [layer.product for layer in layers if isinstance(layer, TileLinear)]
         if len(tiles) < len(layers):
@@ -115,6 +116,37 @@ class RowsDecoderLayer(nn.Module):
         return torch.cat(parts, dim=1)
 
 
+class RowsDecoderLayers(nn.ModuleList):
+    """All decoder layers of a model, which take rows through them in one operation.
+
+    A model iterates over a slice of them. Where nothing is to be seen between them, the slice has
+    this operation alone.
+    """
+
+    def __init__(self, layers: Sequence[RowsDecoderLayer], parts: Sequence[RowsLayer]) -> None:
+        super().__init__(layers)
+        self._as_one = RowsLayers(parts)
+
+    def __getitem__(self, index: Any) -> Any:
+        layers: list[Any] = list(self._modules.values())
+        takes_all = index == slice(None, len(layers)) and _current_pieces() is not None
+        if takes_all and not any(layer._forward_hooks for layer in layers):
+            return [self._decode]
+        return layers[index]
+
+    def _decode(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
+    ) -> Tensor:
+        (cos, sin), pieces = position_embeddings, _current_pieces()
+        assert pieces is not None
+        return self._as_one(hidden_states[0], cos[0], sin[0], pieces).unsqueeze(0)
+
+
+def _current_pieces() -> Pieces | None:
+    attention = current_attention()
+    return attention.pieces if isinstance(attention, PackedBatch) else None
+
+
 @torch.inference_mode()
 def use_decoder_layers(base: Any) -> None:
     """Replace the `layers` of a model whose linear layers and norms have been replaced.
@@ -130,6 +162,10 @@ def use_decoder_layers(base: Any) -> None:
             replacement = _tried(layer, base)
             if replacement is not None:
                 layers[index] = replacement
+    replaced = [layer for layer in layers if isinstance(layer, RowsDecoderLayer)]
+    parts = [layer.parts for layer in replaced if layer.parts is not None]
+    if len(parts) == len(layers):
+        base.layers = RowsDecoderLayers(replaced, parts)
 
 
 def _has_known_parts(layer: Any) -> bool:

@@ -57,7 +57,8 @@ def multiply(
 ) -> None: ...
 def decode(
     num_threads: int,
-    layer: int,
+    layers: int,
+    num_layers: int,
     inputs: int,
     cos: int,
     sin: int,

@@ -1,4 +1,4 @@
-"""A decoder layer of the Llama family as one operation, where a processor multiplies tiles."""
+"""Decoder layers of the Llama family as one operation, where a processor multiplies tiles."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Norms(NamedTuple):
 
 
 class RowsLayer:
-    """Computes what `RowsDecoderLayer` does in one call, to the same bits."""
+    """A layer that computes what `RowsDecoderLayer` does."""
 
     def __init__(
         self,
@@ -130,8 +130,8 @@ class RowsLayer:
         scaling: float,
     ) -> None:
         """A window and the norms' epsilon are those of `operations`; index is the layer's."""
-        self._owners = products, norms
-        self._layer = _Layer(
+        self.owners = products, norms  # of what the structure points at
+        self.structure = _Layer(
             *(None if norm is None else norm.data_ptr() for norm in norms),
             *(product.matrix for product in products),
             index,
@@ -142,7 +142,15 @@ class RowsLayer:
             epsilon,
             scaling,
         )
-        self._address = ctypes.addressof(self._layer)
+
+
+class RowsLayers:
+    """Successive layers, computed in one call to the same bits as one by one."""
+
+    def __init__(self, layers: Sequence[RowsLayer]) -> None:
+        self._owners = [layer.owners for layer in layers]
+        self._layers = (_Layer * len(layers))(*(layer.structure for layer in layers))
+        self._address = ctypes.addressof(self._layers)
 
     def __call__(self, rows: Tensor, cos: Tensor, sin: Tensor, pieces: Pieces) -> Tensor:
         """Return the outputs of rows [T, H], of which `pieces` has all; angles are [T, dim]."""
@@ -150,6 +158,7 @@ class RowsLayer:
         _rows.decode(
             torch.get_num_threads(),
             self._address,
+            len(self._layers),
             rows.data_ptr(),
             cos.data_ptr(),
             sin.data_ptr(),

@@ -8,6 +8,8 @@ said.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -91,7 +93,7 @@ class AttentionRows:
     base + 1 and so on: the cache's rows columns[starts[r]], columns[starts[r] + 1], ...
     """
 
-    __slots__ = ("addresses", "arrays", "base", "first_row", "num_rows", "start")
+    __slots__ = ("addresses", "base", "first_row", "num_rows", "start", "table")
 
     def __init__(
         self,
@@ -110,12 +112,12 @@ class AttentionRows:
         """
         self.first_row, self.start, self.base = first_row, start, base
         self.num_rows = len(order)
-        self.arrays = [
-            np.ascontiguousarray(array, np.int32)
-            for array in (order, starts, counts, columns, positions)
-        ]
-        order_at, starts_at, counts_at, columns_at, positions_at = (
-            array.ctypes.data for array in self.arrays
+        arrays = order, starts, counts, columns, positions
+        self.table = np.concatenate(arrays, dtype=np.int32)
+        address = self.table.__array_interface__["data"][0]
+        sizes = (self.table.itemsize * len(array) for array in arrays[:-1])
+        order_at, starts_at, counts_at, columns_at, positions_at = accumulate(
+            sizes, initial=address
         )
         self.addresses = order_at, starts_at, counts_at, columns_at, positions_at
 

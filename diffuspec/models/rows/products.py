@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from diffuspec.models.rows import operations
+from diffuspec.models.rows.huge_pages import in_huge_pages
 
 if operations.is_available:
     from diffuspec.models.rows import _rows
@@ -107,7 +108,7 @@ def _pack(weight: Tensor) -> Tensor:
     padding = (0, -num_inputs % width, 0, -num_outputs % _BLOCK)
     padded = torch.nn.functional.pad(weight, padding)
     parts = padded.view(-1, 2, _LANES, padded.shape[1] // width, width // group, group)
-    return parts.permute(0, 3, 1, 4, 2, 5).contiguous()
+    return in_huge_pages(parts.permute(0, 3, 1, 4, 2, 5))
 
 
 def _unpack(tiles: Tensor) -> Tensor:

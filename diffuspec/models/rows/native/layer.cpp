@@ -96,6 +96,15 @@ class Decoding {
 
 }  // namespace
 
-void decode(const Layer& layer, const Batch& batch) { Decoding(layer, batch).run(); }
+void decode(const Layer* layers, int num_layers, const Batch& batch) {
+  const size_t size = size_t(batch.num_rows) * layers->qkv.num_inputs * kSize;
+  std::vector<char> between[2] = {std::vector<char>(size), std::vector<char>(size)};
+  Batch step = batch;
+  for (int i = 0; i < num_layers; ++i) {
+    step.outputs = i + 1 < num_layers ? between[i % 2].data() : batch.outputs;
+    Decoding(layers[i], step).run();
+    step.inputs = step.outputs;
+  }
+}
 
 }  // namespace rows

@@ -32,6 +32,7 @@ struct Batch {
   int num_pieces, num_rows, num_threads;
 };
 
-void decode(const Layer& layer, const Batch& batch);
+// Takes the rows through successive layers.
+void decode(const Layer* layers, int num_layers, const Batch& batch);
 
 }  // namespace rows

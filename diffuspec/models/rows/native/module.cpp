@@ -68,13 +68,14 @@ PyObject* run_multiply(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
 }
 
 PyObject* run_decode(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  const Layer* layer;
+  const Layer* layers;
+  int num_layers;
   Batch batch;
   if (!Arguments(arguments, count)
-           .read(batch.num_threads, layer, batch.inputs, batch.cos, batch.sin, batch.outputs,
-                 batch.num_rows, batch.pieces, batch.num_pieces))
+           .read(batch.num_threads, layers, num_layers, batch.inputs, batch.cos, batch.sin,
+                 batch.outputs, batch.num_rows, batch.pieces, batch.num_pieces))
     return nullptr;
-  return without_lock([&] { decode(*layer, batch); });
+  return without_lock([&] { decode(layers, num_layers, batch); });
 }
 
 PyObject* run_has_tiles(PyObject*, PyObject* const*, Py_ssize_t) {

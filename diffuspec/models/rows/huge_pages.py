@@ -1,0 +1,44 @@
+"""Memory in huge pages, for weights that every step reads from end to end.
+
+With pages of 4 KiB, looking up where they are takes a fifth of the time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+import torch
+from torch import Tensor
+
+_PAGE = 1 << 21
+_CHUNK = 16 * _PAGE  # shared by successive tensors; it is freed with the last of them
+_ALIGNMENT = 64
+
+_lock = threading.Lock()
+_free = torch.empty(0, dtype=torch.uint8)  # the rest of the latest chunk
+
+
+def in_huge_pages(tensor: Tensor) -> Tensor:
+    """Return a copy in huge pages, if the system has them."""
+    num_bytes = tensor.numel() * tensor.itemsize
+    copy = _take(num_bytes).view(tensor.dtype).view(tensor.shape)
+    return copy.copy_(tensor)
+
+
+def _take(num_bytes: int) -> Tensor:
+    global _free
+    with _lock:
+        if num_bytes > len(_free):
+            _free = _chunk(max(num_bytes, _CHUNK))
+        taken, rest = _free[:num_bytes], -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        _free = _free[rest:]
+    return taken
+
+
+def _chunk(num_bytes: int) -> Tensor:
+    memory = mmap.mmap(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return whole[-whole.data_ptr() % _PAGE :]
