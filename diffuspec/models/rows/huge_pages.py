@@ -37,7 +37,8 @@ def _take(num_bytes: int) -> Tensor:
 
 
 def _chunk(num_bytes: int) -> Tensor:
-    memory = mmap.mmap(-1, -(-num_bytes // _PAGE) * _PAGE + _PAGE)
+    size = -(-num_bytes // _PAGE) * _PAGE + _PAGE  # so many from the first whole page on
+    memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)  # private
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
