@@ -88,18 +88,23 @@ class RowsDecoderLayer(nn.Module):
         tiles = [layer.product for layer in layers if isinstance(layer, TileLinear)]
         if len(tiles) < len(layers):
             return None
-        norms = self.input_layernorm, self.post_attention_layernorm, *(self._head_norms or ())
+        first, last = self.input_layernorm, self.post_attention_layernorm
+        norms = [last, *(self._head_norms or ()), *([first] if isinstance(first, RowsNorm) else [])]
         if len({norm.epsilon for norm in norms}) > 1:
             return None
         return RowsLayer(
             Products(*tiles),
-            Norms(*(norm.weight for norm in norms)),
+            Norms(
+                first.weight if isinstance(first, RowsNorm) else None,
+                last.weight,
+                *(norm.weight for norm in self._head_norms or ()),
+            ),
             index=self.self_attn.layer_idx,
             num_heads=self._num_heads[0],
             num_kv_heads=self._num_heads[1],
             dim=self._dim,
             window=self._scoring.window,
-            epsilon=self.input_layernorm.epsilon,
+            epsilon=last.epsilon,
             scaling=self._scoring.scaling,
         )
 

@@ -105,9 +105,9 @@ class Products(NamedTuple):
 
 
 class Norms(NamedTuple):
-    """The weights of a layer's norms; those of its heads are None in most families."""
+    """The weights of a layer's norms; None where it has none: most families for their heads."""
 
-    input: Tensor
+    input: Tensor | None
     output: Tensor
     query: Tensor | None = None
     key: Tensor | None = None

@@ -22,18 +22,18 @@ class Decoding {
         gated_(rows_of(layer.down.num_inputs)) {}
 
   void run() {
-    norm(batch_.inputs, nullptr, layer_.input_norm, nullptr);
-    multiply(layer_.qkv, normed_, qkv_);
+    if (layer_.input_norm) norm(batch_.inputs, nullptr, layer_.input_norm, nullptr);
+    multiply(layer_.qkv, layer_.input_norm ? normed_.data() : batch_.inputs, qkv_);
     norm_heads(layer_.query_norm, 0, layer_.num_heads);
     norm_heads(layer_.key_norm, layer_.num_heads, layer_.num_kv_heads);
     rotate(kType, {qkv_.data(), batch_.cos, batch_.sin, batch_.num_rows, width_,
                    layer_.num_heads + layer_.num_kv_heads, layer_.dim});
     for (int i = 0; i < batch_.num_pieces; ++i) attend(batch_.pieces[i]);
-    multiply(layer_.output, attended_, added_);
+    multiply(layer_.output, attended_.data(), added_);
     norm(batch_.inputs, added_.data(), layer_.output_norm, sums_.data());
-    multiply(layer_.gate_up, normed_, gates_);
+    multiply(layer_.gate_up, normed_.data(), gates_);
     gate(kType, {gates_.data(), gated_.data(), batch_.num_rows, layer_.down.num_inputs});
-    multiply(layer_.down, gated_, added_);
+    multiply(layer_.down, gated_.data(), added_);
     add(kType, {sums_.data(), added_.data(), batch_.outputs, batch_.num_rows * hidden_});
   }
 
@@ -54,8 +54,9 @@ class Decoding {
     }
   }
 
-  void multiply(const Matrix& matrix, const Bytes& inputs, Bytes& outputs) const {
-    rows::multiply({matrix, inputs.data(), outputs.data(), batch_.num_rows}, batch_.num_threads);
+  void multiply(const Matrix& matrix, const void* inputs, Bytes& outputs) const {
+    const char* numbers = static_cast<const char*>(inputs);
+    rows::multiply({matrix, numbers, outputs.data(), batch_.num_rows}, batch_.num_threads);
   }
 
   void attend(const Piece& piece) {

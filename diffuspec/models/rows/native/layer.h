@@ -9,7 +9,8 @@
 namespace rows {
 
 struct Layer {
-  const void *input_norm, *output_norm;  // [hidden], before attention and before the gated layers
+  const void* input_norm;                // [hidden], before attention, or null
+  const void* output_norm;               // [hidden], before the gated layers
   const void *query_norm, *key_norm;     // [dim], or null
   Matrix qkv, output, gate_up, down;
   int index, num_heads, num_kv_heads, dim, window;
