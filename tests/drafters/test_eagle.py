@@ -1,4 +1,4 @@
-"""Trees of EAGLE and EAGLE-2: shapes and rerank, on small examples worked by hand."""
+"""Trees of Hydra, EAGLE and EAGLE-2: shapes and rerank, on small examples worked by hand."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.drafters.eagle import TEMPLATE
 from diffuspec.drafters.eagle2 import DynamicShape
 from diffuspec.drafters.level_trees import LevelTrees, StaticShape, TreeShape
+from diffuspec.drafters.medusa import TEMPLATE as MEDUSA_TEMPLATE
 from diffuspec.models.heads.candidates import Candidates
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.nodes import Level
@@ -64,6 +65,13 @@ def test_eagles_tree_has_the_shape_of_the_published_one() -> None:
     assert [len(level) for level in head.levels] == [1, 4, 4, 1, 1]
     assert head.levels[2] == [(0, 100), (0, 101), (0, 102), (1, 100)]
     assert head.levels[3] == [(0, 100, 200)] and head.levels[4] == [(0, 100, 200, 300)]
+
+
+def test_hydras_tree_is_that_of_medusa() -> None:
+    head = FixedHead()
+    [made] = draft(head, StaticShape(MEDUSA_TEMPLATE))
+    assert np.bincount(depths(made.tree)).tolist() == [0, 10, 28, 23, 2]
+    assert head.levels[3] == [(0, 100, 200)]
 
 
 def test_eagle_2_goes_on_with_the_likeliest_nodes_of_each_level() -> None:
