@@ -1,15 +1,16 @@
 """Several drafters of one pipeline on a cluster: requests choose one, and no token changes.
 
-One has a process of its own, two are in the coordinator's, and two beside the target in that of
-rank 0, of two ranks.
+Two have a process of their own, one of which is sent hidden states of the target; two are in the
+coordinator's, and three beside the target in that of rank 0, of two ranks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 
 import pytest
 import pytest_asyncio
@@ -18,9 +19,9 @@ from ray.cluster_utils import Cluster
 from actors.pipeline import Pipeline
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import Prompt
+from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import TARGET
+from diffuspec.pairs.tiny import HEADS, TARGET
 from tests.actors.conftest import CPU, tiny_pipeline
 
 pytestmark = [
@@ -40,9 +41,12 @@ ENGINE = {
         "small": {"kind": "sps", "path": TARGET, **CPU},
         "recycling": {"kind": "token_recycling"},
         "lookahead": {"kind": "lookahead"},
+        "dflash": {"kind": "dflash", "path": HEADS["dflash"]},
+        "remote": {"kind": "dflash_remote", "path": HEADS["dflash"], **CPU},
     },
 }
-CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead", "auto")
+STATE_BYTES = 2 * 4 * 192  # of a token: four layers of 192 columns, in bfloat16
+CHOICES = (None, "pld", "answers", "small", "recycling", "lookahead", "dflash", "remote", "auto")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -71,7 +75,11 @@ async def answer(
     pipeline: Pipeline, sampling: SamplingParams, drafter: str | None
 ) -> tuple[tuple[int, ...], int]:
     """Return an answer's tokens and how many of them were drafted."""
-    stream = pipeline.stream(PROMPT, sampling, drafted_by(drafter))
+    return await rest(pipeline.stream(PROMPT, sampling, drafted_by(drafter)))
+
+
+async def rest(stream: AsyncGenerator[RequestOutput]) -> tuple[tuple[int, ...], int]:
+    """Return the tokens that are still to come, and how many of them were drafted."""
     steps = [step async for step in stream]
     tokens = tuple(i for step in steps for i in step.token_ids)
     return tokens, sum(step.num_accepted_tokens for step in steps)
@@ -79,31 +87,46 @@ async def answer(
 
 async def test_only_a_drafter_with_a_model_has_a_process(pipeline: Pipeline) -> None:
     names = [report.name for report in await pipeline.describe()]
-    assert names == ["coordinator", "drafter small 0", "verifier rank 0", "verifier rank 1"]
+    assert names == [
+        "coordinator",
+        "drafter small 0",
+        "drafter remote 0",
+        "path scorer remote 0",
+        "verifier rank 0",
+        "verifier rank 1",
+    ]
     status = await pipeline.status()
     assert status.degraded_reasons == ()
-    drafters = ["answers", "lookahead", "pld", "recycling", "small 0"]
+    drafters = ["answers", "dflash", "lookahead", "pld", "recycling", "remote 0", "small 0"]
     assert sorted(role.name for role in status.roles) == [
         *(f"drafter {name}" for name in drafters),
         "verifier",
     ]
-    assert "path scorer" not in " ".join(await pipeline.link_bytes())
 
 
-@pytest.mark.parametrize("drafter", CHOICES)
-async def test_the_drafter_that_a_request_names_drafts(
-    pipeline: Pipeline, expected: Mapping[SamplingParams, tuple[int, ...]], drafter: str | None
-) -> None:
-    tokens, num_accepted = await answer(pipeline, GREEDY, drafter)
-    assert tokens == expected[GREEDY] and num_accepted > 0
-
-
-async def test_requests_with_different_drafters_are_answered_together(
+async def test_each_of_several_requests_together_is_drafted_for_as_it_names(
     pipeline: Pipeline, expected: Mapping[SamplingParams, tuple[int, ...]]
 ) -> None:
     jobs = [(sampling, drafter) for sampling in (GREEDY, SAMPLED) for drafter in CHOICES]
     answers = await asyncio.gather(*(answer(pipeline, *job) for job in jobs))
     assert [tokens for tokens, _ in answers] == [expected[sampling] for sampling, _ in jobs]
+    greedy = dict(zip(CHOICES, answers, strict=False))
+    assert [drafter for drafter, (_, num_accepted) in greedy.items() if not num_accepted] == []
+
+
+async def test_the_hidden_states_of_a_prompt_cross_to_the_drafter_that_reads_them(
+    pipeline: Pipeline,
+) -> None:
+    async def num_bytes_sent(role: str) -> int:
+        return (await pipeline.link_bytes())[f"coordinator - {role}"][0]
+
+    question = "Where do bees live?"
+    before = await num_bytes_sent("drafter remote 0")
+    sampling = SamplingParams(max_tokens=4)
+    prompt: Prompt = [{"role": "user", "content": question}]
+    await rest(pipeline.stream(prompt, sampling, drafted_by("remote")))
+    sent = await num_bytes_sent("drafter remote 0") - before
+    assert sent > STATE_BYTES * len(question.split())
 
 
 async def test_an_unknown_drafter_is_refused_with_the_known_ones(pipeline: Pipeline) -> None:
@@ -112,25 +135,33 @@ async def test_an_unknown_drafter_is_refused_with_the_known_ones(pipeline: Pipel
 
 
 @pytest.mark.parametrize(
-    ("drafter", "victim"), [("small", "drafter small 0"), ("recycling", "verifier rank 0")]
+    ("drafters", "victims"),
+    [
+        (("small", "remote"), ("drafter small 0", "drafter remote 0")),
+        (("recycling", "dflash"), ("verifier rank 0",)),
+    ],
 )
 async def test_drafts_come_back_when_their_process_is_lost_in_between(
     pipeline: Pipeline,
     expected: Mapping[SamplingParams, tuple[int, ...]],
-    drafter: str,
-    victim: str,
+    drafters: Sequence[str],
+    victims: Sequence[str],
 ) -> None:
-    stream = pipeline.stream(PROMPT, GREEDY, drafted_by(drafter))
-    tokens = [*(await anext(stream)).token_ids]
-    [place] = [one.place for one in await pipeline.describe() if one.name == victim]
-    assert place is not None
-    os.kill(place.pid, signal.SIGKILL)
-    async for step in stream:
-        tokens += step.token_ids
-    assert tuple(tokens) == expected[GREEDY]
-    num_accepted = 0
-    while not num_accepted:
-        again, num_accepted = await answer(pipeline, GREEDY, drafter)
-        assert again == expected[GREEDY]
+    places = {report.name: report.place for report in await pipeline.describe()}
+    jobs = [*itertools.product((GREEDY, SAMPLED), drafters)]
+    streams = [pipeline.stream(PROMPT, sampling, drafted_by(name)) for sampling, name in jobs]
+    firsts = await asyncio.gather(*(anext(stream) for stream in streams))
+    for victim in victims:
+        place = places[victim]
+        assert place is not None
+        os.kill(place.pid, signal.SIGKILL)
+    rests = await asyncio.gather(*(rest(stream) for stream in streams))
+    for (sampling, _), first, (tokens, _) in zip(jobs, firsts, rests, strict=True):
+        assert (*first.token_ids, *tokens) == expected[sampling]
+    for drafter in drafters:
+        num_accepted = 0
+        while not num_accepted:
+            again, num_accepted = await answer(pipeline, GREEDY, drafter)
+            assert again == expected[GREEDY]
     while (await pipeline.status()).degraded_reasons:
         await asyncio.sleep(0.1)

@@ -44,7 +44,8 @@ __all__ = [
     "test_stops_inside_accepted_runs_cut_at_the_same_place",
 ]
 
-BESIDE_THE_TARGET = ("hydra", "eagle2")  # they read the hidden states of rank 0
+# They read the hidden states of rank 0.
+BESIDE_THE_TARGET = ("medusa", "hydra", "eagle", "eagle2", "dflash")
 MAX_TOKENS = 16  # of an answer by the whole pipeline
 MAX_SCRIPTED_TOKENS = 11  # of one by its verifier, with drafts made up
 
@@ -97,10 +98,10 @@ def pair(
     prompts: list[Prompt],
     plainly: dict[SamplingParams, list[Answer]],
 ) -> Pair:
-    drafters = (None, None, *BESIDE_THE_TARGET)
+    drafters = (None, *BESIDE_THE_TARGET)
     is_overlapped = request.param
     return Pair(
-        pipeline, reference, prompts, MAX_TOKENS, 2.0, is_overlapped, plainly, drafters=drafters
+        pipeline, reference, prompts, MAX_TOKENS, 1.5, is_overlapped, plainly, drafters=drafters
     )
 
 

@@ -36,6 +36,7 @@ HEADS = {  # by the kind of drafter
     "hydra": WEIGHTS / "hydra",
     "eagle": WEIGHTS / "eagle",
     "eagle2": WEIGHTS / "eagle",
+    "dflash": WEIGHTS / "dflash",
 }
 
 

@@ -6,6 +6,7 @@ import itertools
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ HELP = """Train the tiny pair, in this order:
   target
   answers      the target's own answers, for the drafter
   drafter
-  heads        Medusa, Hydra and EAGLE
+  heads        Medusa, Hydra, EAGLE and DFlash
   ngram        needs KenLM's build_binary on PATH
   export       into the package
 
@@ -164,16 +165,18 @@ def drafter(
 
 @app.command()
 def heads(run: RunDir = RUN, chunks: Chunks = 50, threads: Threads = 2) -> None:
-    """Train Medusa, Hydra and EAGLE heads on the answers, and put them into the package."""
+    """Train draft heads on the answers, DFlash for four times the chunks; fill the package."""
     torch.set_num_threads(threads)
     answered = (_result(run, "answers.jsonl", "answers"),)
     kinds: tuple[HeadKind, ...] = ("medusa", "hydra", "eagle")
-    for kind in kinds:
-        plan = HeadPlan(kind, tiny.TARGET, run / kind, answered, num_chunks=chunks)
+    plans = [HeadPlan(kind, tiny.TARGET, run / kind, answered, chunks) for kind in kinds]
+    dflash = HeadPlan("dflash", tiny.TARGET, run / "dflash", answered, 4 * chunks)
+    plans.append(replace(dflash, matrix_lr=0.01, layers=4, block_size=16, storage="int8"))
+    for plan in plans:
         HeadTraining(plan).run()
         for name in ("config.json", "model.safetensors"):
-            tiny.HEADS[kind].mkdir(exist_ok=True)
-            shutil.copy(run / kind / name, tiny.HEADS[kind])
+            tiny.HEADS[plan.kind].mkdir(exist_ok=True)
+            shutil.copy(plan.out / name, tiny.HEADS[plan.kind])
 
 
 @app.command()
