@@ -83,9 +83,14 @@ class BenchOptions:
     def default_threads(self) -> int | None:
         return self.chosen_pair.num_threads if self.target is None else None
 
+    @property
+    def studies(self) -> list[str]:
+        """The options of studies, of which one runs in place of the comparison."""
+        return [f"--{name.replace('_', '-')}" for name in _STUDIES if getattr(self, name)]
+
     def _check_study(self) -> None:
         """Refuse a second study, and the options that a study ignores."""
-        names = [f"--{name.replace('_', '-')}" for name in _STUDIES if getattr(self, name)]
+        names = self.studies
         if len(names) > 1:
             raise ConfigError(f"{' and '.join(names)} are {len(names)} studies: run one at a time")
         for option in ("systems", "suite", "whole_drafts", "resume"):
@@ -144,7 +149,8 @@ def engine_config(options: BenchOptions) -> EngineConfig:
     """Compose the configuration, for the most requests at a time. Raises ConfigError."""
     if options.target is None:
         data = options.chosen_pair.load_config().model_dump()
-        data["drafters"] = {**options.chosen_pair.other_drafters(), **data["drafters"]}
+        if not options.studies:  # these are about the pair's own drafter
+            data["drafters"] = {**options.chosen_pair.other_drafters(), **data["drafters"]}
     else:
         data = {"target": {"path": options.target}, "search": {}}
     if options.drafter is not None:

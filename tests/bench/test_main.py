@@ -225,6 +225,12 @@ def test_plain_is_always_there_and_first() -> None:
     assert system_names(options, engine_config(options)) == ("plain", "paper", "fixed_8_path")
 
 
+def test_a_study_loads_the_pairs_own_drafter_alone() -> None:
+    assert "sps" in engine_config(BenchOptions()).drafters
+    config = engine_config(BenchOptions(ablations=True))
+    assert config.drafter == engine_config(BenchOptions()).drafter and config.drafters == {}
+
+
 def test_one_request_runs_at_a_time(pair: tuple[Path, Path], tmp_path: Path) -> None:
     config = engine_config(BenchOptions(*pair, ngram=tmp_path / "x.bin"))
     assert config.target.max_sequences == 1
