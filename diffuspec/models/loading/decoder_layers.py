@@ -7,7 +7,8 @@ processor multiplies tiles.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from diffuspec.models.rows.layer import Norms, Pieces, Products, RowsLayer, Rows
 
 _FAMILIES = frozenset(
     {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"}
+)
+_MODELS = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 )
 _NUM_TRIED = 3  # rows
 # Largest difference of a trial, as a share of the largest output: some roundings.
@@ -132,19 +136,50 @@ class RowsDecoderLayers(nn.ModuleList):
         super().__init__(layers)
         self._as_one = RowsLayers(parts)
 
-    def __getitem__(self, index: Any) -> Any:
-        layers: list[Any] = list(self._modules.values())
-        takes_all = index == slice(None, len(layers)) and _current_pieces() is not None
-        if takes_all and not any(layer._forward_hooks for layer in layers):
-            return [self._decode]
-        return layers[index]
+    @property
+    def is_one(self) -> bool:
+        """Whether the forward under way can go through all of them at once."""
+        layers: Iterable[Any] = self._modules.values()
+        return _current_pieces() is not None and not any(one._forward_hooks for one in layers)
 
-    def _decode(
+    def __getitem__(self, index: Any) -> Any:
+        layers = list(self._modules.values())
+        return [self.decode] if index == slice(None, len(layers)) and self.is_one else layers[index]
+
+    def decode(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **_: Any
     ) -> Tensor:
+        """Return the rows behind the last layer, [1, T, H]; angles are [1, T, dim]."""
         (cos, sin), pieces = position_embeddings, _current_pieces()
         assert pieces is not None
         return self._as_one(hidden_states[0], cos[0], sin[0], pieces).unsqueeze(0)
+
+
+class RowsForward:
+    """The forward of a causal LM whose decoder layers are one operation.
+
+    transformers' own does the same within a dozen wrappers, which take as long as a layer.
+    """
+
+    def __init__(self, model: Any, layers: RowsDecoderLayers) -> None:
+        self._forward, self._head = model.forward, model.lm_head
+        self._base, self._layers = model.base_model, layers
+
+    def __call__(self, **inputs: Any) -> Any:
+        base, layers = self._base, self._layers
+        if base._forward_hooks or not layers.is_one:
+            return self._forward(**inputs)
+        embedded = base.embed_tokens(inputs["input_ids"])
+        angles = base.rotary_emb(embedded, position_ids=inputs["position_ids"])
+        kept = layers.decode(embedded, angles)[:, inputs["logits_to_keep"]]
+        return SimpleNamespace(logits=self._head(base.norm(kept)))
+
+
+def use_rows_forward(model: Any) -> None:
+    """Replace the forward of a causal LM whose decoder layers have been replaced by one."""
+    layers = getattr(model.base_model, "layers", None)
+    if type(model).__name__ in _MODELS and isinstance(layers, RowsDecoderLayers):
+        model.forward = RowsForward(model, layers)
 
 
 def _current_pieces() -> Pieces | None:

@@ -20,7 +20,7 @@ from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.cpu_layers import multiplies_tiles_alone, use_cpu_layers
-from diffuspec.models.loading.decoder_layers import use_decoder_layers
+from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.row_layers import use_row_layers
@@ -123,6 +123,7 @@ def _make_runner(
     is_exact = is_exact and use_row_layers(model, num_rows)
     if is_on_cpu:
         use_decoder_layers(model.base_model)
+        use_rows_forward(model)
     pads, head = not multiplies_tiles_alone(model), model.get_output_embeddings()
     columns = head.columns if isinstance(head, DraftHead) else None
     if is_exact:

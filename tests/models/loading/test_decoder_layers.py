@@ -10,7 +10,12 @@ from diffuspec.algorithm.draft_tree import ancestor_mask
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.cpu_layers import use_cpu_layers
-from diffuspec.models.loading.decoder_layers import RowsDecoderLayer, use_decoder_layers
+from diffuspec.models.loading.decoder_layers import (
+    RowsDecoderLayer,
+    RowsForward,
+    use_decoder_layers,
+    use_rows_forward,
+)
 from diffuspec.models.rows import products
 from diffuspec.models.runner import ModelRunner
 from tests.support.models import FAMILIES, make_model
@@ -38,13 +43,15 @@ def test_logits_stay_the_same(family: str) -> None:
 @torch.inference_mode()
 @pytest.mark.skipif(not products.is_available(), reason="this processor does not multiply tiles")
 @pytest.mark.parametrize("family", sorted(REPLACED))
-def test_a_layer_as_one_operation_computes_the_same_bits(
+def test_a_model_as_one_operation_computes_the_same_bits(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_model(family).bfloat16()
     model.set_attn_implementation("diffuspec")
     use_cpu_layers(model)
-    use_decoder_layers(model)
+    use_decoder_layers(model.base_model)
+    use_rows_forward(model)
+    assert isinstance(model.forward, RowsForward)
     tree = ancestor_mask([-1, 0, 1, 0, 3])
     steps = (
         [Segment(0, 0, np.arange(70), np.arange(70), "causal", np.arange(70))],
