@@ -73,7 +73,7 @@ class DFlashModel(nn.Module):
         # The angles are computed in float32.
         model.rotary_emb = Qwen3RotaryEmbedding(model.settings.model).to(target.device)
         if target.device.type == "cpu":
-            use_cpu_layers(model)
+            use_cpu_layers(model, may_round=True)
             use_decoder_layers(model)
         return model
 

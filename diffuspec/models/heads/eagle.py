@@ -61,7 +61,7 @@ class EagleHead(nn.Module):
         model = model.to(target.device, target.dtype).eval().requires_grad_(False)
         model.rotary_emb = _rotary(model.config).to(target.device)  # in float32
         if target.device.type == "cpu":
-            use_cpu_layers(model)
+            use_cpu_layers(model, may_round=True)
             use_decoder_layers(model)
         return model
 
