@@ -140,11 +140,16 @@ class StepCosts:
     verify: CostCurve = field(default_factory=CostCurve)  # by rows fed to the target
     plain: CostCurve = field(default_factory=CostCurve)  # by requests, of which few had drafts
     draft: CostCurve = field(default_factory=CostCurve)  # by masked positions of the batch
-    overhead_seconds: float = 0.0
+    overhead_seconds: float = 0.0  # of steps with drafts
+    plain_overhead_seconds: float = 0.0  # of steps in batches without any
+    reading_seconds: float = 0.0  # of the drafter, per token of a prompt
+    num_running: int = 1  # requests that would share a batch if none drafted
     exposed_share: float = 1.0
     crowding: float = 0.0
     num_crowded: int = 0  # verifications in a row with drafting at the same time
     num_alone: int = 0  # verifications without, in total
+    _num_rates: int = 0  # of crowding, measured
+    _num_readings: int = 0
     other_requests: float = 0.0
     other_rows: float = 0.0
     other_positions: float = 0.0
@@ -174,19 +179,69 @@ class StepCosts:
         If all requests draft so, and verify that many nodes. What pays for all of them may not pay
         for one alone to begin, nor to stop what does not.
         """
-        count = 1 + self.other_requests
+        count = max(1 + self.other_requests, self.num_running / 2)  # halves may take turns
         positions = [round(count * length) for length in lengths]
         rows = [round(count * (1 + number)) for number in num_nodes]
         draft, verify = self.draft.at_each(positions), self.verify.at_each(rows)
-        share, overhead = min(self.exposed_share, 1.0), self.overhead_seconds
-        plain = self._verifying(round(count), round(count)) + overhead
-        return [(share * d + v + overhead) / plain for d, v in zip(draft, verify, strict=True)]
+        share = min(self.exposed_share, 1.0)
+        plain, turns = self._plain_step(), max(self.num_running / count, 1.0)
+        steps = zip(draft, verify, strict=True)
+        return [self._step(share * d, v, turns) / plain for d, v in steps]
+
+    def _step(self, drafting: float, verifying: float, turns: float) -> float:
+        """Return the seconds of a step whose requests take that many turns at both roles."""
+        longer, shorter = max(drafting, verifying), min(drafting, verifying)
+        busy = turns * (longer + self.crowding * shorter)
+        return max(drafting + verifying + self.overhead_seconds, busy)
+
+    def of_trial(self, length: int, num_nodes: int, num_unread: int) -> float:
+        """Return what a draft of this size for one request costs a plain batch of several.
+
+        In steps of plain decoding, of all requests together: one waits for the draft, for which the
+        drafter may have a prompt to read; the others are slowed down by that, and by more rows.
+        """
+        count = self.num_running
+        if count < 2:
+            return 0.0
+        longer = self.verify.at(count + num_nodes) - self.verify.at(count)
+        drafting = self.draft.at(length) + num_unread * self.reading_seconds
+        others = (count - 1) * (longer + self.crowding * drafting)
+        return (drafting + others) / self._plain_step()
+
+    def saved_by_joining(self, rows: tuple[int, int], positions: tuple[int, int]) -> float:
+        """Return the seconds that a step of all requests takes less than one of either half.
+
+        Given the rows that both halves verify, and the masked positions that they draft. Together,
+        all draft and then all verify. In halves one drafts while the other verifies, each slowing
+        the other down.
+        """
+        *drafts, all_drafts = self.draft.at_each((*positions, sum(positions)))
+        *verifies, all_verifies = self.verify.at_each((*rows, sum(rows)))
+        share = min(self.exposed_share, 1.0)
+        longer, shorter = max(sum(drafts), sum(verifies)), min(sum(drafts), sum(verifies))
+        return longer + self.crowding * shorter - (share * all_drafts + all_verifies)
 
     @property
     def is_alone_wanted(self) -> bool:
         """Whether the next verification should run alone, to measure its cost without drafting."""
         every = 8 if self.num_alone < 2 else 32
         return self.num_crowded % every == every - 1
+
+    def _plain_step(self) -> float:
+        """Return the expected seconds of a step if no request drafts, and all share a batch.
+
+        From such batches alone, wherever one was measured: an estimate that is too low is soon
+        corrected by decoding so, one that is too high would never be.
+        """
+        count = max(self.num_running, 1)
+        curve = self.plain if self.plain.is_known else self.verify
+        return curve.at(count) + self.plain_overhead_seconds
+
+    def alone(self, num_rows: int, seconds: float, drafting_seconds: float) -> float:
+        """Return what a verification would have taken with no drafting at the same time."""
+        if drafting_seconds <= _ALONE * seconds or not self.verify.is_known:
+            return seconds
+        return min(self.verify.at(num_rows), seconds)
 
     def _verifying(self, num_rows: int, num_requests: int) -> float:
         """Return the expected seconds of a verification.
@@ -198,7 +253,8 @@ class StepCosts:
     def _observe_alone(self, num_rows: int, num_requests: int, seconds: float) -> None:
         self.verify.observe(num_rows, seconds)
         if num_rows < _NEARLY_PLAIN * num_requests:
-            self.plain.observe(num_requests, seconds)
+            one, other = self.verify.at_each((num_rows, num_requests))
+            self.plain.observe(num_requests, max(seconds - (one - other), 0.0))
 
     def _observe_alone_or_crowded(
         self, num_rows: int, num_requests: int, seconds: float, drafting_seconds: float
@@ -214,7 +270,8 @@ class StepCosts:
         if self.verify.is_known:
             longer = seconds - self._verifying(num_rows, num_requests)
             rate = min(max(longer / drafting_seconds, 0.0), _MAX_CROWDING)
-            self.crowding += _SMOOTHING * (rate - self.crowding)
+            self._num_rates += 1
+            self.crowding += max(_SMOOTHING, 1 / self._num_rates) * (rate - self.crowding)
         if not self.verify.is_known or self.num_crowded > _MAX_CROWDED:
             alone = max(seconds - self.crowding * drafting_seconds, 0.0)
             self._observe_alone(num_rows, num_requests, alone)
@@ -224,6 +281,14 @@ class StepCosts:
         self.draft.observe(num_positions, seconds)
         others = (num_requests - 1) / num_requests
         self.other_positions += _SMOOTHING * (num_positions * others - self.other_positions)
+
+    def observe_reading(self, num_tokens: int, num_positions: int, seconds: float) -> None:
+        """Learn from a batch of drafts for which the drafter read that many tokens of prompts."""
+        each = max(seconds - self.draft.at(num_positions), 0.0) / num_tokens
+        self._num_readings += 1
+        self.reading_seconds += max(_SMOOTHING, 1 / self._num_readings) * (
+            each - self.reading_seconds
+        )
 
     def observe_pre_drafts(self, num_positions: int, seconds: float) -> None:
         """Learn from a batch of pre-drafts, possibly with drafts that requests waited for."""
@@ -240,8 +305,12 @@ class StepCosts:
             self.exposed_share += _SMOOTHING * (share - self.exposed_share)
 
     def observe_overhead(self, seconds: float) -> None:
-        """Learn from the part of a step's time that is neither drafting nor verification."""
+        """Learn from a step with a draft: its time that is neither drafting nor verification."""
         self.overhead_seconds += _SMOOTHING * (seconds - self.overhead_seconds)
+
+    def observe_plain_overhead(self, seconds: float) -> None:
+        """Learn from a step in a batch without drafts: its time that is not verification."""
+        self.plain_overhead_seconds += _SMOOTHING * (seconds - self.plain_overhead_seconds)
 
 
 class BusyTime:

@@ -23,6 +23,7 @@ from diffuspec.core.types import Draft, Verdict
 # Pauses between trials, in steps times a trial's cost; each trial that does not pay doubles it.
 _FIRST_PAUSE, _LAST_PAUSE = 4.0, 20.0
 _MAX_TRIAL_TOKENS = 8
+_TRIAL_SHARE = 0.02  # of the time of a plain batch of several, that trials may cost
 _GOOD_TRIAL = 1.5  # tokens committed, times the trial's cost: the next trial follows at once
 _SMOOTHING = 0.3
 _SHARED_DRAFTS = 12  # of each request update shared statistics, so that long requests do not lead
@@ -32,8 +33,11 @@ _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 class DraftLength(Protocol):
     """Sizes one request's drafts."""
 
-    def num_draft_tokens(self, limit: int) -> int:
-        """Return the length of the next draft, at most limit (1 or more); 0: decode without."""
+    def num_draft_tokens(self, limit: int, num_unread: int = 0) -> int:
+        """Return the length of the next draft, at most limit (1 or more); 0: decode without.
+
+        num_unread: tokens of the prefix that the drafter has to read for it, if it is a new one's.
+        """
         ...
 
     def pre_draft_length(self, limit: int) -> int:
@@ -59,7 +63,7 @@ class FixedDraftLength:
     def __init__(self, num_draft_tokens: int) -> None:
         self._num_draft_tokens = num_draft_tokens
 
-    def num_draft_tokens(self, limit: int) -> int:
+    def num_draft_tokens(self, limit: int, num_unread: int = 0) -> int:
         return min(self._num_draft_tokens, limit)
 
     def pre_draft_length(self, limit: int) -> int:
@@ -101,11 +105,13 @@ class PaperDraftLength(FixedDraftLength):
 class Economics:
     """Costs, calibration and survival, shared by all requests of a coordinator."""
 
-    def __init__(self, max_draft_tokens: int) -> None:
-        self.costs = StepCosts()
+    def __init__(self, max_draft_tokens: int, crowding: float = 0.0) -> None:
+        """`crowding` is assumed until it is measured; see StepCosts."""
+        self.costs = StepCosts(crowding=crowding)
         self.acceptance = AcceptanceModel()
         # P(the token at each depth is accepted), averaged over calibrated trees, [max_draft_tokens]
         self.survival = [0.85**depth for depth in range(1, max_draft_tokens + 1)]
+        self.trial_credit = 0.0  # steps of plain decoding; no trial while it is below 0
 
 
 class _Plan(NamedTuple):
@@ -122,7 +128,8 @@ class CostAwareDraftLength:
     over the last drafts. If plain decoding is faster than both, the request decodes without drafts
     except for trials. A trial is a short draft that is verified whole, to notice when drafts have
     become better. Statistics of other requests may not hold for this one, so trials are frequent at
-    the start of a request, and a good trial is followed by another at once.
+    the start of a request, and a good trial is followed by another at once. Those of several
+    requests share a batch: together they may cost no more than _TRIAL_SHARE of its time.
     """
 
     def __init__(self, max_draft_tokens: int, economics: Economics) -> None:
@@ -140,11 +147,11 @@ class CostAwareDraftLength:
         self._is_trial = False
         self._num_drafts = 0
 
-    def num_draft_tokens(self, limit: int) -> int:
+    def num_draft_tokens(self, limit: int, num_unread: int = 0) -> int:
         self._is_trial = False
         plan = self._plan(limit)
         if not plan.is_worth_it:
-            return self._trial(plan)
+            return self._trial(plan, num_unread)
         self._pause = _FIRST_PAUSE
         return self._note(plan.num_draft_tokens)
 
@@ -160,8 +167,9 @@ class CostAwareDraftLength:
     def _plan(self, limit: int) -> _Plan:
         """Return the length with the highest rate, and whether drafts beat plain decoding.
 
-        The length is the best one beside what the others draft now; whether to draft at all is
-        decided as if all did the same.
+        The length is the best one beside what the others draft now. Whether to draft at all is
+        decided as if all did the same. A request whose drafts would not pay then goes with the
+        others where theirs do: without a draft it would wait for theirs.
         """
         costs = self._shared.costs
         lengths = self._lengths
@@ -183,15 +191,24 @@ class CostAwareDraftLength:
         best = rates.index(max(rates))
         length = lengths[best]
         [price] = costs.of_drafting([length], [num_nodes])
-        if (
-            1 + self._kept_share * reach[length] >= price
-        ):  # the usual case; the other lengths may still be worth it
+        if 1 + self._kept_share * reach[length] >= price:
+            return _Plan(length, True)
+        of_most = 1 + self._kept_share * sum(self._shared.survival[:length])
+        if of_most >= price and rates[best] >= self._rate_without():
             return _Plan(length, True)
         prices = costs.of_drafting(lengths, [round(self._nodes_per_token * k) for k in lengths])
         if any(expected >= price for expected, price in zip(tokens, prices, strict=True)):
             return _Plan(length, True)
         length = min(length, _MAX_TRIAL_TOKENS)
         return _Plan(length, False, costs.of_drafting([length], [length])[0])
+
+    def _rate_without(self) -> float:
+        """Return the tokens per second if this request alone does not draft."""
+        costs = self._shared.costs
+        seconds = costs.verify.at(round(costs.other_rows) + 1) + costs.overhead_seconds
+        if others := round(costs.other_positions):
+            seconds += costs.exposed_share * costs.draft.at(others)
+        return (costs.other_tokens + 1) / seconds
 
     def trim(self, draft: Draft) -> Draft:
         if not draft.tree.num_nodes:
@@ -219,14 +236,19 @@ class CostAwareDraftLength:
         if self._is_trial and 1 + verdict.num_accepted_tokens >= _GOOD_TRIAL * self._trial_cost:
             self._pause = 0.0
 
-    def _trial(self, plan: _Plan) -> int:
+    def _trial(self, plan: _Plan, num_unread: int) -> int:
         """Return the length of a trial, or 0 during the pause before the next one."""
-        if self._steps_without_draft < self._pause * plan.cost:
+        shared = self._shared
+        if self._steps_without_draft < self._pause * plan.cost or shared.trial_credit < 0:
             self._steps_without_draft += 1
+            shared.trial_credit = min(shared.trial_credit + _TRIAL_SHARE, 0.0)
             return 0
+        length = plan.num_draft_tokens
+        num_nodes = round(self._nodes_per_token * length)
+        shared.trial_credit -= shared.costs.of_trial(length, num_nodes, num_unread)
         self._is_trial, self._trial_cost = True, plan.cost
         self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LAST_PAUSE)
-        return self._note(plan.num_draft_tokens)
+        return self._note(length)
 
     def _note(self, num_draft_tokens: int) -> int:
         self._steps_without_draft = 0

@@ -28,7 +28,7 @@ from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.gauges import bind_gauges
 from diffuspec.coordinator.releases import Releases
 from diffuspec.coordinator.request import Request, StepTimes
-from diffuspec.coordinator.step import step_stats, trace_step
+from diffuspec.coordinator.step import learn_overhead, step_stats, trace_step
 from diffuspec.coordinator.validation import check_request
 from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
@@ -72,13 +72,15 @@ class Coordinator:
         self._pool = pool = drafters or DrafterPool()
         length = draft_length.max_draft_tokens
         # By the drafters' name: what one costs and what is accepted of it tell nothing of another.
-        self._economics = {name: Economics(length) for name in pool.names}
+        crowding = 0.0 if config.overlap else 1.0  # of roles that share a machine
+        self._economics = {name: Economics(length, crowding) for name in pool.names}
         self._rates = DrafterRates(pool.names)
         costs = {name: economics.costs for name, economics in self._economics.items()}
         self._releases = Releases(verifier, drafters)
         self._draft_busy = BusyTime()
-        beside = self._draft_busy if config.overlap else BusyTime()
-        self._verify = VerifyStage(verifier, config, costs.values(), beside, tracer)
+        self._verify = VerifyStage(
+            verifier, config, costs.values(), self._draft_busy, self._pool, tracer
+        )
         self._drafts = DraftStage(
             drafters,
             verifier.info,
@@ -166,8 +168,9 @@ class Coordinator:
             seconds = now - times.submitted_at, now - times.admitted_at
             self.metrics.observe_first_token(*seconds, request.num_prompt_tokens)
         else:
-            overhead = step.step_seconds - request.times.drafting_seconds - result.seconds
-            self._economics[request.drafter].costs.observe_overhead(max(overhead, 0.0))
+            costs = self._economics[request.drafter].costs
+            costs.num_running = self._admission.num_running
+            learn_overhead(costs, request, result, step)
             if request.auto is not None:
                 request.auto.observe(request, step)
 

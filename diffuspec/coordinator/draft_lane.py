@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -86,6 +87,7 @@ class DraftLane:
         self.has_work = asyncio.Event()  # a draft, a pre-draft, a trial, or the lane's end
         self.queue = RequestQueue(self.has_work)
         self.drafting: list[Request] = []
+        self.ends_at = math.inf  # when the call under way should end; inf: not known
         self.trial: Trial | None = None  # the next one
         self.held_request_ids: set[str] = set()  # requests whose prefix the drafter may hold
         self._call: _Call | None = None

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterable, Mapping
 
 from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.coordinator.draft_costs import expected_seconds, learn_costs
 from diffuspec.coordinator.draft_lane import DraftLane
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
@@ -29,6 +31,8 @@ from diffuspec.core.types import Draft, StateRows, Verdict
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
+
+_MAX_CROWDING = 0.1  # with more, no drafter reads a prompt at the same time as the target
 
 
 class DraftStage:
@@ -92,8 +96,9 @@ class DraftStage:
         elif self._is_plain or request.plan_draft() == 0:
             self._skip_draft([request], None)
         elif self._works_beside and request.is_reading:
-            request.plan_early_draft()
-            self._place(request)
+            if self._costs[request.drafter].crowding <= _MAX_CROWDING:
+                request.plan_early_draft()
+                self._place(request)
             self._skip_draft([request], None)
         elif request.num_unread > self._max_unread:
             self._skip_draft([request], None)
@@ -211,6 +216,7 @@ class DraftStage:
         draft_requests += [job.draft_request for job in jobs]
         wanted_by = [*requests, *(job.request for job in jobs)]
         lane.drafting, started = requests, time.monotonic()
+        lane.ends_at = started + expected_seconds(self._costs[lane.chosen_by], requests, jobs)
         self._busy.begin(started)
         try:
             drafts = await lane.draft(draft_requests, wanted_by, self._max_seconds)
@@ -219,7 +225,7 @@ class DraftStage:
             raise
         finally:
             self._busy.end(time.monotonic())
-            lane.drafting = []
+            lane.drafting, lane.ends_at = [], math.inf
             lane.pre_draft_breaker.give_up_trial()
         if drafts is not None:
             trace_drafts(self._tracer, lane.name, drafts, started, len(jobs))
@@ -257,7 +263,7 @@ class DraftStage:
         lane.breaker.succeeded()
         if jobs:
             lane.pre_draft_breaker.succeeded()
-        self._learn(self._costs[lane.chosen_by], requests, jobs, seconds)
+        learn_costs(self._costs[lane.chosen_by], requests, jobs, seconds)
         for request, draft in zip(requests, drafts[: len(requests)], strict=True):
             self._note_states(request, draft)
             if request.early is not None:
@@ -300,19 +306,6 @@ class DraftStage:
         if draft.states_wanted is not None:
             self._state_layers[request.drafter] = draft.states_wanted.layers
         request.note_states(draft)
-
-    def _learn(
-        self, costs: StepCosts, requests: list[Request], jobs: list[PreDraftJob], seconds: float
-    ) -> None:
-        """Learn costs from decoding steps alone: a request's first drafts read its prompt."""
-        if not all(request.is_known_to_drafter for request in requests):
-            return
-        num_positions = sum(request.num_draft_tokens for request in requests)
-        if jobs:
-            num_positions += sum(job.pre_draft.num_draft_tokens for job in jobs)
-            costs.observe_pre_drafts(num_positions, seconds)
-        else:
-            costs.observe_draft(num_positions, len(requests), seconds)
 
     def _place(self, request: Request) -> None:
         lane = self._pool.place(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 
 from diffuspec.coordinator.draft_lane import DraftLane, Trial
@@ -103,6 +104,16 @@ class DrafterPool:
     def lane_of(self, request: Request) -> DraftLane | None:
         """Return the lane that a request was placed in last, if it is still here."""
         return next((lane for lane in self.lanes if lane.number == request.lane), None)
+
+    def next_drafts(self) -> tuple[list[Request], float]:
+        """Return the requests that wait for the call that should end first, and when it should.
+
+        None, and infinity, where no end is known.
+        """
+        lane = min(self.lanes, key=lambda lane: lane.ends_at, default=None)
+        if lane is None or lane.ends_at == math.inf:
+            return [], math.inf
+        return [one for one in lane.drafting if one.state == "drafting"], lane.ends_at
 
     def try_again(self, request: Request) -> None:
         """Let drafters that failed, and whose pause is over, draft a copy for this request."""

@@ -249,7 +249,9 @@ class Request:
     def plan_draft(self) -> int:
         """Decide the next draft's length: no longer than what may still be committed."""
         room = self._room()
-        self.num_draft_tokens = self.draft_length.num_draft_tokens(room) if room > 0 else 0
+        num_unread = 0 if self.is_known_to_drafter else self.num_tokens
+        length = self.draft_length.num_draft_tokens(room, num_unread) if room > 0 else 0
+        self.num_draft_tokens = length
         return self.num_draft_tokens
 
     def plan_pre_drafts(self) -> int:

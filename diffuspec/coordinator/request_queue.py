@@ -34,9 +34,18 @@ class RequestQueue:
         self._requests.clear()
         return taken
 
-    async def take(self) -> list[Request]:
-        """Return all of them, at least one."""
+    async def wait(self) -> None:
+        """Wait until there is at least one."""
         while not self._requests:
             self._filled.clear()
             await self._filled.wait()
-        return self.take_now()
+
+    async def grows(self, max_seconds: float) -> bool:
+        """Wait up to max_seconds for one more; return whether it came."""
+        self._filled.clear()
+        try:
+            async with asyncio.timeout(max_seconds):
+                await self._filled.wait()
+        except TimeoutError:
+            return False
+        return True

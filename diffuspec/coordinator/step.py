@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diffuspec.algorithm.draft_tree import depths
+from diffuspec.control.costs import StepCosts
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.verify_stage import Verified
 from diffuspec.core.types import StepStats
@@ -46,6 +47,15 @@ def step_stats(
         verify_idle_seconds=max(seconds - verify_busy, 0.0),
         draft_idle_seconds=max(seconds - draft_busy, 0.0),
     )
+
+
+def learn_overhead(costs: StepCosts, request: Request, result: Verified, step: StepStats) -> None:
+    """Learn from the part of a step that is neither drafting nor verification."""
+    overhead = step.step_seconds - request.times.drafting_seconds - result.alone_seconds
+    if step.num_tree_nodes:
+        costs.observe_overhead(max(overhead, 0.0))
+    elif result.is_plain:
+        costs.observe_plain_overhead(max(overhead, 0.0))
 
 
 def trace_step(

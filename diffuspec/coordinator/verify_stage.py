@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.coordinator.spans import trace_failure, trace_verdicts
@@ -53,6 +55,11 @@ class VerifyBatch:
         """Rows fed to the target: each request's draft and the token before it."""
         return sum(1 + request.draft.tree.num_nodes for request in self.requests)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether no request has a draft."""
+        return self.num_rows == len(self.requests)
+
     def halves(self) -> tuple[VerifyBatch, VerifyBatch]:
         half = len(self.requests) // 2
         return (
@@ -68,6 +75,8 @@ class Verified:
     verdict: Verdict
     started_at: float  # of the call, by time.monotonic()
     seconds: float  # of the call
+    alone_seconds: float  # that it would have taken with no drafting at the same time
+    is_plain: bool  # in this call and the one before no request had a draft, or was drafted for
 
 
 StepResult: TypeAlias = Verified | Exception
@@ -82,12 +91,14 @@ class VerifyStage:
         config: CoordinatorConfig,
         costs: Iterable[StepCosts],
         draft_busy: BusyTime,
+        drafters: DrafterPool,
         tracer: Tracer | None = None,
     ) -> None:
-        """`draft_busy`: of the drafters, where they work beside the verifier."""
+        """`draft_busy`: of the drafters."""
         self.queue = RequestQueue()
         self.busy = BusyTime()
         self._draft_busy = draft_busy
+        self._drafters = drafters
         self._verifier = verifier
         self._max_chunk_tokens = config.prefill_chunk_tokens
         self._max_outage_seconds = config.max_verifier_outage_seconds
@@ -96,6 +107,7 @@ class VerifyStage:
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._num_outages = 0
         self._batch: Sequence[Request] = ()  # taken last
+        self._was_plain = False  # nothing was drafted in or beside the last verification
 
     async def take(self) -> VerifyBatch:
         """Wait for requests; return those that are ready as one batch.
@@ -104,7 +116,7 @@ class VerifyStage:
         that no first token waits for long verifications; the others come in the next batch.
         """
         await asyncio.sleep(0)  # verifiers may not suspend: let consumers have a turn
-        ready = await self.queue.take()
+        ready = await self._take_ready()
         for request in ready:
             if request.num_outages < self._num_outages:
                 # The verifier may be another one, with nothing read. The whole prefix in one
@@ -115,6 +127,38 @@ class VerifyStage:
             request.is_in_verifier = True
         most = self._max_chunk_tokens, self._verifier.info.max_tree_nodes
         return VerifyBatch(requests, [request.next_chunk(*most) for request in requests])
+
+    async def _take_ready(self) -> list[Request]:
+        """Wait for requests; return those that are ready, with others if it pays to wait for them.
+
+        Two verifications of few requests take longer than one of all: much longer where the time
+        goes into reading the target's weights. So drafts under way are waited for where all
+        requests would save more time by that in one step than it takes.
+        """
+        while True:
+            await self.queue.wait()
+            until = math.inf
+            while (until := min(until, self._waits_until(time.monotonic()))) > time.monotonic():
+                if not await self.queue.grows(until - time.monotonic()):
+                    break
+            if ready := self.queue.take_now():  # those that were waited with may have ended
+                return ready
+
+    def _waits_until(self, now: float) -> float:
+        """Return until when the requests that are ready wait for drafts; `now`: not at all."""
+        here = list(self.queue)
+        coming, ends_at = self._drafters.next_drafts()
+        if not coming or any(request.is_reading for request in here):
+            return now
+        drafted = [request for request in here if request.num_draft_tokens]
+        if not drafted and len(coming) < len(here):
+            return now  # undrafted requests can be verified now, and again with those to come
+        leaving = drafted or here
+        num_rows = sum(1 + request.draft.tree.num_nodes for request in leaving)
+        rows = num_rows, round(num_rows * len(coming) / len(leaving))
+        positions = [sum(one.num_draft_tokens for one in some) for some in (leaving, coming)]
+        saved = self._costs[0].saved_by_joining(rows, (positions[0], positions[1]))
+        return now + saved if ends_at - now < saved else now
 
     def _choose(self, ready: Sequence[Request]) -> Sequence[Request]:
         """Return the requests to verify now, and queue the others again."""
@@ -162,12 +206,15 @@ class VerifyStage:
         else:
             seconds = time.monotonic() - started
             drafting = self._draft_busy.seconds(time.monotonic()) - drafting
+            alone = self._costs[0].alone(batch.num_rows, seconds, drafting)
+            is_plain = self._was_plain and batch.is_plain and not drafting
+            self._was_plain = batch.is_plain and not drafting
             self._learn(batch, verdicts, seconds, drafting)
             for request, chunk, verdict in zip(batch.requests, batch.chunks, verdicts, strict=True):
                 request.stalled_since = None
                 request.feed.take(verdict.states)
                 if chunk is None or request.is_finished:
-                    yield _left(request), Verified(verdict, started, seconds)
+                    yield _left(request), Verified(verdict, started, seconds, alone, is_plain)
                     continue
                 try:
                     self._requeue_after_chunk(request, chunk, verdict)

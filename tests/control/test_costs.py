@@ -147,6 +147,7 @@ def test_decoding_many_requests_plainly_costs_what_they_did_not_what_few_with_dr
         costs.observe_verify(80, 25, 60, 0.06)
         costs.observe_verify(25, 25, 25, 0.05)
     costs.observe_draft(50, 25, 0.01)
+    costs.num_running = 25
     [price] = costs.of_drafting([2], [2])
     assert price == pytest.approx(0.07 / 0.05, rel=0.1)
 
@@ -188,3 +189,56 @@ def test_overlapping_calls_count_once_as_busy_time():
     assert busy.seconds(9.0) == pytest.approx(4.0)
     busy.begin(9.0)
     assert busy.seconds(10.0) == pytest.approx(5.0)
+
+
+def test_steps_of_halves_are_saved_where_the_target_reads_many_rows_as_fast_as_few():
+    costs = StepCosts()
+    for size in (8, 16):
+        costs.observe_verify(size, 1, size, 0.03)
+        costs.observe_draft(size, 1, 0.01)
+    assert costs.saved_by_joining((8, 8), (8, 8)) == pytest.approx(0.06 - 0.04)
+
+
+def test_no_step_is_saved_where_time_goes_with_the_rows_and_each_role_has_its_processor():
+    costs = StepCosts()
+    for size in (8, 16):
+        costs.observe_verify(size, 1, size, 0.001 * size)
+        costs.observe_draft(size, 1, 0.001 * size)
+    assert costs.saved_by_joining((8, 8), (8, 8)) == pytest.approx(0.016 - 0.032)
+    costs.crowding = 1.0
+    assert costs.saved_by_joining((8, 8), (8, 8)) == pytest.approx(0, abs=1e-9)
+
+
+def test_a_trial_costs_a_plain_batch_the_waits_of_all_its_requests():
+    costs = StepCosts(crowding=0.5, num_running=4)
+    costs.observe_verify(4, 4, 4, 0.1)
+    costs.observe_verify(12, 4, 12, 0.12)
+    costs.observe_draft(8, 1, 0.04)
+    costs.observe_reading(10, 8, 0.14)
+    assert costs.reading_seconds == pytest.approx(0.01)
+    drafting = 0.04 + 6 * 0.01
+    assert costs.of_trial(8, 8, 6) == pytest.approx((drafting + 3 * (0.02 + drafting / 2)) / 0.1)
+
+
+def test_a_trial_of_a_request_alone_costs_no_other():
+    costs = StepCosts(num_running=1)
+    costs.observe_verify(1, 1, 1, 0.1)
+    assert costs.of_trial(8, 8, 100) == 0
+
+
+def test_a_verification_beside_drafting_counts_as_long_as_one_alone():
+    costs = StepCosts()
+    assert costs.alone(8, 0.2, 0.1) == 0.2, "nothing else is known"
+    costs.observe_verify(8, 1, 3, 0.1)
+    assert costs.alone(8, 0.2, 0.1) == 0.1
+    assert costs.alone(8, 0.2, 0.0) == 0.2
+
+
+def test_requests_that_take_turns_wait_for_all_turns_of_the_busier_role():
+    costs = StepCosts(num_running=1)
+    costs.observe_verify(1, 1, 1, 0.1)
+    costs.observe_verify(9, 1, 9, 0.1)
+    costs.observe_draft(8, 1, 0.04)
+    assert costs.of_drafting([8], [8]) == pytest.approx([1.4])
+    costs.num_running = 2  # half of them drafts while the other half is verified
+    assert costs.of_drafting([8], [8])[0] == pytest.approx(2.0, rel=0.05)

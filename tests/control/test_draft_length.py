@@ -205,7 +205,10 @@ class World:
                     accepted += 1
             seconds += (verifying := self._verifying(num_nodes) * rng.lognormvariate(0, 0.1))
             shared.costs.observe_verify(1 + num_nodes, 1, 1 + accepted, verifying)
-            shared.costs.observe_overhead(self.overhead)
+            if k:
+                shared.costs.observe_overhead(self.overhead)
+            else:
+                shared.costs.observe_plain_overhead(self.overhead)
             if k:
                 controller.observe(draft, verdict(accepted))
             run.lengths.append(k)

@@ -48,7 +48,11 @@ class Crowd(World):
             tokens = sum(1 + one.num_accepted_tokens for one in verdicts)
             seconds += (verifying := self._verifying(num_rows - 1))
             shared.costs.observe_verify(num_rows, self.num_requests, tokens, verifying)
-            shared.costs.observe_overhead(self.overhead)
+            shared.costs.num_running = self.num_requests
+            if num_drafting:
+                shared.costs.observe_overhead(self.overhead)
+            else:
+                shared.costs.observe_plain_overhead(self.overhead)
             for one, draft, found in zip(everyone, drafts, verdicts, strict=True):
                 if draft.tree.num_nodes:
                     one.observe(draft, found)

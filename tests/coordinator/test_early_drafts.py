@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.types import Draft, DraftRequest
+from tests.support import stage as stages
 from tests.support.fakes import (
     DISHONEST,
     HONEST,
@@ -22,10 +25,10 @@ from tests.support.fakes import (
 from tests.support.stage import (
     FIXED,
     LONG,
+    Stage,
     fake_drafter,
     fake_drafters,
     on_a_pool,
-    on_stage,
     rest_of,
     slow_down,
     until,
@@ -34,6 +37,15 @@ from tests.support.stage import (
 LONG_PROMPT = [n % 40 for n in range(60)]
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
+
+
+@asynccontextmanager
+async def on_stage(*args: Any, crowding: float = 0.0, **config: Any) -> AsyncIterator[Stage]:
+    """Run a coordinator that has measured how much drafting slows the target down."""
+    async with stages.on_stage(*args, **config) as stage:
+        for economics in stage.coordinator._economics.values():
+            economics.costs.crowding = crowding
+        yield stage
 
 
 async def test_the_first_token_does_not_wait_for_a_drafter():
@@ -87,6 +99,20 @@ async def test_an_early_draft_whose_turn_has_not_come_is_asked_for_the_newer_pre
         assert await first == stage.plain([9])
         asked = [len(r.prefix) for batch in stage.drafter.batches for r in batch]
         assert len(LONG_PROMPT) not in asked and len(LONG_PROMPT) + 1 in asked
+
+
+async def test_a_drafter_that_slows_the_target_down_reads_a_prompt_after_the_first_token():
+    async with on_stage(fake_drafter(always_right), crowding=0.5) as stage:
+        first, second, *_ = await stage.steps(LONG_PROMPT)
+        assert first.num_tree_nodes == 0 and first.fallback is None
+        assert second.num_committed_tokens == FIXED.num_draft_tokens + 1
+        assert len(stage.drafter.batches[0][0].prefix) == len(LONG_PROMPT) + 1
+
+
+async def test_roles_of_one_machine_are_taken_to_slow_each_other_down_until_it_is_measured():
+    async with stages.on_stage(fake_drafter(always_right)) as stage:
+        await stage.steps(LONG_PROMPT)
+        assert len(stage.drafter.batches[0][0].prefix) == len(LONG_PROMPT) + 1
 
 
 async def test_one_sequence_at_a_time_waits_for_its_draft():

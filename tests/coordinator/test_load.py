@@ -8,6 +8,7 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -25,15 +26,28 @@ pytestmark = pytest.mark.virtual_time
 ON, OFF = SpeculationParams(), SpeculationParams(policy="off")
 
 
-def _probability(prefix: TokenIds) -> float:
-    """Return how often a draft token of this request is right; the prompt tells."""
-    return 0.55 + 0.4 * random.Random(int(prefix[0])).random()
+@dataclass(frozen=True)
+class Speeds:
+    """What calls take, in milliseconds: each, per request, per row or position."""
+
+    verify: tuple[float, float, float] = (8, 1.2, 0.21)
+    draft: tuple[float, float, float] = (4, 1.15, 0.11)
+    read: float = 0.07  # the drafter's, per token of a prompt
+    crowding: float = 0.0  # by how much longer each takes beside the other
+    rightness: tuple[float, float] = (0.55, 0.95)  # of draft tokens, of the worst and best request
+
+
+EMBEDDED = Speeds()  # the embedded pair, a core for each
+BANDWIDTH = Speeds((38, 1, 0.65), (26, 0, 1.2), 1.2, 0.45, (0.3, 0.75))  # SmolLM2, memory shared
+APART = Speeds((30, 0.05, 0.01), (10, 0.05, 0.01), 0.005)  # large models on processors of their own
 
 
 class TimedPair:
-    """A drafter and a verifier that take as long as those of the embedded pair, a core for each."""
+    """A drafter and a verifier that take a known time."""
 
-    def __init__(self) -> None:
+    def __init__(self, speeds: Speeds = EMBEDDED) -> None:
+        self._speeds = speeds
+        self._at_work: set[str] = set()
         self.info = TargetInfo(
             vocab_size=100,
             max_model_len=4096,
@@ -49,12 +63,27 @@ class TimedPair:
         new = {one.request_id: one for one in requests}.keys() - self._known_to_drafter
         num_new = sum(len(one.prefix) for one in requests if one.request_id in new)
         self._known_to_drafter |= new
-        milliseconds = 4 + 1.15 * len(requests) + 0.11 * num_positions + 0.07 * num_new
-        await asyncio.sleep(milliseconds / 1000)
+        each, per_request, per_position = self._speeds.draft
+        drafting = each + per_request * len(requests) + per_position * num_positions
+        await self._work("drafter", drafting + self._speeds.read * num_new)
         return [self._draft(one) for one in requests]
 
+    def _probability(self, prefix: TokenIds) -> float:
+        """Return how often a draft token of this request is right; the prompt tells."""
+        worst, best = self._speeds.rightness
+        return worst + (best - worst) * random.Random(int(prefix[0])).random()
+
+    async def _work(self, role: str, milliseconds: float) -> None:
+        self._at_work.add(role)
+        while milliseconds > 0:
+            here = min(milliseconds, 1.0 if self._speeds.crowding else milliseconds)
+            slower = 1 + self._speeds.crowding * (len(self._at_work) - 1)
+            await asyncio.sleep(slower * here / 1000)
+            milliseconds -= here
+        self._at_work.discard(role)
+
     def _draft(self, request: DraftRequest) -> Draft:
-        length, sure = request.num_draft_tokens, math.log(_probability(request.prefix))
+        length, sure = request.num_draft_tokens, math.log(self._probability(request.prefix))
         return Draft(chain(range(1, length + 1)), (sure,) * length, length)
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
@@ -62,12 +91,14 @@ class TimedPair:
             len(one.prefix) - self._num_read.get(one.request_id, 0) + one.tree.num_nodes
             for one in requests
         )
-        await asyncio.sleep((8 + 1.2 * len(requests) + 0.21 * num_rows) / 1000)
+        each, per_request, per_row = self._speeds.verify
+        await self._work("verifier", each + per_request * len(requests) + per_row * num_rows)
         return [self._verdict(one) for one in requests]
 
     def _verdict(self, request: VerifyRequest) -> Verdict:
         rng, num_accepted = random.Random(hash((int(request.prefix[0]), len(request.prefix)))), 0
-        while num_accepted < request.tree.num_nodes and rng.random() < _probability(request.prefix):
+        right = self._probability(request.prefix)
+        while num_accepted < request.tree.num_nodes and rng.random() < right:
             num_accepted += 1
         self._num_read[request.request_id] = len(request.prefix) + num_accepted
         return Verdict((*range(1, num_accepted + 1), 0), tuple(range(num_accepted)))
@@ -90,9 +121,14 @@ class Client:
                 yield TimedTokens(time.monotonic(), len(output.token_ids), "")
 
 
-async def measure(speculation: SpeculationParams, concurrencies: Sequence[int]) -> list[LoadRow]:
+async def measure(
+    speculation: SpeculationParams,
+    concurrencies: Sequence[int],
+    speeds: Speeds = EMBEDDED,
+    overlap: bool = True,
+) -> list[LoadRow]:
     """Ask the same prompts, with no speculation or with it, at each concurrency."""
-    pair, config, rows = TimedPair(), CoordinatorConfig(overlap=True), []
+    pair, config, rows = TimedPair(speeds), CoordinatorConfig(overlap=overlap), []
     async with Coordinator(pair, pair, config, DraftLengthConfig()) as coordinator:
         for number in concurrencies:
             rng = random.Random(0)
@@ -113,3 +149,17 @@ async def test_more_requests_at_a_time_never_give_less_nor_less_than_plain_decod
     for with_drafts, without in zip(drafting, plain, strict=True):
         assert with_drafts.tokens_per_second > 1.3 * without.tokens_per_second
         assert with_drafts.first_token_p50 < 1.15 * without.first_token_p50
+
+
+async def test_requests_that_drafts_do_not_help_are_decoded_at_the_speed_of_plain_decoding():
+    _, *drafting = await measure(ON, (2, 2, 8), BANDWIDTH, overlap=False)
+    _, *plain = await measure(OFF, (2, 2, 8), BANDWIDTH, overlap=False)
+    for with_drafts, without in zip(drafting, plain, strict=True):
+        assert with_drafts.tokens_per_second > 0.97 * without.tokens_per_second
+        assert with_drafts.first_token_p50 < 1.15 * without.first_token_p50
+
+
+async def test_a_target_that_verifies_many_as_fast_as_few_verifies_all_together():
+    [drafting] = await measure(ON, [4], APART, overlap=False)
+    [plain] = await measure(OFF, [4], APART, overlap=False)
+    assert drafting.tokens_per_second > 2.4 * plain.tokens_per_second

@@ -10,18 +10,25 @@ from itertools import pairwise
 
 import pytest
 
+from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.coordinator.verify_stage import VerifyStage
+from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Verdict, VerifyRequest
 from tests.support.fakes import FakeVerifier, always_right
 from tests.support.stage import (
     FOREVER,
+    LONG,
     PROMPT,
     UNAVAILABLE,
     fail_verifications,
     fake_drafter,
+    make_request,
     on_stage,
+    pool_of,
     rest_of,
+    slow_down,
     until,
 )
 
@@ -34,6 +41,44 @@ async def test_requests_are_verified_together():
         answers = await asyncio.gather(*(stage.tokens(prompt) for prompt in prompts))
         assert answers == [stage.plain(prompt) for prompt in prompts]
         assert max(map(len, stage.verifier.batches)) > 1
+
+
+async def test_a_draft_waits_for_one_under_way_where_verifying_both_takes_no_longer():
+    async with on_stage(fake_drafter(always_right)) as stage:
+        slow_down(stage.drafter, "draft", 0.2)
+        slow_down(stage.verifier, "verify", 1.0)
+        first = stage.start([0], LONG)
+        await until(lambda: len(stage.verifier.batches) == 3)
+        assert await stage.tokens([1], LONG) == stage.plain([1], LONG)
+        assert await first == stage.plain([0], LONG)
+        assert [len(batch) for batch in stage.verifier.batches[5:10]] == [2] * 5
+
+
+@pytest.mark.parametrize(("comes_after", "ends_after", "size"), [(0.2, 0.2, 2), (9.0, 0.8, 1)])
+async def test_a_draft_waits_no_longer_for_another_than_verifying_both_would_save(
+    comes_after, ends_after, size
+):
+    costs, pool, now = StepCosts(), pool_of([fake_drafter()]), time.monotonic()
+    for num_rows in (5, 10):
+        costs.observe_verify(num_rows, 1, 5, 1.0)
+    costs.observe_draft(4, 1, 0.2)
+    costs.observe_draft(8, 2, 0.2)
+    stage = VerifyStage(FakeVerifier(), CoordinatorConfig(), [costs], BusyTime(), pool)
+    ready, coming = make_request(), make_request()
+    for request in (ready, coming):
+        request.num_read, request.num_draft_tokens = len(PROMPT) - 1, 4
+        request.enter("drafting", "a draft")
+    pool.lanes[0].drafting, pool.lanes[0].ends_at = [coming], now + 0.2
+    stage.queue.put(ready)
+
+    def arrive() -> None:
+        pool.lanes[0].drafting.clear()
+        stage.queue.put(coming)
+
+    asyncio.get_running_loop().call_later(comes_after, arrive)
+    batch = await stage.take()
+    assert len(batch.requests) == size
+    assert time.monotonic() - now == pytest.approx(ends_after, abs=0.01)
 
 
 # ---- prefill
