@@ -76,6 +76,22 @@ class _Line:
         self._ends = [lowest_until, *ends]  # of all pieces but the last
         self._pieces = [(0.0, lowest, 0.0), (first.tokens, pieces[0][1], slope), *pieces]
 
+    def at(self, size: float) -> float:
+        """Return the value at one size."""
+        start, seconds, slope = self._pieces[bisect_right(self._ends, size)]
+        return seconds + slope * (size - start)
+
+    def at_whole(self, sizes: range) -> list[float]:
+        """Return the values at successive sizes."""
+        found, ends, size = list[float](), self._ends, sizes.start
+        while size < sizes.stop:
+            piece = bisect_right(ends, size)
+            start, seconds, slope = self._pieces[piece]
+            stop = min(math.ceil(ends[piece]), sizes.stop) if piece < len(ends) else sizes.stop
+            found += [seconds + slope * (one - start) for one in range(size, stop)]
+            size = stop
+        return found
+
     def at_each(self, sizes: Iterable[float]) -> list[float]:
         """Return the values at these sizes."""
         found, ends, pieces = list[float](), self._ends, self._pieces
@@ -110,7 +126,11 @@ class CostCurve:
 
     def at(self, num_tokens: int) -> float:
         """Return the seconds for one size; 0 before any measurement."""
-        return self.at_each((num_tokens,))[0]
+        return self._fitted().at(num_tokens) if self._points else 0.0
+
+    def at_whole(self, sizes: range) -> list[float]:
+        """Return the seconds for successive sizes; zeros before any measurement."""
+        return self._fitted().at_whole(sizes) if self._points else [0.0] * len(sizes)
 
     def at_each(self, sizes: Collection[int]) -> list[float]:
         """Return the seconds for these sizes; zeros before any measurement."""

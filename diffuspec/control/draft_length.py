@@ -260,7 +260,7 @@ class CostAwareDraftLength:
         if not costs.verify.is_known:
             return len(reach)
         rows = round(costs.other_rows) + 1
-        verify = costs.verify.at_each(range(rows, rows + len(reach) + 1))
+        verify = costs.verify.at_whole(range(rows, rows + len(reach) + 1))
         positions = round(costs.other_positions) + self._drafted
         spent = costs.exposed_share * costs.draft.at(positions) + costs.overhead_seconds
         tokens = accumulate(reach, initial=costs.other_tokens + 1)

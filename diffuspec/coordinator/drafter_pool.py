@@ -110,9 +110,10 @@ class DrafterPool:
 
         None, and infinity, where no end is known.
         """
-        lane = min(self.lanes, key=lambda lane: lane.ends_at, default=None)
-        if lane is None or lane.ends_at == math.inf:
+        calls = [lane for lane in self.lanes if lane.ends_at < math.inf]
+        if not calls:
             return [], math.inf
+        lane = min(calls, key=lambda lane: lane.ends_at)
         return [one for one in lane.drafting if one.state == "drafting"], lane.ends_at
 
     def try_again(self, request: Request) -> None:

@@ -146,9 +146,11 @@ class VerifyStage:
 
     def _waits_until(self, now: float) -> float:
         """Return until when the requests that are ready wait for drafts; `now`: not at all."""
-        here = list(self.queue)
         coming, ends_at = self._drafters.next_drafts()
-        if not coming or any(request.is_reading for request in here):
+        if not coming:
+            return now
+        here = list(self.queue)
+        if any(request.is_reading for request in here):
             return now
         drafted = [request for request in here if request.num_draft_tokens]
         if not drafted and len(coming) < len(here):

@@ -40,6 +40,13 @@ def test_one_size_costs_what_it_costs_among_others(points, size):
     assert curve.at(size) == pytest.approx(curve.at_each(range(size + 1))[-1])
 
 
+@settings(max_examples=50)
+@given(POINTS, st.integers(0, 400), st.integers(0, 80))
+def test_successive_sizes_cost_what_each_of_them_does(points, first, count):
+    curve, sizes = curve_of(*points, times=1), range(first, first + count)
+    assert curve.at_whole(sizes) == curve.at_each(sizes) == [curve.at(size) for size in sizes]
+
+
 def test_between_two_sizes_the_curve_is_a_straight_line():
     curve = curve_of((10, 1.0), (20, 2.0))
     assert curve.at_each([10, 15, 20]) == pytest.approx([1.0, 1.5, 2.0])
