@@ -12,7 +12,6 @@ namespace rows {
 #if HAS_TILES
 namespace {
 
-constexpr int kTile = kTileBytes;
 constexpr int kLanes = 16;
 constexpr int kBlock = 2 * kLanes;  // outputs that are computed together
 constexpr int kAhead = 4096;        // bytes of weights that are fetched in advance
@@ -78,12 +77,12 @@ ON_TILES Rows int8_rows(const Product& call) {
   return rows;
 }
 
-// Four tiles of sums (0 to 3), two of rows (4, 5), two of weights (6, 7).
 using Sums = Line[4 * kTileRows];  // of a block of 16 or 32 rows: int32 where weights are int8
 
-// Multiplies one or two blocks of 16 rows with a block of weights.
+// Multiplies one or two blocks of 16 rows with a block of weights, by four tiles of sums (0 to 3), two
+// of rows (4, 5) and two of weights (6, 7).
 template <bool is_int8, bool has_two>
-ON_TILES inline __attribute__((always_inline)) void add_up(
+ON_TILES_INLINE void add_up(
     const Rows& rows, int block, const char* weights, Sums& sums) {
   _tile_zero(0);
   _tile_zero(1);
@@ -91,13 +90,13 @@ ON_TILES inline __attribute__((always_inline)) void add_up(
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int step = 0; step < rows.num_steps; ++step, weights += 2 * kTile) {
+  for (int step = 0; step < rows.num_steps; ++step, weights += 2 * kTileBytes) {
     if (block == 0)  // the others find the weights in the cache
-      for (int i = 0; i < 2 * kTile; i += kLine) _mm_prefetch(weights + kAhead + i, _MM_HINT_T0);
+      for (int i = 0; i < 2 * kTileBytes; i += kLine) _mm_prefetch(weights + kAhead + i, _MM_HINT_T0);
     _tile_loadd(4, rows.tile(block, step), kLine);
     if (has_two) _tile_loadd(5, rows.tile(block + 1, step), kLine);
     _tile_loadd(6, weights, kLine);
-    _tile_loadd(7, weights + kTile, kLine);
+    _tile_loadd(7, weights + kTileBytes, kLine);
     if (is_int8) {
       _tile_dpbssd(0, 4, 6);
       _tile_dpbssd(1, 4, 7);
@@ -153,7 +152,7 @@ ON_TILES void multiply_blocks(const Product& call, const Rows& rows, int begin, 
   settle();
   shape_tiles(std::min(kTileRows, call.num_rows));
   for (int n = begin; n < end; ++n) {
-    const char* weights = call.matrix.tiles + int64_t{n} * rows.num_steps * 2 * kTile;
+    const char* weights = call.matrix.tiles + int64_t{n} * rows.num_steps * 2 * kTileBytes;
     for (int block = 0; block < rows.num_blocks; block += 2) {
       const bool has_two = block + 1 < rows.num_blocks;
       if (has_two) add_up<is_int8, true>(rows, block, weights, sums);
