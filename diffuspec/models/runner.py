@@ -31,8 +31,8 @@ class ModelRunner:
     All calls must come from one thread, preferably in inference mode. forward_seconds and
     num_forwards count the model's forwards, prefill included.
 
-    On a CPU, rows are padded to one of few sizes if it `pads`: oneDNN compiles kernels for every
-    number of rows that it sees and keeps them.
+    With `pads`, on a CPU, the rows of a forward are padded to one of few numbers: oneDNN compiles
+    kernels for every number of rows that it sees and keeps them.
 
     Exact runners compute a row's logits, keys and values from its token and the rows before it
     alone, to the last bit, as long as the number of threads stays the same. There are two ways.

@@ -112,7 +112,10 @@ async def _connected(roles: _Roles) -> AsyncIterator[tuple[RemoteDrafter, Remote
 
 
 async def measure(target: str, num_columns: int, num_rows: int, num_calls: int) -> TransferCost:
-    """Measure the calls of a drafter that reads NUM_LAYERS layers of so many columns."""
+    """Measure the calls of a drafter that reads NUM_LAYERS layers.
+
+    num_columns: the width of a hidden state of the target; num_rows: tokens in each call.
+    """
     rows = torch.randn(NUM_LAYERS, num_rows, num_columns).to(torch.bfloat16)
     states = state_rows(0, [*rows], StateRows.MAX_BYTES)
     assert states.dims[0] == num_rows, "they fit into one message"

@@ -143,7 +143,7 @@ def distinct_settings(chosen: Sequence[Sweep], config: EngineConfig) -> list[Set
 
 
 def num_answers(num_settings: int, questions: Sequence[Question], num_repeats: int) -> int:
-    """Return the number of answers that so many settings take, with those of plain decoding."""
+    """Return how many answers the questions give with each setting and with plain decoding."""
     return sum(len(question.turns) for question in questions) * num_repeats * (1 + num_settings)
 
 

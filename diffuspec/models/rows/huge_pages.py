@@ -31,13 +31,13 @@ def _take(num_bytes: int) -> Tensor:
     with _lock:
         if num_bytes > len(_free):
             _free = _chunk(max(num_bytes, _CHUNK))
-        taken, rest = _free[:num_bytes], -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
-        _free = _free[rest:]
+        size = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        taken, _free = _free[:num_bytes], _free[size:]
     return taken
 
 
 def _chunk(num_bytes: int) -> Tensor:
-    size = -(-num_bytes // _PAGE) * _PAGE + _PAGE  # so many from the first whole page on
+    size = -(-num_bytes // _PAGE) * _PAGE + _PAGE  # room to begin at a page
     memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)  # private
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
