@@ -278,7 +278,12 @@ class Engine:
         coordinator = await self._started()
         await self._check_form(sampling)
         sampling = encode_bad_words(sampling.with_seed(), self.tokenizer)
-        text = Detokenizer(backend(self.tokenizer), sampling.stop, sampling.min_tokens)
+        text = Detokenizer(
+            backend(self.tokenizer),
+            sampling.stop,
+            sampling.min_tokens,
+            after=int(token_ids[-1]) if len(token_ids) else None,
+        )
         chosen = speculation or self.default_speculation
         stream = coordinator.stream(token_ids, sampling, chosen, text, request_id, committed)
         if self.spans is not None:

@@ -20,9 +20,19 @@ _MAX_BEGUN = 3  # bytes of an incomplete character, hence tokens
 class Detokenizer:
     """The text of one answer, token by token."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        *,
+        after: int | None = None,
+    ) -> None:
+        """`after` is the last token of the prompt. Some tokenizers drop a space that begins a
+        text, and the answer only goes on with one.
+        """
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream = DecodeStream(_whole(tokenizer, after), skip_special_tokens=True)
         self._stop = stop
         self._num_unchecked = min_tokens  # tokens to come that no stop string ends with
         self._held = ""  # may be the beginning of a stop string
@@ -82,6 +92,13 @@ class Detokenizer:
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+def _whole(tokenizer: Tokenizer, token_id: int | None) -> list[int]:
+    """Return a token if it is one, and no part of a character."""
+    if token_id is None or token_id < 0 or "\ufffd" in tokenizer.decode([token_id]):
+        return []
+    return [token_id]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -58,6 +58,16 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def words_tokenizer() -> Tokenizer:
+    """Two words and bytes as SentencePiece has them: a space that begins a text is dropped."""
+    pieces = ["<unk>", "▁Paris", "Paris", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    space, first = decoders.Replace("▁", " "), decoders.Strip(" ", 1, 0)
+    tokenizer.decoder = decoders.Sequence([space, decoders.ByteFallback(), decoders.Fuse(), first])
+    return tokenizer
+
+
 def save_target(path: Path, family: str) -> Path:
     """Save a random target and its tokenizer."""
     _save_model(path, family, seed=0)

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 from tokenizers import Tokenizer
 
 from diffuspec.text.detokenizer import Detokenizer
-from tests.support.checkpoints import byte_tokenizer
+from tests.support.checkpoints import byte_tokenizer, words_tokenizer
 
 BYTES = byte_tokenizer()
 END = BYTES.get_vocab()["<|end|>"]
@@ -144,3 +144,11 @@ def test_stop_strings_that_are_complete_within_min_tokens_are_overlooked(min_tok
     stream = Detokenizer(BYTES, ["END", "ND", "Dx", "xE"], min_tokens)
     assert "".join(push_all(stream, encode("aENDxEND"))) == text
     assert stream.is_stopped
+
+
+@pytest.mark.parametrize(("before", "text"), [("Paris", " Paris"), ("<0xE2>", "Paris")])
+def test_an_answer_goes_on_where_its_prompt_ends(before, text):
+    tokenizer = words_tokenizer()
+    word, after = (tokenizer.get_vocab()[one] for one in ("▁Paris", before))
+    assert Detokenizer(tokenizer).push(word) == "Paris"
+    assert Detokenizer(tokenizer, after=after).push(word) == text
