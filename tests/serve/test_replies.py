@@ -13,11 +13,13 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
 from diffuspec.serve.openai.parsing import Endpoint, Generation, Job
 from diffuspec.serve.openai.replies import Reply, make_reply
-from tests.support.checkpoints import byte_tokenizer
+from diffuspec.serve.openai.token_texts import TextOffsets, TokenTexts
+from tests.support.checkpoints import byte_tokenizer, words_tokenizer
 
 CHAT: Endpoint = "/v1/chat/completions"
 TEXT: Endpoint = "/v1/completions"
 TOOLS: Any = ({"type": "function", "function": {"name": "weather"}},)
+TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|end|>")
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
@@ -106,7 +108,36 @@ def test_logprobs_have_texts_and_bytes_and_are_finite():
     reply.add(0, output("", True, token_ids=(euro[0],), logprobs=found))
     [choice] = reply.whole()["choices"]
     assert choice["logprobs"]["token_logprobs"] == [-9999.0]
-    assert choice["logprobs"]["top_logprobs"][0]["\ufffd"] == -9999.0
+    assert choice["logprobs"]["tokens"] == ["bytes:\\xe2"]
+    assert choice["logprobs"]["top_logprobs"][0]["bytes:\\xe2"] == -9999.0
+    assert len(choice["logprobs"]["top_logprobs"][0]) == 3
+
+
+def test_tokens_of_a_stream_have_their_places_in_the_text_though_some_of_it_is_held_back():
+    reply = reply_to(TEXT, sampling=SamplingParams(logprobs=0))
+    ids = byte_tokenizer().encode("a€bc").ids  # each byte is a token
+    found = (TokenLogprobs(-1.0, ()),)
+    texts = ["a", "", "", "", "€b", "c"]  # a stop string could begin with €
+    chunks = [
+        reply.chunk(0, output(text, token_ids=(token_id,), logprobs=found))
+        for text, token_id in zip(texts, ids, strict=True)
+    ]
+    offsets = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks if chunk]
+    assert offsets == [[0], [1], [1], [1], [2], [3]]
+
+
+def test_a_special_token_has_a_place_in_an_echoed_prompt_and_none_in_an_answer():
+    offsets = TextOffsets(TokenTexts(TOKENIZER))
+    end, a = (TOKENIZER.get_vocab()[one] for one in ("<|end|>", "a"))
+    assert offsets.of([end, a, end, a, end], num_echoed=1) == [0, 7, 8, 8, 9]
+
+
+def test_tokens_that_begin_with_a_space_keep_it():
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words_tokenizer())
+    texts = TokenTexts(tokenizer)
+    ids = tokenizer.get_vocab()
+    found = [texts.name(ids[one]) for one in ("▁Paris", "Paris", "<0xE6>")]
+    assert found == [" Paris", "Paris", "bytes:\\xe6"]
 
 
 PROMPT = (TokenLogprobs(-2.5, ((5, -0.5), (2, -2.5))),)  # of the token 2 after the token 1
@@ -163,5 +194,8 @@ def test_usage_counts_a_prompt_once_and_drafts_by_position():
 
 
 def test_chunks_without_anything_new_are_not_sent():
+    begun = reply_to(CHAT, tools=TOOLS)
+    assert [begun.chunk(0, output(CALL[:20])), begun.chunk(0, output(CALL[20:24]))] == [None, None]
+    assert begun.chunk(0, output(CALL[24:])) is not None
     assert reply_to(TEXT).chunk(0, output("")) is None
     assert reply_to(TEXT, return_token_ids=True).chunk(0, output("")) is not None

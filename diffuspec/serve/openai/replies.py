@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from itertools import accumulate
 from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput, TokenLogprobs
 from diffuspec.serve.openai.answers import Answer, usage
 from diffuspec.serve.openai.parsing import Generation, Job
 from diffuspec.serve.openai.steps import describe_step
-from diffuspec.serve.openai.token_texts import TokenTexts
+from diffuspec.serve.openai.token_texts import TextOffsets, TokenTexts
 from diffuspec.serve.openai.tools import CallPart, CallReader, calls_in
 
 
@@ -59,13 +58,19 @@ class Reply(ABC):
         """Take an output; return what it adds as a chunk, None when that is nothing."""
         output = self._kept(output)
         self._answers[index].add(output)
-        if not self._is_worth_a_chunk(output):
+        choice = self._delta(index, output)
+        if not (self._says(choice) or self._is_worth_a_chunk(output)):
             return None
-        chunk = self._object(self.chunk_object, [self._delta(index, output)])
+        chunk = self._object(self.chunk_object, [choice])
         if self._job.reports_drafts:
             chunk["speculation"] = describe_step(output, self._texts)
         if self._job.continuous_usage:
             return chunk | {"usage": self._usage()}
+        return chunk | {"usage": None} if self._job.include_usage else chunk
+
+    def _begun(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return a chunk that comes before all outputs."""
+        chunk = self._object(self.chunk_object, choices)
         return chunk | {"usage": None} if self._job.include_usage else chunk
 
     def end(self) -> list[dict[str, Any]]:
@@ -79,6 +84,10 @@ class Reply(ABC):
 
     @abstractmethod
     def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _says(self, choice: dict[str, Any]) -> bool:
+        """Whether a choice of a chunk has any text or part of a call."""
 
     def _kept(self, output: RequestOutput) -> RequestOutput:
         """Return what a reply reports of an output; with max_tokens 0, no token of its answer."""
@@ -109,9 +118,9 @@ class Reply(ABC):
         return {"prompt_logprobs": found}
 
     def _is_worth_a_chunk(self, output: RequestOutput) -> bool:
-        """Tokens may release no text: of an incomplete character, or of a stop string's start."""
+        """Whether to send an output without text: of part of a character, a stop string, a call."""
         is_wanted = self._job.return_token_ids or self._job.reports_drafts
-        return bool(output.text or output.finish_reason or output.logprobs) or is_wanted
+        return bool(output.finish_reason or output.logprobs) or is_wanted
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:
         """Return the prompt's token ids for the first chunk of an answer."""
@@ -142,10 +151,7 @@ class ChatReply(Reply):
             {"index": answer.generation.index, "delta": delta, "logprobs": None}
             for answer in self._answers
         ]
-        return [
-            self._object(self.chunk_object, [choice | {"finish_reason": None}])
-            for choice in choices
-        ]
+        return [self._begun([choice | {"finish_reason": None}]) for choice in choices]
 
     def whole(self) -> dict[str, Any]:
         return super().whole() | self._scores(self._answers[0])
@@ -175,6 +181,9 @@ class ChatReply(Reply):
             choice |= self._prompt_ids(index)
             choice["token_ids"] = output.token_ids
         return choice
+
+    def _says(self, choice: dict[str, Any]) -> bool:
+        return bool(choice["delta"] != {"content": ""})
 
     def _message(self, index: int, text: str) -> dict[str, Any]:
         """Return the content and the calls of a whole answer."""
@@ -247,13 +256,15 @@ class CompletionReply(Reply):
     object = "text_completion"
     chunk_object = "text_completion"
 
+    def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
+        super().__init__(job, generations, *rest, **head)
+        self._offsets = [TextOffsets(self._texts) for _ in generations]
+
     def begin(self) -> list[dict[str, Any]]:
         if not self._job.echo:
             return []
         return [
-            self._object(
-                self.chunk_object, [self._text(answer, self._prompt(answer), None, None, ())]
-            )
+            self._begun([self._text(answer, self._prompt(answer), None, None, ())])
             for answer in self._answers
         ]
 
@@ -261,10 +272,12 @@ class CompletionReply(Reply):
         echoed = self._prompt(answer) if self._job.echo else ""
         token_ids: list[int] = answer.token_ids
         found: list[TokenLogprobs | None] = [*answer.logprobs]
+        num_echoed = 0
         if self._job.echo:
+            num_echoed = len(answer.generation.prompt_token_ids)
             token_ids = [*answer.generation.prompt_token_ids.tolist(), *token_ids]
             found = [None, *answer.prompt_logprobs, *found]
-        logprobs = self._logprobs(token_ids, found, 0)
+        logprobs = self._logprobs(answer.generation.index, token_ids, found, num_echoed)
         choice = self._text(
             answer, echoed + answer.text, logprobs, answer.finish_reason, answer.token_ids
         )
@@ -275,10 +288,12 @@ class CompletionReply(Reply):
 
     def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]:
         answer = self._answers[index]
-        offset = len(answer.text) - len(output.text)
-        logprobs = self._logprobs(output.token_ids, output.logprobs or (), offset)
+        logprobs = self._logprobs(index, output.token_ids, output.logprobs or ())
         text = self._text(answer, output.text, logprobs, output.finish_reason, output.token_ids)
         return text | (self._prompt_ids(index) if self._job.return_token_ids else {})
+
+    def _says(self, choice: dict[str, Any]) -> bool:
+        return bool(choice["text"])
 
     def _text(
         self,
@@ -306,24 +321,28 @@ class CompletionReply(Reply):
         return self._texts.text(answer.generation.prompt_token_ids.tolist())
 
     def _logprobs(
-        self, token_ids: Sequence[int], found: Sequence[TokenLogprobs | None], offset: int
+        self,
+        index: int,
+        token_ids: Sequence[int],
+        found: Sequence[TokenLogprobs | None],
+        num_echoed: int = 0,
     ) -> dict[str, Any] | None:
-        """Return OpenAI's older form; `offset` is where the first token begins in the text."""
+        """Return OpenAI's older form for the next tokens of a choice, the prompt's before all."""
         if self._job.sampling.logprobs is None:
             return None
-        tokens = [self._texts.token(token_id) for token_id in token_ids]
+        tokens = [self._texts.name(token_id) for token_id in token_ids]
         return {
             "tokens": tokens,
             "token_logprobs": [one and _finite(one.logprob) for one in found],
             "top_logprobs": [
                 one and self._top(token, one) for token, one in zip(tokens, found, strict=True)
             ],
-            "text_offset": [*accumulate(map(len, tokens[:-1]), initial=offset)] if tokens else [],
+            "text_offset": self._offsets[index].of(token_ids, num_echoed),
         }
 
     def _top(self, token: str, found: TokenLogprobs) -> dict[str, float]:
         """Return the likeliest tokens by their texts, and the token itself."""
-        top = {self._texts.token(place): _finite(logprob) for place, logprob in found.top}
+        top = {self._texts.name(place): _finite(logprob) for place, logprob in found.top}
         return {token: _finite(found.logprob)} | top
 
 

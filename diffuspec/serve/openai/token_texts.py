@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,7 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        self._special_ids = frozenset(tokenizer.all_special_ids)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of several tokens together, special ones included."""
@@ -24,17 +26,54 @@ class TokenTexts:
         """Return the text of one token; parts of a character are U+FFFD."""
         return self.raw(token_id).decode(errors="replace")
 
+    def name(self, token_id: int) -> str:
+        """Return the text of one token; parts of a character are their bytes, as in bytes:\\xe2.
+
+        So tokens that differ in their bytes have different names.
+        """
+        raw = self.raw(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is left out of answers' texts."""
+        return token_id in self._special_ids
+
     def raw(self, token_id: int) -> bytes:
         """Return the bytes that a token stands for. They need not be a whole character."""
         text = self.text([token_id])
         if "\ufffd" not in text:
-            return text.encode()
+            # After another token, since some tokenizers drop a space that begins a text.
+            return self.text([token_id, token_id])[len(text) :].encode()
         token: str = self._tokenizer.convert_ids_to_tokens(token_id)
         if found := _HEX_BYTE.fullmatch(token):
             return bytes([int(found[1], 16)])
         if all(letter in _BYTES for letter in token):
             return bytes(_BYTES[letter] for letter in token)
         return text.encode()
+
+
+class TextOffsets:
+    """Where tokens begin in a text that they make up together, in characters."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self._texts = texts
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_characters = 0
+
+    def of(self, token_ids: Sequence[int], num_echoed: int = 0) -> list[int]:
+        """Return where each of the next tokens begins; a part of a character, where that does.
+
+        Answers leave special tokens out; the first `num_echoed` tokens are a prompt's.
+        """
+        offsets = []
+        for place, token_id in enumerate(token_ids):
+            offsets.append(self._num_characters)
+            if place < num_echoed or not self._texts.is_special(token_id):
+                self._num_characters += len(self._decoder.decode(self._texts.raw(token_id)))
+        return offsets
 
 
 def _byte_letters() -> dict[str, int]:
