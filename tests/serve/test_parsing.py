@@ -116,6 +116,24 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
 
 
 @pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"speculation": "on"}, "speculation must be an object or 'off'"),
+        ({"tool_choice": 5}, "tool_choice must be 'none', 'auto' or 'required' or an object"),
+        ({"messages": [5]}, "messages.0 must be an object"),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages.0.content must be a text or a list",
+        ),
+        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage is not known"),
+    ],
+)
+def test_what_would_be_right_is_said_in_json_s_words(keys, message):
+    with pytest.raises(BadRequestError, match=f"^{message}$"):
+        chat(**keys)
+
+
+@pytest.mark.parametrize(
     ("keys", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),

@@ -163,9 +163,9 @@ _IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems
 _SEVERAL: dict[str, Any] = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
 _PROMPT_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        {"type": "string"},
+        {"type": "string", "minLength": 1},
         _IDS,
-        _SEVERAL | {"items": {"type": "string"}},
+        _SEVERAL | {"items": {"type": "string", "minLength": 1}},
         _SEVERAL | {"items": _IDS},
     ],
     "description": "A text or token ids, or several of either.",

@@ -7,12 +7,12 @@ refused by its name; messages of errors contain no text of a user.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.parameter import declared
@@ -33,6 +33,14 @@ _MAX_ANSWERS = 16  # of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
 _KINDS = ("str", "NamedTool")
+_PROBLEMS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "string_type": "must be a text",
+}
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
 
 B = TypeVar("B", bound=Body)
@@ -96,6 +104,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
         token_ids = encode_prompt(
             prompt, tokenizer, model.max_model_len, job.tools, job.template_options
         )
+        _check_ids(token_ids, model.vocab_size)
         room = model.max_model_len - len(token_ids)
         if room < (job.max_tokens or 1):
             raise ContextLengthError(
@@ -106,6 +115,14 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
         for choice in range(job.num_choices):
             generations.append(Generation(len(generations), token_ids, sampling.choice(choice)))
     return tuple(generations)
+
+
+def _check_ids(token_ids: TokenIds, vocab_size: int) -> None:
+    for extreme in (token_ids.min(initial=0), token_ids.max(initial=0)):
+        if not 0 <= extreme < vocab_size:
+            raise BadRequestError(
+                f"prompt token ids must be from 0 to {vocab_size - 1}, got {extreme}", "prompt"
+            )
 
 
 def check_model(body: object, model: ServedModel) -> bool:
@@ -126,19 +143,25 @@ def _validate(kind: type[B], given: Mapping[str, Any]) -> B:
         return kind.model_validate(given)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_input=False, include_context=False)
-        # Of a union, the kind that fits best.
-        problem = max(problems, key=lambda one: len(one["loc"]))
-        param = ".".join(str(part) for part in problem["loc"] if not _is_kind(part))[:80]
-        what = re.sub("^(Input should|Value error, must) ", "must ", problem["msg"])
-        what = re.sub(r"^List should have (.*) items? after.*", r"must have \1 items", what)
-        what = "is missing" if problem["type"] == "missing" else what
+        # Of a union, the kinds that fit best.
+        param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
+        found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
+        what = " or ".join(found).replace(" or must be ", " or ")
         joint = " " if what.startswith(("must ", "is ")) else ": "
         raise BadRequestError(f"{param}{joint}{what}", param) from None
 
 
-def _is_kind(part: str | int) -> bool:
-    """Whether a part of a place is pydantic's name of a kind of a union, not a key or an index."""
-    return isinstance(part, str) and (part in _KINDS or "[" in part)
+def _place(parts: Sequence[str | int]) -> str:
+    """Return a key, without pydantic's names of the kinds of a union."""
+    keys = (str(part) for part in parts if part not in _KINDS and "[" not in str(part))
+    return ".".join(keys)[:80]
+
+
+def _problem(problem: ErrorDetails) -> str:
+    if problem["type"] in _PROBLEMS:
+        return _PROBLEMS[problem["type"]]
+    what = re.sub("^(Input should|Value error, must) ", "must ", problem["msg"])
+    return re.sub(r"^List should have (.*) items? after.*", r"must have \1 items", what)
 
 
 def _chat(body: ChatBody, model: ServedModel) -> Job:
