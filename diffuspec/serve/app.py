@@ -19,7 +19,7 @@ from diffuspec.serve.backend import Backend
 from diffuspec.serve.http import errors
 from diffuspec.serve.http.api_docs import add_api_docs
 from diffuspec.serve.http.completions import Completions
-from diffuspec.serve.http.edge import Edge
+from diffuspec.serve.http.edge import Edge, HeadAsGet
 from diffuspec.serve.http.keys import Keys
 from diffuspec.serve.http.observer import HttpSeries, Observer
 from diffuspec.serve.http.playground import add_playground
@@ -58,11 +58,13 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # to plain HTTP, where a gateway has ended TLS
     )
     errors.install(app)
     app.state.series = series = HttpSeries()
     app.add_middleware(Edge, settings=settings, keys=keys)
     app.add_middleware(Observer, series=series, spans=spans)
+    app.add_middleware(HeadAsGet)
     _add_completions(app, Completions(backend, settings))
     _add_models(app, backend)
     _add_health(app, backend, series)
@@ -123,8 +125,8 @@ def _add_models(app: FastAPI, backend: Backend) -> None:
             raise HttpError(404, "no such model: see /v1/models", "model_not_found")
         return JSONResponse(describe())
 
-    app.add_api_route("/v1/models", models, methods=["GET"])
-    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"])
+    app.add_api_route("/v1/models", models, methods=["GET"], responses=_RESPONSES)
+    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=_RESPONSES)
 
 
 def _add_health(app: FastAPI, backend: Backend, series: HttpSeries) -> None:
@@ -148,9 +150,15 @@ def _add_health(app: FastAPI, backend: Backend, series: HttpSeries) -> None:
         return PlainTextResponse(text + series.text(), media_type=_METRICS_TYPE)
 
     app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/ready", ready, methods=["GET"])
+    app.add_api_route("/ready", ready, methods=["GET"], responses=_RESPONSES)
     app.add_api_route("/version", show_version, methods=["GET"])
-    app.add_api_route("/metrics", metrics, methods=["GET"])
+    app.add_api_route(
+        "/metrics",
+        metrics,
+        methods=["GET"],
+        response_class=PlainTextResponse,
+        responses=_RESPONSES,
+    )
 
 
 async def _readiness(backend: Backend) -> JSONResponse:

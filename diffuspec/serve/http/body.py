@@ -15,12 +15,14 @@ from diffuspec.serve.openai.errors import BadRequestError, HttpError
 async def read_json(request: Request, max_bytes: int, max_seconds: float) -> Any:
     """Return the body as plain data.
 
-    Raises HttpError for one that is too large (413), too slow (408) or not JSON by its type (415),
-    BadRequestError for one that is no JSON, ClientGoneError.
+    Raises HttpError for one that is too large (413), too slow (408), or compressed or not JSON by
+    its headers (415), BadRequestError for one that is no JSON, ClientGoneError.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HttpError(415, "content-type must be application/json", "unsupported_media_type")
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HttpError(415, "the body must not be compressed", "unsupported_content_encoding")
     try:
         async with asyncio.timeout(max_seconds):
             content = await _read(request, max_bytes)

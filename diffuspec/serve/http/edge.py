@@ -39,9 +39,10 @@ class Edge:
         self._app = app
         self._max_requests = settings.max_requests
         self._keys = keys
-        self._hosts = settings.allowed_hosts
-        if self._hosts is None and self._keys is None:
-            self._hosts = _LOOPBACK
+        hosts = settings.allowed_hosts
+        if hosts is None and self._keys is None:
+            hosts = _LOOPBACK
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -66,7 +67,7 @@ class Edge:
         """Refuse names that are not ours: a page elsewhere could have its name lead here."""
         if self._hosts is None or scope["path"] in _PROBES:
             return
-        host = Headers(scope=scope).get("host", "")
+        host = Headers(scope=scope).get("host", "").lower()
         name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
         if name not in self._hosts:
             raise HttpError(
@@ -109,6 +110,18 @@ class Edge:
                 self._num_running -= 1
 
 
+class HeadAsGet:
+    """ASGI middleware: answers HEAD as GET. A server sends only the headers of that response."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await self._app(scope, receive, send)
+
+
 class _Exchange:
     """One request and its response, with what is added to both."""
 
@@ -116,7 +129,7 @@ class _Exchange:
         self._headers = Headers(scope=scope)
         self._receive = receive
         self._send = send
-        self._is_read = scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE")
+        self._is_read = scope["method"] in ("GET", "OPTIONS", "DELETE")
         self.is_begun = False  # the response
         self._state = scope.setdefault("state", {})
         self._use_id(uuid.uuid4().hex)

@@ -42,7 +42,10 @@ def answer_for(error: Exception) -> ErrorAnswer:
     """Return how an error is told, and log those that are ours to repair."""
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code)
-        answer = ErrorAnswer(error.status_code, str(error.detail), "invalid_request_error", code)
+        headers = dict(error.headers or {})  # the methods that a path allows
+        answer = ErrorAnswer(
+            error.status_code, str(error.detail), "invalid_request_error", code, headers=headers
+        )
     else:
         answer = _answer_ours(error)
     note_error(answer.code or answer.kind)
