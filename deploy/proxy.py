@@ -2,18 +2,25 @@
 
 A proxy loads this by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.proxy:middlewares, which
 deploy/cluster/node.env sets: by itself Serve lets clients lift its time-out and outlive their
-connection, and keeps headers and bodies of any size in memory.
+connection, keeps headers and bodies of any size in memory, fails on headers of its own that are not
+UTF-8, and returns request ids unchecked.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from typing import TypeAlias
 
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from diffuspec.serve.http.edge import given_id
 from diffuspec.serve.http.errors import respond
-from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.openai.errors import BadRequestError, HttpError
+
+Header: TypeAlias = tuple[bytes, bytes]
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "deploy.proxy:middlewares"
@@ -26,7 +33,12 @@ _TOO_LONG = HttpError(
     "headers_too_large",
     headers={"connection": "close"},
 )
-_HEADERS_OF_SERVE = (b"x-request-timeout-seconds", b"x-request-disconnect-disabled")
+_HEADERS_OF_SERVE = (
+    b"x-request-timeout-seconds",
+    b"x-request-disconnect-disabled",
+    b"x-session-id",
+    b"serve-multiplexed-model-id",
+)
 
 
 def middlewares() -> list[Middleware]:
@@ -45,13 +57,29 @@ class ProxyGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-            await respond(_TOO_LONG)(scope, receive, send)
+        try:
+            headers = _checked(scope["headers"])
+        except (HttpError, BadRequestError) as error:
+            await respond(error)(scope, receive, send)
             return
-        headers = [one for one in scope["headers"] if one[0].lower() not in _HEADERS_OF_SERVE]
         await _Exchange(self._app, self._max_body_bytes).run(
             {**scope, "headers": headers}, receive, send
         )
+
+
+def _checked(headers: Sequence[Header]) -> list[Header]:
+    """Return headers without those of Serve. Raises HttpError, BadRequestError."""
+    if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+        raise _TOO_LONG
+    kept = [one for one in headers if one[0].lower().replace(b"_", b"-") not in _HEADERS_OF_SERVE]
+    given_id(Headers(raw=kept))
+    return kept
+
+
+def _with_one_id(headers: Sequence[Header]) -> list[Header]:
+    """Return a response's headers without the request id that Serve adds to the application's."""
+    ids = [one for one in headers if one[0].lower() == b"x-request-id"]
+    return [one for one in headers if one not in ids] + ids[:1]
 
 
 class _Exchange:
@@ -75,6 +103,8 @@ class _Exchange:
 
         async def noted(message: Message) -> None:
             self._has_begun = True
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": _with_one_id(message.get("headers", ()))}
             await send(message)
 
         answering = asyncio.ensure_future(self._app(scope, counted, noted))

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,10 +23,14 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(answer)(scope, receive, send)
 
 
+async def no_body() -> Message:
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+
 async def call(
     app: ASGIApp, pieces: list[bytes], headers: dict[str, str] | None = None
 ) -> tuple[int, Any]:
-    raw = [(k.encode(), v.encode()) for k, v in (headers or {}).items()]
+    raw = [(k.encode(), v.encode("latin-1")) for k, v in (headers or {}).items()]
     sent: list[Message] = []
     waiting = [
         {"type": "http.request", "body": piece, "more_body": index < len(pieces) - 1}
@@ -49,10 +54,34 @@ async def test_headers_that_steer_serve_do_not_reach_it():
     headers = {
         "X-Request-Timeout-Seconds": "0",
         "x-request-disconnect-disabled": "?1",
+        "x-session-id": "\xff",
+        "serve_multiplexed_model_id": "\xff",
         "x-request-id": "mine",
     }
     status, answer = await call(echo, [b"{}"], headers)
     assert status == 200 and answer["headers"] == {"x-request-id": "mine"}
+
+
+@pytest.mark.parametrize("wrong", ["a b", "\xff", "x" * 129])
+async def test_a_wrong_request_id_does_not_reach_serve(wrong):
+    status, answer = await call(echo, [b"{}"], {"x-request-id": wrong})
+    assert status == 400 and "x-request-id" in answer["error"]["message"]
+
+
+async def test_a_response_has_one_request_id():
+    async def twice(scope: Scope, receive: Receive, send: Send) -> None:
+        response = JSONResponse({})
+        response.headers.append("x-request-id", "ours")
+        response.headers.append("x-request-id", "serve's")
+        await response(scope, receive, send)
+
+    sent: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    await ProxyGuard(twice)({"type": "http", "headers": []}, no_body, keep)
+    assert Headers(raw=sent[0]["headers"]).getlist("x-request-id") == ["ours"]
 
 
 @pytest.mark.parametrize("pieces", [[b"x" * LIMIT], [b"x" * 50, b"x" * 50], [b""]], ids=len)

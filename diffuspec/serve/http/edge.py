@@ -110,6 +110,14 @@ class Edge:
                 self._num_running -= 1
 
 
+def given_id(headers: Headers) -> str | None:
+    """Return the request id that a client has given. Raises BadRequestError."""
+    given = headers.get("x-request-id")
+    if given is not None and not _REQUEST_ID.fullmatch(given):
+        raise BadRequestError("x-request-id must be at most 128 of A-Z a-z 0-9 . _ -")
+    return given
+
+
 class HeadAsGet:
     """ASGI middleware: answers HEAD as GET. A server sends only the headers of that response."""
 
@@ -136,12 +144,9 @@ class _Exchange:
 
     def check_id(self) -> None:
         """Take the client's request id if there is one. Raises BadRequestError."""
-        given = self._headers.get("x-request-id")
-        if given is None:
-            return
-        if not _REQUEST_ID.fullmatch(given):
-            raise BadRequestError("x-request-id must be at most 128 of A-Z a-z 0-9 . _ -")
-        self._use_id(given)
+        given = given_id(self._headers)
+        if given is not None:
+            self._use_id(given)
 
     def _use_id(self, request_id: str) -> None:
         self._id = self._state["request_id"] = request_id
