@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import signal
+import ssl
 import threading
 import time
 import urllib.error
@@ -20,7 +21,7 @@ from typing import Annotated, Any
 import typer
 from ray import serve
 from ray.serve._private.api import serve_start
-from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+from ray.serve.schema import ApplicationStatus, HTTPOptionsSchema, ServeDeploySchema
 
 from actors.service.settings import ServiceConfig, parse_service
 from deploy.addresses import check_listenable
@@ -75,8 +76,9 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
         ray_cluster("local", service.pipeline),
         _serving(schema),
     ):
-        _wait_until_ready(schema)
-        typer.echo(_instructions(f"http://{http.host}:{http.port}", service))
+        url = url_of(http)
+        _wait_until_ready(schema.applications[0].name, url)
+        typer.echo(_instructions(url, service))
         _wait_for_a_signal()
         typer.echo("stopping", err=True)
 
@@ -95,10 +97,9 @@ def _serving(schema: ServeDeploySchema) -> Iterator[None]:
             serve.delete(schema.applications[0].name)
 
 
-def _wait_until_ready(schema: ServeDeploySchema) -> None:
-    """Return once requests are answered. Raises WorkerError when Serve gives up."""
-    name, http = schema.applications[0].name, schema.http_options
-    while not _answers(f"http://{http.host}:{http.port}/ready"):
+def _wait_until_ready(name: str, url: str) -> None:
+    """Return once an application answers requests. Raises WorkerError when Serve gives up."""
+    while not answers(f"{url}/ready"):
         found = serve.status().applications.get(name)
         if found is not None and found.status in _FAILED:
             reasons = [found.message, *(one.message for one in found.deployments.values())]
@@ -106,9 +107,17 @@ def _wait_until_ready(schema: ServeDeploySchema) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _answers(url: str) -> bool:
+def url_of(http: HTTPOptionsSchema) -> str:
+    """Return where an application of Serve is reached on this machine."""
+    return f"{'http' if http.ssl_certfile is None else 'https'}://{http.host}:{http.port}"
+
+
+def answers(url: str) -> bool:
+    """Whether a URL of our own answers, whatever name its certificate has."""
+    unchecked = ssl.create_default_context()
+    unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
     try:
-        with urllib.request.urlopen(url, timeout=5):
+        with urllib.request.urlopen(url, timeout=5, context=unchecked):
             return True
     except (urllib.error.URLError, OSError):
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,26 +103,33 @@ def run(
     )
     path = engine_config.target.path
     name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)
-    bound = bind(host, port)
-    if settings.api_keys is None and not is_loopback(bound):
-        raise ConfigError(f"{host} can be reached by others, which takes --api-keys FILE.yaml")
-    typer.echo(f"loading {path}", err=True)
-    engine = options.open_engine(engine_config, threads)
+    with bind(host, port) as bound:
+        if settings.api_keys is None and not is_loopback(bound):
+            raise ConfigError(f"{host} can be reached by others, which takes --api-keys FILE.yaml")
+        typer.echo(f"loading {path}", err=True)
+        engine = options.open_engine(engine_config, threads)
 
-    def announce(url: str) -> None:
-        typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")
+        def announce(url: str) -> None:
+            typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")
 
-    asyncio.run(serve_engine(engine, name, settings, bound, announce, tls))
+        asyncio.run(serve_engine(engine, name, settings, bound, announce, tls))
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
     from diffuspec.serve.server import Tls
 
-    if certificate is not None and key is not None:
-        return Tls(certificate, key)
-    if certificate is not None or key is not None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
         raise ConfigError("--tls-certificate and --tls-key belong together")
-    return None
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigError(
+            f"--tls-certificate {certificate} and --tls-key {key} must be a certificate and its "
+            f"key, in PEM form: {error.strerror or error}"
+        ) from error
+    return Tls(certificate, key)
 
 
 def _read(config: Path | None, api_keys: Path | None) -> tuple[ServeSettings, EngineConfig | None]:

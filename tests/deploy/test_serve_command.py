@@ -76,7 +76,7 @@ def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
         path.write_text(yaml.safe_dump(data))
         process = serve("--config", path, "--port", port, TMPDIR=folder)
         said = said_until("Ctrl-C stops it.\n", process)
-        assert said[0] == f"serving tiny on http://127.0.0.1:{port}\n"
+        assert said[0] == f"serving diffuspec-tiny on http://127.0.0.1:{port}\n"
         assert "curl http://" in "".join(said) and "from openai import OpenAI" in "".join(said)
         body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
         asked = urllib.request.Request(

@@ -1,23 +1,30 @@
-"""Every role speaks mutual TLS, with the certificates of `deploy/cluster/certificates.sh`."""
+"""TLS: mutual among roles, by `deploy/cluster/certificates.sh`, and of the service to clients."""
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 from functools import partial
 from pathlib import Path
 
+import httpx2
 import pytest
+from ray.serve.schema import HTTPOptionsSchema
 
 from actors.roles.coordinator import CoordinatorActor, verifier_at
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
+from deploy.serve import answers, url_of
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import Security
+from diffuspec.serve.server import Tls
+from diffuspec.serve.settings import ServeSettings
 from tests.actors.conftest import tiny_pipeline
+from tests.support.service import fake_engine, serving
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
@@ -57,3 +64,20 @@ async def test_all_roles_speak_tls_and_a_plaintext_client_is_refused(config):
         await RemoteCoordinator.connect(ready.address, Security(TOKEN))
     for actor in (coordinator, drafter, scorer, verifier):
         await actor.stop()
+
+
+def test_clients_are_answered_over_tls_and_the_script_that_starts_serve_sees_it(config):
+    files = config.rpc.tls
+    assert files is not None
+    tls = Tls(files.certificate, files.key)
+    trusted = ssl.create_default_context(cafile=files.ca)
+    trusted.check_hostname = False  # the certificate is a node's
+    with serving(fake_engine, ServeSettings(), tls) as service:
+        assert service.url.startswith("https://")
+        assert httpx2.get(f"{service.url}/health", verify=trusted).is_success
+        assert answers(f"{service.url}/ready")
+        plain = service.url.replace("https", "http")
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"{plain}/health")
+    http = HTTPOptionsSchema(host=HOST, port=8000, ssl_certfile="a.pem", ssl_keyfile="a.key")
+    assert url_of(http) == "https://127.0.0.1:8000"

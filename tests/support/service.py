@@ -18,7 +18,7 @@ from diffuspec.core.config import parse_config
 from diffuspec.engine import Engine
 from diffuspec.serve.app import create_app
 from diffuspec.serve.local import EngineBackend
-from diffuspec.serve.server import Server, bind
+from diffuspec.serve.server import Server, Tls, bind
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry.request_spans import RequestSpans
 from tests.support.checkpoints import CHAT_TEMPLATE, NUM_IDS, byte_tokenizer
@@ -36,7 +36,9 @@ class Service:
 
 
 @contextmanager
-def serving(make_engine: Callable[[], Engine], settings: ServeSettings) -> Iterator[Service]:
+def serving(
+    make_engine: Callable[[], Engine], settings: ServeSettings, tls: Tls | None = None
+) -> Iterator[Service]:
     """Serve an engine on a free port of loopback."""
     started = threading.Event()
     found: list[tuple[Server, Engine]] = []
@@ -50,6 +52,7 @@ def serving(make_engine: Callable[[], Engine], settings: ServeSettings) -> Itera
                 settings,
                 drain=lambda: engine.stop(settings.drain_seconds),
                 on_ready=lambda url: started.set(),
+                tls=tls,
             )
             found.append((server, engine))
             await server.run_until_stopped()

@@ -1,0 +1,33 @@
+"""`diffuspec serve`: what is refused before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import error_line
+
+
+def test_off_loopback_keys_are_demanded(diffuspec: Callable[..., Any]) -> None:
+    result = diffuspec("serve", "--host", "0.0.0.0", "--port", "0")
+    assert result.exit_code == 2
+    assert (
+        error_line(result) == "0.0.0.0 can be reached by others, which takes --api-keys FILE.yaml"
+    )
+
+
+@pytest.mark.parametrize("text", [None, "no PEM"])
+def test_files_that_are_no_certificate_and_key_are_named(
+    diffuspec: Callable[..., Any], tmp_path: Path, text: str | None
+) -> None:
+    certificate, key = tmp_path / "a.pem", tmp_path / "a.key"
+    if text is not None:
+        certificate.write_text(text)
+        key.write_text(text)
+    result = diffuspec("serve", "--tls-certificate", str(certificate), "--tls-key", str(key))
+    assert result.exit_code == 2
+    line = error_line(result)
+    assert f"--tls-certificate {certificate} and --tls-key {key} must be" in line
