@@ -6,10 +6,10 @@ transport. Nothing is assumed in advance: a curve without measurements has is_kn
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
@@ -19,7 +19,8 @@ _MAX_CROWDING = 1.5
 _MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
 _NEARLY_PLAIN = 1.5  # rows of a batch for each request, at most
 _MIN_SECONDS = 1e-9  # of any size: costs are divided by
-_NEWS = 0.01  # the share by which a point must move for a curve to be fitted again
+_NEWS = 0.02  # the share by which a point must move for a table to be made again
+_MIN_SIZES = 32  # of a table
 _DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size was measured
 
 
@@ -30,12 +31,12 @@ class _Point:
     tokens: float
     seconds: float
     count: int = 1
-    fitted: tuple[float, float] = (0.0, 0.0)  # tokens and seconds when a curve was last fitted
+    tabled: tuple[float, float] = (0.0, 0.0)  # tokens and seconds when the table was made
 
     @property
     def has_moved(self) -> bool:
-        """Whether the averages are far from the fitted ones."""
-        tokens, seconds = self.fitted
+        """Whether the averages are far from those in the table."""
+        tokens, seconds = self.tabled
         return (
             abs(self.seconds - seconds) > _NEWS * seconds
             or abs(self.tokens - tokens) > _NEWS * tokens
@@ -51,62 +52,16 @@ class _Point:
         self.seconds += rate * (seconds - self.seconds)
 
 
-class _Line:
-    """A rising, piecewise linear function through points at ascending sizes.
-
-    Before the first point and after the last it continues with the slope between these two, never
-    below a tenth of the first point's seconds.
-    """
-
-    def __init__(self, points: Iterable[_Point]) -> None:
-        first, *others = points
-        size, seconds = first.tokens, max(first.seconds, _MIN_SECONDS)
-        lowest, slope = 0.1 * seconds, _DEFAULT_SLOPE * seconds
-        ends, pieces = [size], [(size, seconds, 0.0)]  # a piece: its first point, and its slope
-        for point in others:
-            higher = max(point.seconds, seconds)
-            pieces[-1] = size, seconds, (higher - seconds) / (point.tokens - size)
-            size, seconds = point.tokens, higher
-            ends.append(size)
-            pieces.append((size, seconds, 0.0))
-        if others:
-            slope = (seconds - pieces[0][1]) / (size - first.tokens)
-        pieces[-1] = size, seconds, slope
-        lowest_until = first.tokens - (pieces[0][1] - lowest) / slope if slope > 0 else -math.inf
-        self._ends = [lowest_until, *ends]  # of all pieces but the last
-        self._pieces = [(0.0, lowest, 0.0), (first.tokens, pieces[0][1], slope), *pieces]
-
-    def at(self, size: float) -> float:
-        """Return the value at one size."""
-        start, seconds, slope = self._pieces[bisect_right(self._ends, size)]
-        return seconds + slope * (size - start)
-
-    def at_whole(self, sizes: range) -> list[float]:
-        """Return the values at successive sizes."""
-        found, ends, size = list[float](), self._ends, sizes.start
-        while size < sizes.stop:
-            piece = bisect_right(ends, size)
-            start, seconds, slope = self._pieces[piece]
-            stop = min(math.ceil(ends[piece]), sizes.stop) if piece < len(ends) else sizes.stop
-            found += [seconds + slope * (one - start) for one in range(size, stop)]
-            size = stop
-        return found
-
-    def at_each(self, sizes: Iterable[float]) -> list[float]:
-        """Return the values at these sizes."""
-        found, ends, pieces = list[float](), self._ends, self._pieces
-        for size in sizes:
-            start, seconds, slope = pieces[bisect_right(ends, size)]
-            found.append(seconds + slope * (size - start))
-        return found
-
-
 class CostCurve:
-    """Seconds as a rising, piecewise linear function of a number of tokens."""
+    """Seconds as a rising, piecewise linear function of a number of tokens.
+
+    It runs through the measured points. Before the first and after the last it continues with the
+    slope between these two, never below a tenth of the first point's seconds.
+    """
 
     def __init__(self) -> None:
         self._points: dict[int, _Point] = {}  # by bucket, ascending
-        self._line: _Line | None = None
+        self._table: list[float] = []  # seconds by size
 
     @property
     def is_known(self) -> bool:
@@ -122,26 +77,43 @@ class CostCurve:
         else:
             point.observe(num_tokens, seconds)
         if point.has_moved:
-            self._line = None
+            self._table = []
 
     def at(self, num_tokens: int) -> float:
         """Return the seconds for one size; 0 before any measurement."""
-        return self._fitted().at(num_tokens) if self._points else 0.0
+        return self.up_to(num_tokens)[num_tokens]
 
-    def at_whole(self, sizes: range) -> list[float]:
-        """Return the seconds for successive sizes; zeros before any measurement."""
-        return self._fitted().at_whole(sizes) if self._points else [0.0] * len(sizes)
+    def up_to(self, num_tokens: int) -> Sequence[float]:
+        """Return the seconds for every size from 0 to at least `num_tokens`.
 
-    def at_each(self, sizes: Collection[int]) -> list[float]:
-        """Return the seconds for these sizes; zeros before any measurement."""
-        return self._fitted().at_each(sizes) if self._points else [0.0] * len(sizes)
+        Zeros before any measurement.
+        """
+        if num_tokens >= len(self._table):
+            self._table = self._tabulate(max(_MIN_SIZES, num_tokens * 5 // 4 + 1))
+        return self._table
 
-    def _fitted(self) -> _Line:
-        if self._line is None:
-            for point in self._points.values():
-                point.fitted = point.tokens, point.seconds
-            self._line = _Line(self._points.values())
-        return self._line
+    def _tabulate(self, num_sizes: int) -> list[float]:
+        """Return the seconds for as many sizes, from 0 on, by the points as they are now."""
+        if not self._points:
+            return [0.0] * num_sizes
+        corners: list[tuple[float, float]] = []
+        highest = _MIN_SECONDS
+        for point in self._points.values():
+            tokens, seconds = point.tabled = point.tokens, point.seconds
+            highest = max(highest, seconds)
+            corners.append((tokens, highest))
+        (start, seconds), (last, _) = corners[0], corners[-1]
+        slope = (highest - seconds) / (last - start) if corners[1:] else _DEFAULT_SLOPE * seconds
+        corners.append((last + num_sizes, highest + slope * num_sizes))
+        lowest, sizes = 0.1 * seconds, range(min(int(start) + 1, num_sizes))
+        table = [max(lowest, seconds + slope * (size - start)) for size in sizes]
+        for end, higher in corners[1:]:
+            slope = (higher - seconds) / (end - start)
+            here, stop = len(table), min(int(end) + 1, num_sizes)
+            line = count(seconds + slope * (here - start), slope)
+            table += islice(line, max(stop - here, 0))
+            start, seconds = end, higher
+        return table
 
 
 @dataclass(slots=True)
@@ -200,19 +172,18 @@ class StepCosts:
         for one alone to begin, nor to stop what does not.
         """
         count = max(1 + self.other_requests, self.num_running / 2)  # halves may take turns
-        positions = [round(count * length) for length in lengths]
-        rows = [round(count * (1 + number)) for number in num_nodes]
-        draft, verify = self.draft.at_each(positions), self.verify.at_each(rows)
-        share = min(self.exposed_share, 1.0)
-        plain, turns = self._plain_step(), max(self.num_running / count, 1.0)
-        steps = zip(draft, verify, strict=True)
-        return [self._step(share * d, v, turns) / plain for d, v in steps]
-
-    def _step(self, drafting: float, verifying: float, turns: float) -> float:
-        """Return the seconds of a step whose requests take that many turns at both roles."""
-        longer, shorter = max(drafting, verifying), min(drafting, verifying)
-        busy = turns * (longer + self.crowding * shorter)
-        return max(drafting + verifying + self.overhead_seconds, busy)
+        turns = max(self.num_running / count, 1.0)  # at both roles
+        share, plain = min(self.exposed_share, 1.0), self._plain_step()
+        draft = self.draft.up_to(round(count * max(lengths)))
+        verify = self.verify.up_to(round(count * (1 + max(num_nodes))))
+        found = list[float]()
+        for length, number in zip(lengths, num_nodes, strict=True):
+            drafting = share * draft[round(count * length)]
+            verifying = verify[round(count * (1 + number))]
+            longer, shorter = max(drafting, verifying), min(drafting, verifying)
+            busy = turns * (longer + self.crowding * shorter)
+            found.append(max(drafting + verifying + self.overhead_seconds, busy) / plain)
+        return found
 
     def of_trial(self, length: int, num_nodes: int, num_unread: int) -> float:
         """Return what a draft of this size for one request costs a plain batch of several.
@@ -235,11 +206,11 @@ class StepCosts:
         all draft and then all verify. In halves one drafts while the other verifies, each slowing
         the other down.
         """
-        *drafts, all_drafts = self.draft.at_each((*positions, sum(positions)))
-        *verifies, all_verifies = self.verify.at_each((*rows, sum(rows)))
-        share = min(self.exposed_share, 1.0)
-        longer, shorter = max(sum(drafts), sum(verifies)), min(sum(drafts), sum(verifies))
-        return longer + self.crowding * shorter - (share * all_drafts + all_verifies)
+        drafting = sum(self.draft.at(number) for number in positions)
+        verifying = sum(self.verify.at(number) for number in rows)
+        longer, shorter = max(drafting, verifying), min(drafting, verifying)
+        together = min(self.exposed_share, 1.0) * self.draft.at(sum(positions))
+        return longer + self.crowding * shorter - (together + self.verify.at(sum(rows)))
 
     @property
     def is_alone_wanted(self) -> bool:
@@ -273,8 +244,8 @@ class StepCosts:
     def _observe_alone(self, num_rows: int, num_requests: int, seconds: float) -> None:
         self.verify.observe(num_rows, seconds)
         if num_rows < _NEARLY_PLAIN * num_requests:
-            one, other = self.verify.at_each((num_rows, num_requests))
-            self.plain.observe(num_requests, max(seconds - (one - other), 0.0))
+            more = self.verify.at(num_rows) - self.verify.at(num_requests)
+            self.plain.observe(num_requests, max(seconds - more, 0.0))
 
     def _observe_alone_or_crowded(
         self, num_rows: int, num_requests: int, seconds: float, drafting_seconds: float

@@ -9,8 +9,10 @@ of committed tokens per second, from measured acceptance and measured costs.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import mul
 from typing import NamedTuple, Protocol
 
 from diffuspec.algorithm.draft_tree import depths, prune_draft
@@ -103,14 +105,15 @@ class PaperDraftLength(FixedDraftLength):
 
 
 class Economics:
-    """Costs, calibration and survival, shared by all requests of a coordinator."""
+    """Costs, calibration and expected acceptance, shared by all requests of a coordinator."""
 
     def __init__(self, max_draft_tokens: int, crowding: float = 0.0) -> None:
         """`crowding` is assumed until it is measured; see StepCosts."""
         self.costs = StepCosts(crowding=crowding)
         self.acceptance = AcceptanceModel()
-        # P(the token at each depth is accepted), averaged over calibrated trees, [max_draft_tokens]
-        self.survival = [0.85**depth for depth in range(1, max_draft_tokens + 1)]
+        self.lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
+        # Accepted tokens of a draft of each of these lengths, averaged over calibrated trees
+        self.expected = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.trial_credit = 0.0  # steps of plain decoding; no trial while it is below 0
 
 
@@ -132,11 +135,11 @@ class CostAwareDraftLength:
     requests share a batch: together they may cost no more than _TRIAL_SHARE of its time.
     """
 
-    def __init__(self, max_draft_tokens: int, economics: Economics) -> None:
-        self._lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
+    def __init__(self, economics: Economics) -> None:
         self._shared = economics
         self._acceptance = AcceptanceModel(economics.acceptance)
-        self._survival = economics.survival[:max_draft_tokens]
+        self._lengths = economics.lengths
+        self._expected = economics.expected
         self._num_nodes = 16.0
         self._kept_share = 1.0  # of the expected tokens of drafts, with the nodes that are verified
         self._nodes_per_token = 1.0  # of drafts, verified or not
@@ -172,32 +175,29 @@ class CostAwareDraftLength:
         others where theirs do: without a draft it would wait for theirs.
         """
         costs = self._shared.costs
-        lengths = self._lengths
-        if limit < lengths[-1]:
-            lengths = [*(k for k in lengths if k < limit), limit]
+        lengths, expected = _up_to(limit, self._lengths, self._expected)
         if not (costs.draft.is_known and costs.verify.is_known):
             return _Plan(min(limit, self._lengths[len(self._lengths) // 2]), True)
-        reach = list(accumulate(self._survival, initial=0.0))
-        tokens = [1 + reach[k] for k in lengths]
         num_nodes = round(self._num_nodes)
         others, other_tokens = round(costs.other_positions), costs.other_tokens
         share = costs.exposed_share
-        draft = costs.draft.at_each([others + k for k in lengths])
+        drafting = costs.draft.up_to(others + lengths[-1])
         fixed = costs.verify.at(round(costs.other_rows) + 1 + num_nodes) + costs.overhead_seconds
         rates = [
-            (other_tokens + expected) / (share * seconds + fixed)
-            for expected, seconds in zip(tokens, draft, strict=True)
+            (other_tokens + 1 + accepted) / (share * drafting[others + k] + fixed)
+            for k, accepted in zip(lengths, expected, strict=True)
         ]
         best = rates.index(max(rates))
         length = lengths[best]
         [price] = costs.of_drafting([length], [num_nodes])
-        if 1 + self._kept_share * reach[length] >= price:
+        if 1 + self._kept_share * expected[best] >= price:
             return _Plan(length, True)
-        of_most = 1 + self._kept_share * sum(self._shared.survival[:length])
+        _, of_all = _up_to(limit, self._lengths, self._shared.expected)
+        of_most = 1 + self._kept_share * of_all[best]
         if of_most >= price and rates[best] >= self._rate_without():
             return _Plan(length, True)
         prices = costs.of_drafting(lengths, [round(self._nodes_per_token * k) for k in lengths])
-        if any(expected >= price for expected, price in zip(tokens, prices, strict=True)):
+        if any(1 + accepted >= price for accepted, price in zip(expected, prices, strict=True)):
             return _Plan(length, True)
         length = min(length, _MAX_TRIAL_TOKENS)
         return _Plan(length, False, costs.of_drafting([length], [length])[0])
@@ -214,12 +214,10 @@ class CostAwareDraftLength:
         if not draft.tree.num_nodes:
             return draft
         reach = self._acceptance.reach(draft)
-        self._learn_survival(draft, reach)
+        self._learn_expected(draft, reach)
         width = draft.tree.num_nodes / max(self._drafted, 1)
         self._nodes_per_token += _SMOOTHING * (width - self._nodes_per_token)
-        # Parents first: reach only falls.
-        order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)
-        ranked = [reach[node] for node in order]
+        ranked = sorted(reach, reverse=True)
         num_nodes = self._best_num_nodes(ranked)
         kept = sum(ranked[:num_nodes]) / (sum(ranked) or 1.0)
         self._kept_share += _SMOOTHING * (kept - self._kept_share)
@@ -228,6 +226,8 @@ class CostAwareDraftLength:
         self._num_nodes += _SMOOTHING * (num_nodes - self._num_nodes)
         if num_nodes == draft.tree.num_nodes:
             return draft
+        # Parents first: reach only falls.
+        order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)
         return prune_draft(draft, order[:num_nodes])
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
@@ -260,33 +260,46 @@ class CostAwareDraftLength:
         if not costs.verify.is_known:
             return len(reach)
         rows = round(costs.other_rows) + 1
-        verify = costs.verify.at_whole(range(rows, rows + len(reach) + 1))
+        verify = costs.verify.up_to(rows + len(reach))[rows:]
         positions = round(costs.other_positions) + self._drafted
         spent = costs.exposed_share * costs.draft.at(positions) + costs.overhead_seconds
         tokens = accumulate(reach, initial=costs.other_tokens + 1)
-        rates = [expected / (one + spent) for expected, one in zip(tokens, verify, strict=True)]
+        rates = [expected / (one + spent) for expected, one in zip(tokens, verify, strict=False)]
         return rates.index(max(rates))
 
-    def _learn_survival(self, draft: Draft, reach: Sequence[float]) -> None:
-        """Average the reach by depth, extrapolated geometrically past the draft's end."""
-        size = len(self._survival)
-        seen = [0.0] * size
-        for depth, probability in zip(depths(draft.tree), reach, strict=True):
-            if depth <= size:
-                seen[depth - 1] += probability
-        end = min(self._drafted, size)
-        if end < size and draft.num_tokens_before_eos >= end and seen[end - 1] > 0:
-            ratio = min(seen[end - 1] ** (1 / end), 0.99)
-            for depth in range(end, size):
-                seen[depth] = seen[depth - 1] * ratio
-        self._survival = _moved(self._survival, seen, _SMOOTHING)
+    def _learn_expected(self, draft: Draft, reach: Sequence[float]) -> None:
+        """Average what each length would yield, extrapolated geometrically past the draft's end."""
+        most, of_nodes = self._lengths[-1], depths(draft.tree)
+        seen = [0.0] * (1 + max(most, max(of_nodes)))  # by depth
+        for depth, probability in zip(of_nodes, reach, strict=True):
+            seen[depth] += probability
+        end = min(self._drafted, most)
+        if draft.num_tokens_before_eos >= end > 0 and seen[end] > 0:
+            ratio = min(seen[end] ** (1 / end), 0.99)
+            seen[end:] = accumulate(repeat(ratio, most - end), mul, initial=seen[end])
+        accepted = list(accumulate(seen))
+        yields = [accepted[length] for length in self._lengths]
+        self._expected = _moved(self._expected, yields, _SMOOTHING)
         if self._num_drafts < _SHARED_DRAFTS:
-            self._shared.survival[:size] = _moved(self._shared.survival[:size], seen, 0.02)
+            self._shared.expected = _moved(self._shared.expected, yields, 0.02)
 
 
 def _moved(means: Sequence[float], values: Sequence[float], rate: float) -> list[float]:
     """Return moving averages after one more value of each."""
     return [mean + rate * (value - mean) for mean, value in zip(means, values, strict=True)]
+
+
+def _up_to(
+    limit: int, lengths: Sequence[int], expected: Sequence[float]
+) -> tuple[Sequence[int], Sequence[float]]:
+    """Return the lengths up to a limit and the limit itself, with what is expected of each."""
+    if limit >= lengths[-1]:
+        return lengths, expected
+    place = bisect_left(lengths, limit)
+    ends, values = [0, *lengths], [0.0, *expected]
+    share = (limit - ends[place]) / (ends[place + 1] - ends[place])
+    at_limit = values[place] + share * (values[place + 1] - values[place])
+    return [*lengths[:place], limit], [*expected[:place], at_limit]
 
 
 def make_draft_length(
@@ -297,5 +310,5 @@ def make_draft_length(
     if policy == "paper":
         return PaperDraftLength(config)
     if policy == "cost_aware":
-        return CostAwareDraftLength(config.max_draft_tokens, economics)
+        return CostAwareDraftLength(economics)
     return FixedDraftLength(params.num_draft_tokens if policy == "fixed" else 0)

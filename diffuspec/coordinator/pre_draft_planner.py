@@ -156,7 +156,8 @@ class PreDraftPlanner:
         ]
         saved = np.array([*accumulate(gains, initial=0.0)])
         left = self._seconds_left(now)
-        takes = np.array(costs.draft.at_each([*accumulate(lengths, initial=base)]))
+        sizes = accumulate(lengths, initial=base)
+        takes = np.array([costs.draft.at(size) for size in sizes])
         takes[0] = alone = takes[0] if urgent else 0.0
         late = np.maximum(takes - left, 0.0) - max(alone - left, 0.0)
         crowded = costs.crowding * np.minimum(takes - alone, left)

@@ -21,40 +21,35 @@ def curve_of(*points: tuple[int, float], times: int = 50) -> CostCurve:
 def test_a_new_curve_is_unknown_and_zero():
     curve = CostCurve()
     assert not curve.is_known
-    assert curve.at_each(range(11)) == [0] * 11
+    assert not any(curve.up_to(10))
     assert curve.at(10) == 0
 
 
 @settings(max_examples=50)
 @given(POINTS, st.integers(0, 400))
 def test_more_tokens_never_cost_less_and_every_size_costs_something(points, max_tokens):
-    table = curve_of(*points, times=1).at_each(range(max_tokens + 1))
-    assert len(table) == max_tokens + 1
+    table = curve_of(*points, times=1).up_to(max_tokens)
+    assert len(table) > max_tokens
     assert min(table) > 0 and all(a <= b + 1e-12 for a, b in pairwise(table))
 
 
 @settings(max_examples=50)
-@given(POINTS, st.integers(0, 400))
-def test_one_size_costs_what_it_costs_among_others(points, size):
-    curve = curve_of(*points, times=1)
-    assert curve.at(size) == pytest.approx(curve.at_each(range(size + 1))[-1])
-
-
-@settings(max_examples=50)
-@given(POINTS, st.integers(0, 400), st.integers(0, 80))
-def test_successive_sizes_cost_what_each_of_them_does(points, first, count):
-    curve, sizes = curve_of(*points, times=1), range(first, first + count)
-    assert curve.at_whole(sizes) == curve.at_each(sizes) == [curve.at(size) for size in sizes]
+@given(POINTS, st.lists(st.integers(0, 4000), min_size=1))
+def test_a_size_costs_the_same_whatever_was_asked_before(points, sizes):
+    asked = curve_of(*points, times=1)
+    costs = [asked.at(size) for size in sizes]
+    assert costs == pytest.approx([curve_of(*points, times=1).at(size) for size in sizes])
+    assert costs == pytest.approx([asked.up_to(max(sizes))[size] for size in sizes])
 
 
 def test_between_two_sizes_the_curve_is_a_straight_line():
     curve = curve_of((10, 1.0), (20, 2.0))
-    assert curve.at_each([10, 15, 20]) == pytest.approx([1.0, 1.5, 2.0])
+    assert [curve.at(size) for size in (10, 15, 20)] == pytest.approx([1.0, 1.5, 2.0])
 
 
 def test_beyond_the_measured_sizes_the_curve_keeps_its_slope():
     curve = curve_of((10, 1.0), (20, 2.0))
-    assert curve.at_each([5, 30, 100]) == pytest.approx([0.5, 3.0, 10.0])
+    assert [curve.at(size) for size in (5, 30, 100)] == pytest.approx([0.5, 3.0, 10.0])
 
 
 def test_a_size_measured_cheaper_than_a_smaller_one_costs_the_same():
@@ -63,7 +58,8 @@ def test_a_size_measured_cheaper_than_a_smaller_one_costs_the_same():
 
 
 def test_one_measured_size_gives_a_cost_to_its_neighbours():
-    few, same, many = curve_of((16, 1.0)).at_each([1, 16, 32])
+    curve = curve_of((16, 1.0))
+    few, same, many = curve.at(1), curve.at(16), curve.at(32)
     assert same == pytest.approx(1.0)
     assert 0.5 < few < same < many < 2
 

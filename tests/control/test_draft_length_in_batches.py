@@ -32,7 +32,7 @@ class Crowd(World):
 
     def run_all(self, shared: Economics, num_steps: int) -> Run:
         rng, run = random.Random(0), Run()
-        everyone = [CostAwareDraftLength(30, shared) for _ in range(self.num_requests)]
+        everyone = [CostAwareDraftLength(shared) for _ in range(self.num_requests)]
         for _ in range(num_steps):
             lengths = [one.num_draft_tokens(NO_LIMIT) for one in everyone]
             seconds = self.overhead
