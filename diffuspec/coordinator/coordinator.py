@@ -104,13 +104,8 @@ class Coordinator:
             async for request, result in self._verify.run(batch):
                 self._finish_step(request, result)
 
-    def _begin_step(self, request: Request) -> None:
-        now = time.monotonic()
-        request.times = StepTimes(
-            started_at=now,
-            verify_busy_seconds=self._verify.busy.seconds(now),
-            draft_busy_seconds=self._draft_busy.seconds(now),
-        )
+    def _begin_step(self, request: Request, times: StepTimes) -> None:
+        request.times = times
         if request.auto is not None:
             request.auto.begin_step(request)
         self._drafts.submit(request)
@@ -123,25 +118,29 @@ class Coordinator:
         try:
             if isinstance(result, Exception):
                 raise result
-            self._commit(request, result)
+            now = self._step_times()
+            self._commit(request, result, now)
             if request.finish_reason is not None:
                 self._finish(request)
             elif request.outputs.qsize() < MAX_UNREAD_OUTPUTS:
-                self._begin_step(request)
+                self._begin_step(request, now)
             else:
                 request.enter("waiting", "its reader")
         except Exception as error:
             self._abort(request, error)
 
-    def _commit(self, request: Request, result: Verified) -> None:
+    def _step_times(self) -> StepTimes:
+        """Return the times of a step that begins now."""
+        now = time.monotonic()
+        return StepTimes(now, self._verify.busy.seconds(now), self._draft_busy.seconds(now))
+
+    def _commit(self, request: Request, result: Verified, next_step: StepTimes) -> None:
         """Append the verdict's tokens, learn from it, and emit what it adds to the answer."""
         verdict = result.verdict
         self._drafts.resolve(request, verdict)
         request.adapt(verdict)
         token_ids, pieces = request.commit(verdict)
-        now = time.monotonic()
-        busy = self._verify.busy.seconds(now), self._draft_busy.seconds(now)
-        step = step_stats(request, result, len(token_ids), now, *busy)
+        step = step_stats(request, result, len(token_ids), next_step)
         output = RequestOutput(
             token_ids=token_ids,
             num_accepted_tokens=step.num_accepted_tokens,
@@ -154,7 +153,7 @@ class Coordinator:
             prompt_logprobs=request.prompt_logprobs(),
         )
         request.outputs.put_nowait(output)
-        self._observe(request, result, step, now)
+        self._observe(request, result, step, next_step.started_at)
 
     def _observe(self, request: Request, result: Verified, step: StepStats, now: float) -> None:
         self.metrics.observe_step(step, is_first=request.num_steps == 1)
@@ -214,7 +213,7 @@ class Coordinator:
         """Go on with a request that waits for its reader, once half of its outputs are read."""
         is_held = request.state == "waiting" and self._admission.is_running(request)
         if is_held and request.outputs.qsize() <= MAX_UNREAD_OUTPUTS // 2:
-            self._begin_step(request)
+            self._begin_step(request, self._step_times())
 
     def _submit(
         self,
@@ -264,7 +263,7 @@ class Coordinator:
         while admitted := self._admission.admit(self._verifier.info.max_sequences):
             for request in admitted:
                 try:
-                    self._begin_step(request)
+                    self._begin_step(request, self._step_times())
                 except Exception as error:
                     self._abort(request, error)
 

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffuspec.coordinator.request import Request
@@ -86,7 +86,7 @@ class DraftLane:
         self.pre_draft_breaker = Breaker()  # large batches may fail where small ones do not
         self.has_work = asyncio.Event()  # a draft, a pre-draft, a trial, or the lane's end
         self.queue = RequestQueue(self.has_work)
-        self.drafting: list[Request] = []
+        self.drafting: Sequence[Request] = ()
         self.ends_at = math.inf  # when the call under way should end; inf: not known
         self.trial: Trial | None = None  # the next one
         self.held_request_ids: set[str] = set()  # requests whose prefix the drafter may hold
@@ -107,14 +107,14 @@ class DraftLane:
     async def draft(
         self,
         requests: Sequence[DraftRequest],
-        wanted_by: Collection[Request],
+        wanted_by: set[Request],
         max_seconds: float,
     ) -> list[Draft] | None:
         """Ask the drafter for one draft per request; None once no request wants them any more.
 
         Raises whatever the drafter raises, and DrafterError when it is late or miscounts.
         """
-        self._call = call = _Call(asyncio.timeout(max_seconds), set(wanted_by))
+        self._call = call = _Call(asyncio.timeout(max_seconds), wanted_by)
         try:
             async with call.deadline:
                 drafts = await self.drafter.draft(requests)

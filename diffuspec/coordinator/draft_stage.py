@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable, Mapping
 
 from diffuspec.control.costs import BusyTime, StepCosts
-from diffuspec.coordinator.draft_costs import expected_seconds, learn_costs
-from diffuspec.coordinator.draft_lane import DraftLane
+from diffuspec.coordinator.draft_batch import DraftBatch
+from diffuspec.coordinator.draft_lane import DraftLane, Trial
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
 from diffuspec.coordinator.pre_drafts import PreDraft
@@ -160,11 +160,12 @@ class DraftStage:
         """Draft with one drafter until it leaves: what is waited for, together with pre-drafts."""
         while not lane.is_gone:
             lane.has_work.clear()  # before the trial, during which the drafter may leave
-            await self._make_trial(lane)
+            if lane.trial is not None:
+                await self._make_trial(lane, lane.trial)
             requests = lane.queue.take_now()
             jobs = self._plan_pre_drafts(lane, requests)
             if requests or jobs:
-                await self._draft(lane, requests, jobs)
+                await self._draft(lane, DraftBatch(requests, jobs))
                 await asyncio.sleep(0)  # drafters may not suspend: let consumers have a turn
             else:
                 await lane.has_work.wait()
@@ -187,36 +188,32 @@ class DraftStage:
             breaker.give_up_trial()
         return jobs
 
-    async def _draft(
-        self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob]
-    ) -> None:
-        """Draft all of these in one batch; every request goes on, with a draft or without."""
-        for request in requests:
+    async def _draft(self, lane: DraftLane, batch: DraftBatch) -> None:
+        """Make the drafts of a batch; every request goes on, with a draft or without."""
+        for request in batch.requests:
             if request.early is None:
                 request.lifecycle.waits_for = lane.name
             else:
                 request.early.is_asked = True
         started = time.monotonic()
         try:
-            drafts = await self._ask(lane, requests, jobs)
+            drafts = await self._ask(lane, batch, started)
             seconds = time.monotonic() - started
             if drafts is None:
-                _lose(jobs)
+                _lose(batch.jobs)
             else:
-                self._on_drafts(lane, requests, jobs, drafts, seconds)
+                self._on_drafts(lane, batch, drafts, seconds)
         except Exception as error:
-            self._on_failure(lane, requests, jobs, error)
+            self._on_failure(lane, batch, error)
 
-    async def _ask(
-        self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob]
-    ) -> list[Draft] | None:
+    async def _ask(self, lane: DraftLane, batch: DraftBatch, started: float) -> list[Draft] | None:
         """Return the drafts of a batch, the jobs' last; None: no request wants them any more."""
-        share = StateRows.MAX_BYTES // max(1, len(requests))
-        draft_requests = [request.draft_request(share) for request in requests]
-        draft_requests += [job.draft_request for job in jobs]
-        wanted_by = [*requests, *(job.request for job in jobs)]
-        lane.drafting, started = requests, time.monotonic()
-        lane.ends_at = started + expected_seconds(self._costs[lane.chosen_by], requests, jobs)
+        share = StateRows.MAX_BYTES // max(1, len(batch.requests))
+        draft_requests = [request.draft_request(share) for request in batch.requests]
+        draft_requests += [job.draft_request for job in batch.jobs]
+        wanted_by = {*batch.requests, *[job.request for job in batch.jobs]}
+        lane.drafting = batch.requests
+        lane.ends_at = started + batch.expected_seconds(self._costs[lane.chosen_by])
         self._busy.begin(started)
         try:
             drafts = await lane.draft(draft_requests, wanted_by, self._max_seconds)
@@ -225,21 +222,19 @@ class DraftStage:
             raise
         finally:
             self._busy.end(time.monotonic())
-            lane.drafting, lane.ends_at = [], math.inf
+            lane.drafting, lane.ends_at = (), math.inf
             lane.pre_draft_breaker.give_up_trial()
         if drafts is not None:
-            trace_drafts(self._tracer, lane.name, drafts, started, len(jobs))
+            trace_drafts(self._tracer, lane.name, drafts, started, len(batch.jobs))
         return drafts
 
-    async def _make_trial(self, lane: DraftLane) -> None:
+    async def _make_trial(self, lane: DraftLane, trial: Trial) -> None:
         """Let a drafter that failed draft once; the draft is thrown away."""
-        trial, lane.trial = lane.trial, None
-        if trial is None:
-            return
+        lane.trial = None
         started = time.monotonic()
         try:
             if not trial.request.is_finished:
-                drafts = await lane.draft([trial.draft_request], [trial.request], self._max_seconds)
+                drafts = await lane.draft([trial.draft_request], {trial.request}, self._max_seconds)
                 trace_trial(self._tracer, lane.name, started)
                 if drafts is not None:
                     lane.breaker.succeeded()
@@ -253,17 +248,13 @@ class DraftStage:
     # ---- out
 
     def _on_drafts(
-        self,
-        lane: DraftLane,
-        requests: list[Request],
-        jobs: list[PreDraftJob],
-        drafts: list[Draft],
-        seconds: float,
+        self, lane: DraftLane, batch: DraftBatch, drafts: list[Draft], seconds: float
     ) -> None:
+        requests, jobs = batch.requests, batch.jobs
         lane.breaker.succeeded()
         if jobs:
             lane.pre_draft_breaker.succeeded()
-        learn_costs(self._costs[lane.chosen_by], requests, jobs, seconds)
+        batch.learn(self._costs[lane.chosen_by], seconds)
         for request, draft in zip(requests, drafts[: len(requests)], strict=True):
             self._note_states(request, draft)
             if request.early is not None:
@@ -283,17 +274,15 @@ class DraftStage:
             else:
                 self._submit(job.request)
 
-    def _on_failure(
-        self, lane: DraftLane, requests: list[Request], jobs: list[PreDraftJob], error: Exception
-    ) -> None:
+    def _on_failure(self, lane: DraftLane, batch: DraftBatch, error: Exception) -> None:
         """Let the requests of a failed call go on without drafts, and the drafter rest."""
         trace = None if isinstance(error, DiffuspecError) else error
         message = "%s failed; decoding goes on without its drafts: %s"
         logger.warning(message, lane.name, error, exc_info=trace)
-        waiting = [*requests, *_lose(jobs)]
-        for request in requests:
+        waiting = [*batch.requests, *_lose(batch.jobs)]
+        for request in batch.requests:
             request.early = None
-        if jobs:
+        if batch.jobs:
             lane.pre_draft_breaker.failed()
         if waiting or any(lane.queue):
             lane.breaker.failed()

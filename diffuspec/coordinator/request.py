@@ -54,10 +54,10 @@ class StepTimes:
     """The coming step so far. Points in time are time.monotonic()."""
 
     started_at: float = 0.0  # the previous verdict, or the admission
-    ready_at: float = 0.0  # the draft was there, or it was decided to go without one
-    drafting_seconds: float = 0.0  # spent waiting for the drafter, transport included
     verify_busy_seconds: float = 0.0  # of the verifier, in total, when the step began
     draft_busy_seconds: float = 0.0  # of the drafters, in total, when the step began
+    ready_at: float = 0.0  # the draft was there, or it was decided to go without one
+    drafting_seconds: float = 0.0  # spent waiting for the drafter, transport included
     prefill_seconds: float = 0.0  # of the verifier, on prompt chunks ahead of the step
     prefill_transport_seconds: float = 0.0  # of those chunks, there and back
 

@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from diffuspec.algorithm.draft_tree import depths
 from diffuspec.control.costs import StepCosts
-from diffuspec.coordinator.request import Request
+from diffuspec.coordinator.request import Request, StepTimes
 from diffuspec.coordinator.verify_stage import Verified
 from diffuspec.core.types import StepStats
 from diffuspec.telemetry.trace import Argument, Colour, Tracer
 
 
 def step_stats(
-    request: Request,
-    result: Verified,
-    num_committed_tokens: int,
-    now: float,
-    verify_busy_seconds: float,
-    draft_busy_seconds: float,
+    request: Request, result: Verified, num_committed_tokens: int, next_step: StepTimes
 ) -> StepStats:
-    """Return the statistics of a request's step that ends now, its tokens just committed.
-
-    The busy seconds are totals of the verifier and of the drafters up to now.
-    """
+    """Return the statistics of a request's step that ended as the next began: tokens committed."""
     draft, times, verdict = request.draft, request.times, result.verdict
-    seconds = now - times.started_at
-    verify_busy = verify_busy_seconds - times.verify_busy_seconds
-    draft_busy = draft_busy_seconds - times.draft_busy_seconds
+    seconds = next_step.started_at - times.started_at
+    verify_busy = next_step.verify_busy_seconds - times.verify_busy_seconds
+    draft_busy = next_step.draft_busy_seconds - times.draft_busy_seconds
     pre_drafts = request.pre_drafts
     has_ended = request.finish_reason is not None
     return StepStats(

@@ -53,12 +53,7 @@ class VerifyBatch:
     @property
     def num_rows(self) -> int:
         """Rows fed to the target: each request's draft and the token before it."""
-        return sum(1 + request.draft.tree.num_nodes for request in self.requests)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether no request has a draft."""
-        return self.num_rows == len(self.requests)
+        return sum([1 + request.draft.tree.num_nodes for request in self.requests])
 
     def halves(self) -> tuple[VerifyBatch, VerifyBatch]:
         half = len(self.requests) // 2
@@ -191,9 +186,10 @@ class VerifyStage:
         A request with more to read, or held up by an outage, is queued again instead, unless it
         has ended meanwhile.
         """
-        started, drafting = time.monotonic(), self._draft_busy.seconds(time.monotonic())
+        started = time.monotonic()
+        drafting = self._draft_busy.seconds(started)
         try:
-            verdicts = await self._ask(batch)
+            verdicts = await self._ask(batch, started)
         except VerifierUnavailableError as error:
             for request in self._requeue_after_outage(batch.requests, error):
                 yield _left(request), error
@@ -206,30 +202,29 @@ class VerifyStage:
                 async for left in self.run(half):
                     yield left
         else:
-            seconds = time.monotonic() - started
-            drafting = self._draft_busy.seconds(time.monotonic()) - drafting
-            alone = self._costs[0].alone(batch.num_rows, seconds, drafting)
-            is_plain = self._was_plain and batch.is_plain and not drafting
-            self._was_plain = batch.is_plain and not drafting
-            self._learn(batch, verdicts, seconds, drafting)
+            ended, num_rows = time.monotonic(), batch.num_rows
+            seconds, drafting = ended - started, self._draft_busy.seconds(ended) - drafting
+            alone = self._costs[0].alone(num_rows, seconds, drafting)
+            is_plain = num_rows == len(batch.requests) and not drafting
+            are_plain, self._was_plain = is_plain and self._was_plain, is_plain
+            self._learn(batch, num_rows, verdicts, seconds, drafting)
             for request, chunk, verdict in zip(batch.requests, batch.chunks, verdicts, strict=True):
                 request.stalled_since = None
                 request.feed.take(verdict.states)
                 if chunk is None or request.is_finished:
-                    yield _left(request), Verified(verdict, started, seconds, alone, is_plain)
+                    yield _left(request), Verified(verdict, started, seconds, alone, are_plain)
                     continue
                 try:
                     self._requeue_after_chunk(request, chunk, verdict)
                 except VerifierError as error:
                     yield _left(request), error
 
-    async def _ask(self, batch: VerifyBatch) -> list[Verdict]:
+    async def _ask(self, batch: VerifyBatch, started: float) -> list[Verdict]:
         """Raises what the verifier raises, and VerifierError when it miscounts."""
         requests = [
             chunk or request.verify_request()
             for request, chunk in zip(batch.requests, batch.chunks, strict=True)
         ]
-        started = time.monotonic()
         self.busy.begin(started)
         try:
             verdicts = await self._verifier.verify(requests)
@@ -245,14 +240,19 @@ class VerifyStage:
         return verdicts
 
     def _learn(
-        self, batch: VerifyBatch, verdicts: list[Verdict], seconds: float, drafting: float
+        self,
+        batch: VerifyBatch,
+        num_rows: int,
+        verdicts: list[Verdict],
+        seconds: float,
+        drafting: float,
     ) -> None:
         """Learn from decoding steps alone: how much of a prompt was cached is not known here."""
-        if all(request.num_unread == 1 for request in batch.requests) and not any(batch.chunks):
-            num_tokens = sum(len(verdict.token_ids) for verdict in verdicts)
+        if not any(batch.chunks) and all([one.num_unread == 1 for one in batch.requests]):
+            num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
             num_requests = len(batch.requests)
             for costs in self._costs:
-                costs.observe_verify(batch.num_rows, num_requests, num_tokens, seconds, drafting)
+                costs.observe_verify(num_rows, num_requests, num_tokens, seconds, drafting)
 
     def _requeue_after_chunk(
         self, request: Request, chunk: VerifyRequest, verdict: Verdict

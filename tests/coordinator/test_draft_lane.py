@@ -59,7 +59,7 @@ async def test_a_late_call_is_an_error_of_the_drafter():
     drafter = HangingDrafter()
     lane, request = DraftLane(drafter, "drafter"), make_request()
     with pytest.raises(DrafterError, match=r"no draft within 2\.5 seconds"):
-        await lane.draft([request.draft_request()], [request], 2.5)
+        await lane.draft([request.draft_request()], {request}, 2.5)
     assert drafter.was_cancelled
 
 
@@ -67,7 +67,7 @@ async def test_a_call_that_no_request_wants_any_more_returns_none():
     drafter = HangingDrafter()
     lane, requests = DraftLane(drafter, "drafter"), [make_request(), make_request()]
     draft_requests = [request.draft_request() for request in requests]
-    call = asyncio.create_task(lane.draft(draft_requests, requests, 60.0))
+    call = asyncio.create_task(lane.draft(draft_requests, {*requests}, 60.0))
     await drafter.is_asked.wait()
     lane.drop(requests[0])
     lane.drop(requests[0])

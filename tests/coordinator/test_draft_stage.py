@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from diffuspec.control.outcomes import OutcomeRanking
-from diffuspec.coordinator import draft_costs, draft_stage
+from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.pre_draft_planner import PreDraftPlanner
@@ -223,7 +223,7 @@ async def test_a_trial_under_way_is_cancelled_at_shutdown(quiet):
         (Request, "take_draft"),
         (Request, "take_pre_draft"),
         (DrafterPool, "place"),
-        (draft_stage, "learn_costs"),
+        (DraftBatch, "learn"),
         (DraftStage, "_drafted"),
         (PreDraftPlanner, "begin"),
         (PreDraftPlanner, "take"),
@@ -252,14 +252,14 @@ async def test_a_bug_in_the_draft_stage_ends_no_request(owner, name, period, mon
 
 
 async def test_a_bug_in_the_draft_stage_costs_one_draft(monkeypatch, quiet):
-    learn, numbers = draft_costs.learn_costs, itertools.count()
+    learn, numbers = DraftBatch.learn, itertools.count()
 
     def buggy(*args: Any) -> None:
         if next(numbers) == 1:
             raise ValueError("a bug")
         learn(*args)
 
-    monkeypatch.setattr(draft_stage, "learn_costs", buggy)
+    monkeypatch.setattr(DraftBatch, "learn", buggy)
     async with on_stage() as stage:
         slow_down(stage.verifier, "verify", 0.6)  # longer than the pause before a trial
         fallbacks = [step.fallback for step in await stage.steps()]
@@ -272,7 +272,7 @@ async def test_after_a_bug_that_ends_all_requests_every_drafter_is_used_again(mo
     async with on_a_pool(drafters) as stage:
         slow_down(drafters[1], "draft", 1.0)
         with monkeypatch.context() as patch:
-            patch.setattr(draft_stage, "learn_costs", lambda *_: 1 / 0)
+            patch.setattr(DraftBatch, "learn", lambda *_: 1 / 0)
             patch.setattr(DraftStage, "_skip_draft", lambda *_: [][0])
             tasks = [stage.start([n]) for n in range(2)]
             done, _ = await asyncio.wait(tasks)

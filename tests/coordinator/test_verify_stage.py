@@ -72,7 +72,7 @@ async def test_a_draft_waits_no_longer_for_another_than_verifying_both_would_sav
     stage.queue.put(ready)
 
     def arrive() -> None:
-        pool.lanes[0].drafting.clear()
+        pool.lanes[0].drafting = ()
         stage.queue.put(coming)
 
     asyncio.get_running_loop().call_later(comes_after, arrive)
