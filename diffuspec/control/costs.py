@@ -6,10 +6,11 @@ transport. Nothing is assumed in advance: a curve without measurements has is_kn
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count, islice, pairwise
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
@@ -102,17 +103,17 @@ class CostCurve:
             tokens, seconds = point.tabled = point.tokens, point.seconds
             highest = max(highest, seconds)
             corners.append((tokens, highest))
-        (start, seconds), (last, _) = corners[0], corners[-1]
-        slope = (highest - seconds) / (last - start) if corners[1:] else _DEFAULT_SLOPE * seconds
-        corners.append((last + num_sizes, highest + slope * num_sizes))
-        lowest, sizes = 0.1 * seconds, range(min(int(start) + 1, num_sizes))
-        table = [max(lowest, seconds + slope * (size - start)) for size in sizes]
-        for end, higher in corners[1:]:
-            slope = (higher - seconds) / (end - start)
-            here, stop = len(table), min(int(end) + 1, num_sizes)
-            line = count(seconds + slope * (here - start), slope)
-            table += islice(line, max(stop - here, 0))
-            start, seconds = end, higher
+        first, lowest = corners[0]
+        between = [(b - a) / (y - x) for (x, a), (y, b) in pairwise(corners)]
+        outside = (highest - lowest) / (tokens - first) if between else _DEFAULT_SLOPE * lowest
+        flat_until = first - 0.9 * lowest / outside if outside else 0.0
+        table = [0.1 * lowest] * min(max(math.ceil(flat_until), 0), num_sizes)
+        ends, slopes = [size for size, _ in corners], [outside, *between, outside]
+        lines = zip([corners[0], *corners], slopes, [*ends, num_sizes], strict=True)
+        for (start, seconds), slope, end in lines:
+            here, stop = len(table), min(math.ceil(end), num_sizes)
+            if here < stop:
+                table += islice(count(seconds + slope * (here - start), slope), stop - here)
         return table
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 
 from diffuspec.control.costs import StepCosts
@@ -11,26 +12,33 @@ from diffuspec.coordinator.request import Request
 
 
 class DraftBatch:
-    """Drafts that requests wait for and pre-drafts, to be made in one call."""
+    """Drafts that requests wait for and pre-drafts, to be made in a call that begins now."""
 
-    def __init__(self, requests: Sequence[Request], jobs: Sequence[PreDraftJob]) -> None:
+    def __init__(
+        self, requests: Sequence[Request], jobs: Sequence[PreDraftJob], costs: StepCosts
+    ) -> None:
         self.requests = requests
         self.jobs = jobs
+        self.started_at = time.monotonic()
+        self._costs = costs
         self.num_positions = sum([request.num_draft_tokens for request in requests])  # masked
         self.num_positions += sum([job.pre_draft.num_draft_tokens for job in jobs])
 
-    def expected_seconds(self, costs: StepCosts) -> float:
-        """Return what the call should take; infinity where a prompt is read, or without costs."""
-        if costs.draft.is_known and all([one.is_known_to_drafter for one in self.requests]):
-            return costs.draft.at(self.num_positions)
-        return math.inf
+    @property
+    def ends_at(self) -> float:
+        """When the call should end; infinity where a prompt is read, or nothing is known."""
+        if not self._costs.draft.is_known or not all(
+            one.is_known_to_drafter for one in self.requests
+        ):
+            return math.inf
+        return self.started_at + self._costs.draft.at(self.num_positions)
 
-    def learn(self, costs: StepCosts, seconds: float) -> None:
-        """Learn what drafting takes, or reading where there are requests' first drafts."""
+    def learn(self, seconds: float) -> None:
+        """Learn from the call: what drafting takes, or reading where there are first drafts."""
         num_read = sum([one.num_tokens for one in self.requests if not one.is_known_to_drafter])
         if num_read:
-            costs.observe_reading(num_read, self.num_positions, seconds)
+            self._costs.observe_reading(num_read, self.num_positions, seconds)
         elif self.jobs:
-            costs.observe_pre_drafts(self.num_positions, seconds)
+            self._costs.observe_pre_drafts(self.num_positions, seconds)
         else:
-            costs.observe_draft(self.num_positions, len(self.requests), seconds)
+            self._costs.observe_draft(self.num_positions, len(self.requests), seconds)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.core.backoff import Backoff
@@ -86,8 +86,7 @@ class DraftLane:
         self.pre_draft_breaker = Breaker()  # large batches may fail where small ones do not
         self.has_work = asyncio.Event()  # a draft, a pre-draft, a trial, or the lane's end
         self.queue = RequestQueue(self.has_work)
-        self.drafting: Sequence[Request] = ()
-        self.ends_at = math.inf  # when the call under way should end; inf: not known
+        self.under_way: DraftBatch | None = None  # None: no call, or a trial
         self.trial: Trial | None = None  # the next one
         self.held_request_ids: set[str] = set()  # requests whose prefix the drafter may hold
         self._call: _Call | None = None
@@ -96,6 +95,11 @@ class DraftLane:
     def is_available(self) -> bool:
         """Whether requests may be placed here."""
         return self.breaker.is_closed and not self.is_gone
+
+    @property
+    def drafting(self) -> Sequence[Request]:
+        """The requests whose drafts are being made, pre-drafts left out."""
+        return self.under_way.requests if self.under_way is not None else ()
 
     @property
     def load(self) -> tuple[int, int]:

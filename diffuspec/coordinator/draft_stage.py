@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Iterable, Mapping
 
@@ -165,7 +164,8 @@ class DraftStage:
             requests = lane.queue.take_now()
             jobs = self._plan_pre_drafts(lane, requests)
             if requests or jobs:
-                await self._draft(lane, DraftBatch(requests, jobs))
+                costs = self._costs[lane.chosen_by]
+                await self._draft(lane, DraftBatch(requests, jobs, costs))
                 await asyncio.sleep(0)  # drafters may not suspend: let consumers have a turn
             else:
                 await lane.has_work.wait()
@@ -195,10 +195,9 @@ class DraftStage:
                 request.lifecycle.waits_for = lane.name
             else:
                 request.early.is_asked = True
-        started = time.monotonic()
         try:
-            drafts = await self._ask(lane, batch, started)
-            seconds = time.monotonic() - started
+            drafts = await self._ask(lane, batch)
+            seconds = time.monotonic() - batch.started_at
             if drafts is None:
                 _lose(batch.jobs)
             else:
@@ -206,14 +205,13 @@ class DraftStage:
         except Exception as error:
             self._on_failure(lane, batch, error)
 
-    async def _ask(self, lane: DraftLane, batch: DraftBatch, started: float) -> list[Draft] | None:
+    async def _ask(self, lane: DraftLane, batch: DraftBatch) -> list[Draft] | None:
         """Return the drafts of a batch, the jobs' last; None: no request wants them any more."""
         share = StateRows.MAX_BYTES // max(1, len(batch.requests))
         draft_requests = [request.draft_request(share) for request in batch.requests]
         draft_requests += [job.draft_request for job in batch.jobs]
         wanted_by = {*batch.requests, *[job.request for job in batch.jobs]}
-        lane.drafting = batch.requests
-        lane.ends_at = started + batch.expected_seconds(self._costs[lane.chosen_by])
+        lane.under_way, started = batch, batch.started_at
         self._busy.begin(started)
         try:
             drafts = await lane.draft(draft_requests, wanted_by, self._max_seconds)
@@ -222,7 +220,7 @@ class DraftStage:
             raise
         finally:
             self._busy.end(time.monotonic())
-            lane.drafting, lane.ends_at = (), math.inf
+            lane.under_way = None
             lane.pre_draft_breaker.give_up_trial()
         if drafts is not None:
             trace_drafts(self._tracer, lane.name, drafts, started, len(batch.jobs))
@@ -254,7 +252,7 @@ class DraftStage:
         lane.breaker.succeeded()
         if jobs:
             lane.pre_draft_breaker.succeeded()
-        batch.learn(self._costs[lane.chosen_by], seconds)
+        batch.learn(seconds)
         for request, draft in zip(requests, drafts[: len(requests)], strict=True):
             self._note_states(request, draft)
             if request.early is not None:

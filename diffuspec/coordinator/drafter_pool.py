@@ -110,11 +110,11 @@ class DrafterPool:
 
         None, and infinity, where no end is known.
         """
-        calls = [lane for lane in self.lanes if lane.ends_at < math.inf]
-        if not calls:
+        calls = [lane.under_way for lane in self.lanes if lane.under_way is not None]
+        batch = min(calls, key=lambda batch: batch.ends_at, default=None)
+        if batch is None or batch.ends_at == math.inf:
             return [], math.inf
-        lane = min(calls, key=lambda lane: lane.ends_at)
-        return [one for one in lane.drafting if one.state == "drafting"], lane.ends_at
+        return [one for one in batch.requests if one.state == "drafting"], batch.ends_at
 
     def try_again(self, request: Request) -> None:
         """Let drafters that failed, and whose pause is over, draft a copy for this request."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -143,7 +143,7 @@ class Request:
         self._read_only = self._tokens.view()  # workers hold parts of it
         self._read_only.flags.writeable = False
         self._num_tokens = len(prompt)
-        self._append(committed)
+        self._append(committed.tolist())
         if self.finish_reason is not None:
             raise InvalidRequestError("the committed tokens end the request already")
         self.num_read = 0
@@ -171,30 +171,27 @@ class Request:
         self.num_steps += 1
         return verdict.token_ids[: len(pieces)], tuple(pieces)
 
-    def _append(self, token_ids: Collection[int]) -> list[str]:
+    def _append(self, token_ids: Sequence[int]) -> list[str]:
+        """Return the text that each token released, up to the first that ends the request."""
+        detokenizer, room = self._detokenizer, self.sampling.max_tokens - self.num_output_tokens
         pieces: list[str] = []
-        start = self._num_tokens
-        for token_id in token_ids:
-            self._num_tokens += 1
-            pieces.append(self._detokenize(int(token_id)))
-            if self.finish_reason is not None:
-                pieces[-1] += self._detokenizer.finish() if self._detokenizer is not None else ""
+        for token_id in token_ids[:room]:
+            if token_id in self._stop_ids:
+                self.finish_reason = FinishReason.STOP
+                pieces.append("")
                 break
-        self._tokens[start : self._num_tokens] = [*token_ids][: len(pieces)]
+            pieces.append("" if detokenizer is None else detokenizer.push(token_id))
+            if detokenizer is not None and detokenizer.is_stopped:
+                self.finish_reason = FinishReason.STOP
+                break
+        if self.finish_reason is None and len(pieces) == room:
+            self.finish_reason = FinishReason.LENGTH
+        if self.finish_reason is not None and detokenizer is not None:
+            pieces[-1] += detokenizer.finish()
+        start, self._num_tokens = self._num_tokens, self._num_tokens + len(pieces)
+        self._tokens[start : self._num_tokens] = token_ids[: len(pieces)]
         self.num_read = self._num_tokens - 1  # all but the target's own last token
         return pieces
-
-    def _detokenize(self, token_id: int) -> str:
-        """Return the text that a token releases; set finish_reason if it ends the request."""
-        if token_id in self._stop_ids:
-            self.finish_reason = FinishReason.STOP
-            return ""
-        piece = self._detokenizer.push(token_id) if self._detokenizer is not None else ""
-        if self._detokenizer is not None and self._detokenizer.is_stopped:
-            self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.sampling.max_tokens:
-            self.finish_reason = FinishReason.LENGTH
-        return piece
 
     # ---- state
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from diffuspec.control.costs import StepCosts
+from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.draft_lane import Breaker, DraftLane
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.types import Draft, DraftRequest
@@ -82,7 +84,7 @@ async def test_the_load_of_a_lane_counts_draft_tokens_queued_and_in_a_call():
     for request in requests:
         request.plan_draft()
     lane.queue.put(requests[0])
-    lane.drafting = requests[1:]
+    lane.under_way = DraftBatch(requests[1:], [], StepCosts())
     assert lane.load == (8, 0)
     lane.drop(requests[0])
     assert lane.load == (4, 0)

@@ -11,6 +11,7 @@ from itertools import pairwise
 import pytest
 
 from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.verify_stage import VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
@@ -68,11 +69,12 @@ async def test_a_draft_waits_no_longer_for_another_than_verifying_both_would_sav
     for request in (ready, coming):
         request.num_read, request.num_draft_tokens = len(PROMPT) - 1, 4
         request.enter("drafting", "a draft")
-    pool.lanes[0].drafting, pool.lanes[0].ends_at = [coming], now + 0.2
+    coming.is_known_to_drafter = True
+    pool.lanes[0].under_way = DraftBatch([coming], [], costs)  # takes 0.2 s
     stage.queue.put(ready)
 
     def arrive() -> None:
-        pool.lanes[0].drafting = ()
+        pool.lanes[0].under_way = None
         stage.queue.put(coming)
 
     asyncio.get_running_loop().call_later(comes_after, arrive)
