@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from diffuspec.control.draft_length import DraftLength
 from diffuspec.control.drafter_choice import DrafterChoice, DrafterRates
+from diffuspec.coordinator.draft_lane import DraftLane
 from diffuspec.coordinator.request import Request
 from diffuspec.core.types import StepStats
 
@@ -17,7 +18,7 @@ class AutoDrafter:
         self._lengths = lengths
         self._choice = DrafterChoice(rates)
         # Lane and is_known_to_drafter of the request, for the names that it was taken from.
-        self._left: dict[str, tuple[int | None, bool]] = {}
+        self._left: dict[str, tuple[DraftLane | None, bool]] = {}
         self._knows_request = False  # the drafter of this step, when it began
 
     def begin_step(self, request: Request) -> None:

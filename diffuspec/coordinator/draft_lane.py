@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from diffuspec.core.types import Draft, DraftRequest
 
 _FIRST_PAUSE_SECONDS = 0.5  # after a failure, before a trial
 _MAX_PAUSE_SECONDS = 30.0
-
-_numbers = itertools.count()
 
 
 class Breaker:
@@ -76,7 +73,6 @@ class DraftLane:
     """A drafter with a queue of its own: a lane never waits for another."""
 
     def __init__(self, drafter: Drafter, name: str, chosen_by: str = "") -> None:
-        self.number = next(_numbers)
         self.chosen_by = chosen_by  # the name that its requests choose
         self.drafter = drafter
         self.name = name

@@ -129,9 +129,8 @@ class DraftStage:
         now = time.monotonic()
         for request in decoding:
             ends_at = now + self._costs[request.drafter].verify.at(batch.num_rows)
-            lane = self._pool.lane_of(request)
-            if self._planners[request.drafter].begin(request, ends_at) and lane is not None:
-                lane.has_work.set()
+            if self._planners[request.drafter].begin(request, ends_at) and request.lane is not None:
+                request.lane.has_work.set()
 
     def resolve(self, request: Request, verdict: Verdict) -> None:
         """Match a verdict, before it is committed, with the pre-drafts made for it."""
@@ -179,7 +178,7 @@ class DraftStage:
         try:
             now = time.monotonic()
             planner = self._planners[lane.chosen_by]
-            jobs = planner.take(urgent, now, lambda request: request.lane == lane.number)
+            jobs = planner.take(urgent, now, lambda request: request.lane is lane)
         except Exception:
             logger.exception("planning pre-drafts failed; none are made for a while")
             breaker.failed()

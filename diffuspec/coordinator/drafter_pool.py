@@ -88,22 +88,18 @@ class DrafterPool:
 
     def place(self, request: Request) -> DraftLane | None:
         """Return the lane to draft for a request; None while no drafter is well."""
-        lane = self.lane_of(request)
+        lane = request.lane
         if lane is None or not lane.is_available:
             available = [one for one in self._chosen_by(request) if one.is_available]
             if not available:
                 return None
             lane = min(available, key=lambda lane: lane.load)
             lane.held_request_ids.add(request.request_id)
-            request.lane, request.is_known_to_drafter = lane.number, False
+            request.lane, request.is_known_to_drafter = lane, False
         return lane
 
     def _chosen_by(self, request: Request) -> list[DraftLane]:
         return [lane for lane in self.lanes if lane.chosen_by == request.drafter]
-
-    def lane_of(self, request: Request) -> DraftLane | None:
-        """Return the lane that a request was placed in last, if it is still here."""
-        return next((lane for lane in self.lanes if lane.number == request.lane), None)
 
     def next_drafts(self) -> tuple[list[Request], float]:
         """Return the requests that wait for the call that should end first, and when it should.

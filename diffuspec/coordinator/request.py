@@ -42,6 +42,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from diffuspec.coordinator.auto_drafter import AutoDrafter
+    from diffuspec.coordinator.draft_lane import DraftLane
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,7 @@ class Request:
         self.times = StepTimes()
 
         self.drafter = drafter  # the name of those that draft for it
-        self.lane: int | None = None  # of the drafter that drafts for it
+        self.lane: DraftLane | None = None  # of the drafter that drafts for it
         self.is_known_to_drafter = False  # that drafter has read its prompt
         self.auto: AutoDrafter | None = None  # changes the drafter between steps
         self.pre_drafts: PreDrafts | None = None  # of the latest verification
