@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.params import SamplingParams
@@ -130,6 +131,18 @@ def test_a_special_token_has_a_place_in_an_echoed_prompt_and_none_in_an_answer()
     offsets = TextOffsets(TokenTexts(TOKENIZER))
     end, a = (TOKENIZER.get_vocab()[one] for one in ("<|end|>", "a"))
     assert offsets.of([end, a, end, a, end], num_echoed=1) == [0, 7, 8, 8, 9]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["a", "é", "€", "🎉", b"\xe2", b"\x82", b"\xf0\x9f"]), max_size=9))
+def test_places_are_those_of_the_characters_that_tokens_begin(parts):
+    raw = b"".join(part if isinstance(part, bytes) else part.encode() for part in parts)
+    texts = TokenTexts(TOKENIZER)
+    ids = {texts.raw(token_id)[0]: token_id for token_id in range(256)}
+    found = TextOffsets(texts).of([ids[byte] for byte in raw])
+    for place, offset in enumerate(found):
+        if not 0x80 <= raw[place] < 0xC0:
+            assert offset == len(raw[:place].decode(errors="replace"))
 
 
 def test_tokens_that_begin_with_a_space_keep_it():

@@ -70,10 +70,16 @@ class TextOffsets:
         """
         offsets = []
         for place, token_id in enumerate(token_ids):
+            is_shown = place < num_echoed or not self._texts.is_special(token_id)
+            raw = self._texts.raw(token_id) if is_shown else b""
+            if raw and not 0x80 <= raw[0] < 0xC0:  # it does not go on with a character
+                self._read(b"", is_last=True)
             offsets.append(self._num_characters)
-            if place < num_echoed or not self._texts.is_special(token_id):
-                self._num_characters += len(self._decoder.decode(self._texts.raw(token_id)))
+            self._read(raw)
         return offsets
+
+    def _read(self, raw: bytes, *, is_last: bool = False) -> None:
+        self._num_characters += len(self._decoder.decode(raw, is_last))
 
 
 def _byte_letters() -> dict[str, int]:
