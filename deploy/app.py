@@ -39,6 +39,7 @@ def build(args: dict[str, Any]) -> Application:
         name="Directory",
         max_ongoing_requests=_UNBOUNDED,
         ray_actor_options={"num_cpus": 0},
+        logging_config={"enable_access_log": False},  # it is called several times a second
         **_HEALTH,
     )(Directory).bind()
     drain_seconds = config.pipeline.deadlines.drain_seconds

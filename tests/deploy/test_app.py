@@ -112,6 +112,11 @@ def test_a_pipeline_gets_the_time_that_its_requests_get():
 # ---- the number of pipelines
 
 
+def test_calls_of_the_directory_fill_no_log():
+    options = deployments(build(TINY))["Directory"]._deployment_config
+    assert not options.logging_config["enable_access_log"]
+
+
 def test_the_pipelines_audit_what_the_service_is_to_audit():
     assert parse_service({**TINY, "http": {"audit_rate": 0.25}}, ROOT).pipeline.audit_rate == 0.25
     given = {"pipeline": {**TINY["pipeline"], "audit_rate": 0.5}}
