@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -33,8 +35,16 @@ _RESPONSES: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "The request is refused.", **_ERROR},
     "5XX": {"description": "It cannot be answered now.", **_ERROR},
 }
+_ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer, or its chunks as events with `stream: true`.",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    }
+}
 if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
+
+_Add: TypeAlias = Callable[..., None]  # FastAPI.add_api_route, with what such routes share
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -65,9 +75,12 @@ def create_app(
     app.add_middleware(Edge, settings=settings, keys=keys)
     app.add_middleware(Observer, series=series, spans=spans)
     app.add_middleware(HeadAsGet)
-    _add_completions(app, Completions(backend, settings))
-    _add_models(app, backend)
-    _add_health(app, backend, series)
+    shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]  # in /openapi.json
+    add = functools.partial(app.add_api_route, responses=_RESPONSES, dependencies=shown)
+    _add_completions(add, Completions(backend, settings))
+    _add_models(add, backend)
+    _add_metrics(add, backend, series)
+    _add_health(app, backend)
     add_api_docs(app)
     if settings.playground:
         add_playground(app)
@@ -81,7 +94,7 @@ def package_version() -> str:
         return "0+checkout"
 
 
-def _add_completions(app: FastAPI, completions: Completions) -> None:
+def _add_completions(add: _Add, completions: Completions) -> None:
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         return await completions.answer("/v1/chat/completions", request)
@@ -95,16 +108,16 @@ def _add_completions(app: FastAPI, completions: Completions) -> None:
         ("/v1/completions", complete, CompletionBody),
     ):
         content = {"application/json": {"schema": body_schema(kind)}}
-        app.add_api_route(
+        add(
             path,
             answer,
             methods=["POST"],
             openapi_extra={"requestBody": {"required": True, "content": content}},
-            responses=_RESPONSES,
+            responses=_ANSWER | _RESPONSES,
         )
 
 
-def _add_models(app: FastAPI, backend: Backend) -> None:
+def _add_models(add: _Add, backend: Backend) -> None:
     def describe() -> dict[str, Any]:
         model = backend.model
         return {
@@ -125,11 +138,22 @@ def _add_models(app: FastAPI, backend: Backend) -> None:
             raise HttpError(404, "no such model: see /v1/models", "model_not_found")
         return JSONResponse(describe())
 
-    app.add_api_route("/v1/models", models, methods=["GET"], responses=_RESPONSES)
-    app.add_api_route("/v1/models/{name:path}", model, methods=["GET"], responses=_RESPONSES)
+    add("/v1/models", models, methods=["GET"])
+    add("/v1/models/{name:path}", model, methods=["GET"])
 
 
-def _add_health(app: FastAPI, backend: Backend, series: HttpSeries) -> None:
+def _add_metrics(add: _Add, backend: Backend, series: HttpSeries) -> None:
+    async def metrics() -> PlainTextResponse:
+        """Return the Prometheus series; of HTTP alone while nothing else answers."""
+        text = ""
+        with contextlib.suppress(DiffuspecError):
+            text = await backend.metrics()
+        return PlainTextResponse(text + series.text(), media_type=_METRICS_TYPE)
+
+    add("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse)
+
+
+def _add_health(app: FastAPI, backend: Backend) -> None:
     async def health() -> JSONResponse:
         """Tell that the process is alive."""
         return JSONResponse({"status": "ok"})
@@ -142,23 +166,9 @@ def _add_health(app: FastAPI, backend: Backend, series: HttpSeries) -> None:
         """Return the version of diffuspec."""
         return JSONResponse({"version": app.version})
 
-    async def metrics() -> PlainTextResponse:
-        """Return the Prometheus series; of HTTP alone while nothing else answers."""
-        text = ""
-        with contextlib.suppress(DiffuspecError):
-            text = await backend.metrics()
-        return PlainTextResponse(text + series.text(), media_type=_METRICS_TYPE)
-
     app.add_api_route("/health", health, methods=["GET"])
     app.add_api_route("/ready", ready, methods=["GET"], responses=_RESPONSES)
     app.add_api_route("/version", show_version, methods=["GET"])
-    app.add_api_route(
-        "/metrics",
-        metrics,
-        methods=["GET"],
-        response_class=PlainTextResponse,
-        responses=_RESPONSES,
-    )
 
 
 async def _readiness(backend: Backend) -> JSONResponse:

@@ -41,6 +41,14 @@ async def test_only_keys_of_the_file_are_let_in(tmp_path: Path):
             assert (await client.get(probe)).is_success
 
 
+async def test_the_openapi_document_says_where_a_key_is_asked_for(tmp_path: Path):
+    add_key(tmp_path / "keys.yaml", "alice")
+    async with http_client(fake_engine(), ServeSettings(api_keys=tmp_path / "keys.yaml")) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    secured = {path for path, one in paths.items() if "security" in next(iter(one.values()))}
+    assert secured == {path for path in paths if path.startswith("/v1/")} | {"/metrics"}
+
+
 def test_a_file_has_hashes_only_and_belongs_to_its_owner(tmp_path: Path):
     path = tmp_path / "keys.yaml"
     key = add_key(path, "alice", max_requests=2, tokens_per_minute=100)
