@@ -6,63 +6,36 @@ import logging
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from diffuspec.algorithm import draft_tree
-from diffuspec.algorithm.acceptance import Acceptance, accept, accept_whole
+from diffuspec.algorithm.acceptance import Acceptance
 from diffuspec.algorithm.sampling import (
     is_plain_argmax,
     likeliest,
     likeliest_ids,
     target_tokens,
-    token_logprobs,
 )
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
-from diffuspec.core.types import StateRows, TokenLogprobs, Verdict, VerifyRequest
-from diffuspec.models.attention.segment import Segment
-from diffuspec.models.hidden_states import HiddenStates, state_rows
+from diffuspec.core.types import Verdict, VerifyRequest
+from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
+from diffuspec.models.validation import check_batch
+from diffuspec.models.verify_plan import VerifyPlan, hidden_rows, wanted_states
 from diffuspec.models.worker import Worker
 from diffuspec.text.answer_matchers import AnswerMatchers, TokenMasks
 from diffuspec.text.grammars import grammars_of
-from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, unknown_token_id
+from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
 MAX_PREFILL_ROWS = 2048  # bounds activations: longer prefixes are fed in several forwards
-
-
-@dataclass(slots=True, eq=False)
-class _Plan:
-    """One request's rows in a step: its uncached prefix tokens (the tail), then its draft tree."""
-
-    request: VerifyRequest  # its tree holds the verified nodes only
-    slot: int
-    num_cached: int  # prefix tokens in the cache before the step
-    start: int  # prefix tokens in it now: pieces of a long prefix have been fed
-    first_logits: int  # index of the root's row in the step's logits
-    nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
-    masks: TokenMasks | None  # what structured output lets come after the root and each node
-    hidden_states: HiddenStates | None  # of those pieces
-
-    @property
-    def num_tail(self) -> int:
-        return len(self.request.prefix) - self.start
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_tail + self.request.tree.num_nodes
-
-    @property
-    def logit_rows(self) -> slice:
-        return slice(self.first_logits, self.first_logits + 1 + self.request.tree.num_nodes)
 
 
 class CausalTarget:
@@ -152,42 +125,7 @@ class CausalTarget:
 
     def check(self, requests: Sequence[VerifyRequest]) -> None:
         """Raises InvalidRequestError for a bad request, VerifierError for too many."""
-        limit = self._info.max_sequences
-        if len(requests) > limit:
-            raise VerifierError(f"{len(requests)} requests in one batch, max_sequences is {limit}")
-        if len({request.request_id for request in requests}) < len(requests):
-            ids = sorted(request.request_id for request in requests)
-            raise InvalidRequestError(f"a request id appears twice in one batch: {ids}")
-        for request in requests:
-            try:
-                self._check_request(request)
-            except InvalidRequestError as error:
-                raise InvalidRequestError(f"request {request.request_id}: {error}") from error
-
-    def _check_request(self, request: VerifyRequest) -> None:
-        prefix, tree, vocab_size = request.prefix, request.tree, self._info.vocab_size
-        limit = self._info.max_model_len
-        if not 1 <= len(prefix) <= limit:
-            raise InvalidRequestError(f"prefix must have 1 to {limit} tokens, got {len(prefix)}")
-        if (wrong := unknown_token_id(prefix, vocab_size)) is not None:
-            raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
-        if request.sampling.lacks_seed:
-            raise InvalidRequestError("seed must be given to sample, got None")
-        request.sampling.check_token_ids(vocab_size)
-        max_nodes = self._info.max_tree_nodes
-        if tree.num_nodes > max_nodes:
-            raise InvalidRequestError(
-                f"draft tree must have at most {max_nodes} nodes, got {tree.num_nodes}"
-            )
-        draft_tree.validate(tree)
-        if request.is_of_prompt:
-            _check_is_prompt(request)
-        if len(prefix) + tree.num_nodes > limit:
-            end = len(prefix) + max(draft_tree.depths(tree), default=0)
-            if end > limit:
-                raise InvalidRequestError(f"draft must end by token {limit}, it ends at {end}")
-        if (highest := max(tree.token_ids, default=0)) >= vocab_size:
-            raise InvalidRequestError(f"draft token ids must be below {vocab_size}, got {highest}")
+        check_batch(requests, self._info)
 
     @torch.inference_mode()
     def verify_here(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
@@ -205,9 +143,9 @@ class CausalTarget:
             plans = self._plan(requests, layers)
             logits = self._forward(plans, hidden_states)
             token_ids = self._target_tokens(plans, logits)
-            acceptances = [_accept(plan, token_ids[plan.logit_rows]) for plan in plans]
+            acceptances = [plan.acceptance(token_ids[plan.logit_rows]) for plan in plans]
             logprobs = [
-                _logprobs(plan, acceptance, logits)
+                plan.logprobs(acceptance, logits)
                 for plan, acceptance in zip(plans, acceptances, strict=True)
             ]
             for plan, acceptance in zip(plans, acceptances, strict=True):
@@ -220,7 +158,7 @@ class CausalTarget:
             raise VerifierError(f"the target's forward pass failed: {error}") from error
         if watching:
             self._observe(watching, plans, acceptances, token_ids, logits, hidden_states)
-        states = _wanted_states(plans, acceptances, hidden_states)
+        states = wanted_states(plans, acceptances, hidden_states)
         seconds = time.monotonic() - started
         return [
             Verdict(
@@ -235,7 +173,9 @@ class CausalTarget:
             )
         ]
 
-    def _plan(self, requests: Sequence[VerifyRequest], hidden_layers: Sequence[int]) -> list[_Plan]:
+    def _plan(
+        self, requests: Sequence[VerifyRequest], hidden_layers: Sequence[int]
+    ) -> list[VerifyPlan]:
         verified = [self._choose_nodes(request) for request in requests]
         cache = self.runner.cache
         cache.begin_step()
@@ -247,7 +187,7 @@ class CausalTarget:
             slot, cached = cache.acquire(request.request_id, request.prefix, most)
             fed = HiddenStates(hidden_layers) if hidden_layers else None
             start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
-            plans.append(_Plan(request, slot, cached, start, first_logits, nodes, masks, fed))
+            plans.append(VerifyPlan(request, slot, cached, start, first_logits, nodes, masks, fed))
             first_logits += 1 + len(nodes)
         return plans
 
@@ -267,13 +207,15 @@ class CausalTarget:
         request = replace(request, tree=draft_tree.prune(request.tree, admitted.nodes))
         return request, [nodes[node] for node in admitted.nodes], admitted.masks
 
-    def _forward(self, plans: Sequence[_Plan], hidden_states: HiddenStates | None) -> torch.Tensor:
+    def _forward(
+        self, plans: Sequence[VerifyPlan], hidden_states: HiddenStates | None
+    ) -> torch.Tensor:
         """Return float32 logits of every root and node, [R, V]; -inf for ids without a token."""
-        logits = self.runner.forward([_segment(plan) for plan in plans], hidden_states)
+        logits = self.runner.forward([plan.segment() for plan in plans], hidden_states)
         logits[:, self._info.vocab_size :].fill_(-torch.inf)
         return logits
 
-    def _target_tokens(self, plans: Sequence[_Plan], logits: torch.Tensor) -> list[int]:
+    def _target_tokens(self, plans: Sequence[VerifyPlan], logits: torch.Tensor) -> list[int]:
         """Return the target's token at every root and node, [R].
 
         Raises VerifierError if a row has a NaN or +inf, which is then its largest logit.
@@ -289,7 +231,7 @@ class CausalTarget:
             ).tolist()
         return token_ids
 
-    def _check_finite(self, plans: Sequence[_Plan], largest: Sequence[float]) -> None:
+    def _check_finite(self, plans: Sequence[VerifyPlan], largest: Sequence[float]) -> None:
         if all(map(math.isfinite, largest)):
             return
         bad = []
@@ -302,7 +244,7 @@ class CausalTarget:
     def _observe(
         self,
         observers: Sequence[Observer],
-        plans: Sequence[_Plan],
+        plans: Sequence[VerifyPlan],
         acceptances: Sequence[Acceptance],
         token_ids: list[int],
         logits: torch.Tensor,
@@ -312,7 +254,7 @@ class CausalTarget:
         for observer in observers:
             try:
                 top = likeliest_ids(logits, observer.num_top)
-                states = _hidden_rows(plans, hidden_states, observer.hidden_layers)
+                states = hidden_rows(plans, hidden_states, observer.hidden_layers)
                 observer.observe(
                     [
                         Observation(
@@ -330,91 +272,9 @@ class CausalTarget:
             except Exception:
                 logger.exception("an observer of the target failed")
 
-    def _commit(self, plan: _Plan, acceptance: Acceptance) -> None:
+    def _commit(self, plan: VerifyPlan, acceptance: Acceptance) -> None:
         num_tail = plan.num_tail
         token_ids = plan.request.prefix[plan.start :].tolist()
         token_ids += acceptance.token_ids[:-1]
         rows = [num_tail + node for node in acceptance.accepted_nodes]
         self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
-
-
-def _check_is_prompt(request: VerifyRequest) -> None:
-    """Check a tree that begins within the prompt. Raises InvalidRequestError."""
-    num_left = request.num_prompt_tokens - len(request.prefix)
-    if num_left != request.tree.num_nodes or not draft_tree.is_chain(request.tree):
-        raise InvalidRequestError(
-            f"a draft within the prompt must be a chain of {num_left} tokens, to the end of what "
-            f"is said to be the prompt, got {request.tree.num_nodes}"
-        )
-    if request.sampling.structured_output is not None:
-        raise InvalidRequestError("a draft within the prompt must have no structured_output")
-
-
-def _accept(plan: _Plan, token_ids: Sequence[int]) -> Acceptance:
-    tree = plan.request.tree
-    return (accept_whole if plan.request.is_of_prompt else accept)(tree, token_ids)
-
-
-def _segment(plan: _Plan) -> Segment:
-    """Lay out the prefix tail and the tree, with logits of the root and every node."""
-    prefix, tree, num_tail = plan.request.prefix, plan.request.tree, plan.num_tail
-    tail = prefix[plan.start :]
-    logit_rows = np.arange(num_tail - 1, num_tail + tree.num_nodes)
-    token_ids = np.concatenate([tail, tree.token_ids], dtype=np.int32) if tree.num_nodes else tail
-    if draft_tree.is_chain(tree):
-        positions = np.arange(plan.start, plan.start + plan.num_rows)
-        return Segment(plan.slot, plan.start, token_ids, positions, "causal", logit_rows)
-    last = len(prefix) - 1
-    depths = [last + depth for depth in draft_tree.depths(tree)]
-    positions = np.array([*range(plan.start, len(prefix)), *depths])
-    # The tail is a chain that ends with the tree's root.
-    parents = [*range(-1, num_tail - 1), *(num_tail + parent for parent in tree.parents)]
-    visible = draft_tree.ancestor_mask(parents)
-    return Segment(plan.slot, plan.start, token_ids, positions, visible, logit_rows)
-
-
-def _hidden_rows(
-    plans: Sequence[_Plan], hidden_states: HiddenStates | None, layers: Sequence[int]
-) -> list[tuple[torch.Tensor, ...]]:
-    """Return each plan's hidden states, [rows from num_cached on, H] for each of the layers."""
-    if hidden_states is None or not layers:
-        return [()] * len(plans)
-    sizes = [plan.num_rows for plan in plans]
-    by_layer = []
-    for layer in layers:
-        parts = torch.split(hidden_states.rows(layer), sizes)
-        fed = [plan.hidden_states.rows(layer) for plan in plans if plan.hidden_states is not None]
-        pairs = zip(fed, parts, strict=True)
-        by_layer.append([torch.cat(pair) if len(pair[0]) else pair[1] for pair in pairs])
-    return list(zip(*by_layer, strict=True))
-
-
-def _wanted_states(
-    plans: Sequence[_Plan], acceptances: Sequence[Acceptance], hidden_states: HiddenStates | None
-) -> list[StateRows | None]:
-    """Return the hidden states that requests want, of what is committed up to the last token."""
-    found: list[StateRows | None] = []
-    share = StateRows.MAX_BYTES // max(1, sum(p.request.states_wanted is not None for p in plans))
-    for place, (plan, acceptance) in enumerate(zip(plans, acceptances, strict=True)):
-        wanted = plan.request.states_wanted
-        if wanted is None or not wanted.layers:
-            found.append(None)
-            continue
-        by_layer = _hidden_rows(plans, hidden_states, wanted.layers)[place]
-        num_known = len(plan.request.prefix) - plan.num_cached
-        rows = [*range(wanted.first - plan.num_cached, num_known)]
-        rows += [num_known + node for node in acceptance.accepted_nodes]
-        found.append(state_rows(wanted.first, [layer[rows] for layer in by_layer], share))
-    return found
-
-
-def _logprobs(
-    plan: _Plan, acceptance: Acceptance, logits: torch.Tensor
-) -> tuple[TokenLogprobs, ...] | None:
-    """Return the log-probabilities of the committed tokens if the request wants them."""
-    num_top = plan.request.sampling.logprobs
-    if num_top is None:
-        return None
-    rows = [plan.first_logits, *(plan.first_logits + 1 + n for n in acceptance.accepted_nodes)]
-    chosen = torch.tensor(acceptance.token_ids, device=logits.device)
-    return tuple(token_logprobs(logits[rows], chosen, num_top))

@@ -1,0 +1,115 @@
+"""VerifyPlan: one request's rows in a verification of the target, and what is read off them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from diffuspec.algorithm import draft_tree
+from diffuspec.algorithm.acceptance import Acceptance, accept, accept_whole
+from diffuspec.algorithm.sampling import token_logprobs
+from diffuspec.core.types import StateRows, TokenLogprobs, VerifyRequest
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.hidden_states import HiddenStates, state_rows
+from diffuspec.text.answer_matchers import TokenMasks
+
+
+@dataclass(slots=True, eq=False)
+class VerifyPlan:
+    """One request's rows in a step: its uncached prefix tokens (the tail), then its draft tree."""
+
+    request: VerifyRequest  # its tree holds the verified nodes only
+    slot: int
+    num_cached: int  # prefix tokens in the cache before the step
+    start: int  # prefix tokens in it now: pieces of a long prefix have been fed
+    first_logits: int  # index of the root's row in the step's logits
+    nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
+    masks: TokenMasks | None  # what structured output lets come after the root and each node
+    hidden_states: HiddenStates | None  # of those pieces
+
+    @property
+    def num_tail(self) -> int:
+        return len(self.request.prefix) - self.start
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_tail + self.request.tree.num_nodes
+
+    @property
+    def logit_rows(self) -> slice:
+        return slice(self.first_logits, self.first_logits + 1 + self.request.tree.num_nodes)
+
+    def segment(self) -> Segment:
+        """Lay out the prefix tail and the tree, with logits of the root and every node."""
+        prefix, tree, num_tail = self.request.prefix, self.request.tree, self.num_tail
+        tail = prefix[self.start :]
+        logit_rows = np.arange(num_tail - 1, num_tail + tree.num_nodes)
+        token_ids = (
+            np.concatenate([tail, tree.token_ids], dtype=np.int32) if tree.num_nodes else tail
+        )
+        if draft_tree.is_chain(tree):
+            positions = np.arange(self.start, self.start + self.num_rows)
+            return Segment(self.slot, self.start, token_ids, positions, "causal", logit_rows)
+        last = len(prefix) - 1
+        depths = [last + depth for depth in draft_tree.depths(tree)]
+        positions = np.array([*range(self.start, len(prefix)), *depths])
+        # The tail is a chain that ends with the tree's root.
+        parents = [*range(-1, num_tail - 1), *(num_tail + parent for parent in tree.parents)]
+        visible = draft_tree.ancestor_mask(parents)
+        return Segment(self.slot, self.start, token_ids, positions, visible, logit_rows)
+
+    def acceptance(self, token_ids: Sequence[int]) -> Acceptance:
+        """Return how far the tree agrees with the target's token at the root and at each node."""
+        judge = accept_whole if self.request.is_of_prompt else accept
+        return judge(self.request.tree, token_ids)
+
+    def logprobs(
+        self, acceptance: Acceptance, logits: torch.Tensor
+    ) -> tuple[TokenLogprobs, ...] | None:
+        """Return the log-probabilities of the committed tokens if the request wants them."""
+        num_top = self.request.sampling.logprobs
+        if num_top is None:
+            return None
+        rows = [self.first_logits, *(self.first_logits + 1 + n for n in acceptance.accepted_nodes)]
+        chosen = torch.tensor(acceptance.token_ids, device=logits.device)
+        return tuple(token_logprobs(logits[rows], chosen, num_top))
+
+
+def hidden_rows(
+    plans: Sequence[VerifyPlan], hidden_states: HiddenStates | None, layers: Sequence[int]
+) -> list[tuple[torch.Tensor, ...]]:
+    """Return each plan's hidden states, [rows from num_cached on, H] for each of the layers."""
+    if hidden_states is None or not layers:
+        return [()] * len(plans)
+    sizes = [plan.num_rows for plan in plans]
+    by_layer = []
+    for layer in layers:
+        parts = torch.split(hidden_states.rows(layer), sizes)
+        fed = [plan.hidden_states.rows(layer) for plan in plans if plan.hidden_states is not None]
+        pairs = zip(fed, parts, strict=True)
+        by_layer.append([torch.cat(pair) if len(pair[0]) else pair[1] for pair in pairs])
+    return list(zip(*by_layer, strict=True))
+
+
+def wanted_states(
+    plans: Sequence[VerifyPlan],
+    acceptances: Sequence[Acceptance],
+    hidden_states: HiddenStates | None,
+) -> list[StateRows | None]:
+    """Return the hidden states that requests want, of what is committed up to the last token."""
+    found: list[StateRows | None] = []
+    share = StateRows.MAX_BYTES // max(1, sum(p.request.states_wanted is not None for p in plans))
+    for place, (plan, acceptance) in enumerate(zip(plans, acceptances, strict=True)):
+        wanted = plan.request.states_wanted
+        if wanted is None or not wanted.layers:
+            found.append(None)
+            continue
+        by_layer = hidden_rows(plans, hidden_states, wanted.layers)[place]
+        num_known = len(plan.request.prefix) - plan.num_cached
+        rows = [*range(wanted.first - plan.num_cached, num_known)]
+        rows += [num_known + node for node in acceptance.accepted_nodes]
+        found.append(state_rows(wanted.first, [layer[rows] for layer in by_layer], share))
+    return found
