@@ -26,8 +26,9 @@ from diffuspec.coordinator.auto_drafter import AutoDrafter
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.gauges import bind_gauges
+from diffuspec.coordinator.lifecycle import StepTimes
 from diffuspec.coordinator.releases import Releases
-from diffuspec.coordinator.request import Request, StepTimes
+from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.step import learn_overhead, step_stats, trace_step
 from diffuspec.coordinator.validation import check_request
 from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage

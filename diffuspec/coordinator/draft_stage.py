@@ -94,12 +94,12 @@ class DraftStage:
             self._on_early_step(request, request.early)
         elif self._is_plain or request.plan_draft() == 0:
             self._skip_draft([request], None)
-        elif self._works_beside and request.is_reading:
+        elif self._works_beside and request.reading.is_long:
             if self._costs[request.drafter].crowding <= _MAX_CROWDING:
                 request.plan_early_draft()
                 self._place(request)
             self._skip_draft([request], None)
-        elif request.num_unread > self._max_unread:
+        elif request.reading.num_unread > self._max_unread:
             self._skip_draft([request], None)
         else:
             self._place(request)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from diffuspec.algorithm.draft_tree import depths
 from diffuspec.control.costs import StepCosts
-from diffuspec.coordinator.request import Request, StepTimes
+from diffuspec.coordinator.lifecycle import StepTimes
+from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.verify_stage import Verified
 from diffuspec.core.types import StepStats
 from diffuspec.telemetry.trace import Argument, Colour, Tracer

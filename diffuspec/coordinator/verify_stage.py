@@ -116,12 +116,12 @@ class VerifyStage:
             if request.num_outages < self._num_outages:
                 # The verifier may be another one, with nothing read. The whole prefix in one
                 # step could miss the deadline again and again: it is read in chunks.
-                request.num_outages, request.num_read = self._num_outages, 0
+                request.num_outages, request.reading.num_read = self._num_outages, 0
         self._batch = requests = self._choose(ready)
         for request in requests:
             request.is_in_verifier = True
         most = self._max_chunk_tokens, self._verifier.info.max_tree_nodes
-        return VerifyBatch(requests, [request.next_chunk(*most) for request in requests])
+        return VerifyBatch(requests, [request.reading.next_chunk(*most) for request in requests])
 
     async def _take_ready(self) -> list[Request]:
         """Wait for requests; return those that are ready, with others if it pays to wait for them.
@@ -145,7 +145,7 @@ class VerifyStage:
         if not coming:
             return now
         here = list(self.queue)
-        if any(request.is_reading for request in here):
+        if any(request.reading.is_long for request in here):
             return now
         drafted = [request for request in here if request.num_draft_tokens]
         if not drafted and len(coming) < len(here):
@@ -159,14 +159,16 @@ class VerifyStage:
 
     def _choose(self, ready: Sequence[Request]) -> Sequence[Request]:
         """Return the requests to verify now, and queue the others again."""
-        chosen = [request for request in ready if request.is_reading]
+        chosen = [request for request in ready if request.reading.is_long]
         if not chosen:
             return ready
-        num_read = sum(min(request.num_unread, self._max_chunk_tokens) for request in chosen)
+        num_read = sum(
+            min(request.reading.num_unread, self._max_chunk_tokens) for request in chosen
+        )
         room = num_read + _NUM_ROWS_BESIDE
         num_reading = len(chosen)
         for request in ready:
-            if request.is_reading:
+            if request.reading.is_long:
                 continue
             room -= 1 + request.draft.tree.num_nodes
             if room >= 0 or len(chosen) == num_reading:  # at least one, whatever its size
@@ -248,7 +250,7 @@ class VerifyStage:
         drafting: float,
     ) -> None:
         """Learn from decoding steps alone: how much of a prompt was cached is not known here."""
-        if not any(batch.chunks) and all([one.num_unread == 1 for one in batch.requests]):
+        if not any(batch.chunks) and all([one.reading.num_unread == 1 for one in batch.requests]):
             num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
             num_requests = len(batch.requests)
             for costs in self._costs:
@@ -257,10 +259,10 @@ class VerifyStage:
     def _requeue_after_chunk(
         self, request: Request, chunk: VerifyRequest, verdict: Verdict
     ) -> None:
-        request.finish_chunk(chunk, verdict)
+        request.reading.finish_chunk(chunk, verdict)
         request.times.prefill_seconds += verdict.verify_seconds
         request.times.prefill_transport_seconds += verdict.transport_seconds
-        request.lifecycle.waits_for = f"prefill, {request.num_unread} tokens to read"
+        request.lifecycle.waits_for = f"prefill, {request.reading.num_unread} tokens to read"
         self.queue.put(_left(request))
 
     def _requeue_after_outage(

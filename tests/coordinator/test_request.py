@@ -116,10 +116,12 @@ def test_the_draft_is_never_longer_than_what_may_still_be_committed():
 def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
     request = make(SamplingParams())
     chunks = []
-    while (chunk := request.next_chunk(1)) is not None:
+    while (chunk := request.reading.next_chunk(1)) is not None:
         chunks.append(chunk.prefix.tolist())
-        assert request.next_chunk(1).prefix.tolist() == chunks[-1], "the same until it is read"
-        request.num_read = len(chunk.prefix)
+        assert request.reading.next_chunk(1).prefix.tolist() == chunks[-1], (
+            "the same until it is read"
+        )
+        request.reading.num_read = len(chunk.prefix)
         assert chunk.tree == EMPTY_TREE
         assert chunk.num_prompt_tokens == len(chunk.prefix)
     assert chunks == [[1], [1, 2]]
@@ -128,20 +130,20 @@ def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
 
 def test_committed_tokens_count_as_read_until_the_cache_is_lost():
     request = make(SamplingParams())
-    assert request.num_unread == 3
+    assert request.reading.num_unread == 3
     commit(request, 7, 8)
-    assert request.num_unread == 1
-    request.num_read = 0
+    assert request.reading.num_unread == 1
+    request.reading.num_read = 0
     lengths = []
-    while (chunk := request.next_chunk(2)) is not None:
+    while (chunk := request.reading.next_chunk(2)) is not None:
         lengths.append(len(chunk.prefix))
-        request.num_read = len(chunk.prefix)
-    assert lengths == [2, 4] and request.num_unread == 1
+        request.reading.num_read = len(chunk.prefix)
+    assert lengths == [2, 4] and request.reading.num_unread == 1
 
 
 @pytest.mark.parametrize("max_tokens", [3, 4])
 def test_a_short_prompt_is_not_chunked(max_tokens):
-    assert make(SamplingParams()).next_chunk(max_tokens) is None
+    assert make(SamplingParams()).reading.next_chunk(max_tokens) is None
 
 
 def test_a_draft_deeper_than_asked_is_cut():

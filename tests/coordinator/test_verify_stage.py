@@ -67,7 +67,7 @@ async def test_a_draft_waits_no_longer_for_another_than_verifying_both_would_sav
     stage = VerifyStage(FakeVerifier(), CoordinatorConfig(), [costs], BusyTime(), pool)
     ready, coming = make_request(), make_request()
     for request in (ready, coming):
-        request.num_read, request.num_draft_tokens = len(PROMPT) - 1, 4
+        request.reading.num_read, request.num_draft_tokens = len(PROMPT) - 1, 4
         request.enter("drafting", "a draft")
     coming.is_known_to_drafter = True
     pool.lanes[0].under_way = DraftBatch([coming], [], costs)  # takes 0.2 s
