@@ -84,6 +84,19 @@ async def test_a_key_has_a_budget_of_tokens(tmp_path: Path, monkeypatch: pytest.
         assert (await client.post(TEXT, json=ASKED, headers=headers)).is_success
 
 
+async def test_a_request_that_is_refused_takes_nothing_from_the_budget(tmp_path: Path):
+    path = tmp_path / "keys.yaml"
+    headers = bearer(add_key(path, "alice", tokens_per_minute=10))
+    engine = fake_engine()
+    async with engine, http_client(engine, ServeSettings(api_keys=path)) as client:
+        for _ in range(6):
+            refused = await client.post(
+                TEXT, json=ASKED | {"logit_bias": {"9999": 1}}, headers=headers
+            )
+            assert refused.status_code == 400
+        assert (await client.post(TEXT, json=ASKED, headers=headers)).is_success
+
+
 async def test_a_key_has_a_number_of_requests(tmp_path: Path):
     path = tmp_path / "keys.yaml"
     add_key(path, "alice", max_requests=1)

@@ -13,7 +13,7 @@ from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import InvalidRequestError, OverloadedError
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.generation import Indexed, outputs
 from diffuspec.serve.http.body import read_json
@@ -79,9 +79,8 @@ class Completions:
         allowance: Allowance | None = state.allowance
         if allowance is None:
             return stream
-        for generation in generations[:: job.num_choices]:
-            allowance.charge(len(generation.prompt_token_ids))
-        return _charged(stream, allowance)
+        prompts = (one.prompt_token_ids for one in generations[:: job.num_choices])
+        return _charged(stream, allowance, sum(map(len, prompts)))
 
     async def _stream(self, reply: Reply, stream: AsyncGenerator[Indexed]) -> Response:
         """Await the first output before the headers, so that early errors have their status."""
@@ -94,12 +93,18 @@ class Completions:
 
 
 async def _charged(
-    stream: AsyncGenerator[Indexed], allowance: Allowance
+    stream: AsyncGenerator[Indexed], allowance: Allowance, num_prompt_tokens: int
 ) -> AsyncGenerator[Indexed]:
+    """Charge prompts and answers, but no prompt of a request that is refused."""
+    allowance.charge(num_prompt_tokens)
     async with aclosing(stream):
-        async for index, output in stream:
-            allowance.charge(len(output.token_ids))
-            yield index, output
+        try:
+            async for index, output in stream:
+                allowance.charge(len(output.token_ids))
+                yield index, output
+        except (InvalidRequestError, OverloadedError):
+            allowance.charge(-num_prompt_tokens)
+            raise
 
 
 async def _events(

@@ -75,7 +75,7 @@ class Allowance:
             self._num_running -= 1
 
     def charge(self, num_tokens: int) -> None:
-        """Take tokens from the budget. It may be overdrawn by the requests that run."""
+        """Take tokens from the budget, which the requests that run may overdraw; below 0: give."""
         self._tokens -= num_tokens
 
     def _seconds_to_wait(self) -> int:
