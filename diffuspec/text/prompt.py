@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
 
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # of every template
@@ -81,8 +81,8 @@ def _tokenize(
 ) -> TokenIds:
     """Encode a text; adds_special_tokens is False for chats, whose template has them already."""
     if len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
-        raise InvalidRequestError(
-            f"a prompt of {len(text)} characters cannot fit the target's context "
+        raise ContextLengthError(
+            f"a prompt of {len(text)} characters cannot fit the target's maximum context length "
             f"of {max_model_len} tokens"
         )
     try:

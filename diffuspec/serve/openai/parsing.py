@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from diffuspec.core.errors import ContextLengthError, InvalidRequestError
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
@@ -97,7 +97,7 @@ def parse(endpoint: Endpoint, body: object, model: ServedModel) -> Job:
 def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ...]:
     """Tokenise the prompts of a job: the part that takes time, to be done in a thread.
 
-    Raises InvalidRequestError, ContextLengthError for prompts that leave no room for an answer.
+    Raises InvalidRequestError, also for prompts that leave no room for an answer.
     """
     generations: list[Generation] = []
     for prompt in job.prompts:
@@ -107,9 +107,12 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
         _check_ids(token_ids, model.vocab_size)
         room = model.max_model_len - len(token_ids)
         if room < (job.max_tokens or 1):
-            raise ContextLengthError(
-                f"{len(token_ids)} prompt tokens and {job.max_tokens or 1} of the answer do not "
-                f"fit the context of {model.max_model_len} tokens"
+            # Clients look for these words and this code, to send less.
+            raise BadRequestError(
+                f"this model's maximum context length is {model.max_model_len} tokens, too few for "
+                f"{len(token_ids)} of the prompt and {job.max_tokens or 1} of the answer",
+                "messages" if job.endpoint == "/v1/chat/completions" else "prompt",
+                "context_length_exceeded",
             )
         sampling = replace(job.sampling, max_tokens=job.max_tokens or room)
         for choice in range(job.num_choices):
