@@ -22,6 +22,7 @@ _NEARLY_PLAIN = 1.5  # rows of a batch for each request, at most
 _MIN_SECONDS = 1e-9  # of any size: costs are divided by
 _NEWS = 0.02  # the share by which a point must move for a table to be made again
 _MIN_SIZES = 32  # of a table
+_LATER = 0.1  # share by which drafts may lengthen a verification that reads prompts
 _DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size was measured
 
 
@@ -212,6 +213,25 @@ class StepCosts:
         longer, shorter = max(drafting, verifying), min(drafting, verifying)
         together = min(self.exposed_share, 1.0) * self.draft.at(sum(positions))
         return longer + self.crowding * shorter - (together + self.verify.at(sum(rows)))
+
+    def rows_beside(self, num_read: int, most: int) -> int:
+        """Return how many rows of drafts, at most `most`, may be verified while prompts are read.
+
+        Given the tokens of prompts that are read. Those rows may take as long as the ones that the
+        running requests would have there without drafts, and _LATER of the whole longer.
+        """
+        seconds = self.verify.up_to(max(num_read + most, self.num_running))
+        limit = seconds[self.num_running] - seconds[1] + (1 + _LATER) * seconds[num_read]
+        return bisect_right(seconds, limit, num_read + 1, num_read + most + 1) - (num_read + 1)
+
+    def delays_reading(self, drafting_seconds: float) -> bool:
+        """Return whether a draft call slows a reading of prompts at the same time down too much.
+
+        That is by more than the rows that the running requests would have there without drafts.
+        """
+        curve = self.plain if self.plain.is_known else self.verify
+        rows = curve.at(self.num_running) - curve.at(1)
+        return self.crowding * drafting_seconds > rows
 
     @property
     def is_alone_wanted(self) -> bool:

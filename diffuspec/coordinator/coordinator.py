@@ -87,7 +87,7 @@ class Coordinator:
             verifier.info,
             config,
             costs,
-            self._verify.queue,
+            self._verify,
             self._draft_busy,
             tracer,
         )
@@ -328,7 +328,7 @@ class Coordinator:
             self._admission.leave(request)
             return
         self._drafts.drop(request)
-        self._verify.queue.remove(request)
+        self._verify.drop(request)
         self._releases.start(request.request_id, lambda: self._free_slot(request))
 
     def _free_slot(self, request: Request) -> None:

@@ -26,12 +26,17 @@ class DraftBatch:
 
     @property
     def ends_at(self) -> float:
-        """When the call should end; infinity where a prompt is read, or nothing is known."""
+        """When the call should end; infinity if that is not known."""
+        return self.started_at + self.seconds
+
+    @property
+    def seconds(self) -> float:
+        """What the call should take; infinity where a prompt is read, or nothing is known."""
         if not self._costs.draft.is_known or not all(
             one.is_known_to_drafter for one in self.requests
         ):
             return math.inf
-        return self.started_at + self._costs.draft.at(self.num_positions)
+        return self._costs.draft.at(self.num_positions)
 
     def learn(self, seconds: float) -> None:
         """Learn from the call: what drafting takes, or reading where there are first drafts."""

@@ -20,9 +20,8 @@ from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
 from diffuspec.coordinator.pre_drafts import PreDraft
 from diffuspec.coordinator.request import EarlyDraft, Request
-from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.coordinator.spans import trace_drafts, trace_failure, trace_trial
-from diffuspec.coordinator.verify_stage import VerifyBatch
+from diffuspec.coordinator.verify_stage import VerifyBatch, VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
@@ -35,7 +34,7 @@ _MAX_CROWDING = 0.1  # with more, no drafter reads a prompt at the same time as 
 
 
 class DraftStage:
-    """Takes requests and puts every one into the `ready` queue once, drafted or not."""
+    """Takes requests and puts every one into the verify stage's queue once, drafted or not."""
 
     def __init__(
         self,
@@ -43,7 +42,7 @@ class DraftStage:
         target: TargetInfo,
         config: CoordinatorConfig,
         costs: Mapping[str, StepCosts],
-        ready: RequestQueue,
+        verify: VerifyStage,
         busy: BusyTime,
         tracer: Tracer | None = None,
     ) -> None:
@@ -59,7 +58,7 @@ class DraftStage:
         self._works_beside = config.overlap or target.max_sequences > 1
         self._max_seconds = config.max_draft_seconds
         self._costs = costs
-        self._ready = ready
+        self._verify = verify
         self._planners = {name: PreDraftPlanner(one) for name, one in costs.items()}
         self._tracer = tracer
         self._state_layers: dict[str, tuple[int, ...]] = {}  # that drafters want, by their name
@@ -160,10 +159,13 @@ class DraftStage:
             lane.has_work.clear()  # before the trial, during which the drafter may leave
             if lane.trial is not None:
                 await self._make_trial(lane, lane.trial)
+            costs = self._costs[lane.chosen_by]
+            if self._works_beside:
+                seconds = DraftBatch([*lane.queue], [], costs).seconds
+                await self._verify.let_prompts_go_first(seconds)
             requests = lane.queue.take_now()
             jobs = self._plan_pre_drafts(lane, requests)
             if requests or jobs:
-                costs = self._costs[lane.chosen_by]
                 await self._draft(lane, DraftBatch(requests, jobs, costs))
                 await asyncio.sleep(0)  # drafters may not suspend: let consumers have a turn
             else:
@@ -370,7 +372,7 @@ class DraftStage:
     def _pass_on(self, request: Request) -> None:
         request.times.ready_at = time.monotonic()
         request.enter("verifying", "the verifier")
-        self._ready.put(request)
+        self._verify.queue.put(request)
 
 
 def _lose(jobs: Iterable[PreDraftJob]) -> list[Request]:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
-_NUM_ROWS_BESIDE = 32  # of drafts, in a batch in which prompts are read
+_NUM_ROWS_BESIDE = 32  # of drafts, besides as many as are read of prompts, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,14 @@ class VerifyStage:
         self._num_outages = 0
         self._batch: Sequence[Request] = ()  # taken last
         self._was_plain = False  # nothing was drafted in or beside the last verification
+        self._has_put_off = False  # drafts, in the last batch, for the sake of first tokens
+        self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
     async def take(self) -> VerifyBatch:
         """Wait for requests; return those that are ready as one batch.
 
-        Where prompts are read, drafts are let in up to as many rows and _NUM_ROWS_BESIDE more, so
-        that no first token waits for long verifications; the others come in the next batch.
+        Where prompts are read, so many drafts are let in that no first token waits much longer than
+        it would if there were none; the others come in the next batch.
         """
         await asyncio.sleep(0)  # verifiers may not suspend: let consumers have a turn
         ready = await self._take_ready()
@@ -161,26 +163,59 @@ class VerifyStage:
         """Return the requests to verify now, and queue the others again."""
         chosen = [request for request in ready if request.reading.is_long]
         if not chosen:
+            self._has_put_off = False
             return ready
+        num_reading = len(chosen)
         num_read = sum(
             min(request.reading.num_unread, self._max_chunk_tokens) for request in chosen
         )
         room = num_read + _NUM_ROWS_BESIDE
-        num_reading = len(chosen)
+        # All drafts may be put off for first tokens, but not twice in a row.
+        may_put_off = not self._has_put_off and all(map(self._ends_reading, chosen))
+        if may_put_off:
+            room = self._costs[0].rows_beside(num_read, room)
         for request in ready:
             if request.reading.is_long:
                 continue
-            room -= 1 + request.draft.tree.num_nodes
-            if room >= 0 or len(chosen) == num_reading:  # at least one, whatever its size
+            num_nodes = request.draft.tree.num_nodes
+            room -= 1 + num_nodes
+            is_due = len(chosen) == num_reading and not may_put_off
+            if room >= 0 or is_due or not num_nodes:
                 chosen.append(request)
             else:
                 self.queue.put(request)
+        self._has_put_off = num_reading == len(chosen) < len(ready)
         return chosen
+
+    def _ends_reading(self, request: Request) -> bool:
+        """Whether the next verification gives a request its first token."""
+        is_ready = request.state == "verifying" and request.reading.is_long
+        return is_ready and request.reading.num_unread <= self._max_chunk_tokens
+
+    async def let_prompts_go_first(self, drafting_seconds: float) -> None:
+        """Wait for first tokens that a draft call which takes that long would delay too much.
+
+        They are those of the verification under way, or of the next while there is none.
+        """
+        if not self._costs[0].delays_reading(drafting_seconds):
+            return
+        await asyncio.sleep(0)  # those whose answers have ended may ask the next question
+        batch = [request for request in self._batch if request.is_in_verifier] or self.queue
+        reading = [request for request in batch if self._ends_reading(request)]
+        while any(map(self._ends_reading, reading)):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def drop(self, request: Request) -> None:
+        """Verify no more for a request that has ended."""
+        self.queue.remove(request)
+        self._changed.set()
 
     def clear(self) -> None:
         """Note that the loop has broken off: no request is in a verification."""
         for request in self._batch:
             request.is_in_verifier = False
+        self._changed.set()
 
     async def run(self, batch: VerifyBatch) -> AsyncIterator[tuple[Request, StepResult]]:
         """Verify a batch; yield every request that leaves the stage, with its result.
@@ -235,6 +270,7 @@ class VerifyStage:
             raise
         finally:
             self.busy.end(time.monotonic())
+            self._changed.set()
         self._backoff.succeeded()
         if len(verdicts) != len(requests):
             raise VerifierError(f"{len(verdicts)} verdicts for {len(requests)} requests")

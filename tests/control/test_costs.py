@@ -245,3 +245,21 @@ def test_requests_that_take_turns_wait_for_all_turns_of_the_busier_role():
     assert costs.of_drafting([8], [8]) == pytest.approx([1.4])
     costs.num_running = 2  # half of them drafts while the other half is verified
     assert costs.of_drafting([8], [8])[0] == pytest.approx(2.0, rel=0.05)
+
+
+def test_rows_beside_prompts_take_no_longer_than_those_of_plain_decoding_and_a_tenth():
+    costs = StepCosts(num_running=9)
+    for num_rows in (1, 101):
+        costs.observe_verify(num_rows, 1, 1, 1.0 + 0.01 * (num_rows - 1))
+    assert costs.rows_beside(101, 200) == 8 + 20  # 8 others, and a tenth of 2 seconds
+    assert costs.rows_beside(101, 10) == 10
+
+
+def test_drafting_delays_a_reading_that_it_slows_down_more_than_plain_decoding_would():
+    costs = StepCosts(crowding=0.5, num_running=9)
+    for num_requests in (1, 9):
+        costs.observe_verify(num_requests, num_requests, 1, 1.0 + 0.1 * num_requests)
+    assert not costs.delays_reading(1.5)
+    assert costs.delays_reading(1.7)
+    costs.crowding = 0.0
+    assert not costs.delays_reading(100.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -10,13 +11,15 @@ from itertools import pairwise
 
 import pytest
 
+from diffuspec.algorithm.draft_tree import chain
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_batch import DraftBatch
-from diffuspec.coordinator.verify_stage import VerifyStage
+from diffuspec.coordinator.request import Request
+from diffuspec.coordinator.verify_stage import Verified, VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
-from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import Verdict, VerifyRequest
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import Draft, Verdict, VerifyRequest
 from tests.support.fakes import FakeVerifier, always_right
 from tests.support.stage import (
     FOREVER,
@@ -112,40 +115,104 @@ async def test_others_go_on_between_the_chunks_of_a_long_prompt():
         assert {batch_size for batch_size, _ in chunks[:-1]} == {2}, "both go on"
 
 
-async def test_where_prompts_are_read_drafts_are_let_in_up_to_as_many_rows():
-    long, sampling = [n % 40 for n in range(50)], SamplingParams(max_tokens=300, ignore_eos=True)
-    drafts = SpeculationParams(policy="fixed", num_draft_tokens=20)
-    async with on_stage(fake_drafter(always_right), max_sequences=8) as stage:
-        stage.verifier.gate.close()
-        others = [stage.start([0], sampling, drafts)]
-        await stage.verifier.gate.arrival()
-        others += [stage.start([n], sampling, drafts) for n in range(1, 7)]
-        reader = stage.start(long, SamplingParams(max_tokens=5), drafts)
-        await until(lambda: len(list(stage.coordinator._verify.queue)) == 7)
-        stage.verifier.gate.open()
-        assert await reader == stage.plain(long, SamplingParams(max_tokens=5))
-        for n, other in enumerate(others):
-            assert await other == stage.plain([n], sampling)
-        [batch] = [b for b in stage.verifier.batches if any(len(r.prefix) == 50 for r in b)]
-        rows = [1 + request.tree.num_nodes for request in batch if len(request.prefix) != 50]
-        assert rows == [21, 21, 21], "82 rows are let in"
+# ---- first tokens
 
 
-async def test_a_draft_larger_than_its_room_is_verified_beside_prompts_all_the_same():
-    drafts = SpeculationParams(policy="fixed", num_draft_tokens=60, max_nodes=64)
-    async with on_stage(fake_drafter(always_right), max_sequences=3) as stage:
-        stage.verifier.gate.close()
-        first = stage.start([0], SamplingParams(max_tokens=1))
-        await stage.verifier.gate.arrival()
-        other = stage.start([1], FOREVER, drafts)
-        reader = stage.start([n for n in range(12)], FOREVER, drafts)
-        await until(lambda: len(list(stage.coordinator._verify.queue)) == 2)
-        stage.verifier.gate.open()
-        assert await first == stage.plain([0], SamplingParams(max_tokens=1))
-        assert await other == stage.plain([1], FOREVER)
-        assert await reader == stage.plain([n for n in range(12)], FOREVER)
-        [batch] = [b for b in stage.verifier.batches if any(len(r.prefix) == 12 for r in b)]
-        assert len(batch) == 2
+def stage_of(costs: StepCosts) -> VerifyStage:
+    return VerifyStage(FakeVerifier(), CoordinatorConfig(), [costs], BusyTime(), pool_of([]))
+
+
+def costs_of(seconds_per_row: float) -> StepCosts:
+    """Return the costs of a target whose verifications take a second, and that much for a row."""
+    costs = StepCosts(crowding=1.0, num_running=4)
+    for num_rows in (1, 60, 120):
+        costs.observe_verify(num_rows, 1, 1, 1.0 + seconds_per_row * num_rows)
+    return costs
+
+
+def reader(num_tokens: int = 50) -> Request:
+    """Return a request whose prompt is to be read now."""
+    request = make_request(range(num_tokens))
+    request.enter("verifying", "the verifier")
+    return request
+
+
+def drafted(num_nodes: int) -> Request:
+    """Return a request whose draft is to be verified now."""
+    request = make_request()
+    request.num_read = len(PROMPT) - 1
+    request.draft = Draft(chain([7] * num_nodes), (-0.1,) * num_nodes, num_nodes)
+    request.enter("verifying", "the verifier")
+    return request
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_row", "num_nodes", "sizes"),  # a prompt comes with each verification but the last
+    [
+        (0.0, 20, [4, 1]),  # 3 x 21 rows are no more than 50 of the prompt and 32
+        (0.01, 3, [4, 1]),  # and 3 x 4 take no more than 10 % longer than 3 without drafts
+        (0.01, 20, [1, 4]),
+        (0.01, 90, [1, 2, 1, 2, 1, 2]),  # at least one is let in when all were put off before
+    ],
+)
+async def test_drafts_that_would_delay_a_first_token_are_put_off_but_not_twice_in_a_row(
+    seconds_per_row, num_nodes, sizes
+):
+    stage = stage_of(costs_of(seconds_per_row))
+    for request in (reader(), *(drafted(num_nodes) for _ in range(3))):
+        stage.queue.put(request)
+    found = []
+    while any(stage.queue):
+        found.append(len((await stage.take()).requests))
+        if len(found) < len(sizes):
+            stage.queue.put(reader())
+    assert found == sizes
+
+
+async def test_requests_without_drafts_are_verified_beside_prompts():
+    stage = stage_of(costs_of(0.1))
+    for request in (reader(), *(drafted(0) for _ in range(3))):
+        stage.queue.put(request)
+    assert len((await stage.take()).requests) == 4
+
+
+@pytest.mark.parametrize("seconds", [1.0, math.inf])
+async def test_a_draft_call_that_would_delay_a_first_token_waits_for_it(seconds):
+    stage = stage_of(costs_of(0.01))
+    stage.queue.put(reader())
+    waiting = asyncio.create_task(stage.let_prompts_go_first(seconds))
+    batch = await stage.take()
+    assert not waiting.done()
+    async for request, result in stage.run(batch):
+        assert isinstance(result, Verified)
+        request.commit(result.verdict)
+    await waiting
+
+
+@pytest.mark.parametrize(("crowding", "seconds"), [(0.0, math.inf), (0.01, 1.0), (1.0, 0.01)])
+async def test_a_draft_call_that_delays_no_first_token_begins_at_once(crowding, seconds):
+    costs = costs_of(0.01)
+    costs.crowding = crowding
+    stage = stage_of(costs)
+    stage.queue.put(reader())
+    await asyncio.wait_for(stage.let_prompts_go_first(seconds), 1.0)
+
+
+async def test_a_draft_call_does_not_wait_for_a_prompt_that_takes_several_verifications():
+    stage = stage_of(costs_of(0.01))
+    stage.queue.put(reader(CoordinatorConfig().prefill_chunk_tokens + 1))
+    await asyncio.wait_for(stage.let_prompts_go_first(1.0), 1.0)
+
+
+async def test_a_draft_call_waits_for_no_request_that_has_ended():
+    stage, request = stage_of(costs_of(0.01)), reader()
+    stage.queue.put(request)
+    waiting = asyncio.create_task(stage.let_prompts_go_first(1.0))
+    await asyncio.sleep(1.0)
+    assert not waiting.done()
+    request.close("cancelled")
+    stage.drop(request)
+    await asyncio.wait_for(waiting, 1.0)
 
 
 # ---- failures
