@@ -35,3 +35,4 @@ class StepTimes:
     drafting_seconds: float = 0.0  # spent waiting for the drafter, transport included
     prefill_seconds: float = 0.0  # of the verifier, on prompt chunks ahead of the step
     prefill_transport_seconds: float = 0.0  # of those chunks, there and back
+    yielded_seconds: float = 0.0  # spent waiting for the first tokens of others

@@ -44,7 +44,8 @@ def step_stats(
 
 def learn_overhead(costs: StepCosts, request: Request, result: Verified, step: StepStats) -> None:
     """Learn from the part of a step that is neither drafting nor verification."""
-    overhead = step.step_seconds - request.times.drafting_seconds - result.alone_seconds
+    spent = request.times.drafting_seconds + request.times.yielded_seconds
+    overhead = step.step_seconds - spent - result.alone_seconds
     if step.num_tree_nodes:
         costs.observe_overhead(max(overhead, 0.0))
     elif result.is_plain:

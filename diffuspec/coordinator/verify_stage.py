@@ -103,7 +103,8 @@ class VerifyStage:
         self._num_outages = 0
         self._batch: Sequence[Request] = ()  # taken last
         self._was_plain = False  # nothing was drafted in or beside the last verification
-        self._has_put_off = False  # drafts, in the last batch, for the sake of first tokens
+        self._put_off: list[Request] = []  # in the last batch, for the sake of first tokens
+        self._has_let_in = True  # drafts, into the last batch, if there were any
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
     async def take(self) -> VerifyBatch:
@@ -163,15 +164,15 @@ class VerifyStage:
         """Return the requests to verify now, and queue the others again."""
         chosen = [request for request in ready if request.reading.is_long]
         if not chosen:
-            self._has_put_off = False
+            self._put_off, self._has_let_in = [], True
             return ready
-        num_reading = len(chosen)
+        num_reading, self._put_off = len(chosen), []
         num_read = sum(
             min(request.reading.num_unread, self._max_chunk_tokens) for request in chosen
         )
         room = num_read + _NUM_ROWS_BESIDE
         # All drafts may be put off for first tokens, but not twice in a row.
-        may_put_off = not self._has_put_off and all(map(self._ends_reading, chosen))
+        may_put_off = self._has_let_in and all(map(self._ends_reading, chosen))
         if may_put_off:
             room = self._costs[0].rows_beside(num_read, room)
         for request in ready:
@@ -184,7 +185,8 @@ class VerifyStage:
                 chosen.append(request)
             else:
                 self.queue.put(request)
-        self._has_put_off = num_reading == len(chosen) < len(ready)
+                self._put_off.append(request)
+        self._has_let_in = num_reading < len(chosen) or not self._put_off
         return chosen
 
     def _ends_reading(self, request: Request) -> bool:
@@ -244,6 +246,8 @@ class VerifyStage:
             alone = self._costs[0].alone(num_rows, seconds, drafting)
             is_plain = num_rows == len(batch.requests) and not drafting
             are_plain, self._was_plain = is_plain and self._was_plain, is_plain
+            for request in self._put_off:
+                request.times.yielded_seconds += seconds
             self._learn(batch, num_rows, verdicts, seconds, drafting)
             for request, chunk, verdict in zip(batch.requests, batch.chunks, verdicts, strict=True):
                 request.stalled_since = None

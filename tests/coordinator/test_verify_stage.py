@@ -140,7 +140,7 @@ def reader(num_tokens: int = 50) -> Request:
 def drafted(num_nodes: int) -> Request:
     """Return a request whose draft is to be verified now."""
     request = make_request()
-    request.num_read = len(PROMPT) - 1
+    request.reading.num_read = len(PROMPT) - 1
     request.draft = Draft(chain([7] * num_nodes), (-0.1,) * num_nodes, num_nodes)
     request.enter("verifying", "the verifier")
     return request
@@ -167,6 +167,16 @@ async def test_drafts_that_would_delay_a_first_token_are_put_off_but_not_twice_i
         if len(found) < len(sizes):
             stage.queue.put(reader())
     assert found == sizes
+
+
+async def test_the_time_for_which_a_draft_is_put_off_is_no_cost_of_drafting():
+    stage, request = stage_of(costs_of(0.01)), drafted(20)
+    slow_down(stage._verifier, "verify", 2.0)
+    stage.queue.put(reader())
+    stage.queue.put(request)
+    async for _ in stage.run(await stage.take()):
+        pass
+    assert request.times.yielded_seconds == pytest.approx(2.0, abs=0.01)
 
 
 async def test_requests_without_drafts_are_verified_beside_prompts():
