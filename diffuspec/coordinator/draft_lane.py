@@ -66,7 +66,12 @@ class Trial:
 @dataclass(slots=True, eq=False)
 class _Call:
     deadline: asyncio.Timeout
+    late_at: float  # by the event loop's clock
     wanted_by: set[Request]
+
+    def end(self) -> None:
+        if not self.deadline.expired():
+            self.deadline.reschedule(asyncio.get_running_loop().time())
 
 
 class DraftLane:
@@ -86,6 +91,7 @@ class DraftLane:
         self.trial: Trial | None = None  # the next one
         self.held_request_ids: set[str] = set()  # requests whose prefix the drafter may hold
         self._call: _Call | None = None
+        self._timer: asyncio.TimerHandle | None = None  # one for many calls: few of them are late
 
     @property
     def is_available(self) -> bool:
@@ -114,9 +120,12 @@ class DraftLane:
 
         Raises whatever the drafter raises, and DrafterError when it is late or miscounts.
         """
-        self._call = call = _Call(asyncio.timeout(max_seconds), wanted_by)
+        late_at = asyncio.get_running_loop().time() + max_seconds
+        self._call = call = _Call(asyncio.timeout(None), late_at, wanted_by)
         try:
             async with call.deadline:
+                if self._timer is None:
+                    self._end_if_late()
                 drafts = await self.drafter.draft(requests)
         except TimeoutError as error:
             if not call.wanted_by:
@@ -134,5 +143,14 @@ class DraftLane:
         call = self._call
         if call is not None:
             call.wanted_by.discard(request)
-            if not call.wanted_by and not call.deadline.expired():
-                call.deadline.reschedule(asyncio.get_running_loop().time())
+            if not call.wanted_by:
+                call.end()
+
+    def _end_if_late(self) -> None:
+        """End the call under way if it is late, or look again when it would be."""
+        call, loop = self._call, asyncio.get_running_loop()
+        self._timer = None
+        if call is not None and loop.time() < call.late_at:
+            self._timer = loop.call_at(call.late_at, self._end_if_late)
+        elif call is not None:
+            call.end()

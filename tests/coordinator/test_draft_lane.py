@@ -11,7 +11,7 @@ from diffuspec.control.costs import StepCosts
 from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.draft_lane import Breaker, DraftLane
 from diffuspec.core.errors import DrafterError
-from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
 from tests.support.fakes import FakeDrafter, FakeVerifier, HangingDrafter, always_right, oracle_of
 from tests.support.stage import OFF, SHORT, make_request, on_stage, until
 
@@ -63,6 +63,23 @@ async def test_a_late_call_is_an_error_of_the_drafter():
     with pytest.raises(DrafterError, match=r"no draft within 2\.5 seconds"):
         await lane.draft([request.draft_request()], {request}, 2.5)
     assert drafter.was_cancelled
+
+
+async def test_every_call_has_the_whole_time_however_soon_it_follows_another():
+    class Slower(HangingDrafter):
+        async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+            if self.is_asked.is_set():
+                return await super().draft(requests)
+            self.is_asked.set()
+            await asyncio.sleep(2.0)
+            return [EMPTY_DRAFT for _ in requests]
+
+    lane, request, loop = DraftLane(Slower(), "drafter"), make_request(), asyncio.get_running_loop()
+    assert await lane.draft([request.draft_request()], {request}, 2.5) == [EMPTY_DRAFT]
+    began = loop.time()
+    with pytest.raises(DrafterError, match="no draft within"):
+        await lane.draft([request.draft_request()], {request}, 2.5)
+    assert loop.time() - began == pytest.approx(2.5)
 
 
 async def test_a_call_that_no_request_wants_any_more_returns_none():
