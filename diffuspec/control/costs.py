@@ -35,16 +35,8 @@ class _Point:
     count: int = 1
     tabled: tuple[float, float] = (0.0, 0.0)  # tokens and seconds when the table was made
 
-    @property
-    def has_moved(self) -> bool:
-        """Whether the averages are far from those in the table."""
-        tokens, seconds = self.tabled
-        return (
-            abs(self.seconds - seconds) > _NEWS * seconds
-            or abs(self.tokens - tokens) > _NEWS * tokens
-        )
-
-    def observe(self, num_tokens: int, seconds: float) -> None:
+    def observe(self, num_tokens: int, seconds: float) -> bool:
+        """Return whether the averages are now far from those in the table."""
         self.count += 1
         rate = max(_SMOOTHING, 1 / self.count)
         if self.seconds > 0:
@@ -52,6 +44,9 @@ class _Point:
             self.seconds = min(self.seconds, seconds * _MAX_JUMP)
         self.tokens += rate * (num_tokens - self.tokens)
         self.seconds += rate * (seconds - self.seconds)
+        tokens, seconds = self.tabled
+        has_moved = abs(self.seconds - seconds) > _NEWS * seconds
+        return has_moved or abs(self.tokens - tokens) > _NEWS * tokens
 
 
 class CostCurve:
@@ -76,9 +71,8 @@ class CostCurve:
         if point is None:
             point = _Point(num_tokens, seconds)
             self._points = dict(sorted([*self._points.items(), (bucket, point)]))
-        else:
-            point.observe(num_tokens, seconds)
-        if point.has_moved:
+            self._table = []
+        elif point.observe(num_tokens, seconds):
             self._table = []
 
     def at(self, num_tokens: int) -> float:

@@ -174,12 +174,13 @@ class DraftStage:
         self._place_elsewhere(lane)
 
     def _plan_pre_drafts(self, lane: DraftLane, urgent: list[Request]) -> list[PreDraftJob]:
-        breaker = lane.pre_draft_breaker
+        planner, breaker = self._planners[lane.chosen_by], lane.pre_draft_breaker
+        if planner.is_idle:
+            return []
         if not lane.breaker.is_closed or not (breaker.is_closed or breaker.take_trial()):
             return []
         try:
             now = time.monotonic()
-            planner = self._planners[lane.chosen_by]
             jobs = planner.take(urgent, now, lambda request: request.lane is lane)
         except Exception:
             logger.exception("planning pre-drafts failed; none are made for a while")

@@ -50,6 +50,11 @@ class PreDraftPlanner:
         self._model = OutcomeModel()
         self._under_way: dict[Request, PreDrafts] = {}  # requests being verified
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being verified that may be pre-drafted for."""
+        return not self._under_way
+
     def begin(self, request: Request, ends_at: float) -> bool:
         """Note that a request's draft is being verified; return whether to pre-draft for it."""
         if request.num_outcomes == 0 or request.draft is EMPTY_DRAFT:
@@ -84,7 +89,7 @@ class PreDraftPlanner:
 
         Only for requests that `is_here` accepts: those of the drafter whose batch is filled.
         """
-        if not self._under_way or self._is_hopeless(now):
+        if self.is_idle or self._is_hopeless(now):
             return []
         chosen: list[_Candidate] = []
         priced: list[_Candidate] = []

@@ -58,7 +58,8 @@ def check_draft(draft: Draft, max_nodes: int, info: TargetInfo) -> None:
     highest = max(tree.token_ids, default=0)
     if highest >= info.vocab_size:
         raise InvalidRequestError(f"draft token ids must be below {info.vocab_size}, got {highest}")
-    _check_alternatives(draft, info.vocab_size)
+    if draft.alternatives:
+        _check_alternatives(draft, info.vocab_size)
 
 
 def _check_token_ids(name: str, token_ids: TokenIds, vocab_size: int) -> None:
@@ -69,7 +70,7 @@ def _check_token_ids(name: str, token_ids: TokenIds, vocab_size: int) -> None:
 
 def _check_alternatives(draft: Draft, vocab_size: int) -> None:
     count, expected = len(draft.alternatives), 1 + draft.tree.num_nodes
-    if count and count != expected:
+    if count != expected:
         raise InvalidRequestError(
             f"a draft must have alternatives for none or for {expected} places, got {count}"
         )
