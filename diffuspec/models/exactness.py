@@ -41,14 +41,14 @@ def _attends_rows_alone(runner: ModelRunner) -> bool:
     """Compare attention of a layer's shape over random rows, at once and in steps."""
     num_rows = sum(_ATTENTION_STEPS)
     num_kv_heads, dim = runner.cache.shape.num_kv_heads, runner.cache.shape.head_dim
-    dtype = runner.cache.dtype
+    dtype, device = runner.cache.dtype, runner.device
     random = torch.Generator().manual_seed(0)
     query, key, value = (
-        torch.randn(heads, num_rows, dim, generator=random).to(dtype)
+        torch.randn(heads, num_rows, dim, generator=random).to(device, dtype)
         for heads in (runner.num_heads, num_kv_heads, num_kv_heads)
     )
     shape = CacheShape(1, num_kv_heads, dim)
-    cache = KVCache(shape, 1, num_rows, dtype)
+    cache = KVCache(shape, 1, num_rows, dtype, device)
 
     def attend(start: int, end: int) -> torch.Tensor:
         positions, rows = np.arange(start, end), slice(start, end)

@@ -1,27 +1,34 @@
-"""Matrix products on a CPU whose rows do not depend on how many there are, to the last bit.
+"""Matrix products whose rows do not depend on how many there are, to the last bit.
 
-oneDNN chooses a kernel, and with it the order of a sum, by the number of rows. Here it is found out
-by experiment which numbers of rows agree on this machine, and only those are used.
+oneDNN and cuBLAS choose a kernel, and with it the order of a sum, by the number of rows. Here it is
+found out by experiment which numbers of rows agree on this machine, and only those are used.
 """
 
 from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+_CPU = torch.device("cpu")
+
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
 # Numbers of rows that are tried.
 SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+GPU_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # up to 64 at the speed of reading weights
 MIN_LARGEST = 16  # drafts of this many tokens are verified at once
 _MIN_TRIED = 256  # outputs that tell kernels apart; narrow layers are tried with several rows
 _MAX_TRIED = 1 << 22  # outputs of one trial: wide layers are tried with fewer rows
+_MAX_TRIED_ON_GPU = 1 << 27
+_MAX_SMALLEST_ON_GPU = 256  # which take hardly longer than one row
+_GPU_STEP = 64
+_MAX_PADDING = 128  # rows added to a piece rather than cutting off another
 
 
 def invariant_size(count: int) -> int:
@@ -30,17 +37,35 @@ def invariant_size(count: int) -> int:
     return whole * SIZES[-1] + (_next(rest, SIZES) if rest else 0)
 
 
+def gpu_size(count: int) -> int:
+    """Return the next number of rows at or above a count that pieces of GPU_SIZES add up to."""
+    step = _GPU_STEP
+    return -(-count // step) * step if count > step else _next(count, GPU_SIZES)
+
+
 def multiply_in_sizes(product: Product, inputs: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Multiply rows, [..., inputs], in pieces padded to the given ascending sizes."""
     rows = inputs.flatten(0, -2)
     if len(rows) in sizes:
         return product(inputs)
-    outputs, pieces = [], torch.split(rows, sizes[-1])
-    for piece in pieces:
+    outputs = []
+    for piece in torch.split(rows, _pieces(len(rows), sizes)):
         num_padding = _next(len(piece), sizes) - len(piece)
         padded = pad(piece, (0, 0, 0, num_padding)) if num_padding else piece
         outputs.append(product(padded)[: len(piece)])
     return torch.cat(outputs).view(*inputs.shape[:-1], -1)
+
+
+def _pieces(count: int, sizes: tuple[int, ...]) -> list[int]:
+    """Return numbers of rows that add up to a count, each a size or a little less."""
+    pieces = []
+    while count > 0:
+        size = min(count, sizes[-1])
+        if size > sizes[0] and _next(size, sizes) - size > _MAX_PADDING:
+            size = sizes[bisect.bisect_right(sizes, size) - 1]
+        pieces.append(size)
+        count -= size
+    return pieces
 
 
 def _next(count: int, sizes: tuple[int, ...]) -> int:
@@ -53,13 +78,14 @@ def agreeing_sizes(
     num_outputs: int,
     has_bias: bool,
     dtype: torch.dtype,
+    device: torch.device = _CPU,
 ) -> tuple[int, ...] | None:
     """Return the SIZES at which products of this shape agree in every bit; None for too few.
 
     The result holds for the present number of threads.
     """
     return _agreeing_sizes(
-        make_product, num_inputs, num_outputs, has_bias, dtype, torch.get_num_threads()
+        make_product, num_inputs, num_outputs, has_bias, dtype, device, torch.get_num_threads()
     )
 
 
@@ -71,20 +97,31 @@ def _agreeing_sizes(
     num_outputs: int,
     has_bias: bool,
     dtype: torch.dtype,
+    device: torch.device,
     _num_threads: int,
 ) -> tuple[int, ...] | None:
-    rows, weight = _cancelling_rows_and_weight(num_inputs, num_outputs, dtype)
+    is_on_gpu = device.type == "cuda"
+    sizes, max_tried = (GPU_SIZES, _MAX_TRIED_ON_GPU) if is_on_gpu else (SIZES, _MAX_TRIED)
+    rows, weight = (
+        x.to(device) for x in _cancelling_rows_and_weight(num_inputs, num_outputs, dtype)
+    )
     product = make_product(weight, weight.new_zeros(num_outputs) if has_bias else None)
     groups: dict[bytes, list[int]] = {}
-    for size in SIZES:
-        if size > MIN_LARGEST and size * num_outputs > _MAX_TRIED:
+    for size in sizes:
+        if size > MIN_LARGEST and size * num_outputs > max_tried:
             break
         trials = [product(row.expand(size, -1).contiguous()) for row in rows]
         if all(bool((trial == trial[0]).all()) for trial in trials):
-            bits = torch.stack([trial[0] for trial in trials]).float().numpy().tobytes()
+            bits = torch.stack([trial[0] for trial in trials]).float().cpu().numpy().tobytes()
             groups.setdefault(bits, []).append(size)
-    large = [tuple(sizes) for sizes in groups.values() if sizes[-1] >= MIN_LARGEST]
-    return min(large, default=None)
+    large = [tuple(agreeing) for agreeing in groups.values() if agreeing[-1] >= MIN_LARGEST]
+    return _best_on_gpu(large) if is_on_gpu else min(large, default=None)
+
+
+def _best_on_gpu(groups: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """Return the sizes that read the longest prompts at once, among those for short steps."""
+    short = [sizes for sizes in groups if sizes[0] <= _MAX_SMALLEST_ON_GPU]
+    return max(short, key=lambda sizes: (sizes[-1], -sizes[0]), default=None)
 
 
 def _cancelling_rows_and_weight(

@@ -13,13 +13,16 @@ import torch
 from numpy.typing import NDArray
 
 from diffuspec.core.types import TokenIds
+from diffuspec.models.attention import gpu
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.graphs import StepGraphs
 from diffuspec.models.hidden_states import HiddenStates
-from diffuspec.models.invariant_rows import invariant_size
+from diffuspec.models.invariant_rows import gpu_size, invariant_size
 from diffuspec.models.logit_columns import LogitColumns
+from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS
 from diffuspec.models.self_test import run_self_test
 
 EXACT_BLOCK = 256  # columns that attention takes at a time in fixed shapes
@@ -65,14 +68,22 @@ class ModelRunner:
         self.has_plain_scoring = shape.has_plain_scoring
         self._fixed_rows = fixed_rows
         self._is_exact = is_exact
-        pads = pads and fixed_rows is None and self.device.type == "cpu"
-        self._padded_size = _size_function(pads, is_exact)
+        is_on_gpu = self.device.type == "cuda"
+        pads = (pads or is_on_gpu) and fixed_rows is None
+        self._padded_size = _size_function(pads, is_exact, is_on_gpu)
         num_rows = max_len
         if fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
         self.cache = KVCache(shape.cache, num_slots, num_rows, parameter.dtype, self.device)
+        self._graphs: StepGraphs | None = None
         self.forward_seconds = 0.0
         self.num_forwards = 0
+
+    def capture_steps(self) -> None:
+        """Let steps on a GPU be one launch from now on, where they can."""
+        has_kernel = self._fixed_rows is None and gpu.can_attend(self.cache.layers(0)[0])
+        if has_kernel and self.has_plain_scoring:
+            self._graphs = StepGraphs(self.model, self.cache)
 
     @property
     def is_exact(self) -> bool:
@@ -115,22 +126,36 @@ class ModelRunner:
     def _forward(
         self, segments: Sequence[Segment], hidden_states: HiddenStates | None
     ) -> torch.Tensor:
-        rows = _join(segments, self._padded_size)
+        is_on_gpu = self.device.type == "cuda"
+        rows = _join(segments, self._padded_size, is_on_gpu)
         block_size = None if self._fixed_rows is None else EXACT_BLOCK
         packed = PackedBatch(segments, self.cache, block_size, rows.num_padding)
         values = torch.from_numpy(rows.values)
         started = time.monotonic()
         values = values.to(self.device)  # one copy for all three
-        token_ids, positions = values[: rows.size], values[rows.size : 2 * rows.size]
-        keep_rows = values[2 * rows.size :]
-        recording = hidden_states.record(self.model) if hidden_states else contextlib.nullcontext()
-        with recording:
-            logits = run_packed(self.model, token_ids, positions, keep_rows, packed).float()
-        if self.device.type == "cuda":
+        logits = None
+        if self._graphs is not None and packed.on_gpu is not None and hidden_states is None:
+            logits = self._graphs.forward(values, packed.on_gpu.table)
+        if logits is None:
+            logits = self._run(values, rows.size, packed, hidden_states)
+        if is_on_gpu:
             torch.cuda.synchronize(self.device)
         self.forward_seconds += time.monotonic() - started
         self.num_forwards += 1
         return logits[: rows.num_logits]
+
+    def _run(
+        self,
+        values: torch.Tensor,
+        num_rows: int,
+        packed: PackedBatch,
+        hidden_states: HiddenStates | None,
+    ) -> torch.Tensor:
+        token_ids, positions = values[:num_rows], values[num_rows : 2 * num_rows]
+        keep_rows = values[2 * num_rows :]
+        recording = hidden_states.record(self.model) if hidden_states else contextlib.nullcontext()
+        with recording:
+            return run_packed(self.model, token_ids, positions, keep_rows, packed).float()
 
     def _fixed_pieces(self, segment: Segment, num_rows: int) -> Iterator[tuple[Segment, list[int]]]:
         """Cut a causal segment, and the rows before it, at multiples of num_rows.
@@ -196,14 +221,16 @@ class _Rows(NamedTuple):
     num_logits: int  # without padding
 
 
-def _size_function(pads: bool, is_exact: bool) -> Callable[[int], int]:
+def _size_function(pads: bool, is_exact: bool, is_on_gpu: bool) -> Callable[[int], int]:
     """Return the function that tells to how many rows a number of rows is padded."""
     if not pads:
         return int
+    if is_on_gpu:
+        return gpu_size
     return invariant_size if is_exact else padded_size
 
 
-def _join(segments: Sequence[Segment], padded_size: Callable[[int], int]) -> _Rows:
+def _join(segments: Sequence[Segment], padded_size: Callable[[int], int], is_on_gpu: bool) -> _Rows:
     """Join the segments' rows. Padding is token 0 at position 0; padded logits are row 0's."""
     num_rows = sum(segment.num_rows for segment in segments)
     num_logits = sum(len(segment.logit_rows) for segment in segments)
@@ -218,7 +245,10 @@ def _join(segments: Sequence[Segment], padded_size: Callable[[int], int]) -> _Ro
     for previous, segment in pairwise(segments):
         first += previous.num_rows
         parts.append(np.asarray(segment.logit_rows) + first)
-    parts.append(np.zeros(padded_size(num_logits) - num_logits, np.int64))
+    # Steps on a GPU have as many logits as rows, so that they have few shapes.
+    is_step = is_on_gpu and num_logits <= size <= MAX_STEP_ROWS
+    num_kept = size if is_step else padded_size(num_logits)
+    parts.append(np.zeros(num_kept - num_logits, np.int64))
     return _Rows(np.concatenate(parts, dtype=np.int64), size, len(padding), num_logits)
 
 

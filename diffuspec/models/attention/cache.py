@@ -163,6 +163,11 @@ class KVCache:
         """
         return self._layers[slot_index]
 
+    def all_slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return views of a layer's keys and values, [slots, kv_heads, max_len, head_dim]."""
+        keys, values = self._store[layer]
+        return keys, values
+
     def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
         shared = [slot.common_prefix(prefix) for slot in self._slots]
         best = max(self._slots, key=lambda slot: shared[slot.index])

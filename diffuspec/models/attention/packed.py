@@ -11,6 +11,7 @@ from functools import cached_property
 
 import torch
 
+from diffuspec.models.attention import gpu
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.kernels import attend, attend_in_blocks
 from diffuspec.models.attention.masks import View, listed_mask, ordered_mask
@@ -40,6 +41,8 @@ class PackedBatch:
     ) -> None:
         self._parts = [_Part(segment, cache, block_size) for segment in segments]
         self._num_padding = num_padding
+        has_kernel = block_size is None and gpu.can_attend(cache.layers(0)[0])
+        self.on_gpu = gpu.GpuBatch(segments, cache, num_padding) if has_kernel else None
 
     @cached_property
     def pieces(self) -> Pieces | None:
@@ -57,6 +60,8 @@ class PackedBatch:
         value: torch.Tensor,
         scoring: Scoring,
     ) -> torch.Tensor:
+        if self.on_gpu is not None and scoring.is_plain:
+            return self.on_gpu.attend(layer, query, key, value, scoring)
         if len(self._parts) == 1 and not self._num_padding:
             return self._parts[0].attend(layer, query, key, value, scoring)
         outputs, first = [], 0

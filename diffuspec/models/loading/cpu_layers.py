@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffuspec.models.invariant_rows import agreeing_sizes, multiply_in_sizes
+from diffuspec.models.loading.gpu_layers import GpuLinear
 from diffuspec.models.rows import operations, products
 
 _MAX_PLAIN_WEIGHTS = 1 << 22  # of a layer that is kept in both layouts; larger ones gain nothing
@@ -37,9 +38,12 @@ def use_cpu_layers(model: nn.Module, is_exact: bool = False, may_round: bool = F
     if the result is true. With may_round, products may be those of numbers of 8 bits.
     """
     dtype = next(model.parameters()).dtype
-    if any(parameter.dtype != dtype for parameter in model.parameters()) or not _can_pack(dtype):
+    device = next(model.parameters()).device
+    if any(parameter.dtype != dtype for parameter in model.parameters()):
         return False
-    replaces_norms = operations.is_available and dtype in operations.TYPES
+    if device.type == "cpu" and not _can_pack(dtype):
+        return False
+    replaces_norms = operations.can_run_on(device) and dtype in operations.TYPES
     for parent in list(model.modules()):
         for names in _SIBLINGS:
             siblings: list[Any] = [getattr(parent, name, None) for name in names]
@@ -57,7 +61,7 @@ def use_cpu_layers(model: nn.Module, is_exact: bool = False, may_round: bool = F
 
 
 def _has_independent_rows(module: nn.Module) -> bool:
-    if isinstance(module, PackedLinear | TileLinear | Sibling):
+    if isinstance(module, PackedLinear | TileLinear | GpuLinear | Sibling):
         return module.is_exact
     has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return isinstance(module, nn.Embedding) or not has_matrix
@@ -65,7 +69,7 @@ def _has_independent_rows(module: nn.Module) -> bool:
 
 def multiplies_tiles_alone(model: nn.Module) -> bool:
     """Whether no matrix product of a model gains by a usual number of rows."""
-    kinds = nn.Linear | PackedLinear | TileLinear
+    kinds = nn.Linear | PackedLinear | TileLinear | GpuLinear
     layers = [
         module.product.layer if isinstance(module, Sibling) else module
         for module in model.modules()
@@ -180,7 +184,9 @@ class TileLinear(nn.Module):
 
 def _packed(
     weight: Tensor, bias: Tensor | None, is_exact: bool, may_round: bool
-) -> PackedLinear | TileLinear:
+) -> PackedLinear | TileLinear | GpuLinear:
+    if weight.is_cuda:
+        return GpuLinear(weight, bias, is_exact)
     if weight.dtype == torch.bfloat16 and products.is_available():
         return TileLinear(weight, bias, may_round)
     return PackedLinear(weight, bias, is_exact)
@@ -252,6 +258,6 @@ def _rows_norm(module: nn.Module) -> RowsNorm | None:
     if len(inspect.signature(module.forward).parameters) > 1:  # such as a gate
         return None
     norm = RowsNorm(weight, epsilon)
-    inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1).to(weight.dtype)
+    inputs = torch.linspace(-1, 2, 3 * len(weight)).view(3, -1).to(weight)
     tolerance = 4 * torch.finfo(weight.dtype).eps
     return norm if torch.allclose(module(inputs), norm(inputs), tolerance, tolerance) else None

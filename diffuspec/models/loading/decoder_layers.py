@@ -195,7 +195,7 @@ def use_decoder_layers(base: Any) -> None:
     model below the head; its `rotary_emb` gives the angles of positions.
     """
     layers = getattr(base, "layers", None)
-    if not operations.is_available or not isinstance(layers, nn.ModuleList):
+    if not operations.can_run_on(base.device) or not isinstance(layers, nn.ModuleList):
         return
     for index, layer in enumerate(layers):
         if type(layer).__name__ in _FAMILIES and _has_known_parts(layer):
@@ -226,8 +226,8 @@ def _tried(layer: Any, base: Any) -> RowsDecoderLayer | None:
     """Return the replacement of a layer if it computes the same for some random rows."""
     random = torch.Generator().manual_seed(0)
     like = layer.post_attention_layernorm.weight
-    rows = torch.randn(1, _NUM_TRIED, len(like), generator=random).to(like.dtype)
-    positions = torch.arange(1, 1 + _NUM_TRIED)[None]
+    rows = torch.randn(1, _NUM_TRIED, len(like), generator=random).to(like)
+    positions = torch.arange(1, 1 + _NUM_TRIED, device=like.device)[None]
     angles = base.rotary_emb(rows, positions)
     if angles[0].shape[-1] != layer.self_attn.head_dim:
         return None

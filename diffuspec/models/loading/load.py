@@ -63,7 +63,7 @@ def load_model(
 
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for) and
     num_scratch_rows more for rows that are not kept. With is_exact a row's bits depend only on the
-    rows before it (see `ModelRunner`); None means on a CPU in 16 bits, where it costs little. With
+    rows before it (see `ModelRunner`); None means in 16 bits, where that costs little. With
     num_ranks above 1 this process must have joined their group, and loads its share. A target must
     be autoregressive, and its rows independent of what else is in a forward. With may_round, rows
     and weights may be rounded to 8 bits where that is faster. Raises ModelLoadError.
@@ -92,8 +92,7 @@ def load_model(
     model = _read_weights(checkpoint, config, precision, sharding).to(where)
     if num_ranks > 1:
         use_local_layers(model)
-    on_cpu_in_16_bits = where.type == "cpu" and precision != torch.float32
-    wants_exact = on_cpu_in_16_bits if is_exact is None else is_exact
+    wants_exact = precision != torch.float32 if is_exact is None else is_exact
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
         may_be_exact = wants_exact and num_ranks == 1
@@ -117,20 +116,23 @@ def _make_runner(
 
     It is exact if it may be and the layers allow it; otherwise it has the fixed rows.
     """
-    is_on_cpu = model.device.type == "cpu" and has_only_plain_tensors(model)
-    may_be_exact = may_be_exact and operations.is_available  # for its attention
-    is_exact = is_on_cpu and use_cpu_layers(model, may_be_exact, may_round) and may_be_exact
+    is_plain = has_only_plain_tensors(model)
+    may_be_exact = may_be_exact and operations.can_run_on(model.device)  # for its attention
+    is_exact = is_plain and use_cpu_layers(model, may_be_exact, may_round) and may_be_exact
     is_exact = is_exact and use_row_layers(model, num_rows)
-    if is_on_cpu:
+    if is_plain:
         use_decoder_layers(model.base_model)
         use_rows_forward(model)
     pads, head = not multiplies_tiles_alone(model), model.get_output_embeddings()
     columns = head.columns if isinstance(head, DraftHead) else None
     if is_exact:
         runner = ModelRunner(model, num_slots, num_rows, None, True, pads, columns)
-        if has_independent_rows(runner):
-            return runner
-    return ModelRunner(model, num_slots, num_rows, fixed_rows, False, pads, columns)
+        is_exact = has_independent_rows(runner)
+    if not is_exact:
+        runner = ModelRunner(model, num_slots, num_rows, fixed_rows, False, pads, columns)
+    if is_plain:
+        runner.capture_steps()
+    return runner
 
 
 def _transformers_config(checkpoint: Checkpoint) -> Any:

@@ -51,8 +51,9 @@ class RotaryTable(nn.Module):
 
     def __init__(self, rotary: nn.Module, num_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
-        positions = torch.arange(max(num_positions, _MIN_POSITIONS))[None]
-        cos, sin = rotary(torch.zeros(1, dtype=dtype), positions)
+        device = rotary.get_buffer("inv_freq").device
+        positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
+        cos, sin = rotary(torch.zeros(1, dtype=dtype, device=device), positions)
         self._cos, self._sin = cos[0], sin[0]
 
     def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,10 +63,11 @@ class RotaryTable(nn.Module):
 @torch.inference_mode()
 def use_row_layers(model: nn.Module, num_positions: int) -> bool:
     """Replace activations and rotary embeddings in place; return whether none was left over."""
-    dtype = next(model.parameters()).dtype
+    parameter = next(model.parameters())
+    dtype, is_on_gpu = parameter.dtype, parameter.is_cuda  # whose elements are computed alike
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, _ACTIVATIONS):
+            if isinstance(child, _ACTIVATIONS) and not is_on_gpu:
                 setattr(parent, name, RowwiseActivation(child))
             elif _is_rotary(child):
                 setattr(parent, name, RotaryTable(child, num_positions, dtype))

@@ -1,9 +1,9 @@
-"""Norms, rotary positions, gated activations and attention over rows on a CPU.
+"""Norms, rotary positions, gated activations and attention over rows.
 
 torch needs some 40 operations for what these compute in a decoder layer, and a step of few rows
 spends as long on starting them as on reading the weights. A row's result does not depend on the
-other rows, to the last bit. Tensors are on the CPU, of one of TYPES, and contiguous but for what is
-said.
+other rows, to the last bit. Tensors are of one of TYPES, and contiguous but for what is said. They
+are on the CPU, or for all but attention on a GPU.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ except ImportError:  # it was installed without a C++ compiler
     is_available = False
 else:
     is_available = True
+
+try:
+    from diffuspec.models.rows.gpu import operations as gpu
+except ImportError:  # a torch without Triton
+    is_available_on_gpu = False
+else:
+    is_available_on_gpu = True
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in native/numbers.h
 
@@ -44,6 +51,8 @@ def _normalise(
     weight: torch.Tensor,
     epsilon: float,
 ) -> torch.Tensor:
+    if inputs.is_cuda:
+        return gpu.normalise(inputs, added, sums, weight, epsilon)
     outputs, width = torch.empty_like(inputs), len(weight)
     _rows.normalise(
         TYPES[inputs.dtype],
@@ -66,6 +75,9 @@ def rotate(
 
     Each head's halves are turned against each other, as by transformers' `rotate_half`.
     """
+    if rows.is_cuda:
+        gpu.rotate(rows, cos, sin, num_heads, dim)
+        return
     _rows.rotate(
         TYPES[rows.dtype],
         rows.data_ptr(),
@@ -80,10 +92,17 @@ def rotate(
 
 def gate(inputs: torch.Tensor) -> torch.Tensor:
     """Return silu(gates) * values of rows [T, 2 * W] that hold W gates, then W values."""
+    if inputs.is_cuda:
+        return gpu.gate(inputs)
     num_rows, width = len(inputs), inputs.shape[1] // 2
     outputs = inputs.new_empty(num_rows, width)
     _rows.gate(TYPES[inputs.dtype], inputs.data_ptr(), outputs.data_ptr(), num_rows, width)
     return outputs
+
+
+def can_run_on(device: torch.device) -> bool:
+    """Whether there are kernels for this kind of device."""
+    return is_available_on_gpu if device.type == "cuda" else is_available
 
 
 class AttentionRows:

@@ -1,0 +1,162 @@
+"""Attention of all segments of a forward on a GPU, in three launches a layer.
+
+A row's result does not depend, to the last bit, on what else is in the forward, nor on which of the
+columns before it are new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.scoring import Scoring
+from diffuspec.models.attention.seen import listed_rows, num_chained
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS, NO_LIST, PADDING, RowsTable
+
+try:
+    from diffuspec.models.rows.gpu import attention as gpu_attention
+except ImportError:  # a torch without Triton
+    is_available = False
+else:
+    is_available = True
+
+
+def can_attend(like: torch.Tensor) -> bool:
+    """Whether there are kernels for tensors like this."""
+    return is_available and like.is_cuda
+
+
+class GpuBatch:
+    """The attention of a forward's segments, in layers with plain scoring."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int = 0) -> None:
+        """num_padding: number of rows after those of the segments; their output is zero."""
+        waves = list(_waves(segments))
+        paddings = [0] * (len(waves) - 1) + [num_padding]
+        self._waves = [
+            _Wave(wave, cache, padding) for wave, padding in zip(waves, paddings, strict=True)
+        ]
+
+    @property
+    def table(self) -> RowsTable | None:
+        """The table of a step, see `RowsTable`; None if this is no step."""
+        if len(self._waves) > 1 or not self._waves[0].is_short:
+            return None
+        table = self._waves[0].table(1)
+        return table if table.is_step else None
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        """See `Attention`."""
+        if len(self._waves) == 1:
+            return self._waves[0].attend(layer, query, key, value, scoring)
+        sizes = [wave.num_rows for wave in self._waves]
+        parts = (torch.split(x, sizes, dim=1) for x in (query, key, value))
+        outputs = [
+            wave.attend(layer, *part, scoring)
+            for wave, *part in zip(self._waves, *parts, strict=True)
+        ]
+        return torch.cat(outputs)
+
+
+class _Wave:
+    """Successive segments, none of which writes what an earlier one sees."""
+
+    def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int) -> None:
+        self._segments, self._cache, self._num_padding = segments, cache, num_padding
+        self._table: RowsTable | None = None
+        self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
+        self.is_short = self.num_rows <= MAX_STEP_ROWS
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        assert scoring.is_plain, "the kernel takes a scaling and a window only"
+        table = self.table(len(query) // len(key))
+        return attend_table(self._cache, table, layer, query, key, value, scoring)
+
+    def table(self, group: int) -> RowsTable:
+        """Return the table of the rows; `group` query heads share a key head."""
+        if self._table is None:
+            rows_per_tile = 1 if self.is_short else gpu_attention.rows_per_tile(group)
+            self._table = _table(
+                self._segments, self._num_padding, rows_per_tile, self._cache.device
+            )
+        return self._table
+
+
+def attend_table(
+    cache: KVCache,
+    table: RowsTable,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scoring: Scoring,
+) -> torch.Tensor:
+    """Attend from the rows of a table, see `Attention`."""
+    keys, values = cache.all_slots(layer)
+    gpu_attention.write_cache(key, value, keys, values, table)
+    return gpu_attention.attend(query, keys, values, table, scoring.scaling, scoring.window)
+
+
+def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
+    """Cut segments where one writes rows of a slot before the end of an earlier one there."""
+    ends: dict[int, int] = {}
+    first = 0
+    for index, segment in enumerate(segments):
+        if segment.start < ends.get(segment.slot, 0):
+            yield segments[first:index]
+            first, ends = index, {}
+        ends[segment.slot] = segment.start + segment.num_rows
+    yield segments[first:]
+
+
+def _table(
+    segments: Sequence[Segment], num_padding: int, rows_per_tile: int, device: torch.device
+) -> RowsTable:
+    """Lay out tiles of rows that follow each other, and a tile for each row with a list."""
+    rows, tiles = list[NDArray[np.integer]](), []
+    lists: list[NDArray[np.integer]] = [np.zeros(0, np.int64)]
+    first_row, num_listed = 0, 0
+    for segment in segments:
+        start, num_rows, count = segment.start, segment.num_rows, num_chained(segment)
+        limits = np.arange(start + 1, start + num_rows + 1)
+        seen = None
+        if isinstance(segment.visible, np.ndarray) and count < num_rows:
+            seen = listed_rows(segment, segment.visible, count)
+            limits[count:] = seen.base + seen.counts
+        else:
+            limits[count:] = start + num_rows
+            count = num_rows
+        slots = np.full(num_rows, segment.slot)
+        columns = np.arange(start, start + num_rows)
+        rows.append(np.stack([slots, columns, limits, segment.positions], axis=1))
+        for first in range(0, count, rows_per_tile):
+            last = min(first + rows_per_tile, count)
+            tiles.append((first_row + first, last - first, NO_LIST, 0, limits[last - 1]))
+        if seen is not None:
+            for row, (begin, limit) in enumerate(zip(seen.starts, limits[count:], strict=True)):
+                tiles.append((first_row + count + row, 1, seen.base, num_listed + begin, limit))
+            lists.append(seen.columns)
+            num_listed += len(seen.columns)
+        first_row += num_rows
+    rows.append(np.tile(PADDING, (num_padding, 1)))
+    columns = np.concatenate(lists)
+    return RowsTable(np.concatenate(rows), np.array(tiles), columns, device)

@@ -1,0 +1,44 @@
+"""Linear layers on a GPU whose rows do not depend on the other rows, to the last bit."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from diffuspec.models.invariant_rows import Product, agreeing_sizes, multiply_in_sizes
+
+
+class GpuLinear(nn.Module):
+    """A linear layer in cuBLAS's products.
+
+    With is_exact, rows are multiplied in the numbers of `agreeing_sizes`, if there are any.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, is_exact: bool) -> None:
+        super().__init__()
+        self.weight = weight.detach()
+        self._bias = None if bias is None else bias.detach()
+        self._sizes: tuple[int, ...] | None = None
+        if is_exact:
+            num_outputs, num_inputs = weight.shape
+            self._sizes = agreeing_sizes(
+                _product, num_inputs, num_outputs, False, weight.dtype, weight.device
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a row's output is the same to the last bit, whatever other rows there are."""
+        return self._sizes is not None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self._sizes is None:
+            return functional.linear(inputs, self.weight, self._bias)
+        outputs = multiply_in_sizes(_product(self.weight), inputs, self._sizes)
+        # Not within the product: cuBLAS adds a bias before or after rounding.
+        return outputs if self._bias is None else outputs.add_(self._bias)
+
+
+def _product(weight: Tensor, _bias: Tensor | None = None) -> Product:
+    return partial(functional.linear, weight=weight)

@@ -1,0 +1,207 @@
+"""The Triton kernels of `operations` and `attention`.
+
+Each program computes whole rows, and in an order that its own row alone decides: what else is in
+the forward changes no bit of it.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+BLOCK = 64  # columns of attention at a time; divides a split
+MIN_TILE = 16  # rows of the smallest matrix product
+_LOWEST = tl.constexpr(-1e30)
+
+
+@triton.jit
+def normalise(
+    inputs, added, weight, sums, outputs, width, epsilon, ADDS: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Write inputs / sqrt(mean(inputs^2) + epsilon) * weight, one row in each program."""
+    at = tl.arange(0, WIDTH)
+    mask = at < width
+    first = tl.program_id(0).to(tl.int64) * width
+    kind = inputs.dtype.element_ty
+    row = tl.load(inputs + first + at, mask, 0.0).to(tl.float32)
+    if ADDS:
+        row = (row + tl.load(added + first + at, mask, 0.0).to(tl.float32)).to(kind)
+        tl.store(sums + first + at, row, mask)
+        row = row.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(row * row) / width + epsilon)
+    normed = (row * scale).to(kind).to(tl.float32)
+    normed *= tl.load(weight + at, mask, 0.0).to(tl.float32)
+    tl.store(outputs + first + at, normed.to(kind), mask)
+
+
+@triton.jit
+def rotate(rows, cos, sin, row_stride, HALF: tl.constexpr, HALF_PADDED: tl.constexpr):
+    """Turn one head of one row in place."""
+    at = tl.arange(0, HALF_PADDED)
+    mask = at < HALF
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    low = rows + row * row_stride + head * 2 * HALF + at
+    high = low + HALF
+    angle = row * 2 * HALF + at
+    x, y = tl.load(low, mask, 0.0).to(tl.float32), tl.load(high, mask, 0.0).to(tl.float32)
+    cos_x, sin_x = tl.load(cos + angle, mask, 0.0), tl.load(sin + angle, mask, 0.0)
+    cos_y, sin_y = tl.load(cos + angle + HALF, mask, 0.0), tl.load(sin + angle + HALF, mask, 0.0)
+    kind = rows.dtype.element_ty
+    tl.store(low, (x * cos_x.to(tl.float32) - y * sin_x.to(tl.float32)).to(kind), mask)
+    tl.store(high, (y * cos_y.to(tl.float32) + x * sin_y.to(tl.float32)).to(kind), mask)
+
+
+@triton.jit
+def gate(inputs, outputs, width, SIZE: tl.constexpr):
+    """Write silu(gates) * values of a part of one row that holds its gates, then its values."""
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    mask = at < width
+    row = tl.program_id(0).to(tl.int64)
+    gates = tl.load(inputs + row * 2 * width + at, mask, 0.0).to(tl.float32)
+    values = tl.load(inputs + row * 2 * width + width + at, mask, 0.0).to(tl.float32)
+    gated = gates / (1 + tl.exp(-gates)) * values
+    tl.store(outputs + row * width + at, gated.to(outputs.dtype.element_ty), mask)
+
+
+@triton.jit
+def write_cache(
+    key,
+    value,
+    keys,
+    values,
+    rows,
+    head_stride,
+    row_stride,
+    cache_slot_stride,
+    cache_head_stride,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+):
+    """Write one row's key and value of one head into the cache."""
+    at = tl.arange(0, DIM_PADDED)
+    mask = at < DIM
+    row, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    slot = tl.load(rows + 4 * row).to(tl.int64)
+    column = tl.load(rows + 4 * row + 1)
+    mask &= column >= 0  # else it is padding
+    source = head * head_stride + row.to(tl.int64) * row_stride + at
+    target = slot * cache_slot_stride + head * cache_head_stride + column * DIM + at
+    tl.store(keys + target, tl.load(key + source, mask), mask)
+    tl.store(values + target, tl.load(value + source, mask), mask)
+
+
+@triton.jit
+def attend(
+    query,
+    keys,
+    values,
+    sums,
+    partial,
+    tiles,
+    rows,
+    columns,
+    first_kept,
+    head_stride,
+    row_stride,
+    cache_slot_stride,
+    cache_head_stride,
+    scaling,
+    window,
+    num_heads,
+    num_splits,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Attend from some rows, with all query heads of one key head, over one split of the columns.
+
+    A column stands where it would in a chain: those from a tile's `base` on are listed. Writes the
+    unscaled output, and the largest score and the sum of weights, of rows counted from first_kept.
+    """
+    tile, kv_head, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    first_row, num_rows = tl.load(tiles + 5 * tile), tl.load(tiles + 5 * tile + 1)
+    base, listed_at = tl.load(tiles + 5 * tile + 2), tl.load(tiles + 5 * tile + 3)
+    most = tl.load(tiles + 5 * tile + 4)
+    begin = split * SPLIT_SIZE
+    if begin < most:
+        place = tl.arange(0, TILE)
+        row = first_row + place // GROUP
+        is_row = place < num_rows * GROUP
+        head = kv_head * GROUP + place % GROUP
+        limit = tl.load(rows + 4 * row + 2, is_row, 0)
+        lowest = tl.where(window > 0, tl.load(rows + 4 * row + 3, is_row, 0) - window, -1)
+        slot = tl.load(rows + 4 * first_row).to(tl.int64)
+        at = tl.arange(0, DIM_PADDED)
+        in_dim = at < DIM
+        from_query = head * head_stride + row.to(tl.int64) * row_stride
+        queries = tl.load(
+            query + from_query[:, None] + at[None, :], is_row[:, None] & in_dim[None, :], 0.0
+        )
+        of_slot = slot * cache_slot_stride + kv_head * cache_head_stride
+        highest = tl.full([TILE], _LOWEST, tl.float32)
+        total = tl.zeros([TILE], tl.float32)
+        output = tl.zeros([TILE, DIM_PADDED], tl.float32)
+        for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
+            place_of = start + tl.arange(0, BLOCK_SIZE)
+            is_listed = (place_of >= base) & (place_of < most)
+            listed = tl.load(columns + listed_at + place_of - base, is_listed, 0)
+            column = tl.where(place_of < base, place_of, listed)
+            there = of_slot + column.to(tl.int64)[:, None] * DIM + at[None, :]
+            is_there = (place_of < most)[:, None] & in_dim[None, :]
+            block_keys = tl.load(keys + there, is_there, 0.0)
+            scores = tl.dot(queries, tl.trans(block_keys), input_precision=PRECISION) * scaling
+            is_seen = (place_of[None, :] < limit[:, None]) & (place_of[None, :] > lowest[:, None])
+            scores = tl.where(is_seen, scores, float("-inf"))
+            previous = highest
+            highest = tl.maximum(highest, tl.max(scores, 1))
+            weights = tl.exp(scores - highest[:, None])
+            shrink = tl.exp(previous - highest)
+            total = total * shrink + tl.sum(weights, 1)
+            block_values = tl.load(values + there, is_there, 0.0)
+            weighted = tl.dot(
+                weights.to(block_values.dtype), block_values, input_precision=PRECISION
+            )
+            output = output * shrink[:, None] + weighted
+        to = ((row - first_kept).to(tl.int64) * num_heads + head) * num_splits + split
+        tl.store(sums + 2 * to, highest, is_row)
+        tl.store(sums + 2 * to + 1, total, is_row)
+        tl.store(
+            partial + to[:, None] * DIM + at[None, :], output, is_row[:, None] & in_dim[None, :]
+        )
+
+
+@triton.jit
+def join_splits(
+    sums,
+    partial,
+    outputs,
+    rows,
+    num_heads,
+    num_splits,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+):
+    """Join what the splits of one row and head give, one after another."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, DIM_PADDED)
+    in_dim = at < DIM
+    limit = tl.load(rows + 4 * row + 2)
+    first = (row * num_heads + head) * num_splits
+    highest = tl.full([1], _LOWEST, tl.float32)
+    total = tl.zeros([1], tl.float32)
+    output = tl.zeros([DIM_PADDED], tl.float32)
+    for split in range((limit + SPLIT_SIZE - 1) // SPLIT_SIZE):
+        of_split = tl.load(sums + 2 * (first + split))
+        previous = highest
+        highest = tl.maximum(highest, of_split)
+        shrink, grow = tl.exp(previous - highest), tl.exp(of_split - highest)
+        total = total * shrink + tl.load(sums + 2 * (first + split) + 1) * grow
+        output = output * shrink + grow * tl.load(partial + (first + split) * DIM + at, in_dim, 0.0)
+    to = (row * num_heads + head) * DIM + at
+    total = tl.where(limit > 0, total, 1.0)
+    tl.store(outputs + to, (output / total).to(outputs.dtype.element_ty), in_dim)

@@ -1,0 +1,91 @@
+"""What the rows of a forward see of the cache, as a table on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+SPLIT = 512  # columns of attention in one program
+NO_LIST = 2**31 - 1  # the base of a tile whose columns stand where they are
+MAX_STEP_ROWS = 64  # of a step, which is launched again and again
+PADDING = (0, -1, 0, 0)  # of the rows of a table: it is not written, and sees nothing
+_MAX_ROWS = 256  # whose splits are kept at a time
+
+
+class _Chunk(NamedTuple):
+    """Successive tiles, their rows, and the number of splits of the longest row's columns."""
+
+    tiles: slice
+    rows: slice
+    num_splits: int
+
+
+class RowsTable:
+    """What the rows of a forward see of the cache, in all layers.
+
+    The tables of steps, which have few rows, differ in shape only by their number of rows, with
+    padding, and of splits.
+    """
+
+    def __init__(
+        self,
+        rows: NDArray[np.integer],
+        tiles: NDArray[np.integer],
+        columns: NDArray[np.integer],
+        device: torch.device,
+    ) -> None:
+        """rows [T, 4]: slot, row of the slot to write to, number of columns seen, position.
+
+        PADDING comes last. tiles [N, 5], ascending by rows: first row, number of rows, base, where
+        its list of columns begins, number of columns that its last row sees.
+        """
+        self.num_rows = len(rows)
+        is_short = self.num_rows <= MAX_STEP_ROWS
+        self.is_step = is_short and len(columns) <= self.num_rows**2
+        if self.is_step:
+            num_columns, every_row = int(tiles[:, 4].max()), slice(0, self.num_rows)
+            self.chunks = [_Chunk(every_row, every_row, num_splits_for(num_columns))]
+            tiles = np.pad(tiles, ((0, self.num_rows - len(tiles)), (0, 0)))
+            columns = np.pad(columns, (0, self.num_rows**2 - len(columns)))
+        else:
+            self.chunks = list(_chunks(tiles))
+        values = np.concatenate([rows.ravel(), tiles.ravel(), columns], dtype=np.int32)
+        self._sizes = [rows.size, tiles.size, len(columns)]
+        self._split(torch.from_numpy(values).to(device))
+
+    @classmethod
+    def of_padding(cls, num_rows: int, num_columns: int, device: torch.device) -> RowsTable:
+        """Return the table of a step that computes nothing, shaped as if it saw some columns."""
+        rows, tiles = np.tile(PADDING, (num_rows, 1)), np.array([(0, 0, NO_LIST, 0, num_columns)])
+        return cls(rows, tiles, np.zeros(0, np.int32), device)
+
+    def _split(self, values: torch.Tensor) -> None:
+        self.values = values
+        self.rows, self.tiles, self.columns = torch.split(values, self._sizes)
+
+    @property
+    def num_splits(self) -> int:
+        return max(chunk.num_splits for chunk in self.chunks)
+
+
+def _chunks(tiles: NDArray[np.integer]) -> Iterator[_Chunk]:
+    first_rows, ends = tiles[:, 0], tiles[:, 0] + tiles[:, 1]
+    begin = 0
+    while begin < len(tiles):
+        first = int(first_rows[begin])
+        end = int(np.searchsorted(ends, first + _MAX_ROWS, side="right"))
+        num_splits = num_splits_for(int(tiles[begin:end, 4].max()))
+        yield _Chunk(slice(begin, end), slice(first, int(ends[end - 1])), num_splits)
+        begin = end
+
+
+def num_splits_for(num_columns: int) -> int:
+    """Return a power of four: steps have few shapes."""
+    num_splits = 1
+    while num_splits * SPLIT < num_columns:
+        num_splits *= 4
+    return num_splits
