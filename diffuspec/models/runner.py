@@ -84,6 +84,14 @@ class ModelRunner:
         has_kernel = self._fixed_rows is None and gpu.can_attend(self.cache.layers(0)[0])
         if has_kernel and self.has_plain_scoring:
             self._graphs = StepGraphs(self.model, self.cache)
+            self._try_prompt()
+
+    def _try_prompt(self) -> None:
+        """Compile what prompts go through."""
+        positions = np.arange(min(MAX_STEP_ROWS + 1, self.cache.max_len))
+        segment = Segment(0, 0, np.zeros_like(positions), positions, "causal", positions[-1:])
+        self.forward([segment])
+        self.forward_seconds, self.num_forwards = 0.0, 0
 
     @property
     def is_exact(self) -> bool:

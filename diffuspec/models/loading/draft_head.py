@@ -21,17 +21,25 @@ HEAD_TOKEN_IDS = "head_token_ids"  # among the weights: int32, ascending
 class DraftHead(nn.Module):
     """Computes the logits of some token ids, [..., ids]."""
 
+    token_ids: Tensor
+
     def __init__(self, head: nn.Linear, token_ids: Tensor) -> None:
         super().__init__()
         weight = head.weight.detach()
         has_bias = head.bias is not None
         options = {"device": weight.device, "dtype": weight.dtype}
         self.rows = nn.Linear(weight.shape[1], len(token_ids), has_bias, **options)
-        self.columns = LogitColumns(token_ids.to(weight.device, torch.long), len(weight))
+        self.register_buffer("token_ids", token_ids.to(weight.device, torch.long))
+        self._num_ids = len(weight)
         with torch.no_grad():
-            self.rows.weight.copy_(weight[self.columns.token_ids])
+            self.rows.weight.copy_(weight[self.token_ids])
             if has_bias:
-                self.rows.bias.copy_(head.bias[self.columns.token_ids])
+                self.rows.bias.copy_(head.bias[self.token_ids])
+
+    @property
+    def columns(self) -> LogitColumns:
+        """The columns of its logits, on the device that it has been moved to."""
+        return LogitColumns(self.token_ids, self._num_ids)
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.rows(hidden)

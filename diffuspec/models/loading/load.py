@@ -96,7 +96,7 @@ def load_model(
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
         may_be_exact = wants_exact and num_ranks == 1
-        runner = _make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows, may_round)
+        runner = make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows, may_round)
     except Exception as error:  # models that cannot use our attention raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
@@ -104,7 +104,7 @@ def load_model(
     return LoadedModel(runner, max_positions, _eos_token_ids(model))
 
 
-def _make_runner(
+def make_runner(
     model: Any,
     num_slots: int,
     num_rows: int,

@@ -90,7 +90,10 @@ def write_cache(
     tl.store(values + target, tl.load(value + source, mask), mask)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["first_kept", "window", "num_splits"],
+    do_not_specialize_on_alignment=["tiles", "rows", "columns"],  # parts of one tensor
+)
 def attend(
     query,
     keys,
@@ -174,7 +177,7 @@ def attend(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["rows"])
 def join_splits(
     sums,
     partial,
