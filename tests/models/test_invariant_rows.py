@@ -13,6 +13,7 @@ from diffuspec.models.invariant_rows import (
     SIZES,
     Product,
     agreeing_sizes,
+    gpu_size,
     invariant_size,
     multiply_in_sizes,
 )
@@ -74,3 +75,23 @@ def test_padded_numbers_of_rows_are_sums_of_sizes() -> None:
         size = invariant_size(count)
         assert count <= size < 1.34 * count + 3
         assert size % SIZES[-1] in (0, *SIZES)
+
+
+def test_sizes_on_a_gpu_are_few_and_hardly_larger_for_long_prompts() -> None:
+    assert {gpu_size(count) for count in range(1, 65)} == {16, 32, 64}
+    assert [gpu_size(count) for count in (65, 128, 1100)] == [128, 128, 1152]
+
+
+def test_rows_are_cut_where_much_padding_would_be_added() -> None:
+    seen = list[int]()
+
+    def product(inputs: Tensor) -> Tensor:
+        seen.append(len(inputs))
+        return inputs
+
+    rows = torch.randn(1100, 2)
+    assert torch.equal(multiply_in_sizes(product, rows, (16, 64, 256, 1024)), rows)
+    assert seen == [1024, 64, 16]
+    seen.clear()
+    multiply_in_sizes(product, rows[:3], (256, 1024))
+    assert seen == [256]

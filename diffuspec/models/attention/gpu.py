@@ -6,6 +6,7 @@ columns before it are new.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -16,19 +17,16 @@ from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.seen import listed_rows, num_chained
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.rows.gpu.availability import is_available
 from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS, NO_LIST, PADDING, RowsTable
 
-try:
+with contextlib.suppress(ImportError):  # a torch without Triton: see `can_attend`
     from diffuspec.models.rows.gpu import attention as gpu_attention
-except ImportError:  # a torch without Triton
-    is_available = False
-else:
-    is_available = True
 
 
 def can_attend(like: torch.Tensor) -> bool:
     """Whether there are kernels for tensors like this."""
-    return is_available and like.is_cuda
+    return like.is_cuda and is_available()
 
 
 class GpuBatch:

@@ -8,11 +8,14 @@ are on the CPU, or for all but attention on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 from itertools import accumulate
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from diffuspec.models.rows.gpu.availability import is_available as is_available_on_gpu
 
 try:
     from diffuspec.models.rows import _rows
@@ -21,12 +24,8 @@ except ImportError:  # it was installed without a C++ compiler
 else:
     is_available = True
 
-try:
+with contextlib.suppress(ImportError):  # a torch without Triton: see `can_run_on`
     from diffuspec.models.rows.gpu import operations as gpu
-except ImportError:  # a torch without Triton
-    is_available_on_gpu = False
-else:
-    is_available_on_gpu = True
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in native/numbers.h
 
@@ -102,7 +101,7 @@ def gate(inputs: torch.Tensor) -> torch.Tensor:
 
 def can_run_on(device: torch.device) -> bool:
     """Whether there are kernels for this kind of device."""
-    return is_available_on_gpu if device.type == "cuda" else is_available
+    return is_available_on_gpu() if device.type == "cuda" else is_available
 
 
 class AttentionRows:

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from diffuspec.algorithm.draft_tree import ancestor_mask
 from diffuspec.models.attention.cache import CacheShape, KVCache
+from diffuspec.models.attention.gpu import GpuBatch
 from diffuspec.models.attention.rows import RowsPart
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment, Visible
+from tests.support.gpu import DEVICES
 
 MAX_LEN = 640
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
@@ -20,16 +22,18 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 class Rows:
     """Random queries, keys and values of MAX_LEN rows, and a cache with some of them."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
         random = torch.Generator().manual_seed(0)
         self.query, self.key, self.value = (
-            torch.randn(n, MAX_LEN, dim, generator=random).to(dtype)
+            torch.randn(n, MAX_LEN, dim, generator=random).to(device, dtype)
             for n in (heads, kv_heads, kv_heads)
         )
         self.shape = CacheShape(1, kv_heads, dim)
 
     def cache(self, num_filled: int) -> KVCache:
-        cache = KVCache(self.shape, 1, MAX_LEN, self.key.dtype)
+        cache = KVCache(self.shape, 1, MAX_LEN, self.key.dtype, self.key.device)
         for layer, rows in zip(cache.layers(0), (self.key, self.value), strict=True):
             layer[:, :num_filled] = rows[:, :num_filled]
         return cache
@@ -41,7 +45,7 @@ class Rows:
         rows: slice | list[int],
         window: int | None = None,
     ) -> torch.Tensor:
-        part = RowsPart(segment, cache)
+        part = GpuBatch([segment], cache) if self.key.is_cuda else RowsPart(segment, cache)
         new = self.query[:, rows], self.key[:, rows], self.value[:, rows]
         return part.attend(0, *new, Scoring(0.3, window))
 
@@ -53,7 +57,7 @@ class Rows:
             x[:, columns].double().repeat_interleave(copies, 0) for x in (self.key, self.value)
         )
         scores = self.query[:, rows].double() @ key.transpose(1, 2) * 0.3
-        scores.masked_fill_(~torch.from_numpy(seen), -torch.inf)
+        scores.masked_fill_(~torch.from_numpy(seen).to(scores.device), -torch.inf)
         return (scores.softmax(-1) @ value).transpose(0, 1)
 
 
@@ -79,6 +83,7 @@ CASES: dict[str, tuple[int, int, Visible, int | None]] = {  # start, rows, visib
 }
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "dtype"),
@@ -90,10 +95,10 @@ CASES: dict[str, tuple[int, int, Visible, int | None]] = {  # start, rows, visib
     ],
 )
 def test_a_row_sees_its_columns_and_no_others(
-    case: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+    case: str, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, device: str
 ) -> None:
     start, num_rows, visible, window = CASES[case]
-    rows, new = Rows(heads, kv_heads, dim, dtype), slice(start, start + num_rows)
+    rows, new = Rows(heads, kv_heads, dim, dtype, device), slice(start, start + num_rows)
     if isinstance(visible, np.ndarray):
         among = visible
     else:
@@ -110,8 +115,9 @@ def test_a_row_sees_its_columns_and_no_others(
     assert (found - rows.expected(new, seen)).abs().max() < TOLERANCES[dtype]
 
 
-def test_rows_before_a_segment_can_be_hidden() -> None:
-    rows, positions = Rows(4, 2, 16, torch.float32), np.arange(100, 104)
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_before_a_segment_can_be_hidden(device: str) -> None:
+    rows, positions = Rows(4, 2, 16, torch.float32, device), np.arange(100, 104)
     hidden = np.random.default_rng(0).random((4, 34)) < 0.5
     hidden[:, 0] = True
     seen = np.concatenate([np.ones((4, 70), np.bool_), hidden], axis=1)
@@ -120,13 +126,14 @@ def test_rows_before_a_segment_can_be_hidden() -> None:
     assert (found - rows.expected(slice(100, 104), seen)).abs().max() < TOLERANCES[torch.float32]
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("num_heads", [2, 6])
 @pytest.mark.parametrize("window", [None, 100, 300])
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_a_row_is_attended_as_if_it_were_alone(
-    num_heads: int, window: int | None, dtype: torch.dtype
+    num_heads: int, window: int | None, dtype: torch.dtype, device: str
 ) -> None:
-    rows = Rows(num_heads, 2, 16, dtype)
+    rows = Rows(num_heads, 2, 16, dtype, device)
 
     def attend(cache: KVCache, start: int, end: int) -> torch.Tensor:
         positions = np.arange(start, end)
@@ -138,9 +145,10 @@ def test_a_row_is_attended_as_if_it_were_alone(
         assert torch.equal(attend(cache, start, end), at_once[start:end])
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("start", [0, 5, 60, 64, 250])
-def test_a_branch_of_a_tree_is_attended_like_a_chain(start: int) -> None:
-    rows, parents = Rows(6, 2, 16, torch.bfloat16), random_tree(1, 30)
+def test_a_branch_of_a_tree_is_attended_like_a_chain(start: int, device: str) -> None:
+    rows, parents = Rows(6, 2, 16, torch.bfloat16, device), random_tree(1, 30)
     visible = ancestor_mask(parents)
     positions = start + visible.sum(axis=1) - 1
     tree = Segment(0, start, positions, positions, visible, ())
@@ -153,9 +161,10 @@ def test_a_branch_of_a_tree_is_attended_like_a_chain(start: int) -> None:
         assert torch.equal(in_tree[branch], alone)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("layer", [0, 1], ids=["key", "value"])
-def test_a_row_that_sees_nan_is_nan(layer: int) -> None:
-    rows, positions = Rows(4, 2, 16, torch.float32), np.arange(100, 103)
+def test_a_row_that_sees_nan_is_nan(layer: int, device: str) -> None:
+    rows, positions = Rows(4, 2, 16, torch.float32, device), np.arange(100, 103)
     cache = rows.cache(100)
     cache.layers(0)[layer][:, 50] = torch.nan
     found = rows.attend(cache, Segment(0, 100, positions, positions, "causal", ()), slice(100, 103))

@@ -137,6 +137,7 @@ def attend(
         head = kv_head * GROUP + place % GROUP
         limit = tl.load(rows + 4 * row + 2, is_row, 0)
         lowest = tl.where(window > 0, tl.load(rows + 4 * row + 3, is_row, 0) - window, -1)
+        below = tl.min(tl.where(is_row, lowest, most), 0)  # columns that no row of the tile sees
         slot = tl.load(rows + 4 * first_row).to(tl.int64)
         at = tl.arange(0, DIM_PADDED)
         in_dim = at < DIM
@@ -154,7 +155,7 @@ def attend(
             listed = tl.load(columns + listed_at + place_of - base, is_listed, 0)
             column = tl.where(place_of < base, place_of, listed)
             there = of_slot + column.to(tl.int64)[:, None] * DIM + at[None, :]
-            is_there = (place_of < most)[:, None] & in_dim[None, :]
+            is_there = ((place_of > below) & (place_of < most))[:, None] & in_dim[None, :]
             block_keys = tl.load(keys + there, is_there, 0.0)
             scores = tl.dot(queries, tl.trans(block_keys), input_precision=PRECISION) * scaling
             is_seen = (place_of[None, :] < limit[:, None]) & (place_of[None, :] > lowest[:, None])

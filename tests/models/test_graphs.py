@@ -1,0 +1,45 @@
+"""Steps on a GPU in one launch: the same to the last bit as kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from diffuspec.models.hidden_states import HiddenStates
+from diffuspec.models.loading.load import load_model
+from diffuspec.models.runner import ModelRunner
+from tests.support.gpu import NEEDS_GPU
+from tests.support.models import MAX_POSITIONS, random_tokens, segment
+
+pytestmark = NEEDS_GPU
+
+
+@pytest.fixture(params=["bfloat16", "float32"])
+def runner(request: pytest.FixtureRequest, save_target: Callable[[str], Path]) -> ModelRunner:
+    path = save_target("qwen2")
+    return load_model(path, device="cuda", dtype=request.param, num_slots=2).runner
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 64])
+def test_a_step_has_the_logits_of_kernels_launched_one_by_one(
+    runner: ModelRunner, num_rows: int
+) -> None:
+    token_ids = random_tokens(MAX_POSITIONS).astype(np.int32)
+    runner.feed(0, token_ids[:100], 0)
+    step = segment(0, 100, token_ids[100 : 100 + num_rows])
+    captured = runner.forward([step])
+    one_by_one = runner.forward([step], HiddenStates([0]))
+    assert captured.shape == one_by_one.shape == (num_rows, runner.vocab_size)
+    assert torch.equal(captured, one_by_one)
+    assert torch.equal(runner.forward([step]), captured)
+
+
+def test_logits_of_a_step_outlive_the_next_step(runner: ModelRunner) -> None:
+    first = runner.forward([segment(0, 0, random_tokens(5))])
+    before = first.clone()
+    runner.forward([segment(1, 0, random_tokens(9)[4:])])
+    assert torch.equal(first, before)
