@@ -44,8 +44,8 @@ class TargetConfig(Section):
     exact: bool | None = Field(
         None,
         description="Compute every token from the tokens before it alone, to the last bit, so that "
-        "no draft and no other request can turn a near-tie; null: on a CPU in 16 bits, for models "
-        "of which that costs little.",
+        "no draft and no other request can turn a near-tie; null: in 16 bits, for models of which "
+        "that costs little.",
     )
     max_tree_nodes: int = Field(
         64,

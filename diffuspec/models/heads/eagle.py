@@ -23,8 +23,8 @@ from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME, Attention, attending
 from diffuspec.models.heads.checkpoint import HeadCheckpoint
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.loading.cpu_layers import use_cpu_layers
 from diffuspec.models.loading.decoder_layers import use_decoder_layers
+from diffuspec.models.loading.fast_layers import use_fast_layers
 
 PICKLED = ("pytorch_model.bin",)
 _EAGLE_3 = ("d2t", "midlayer.self_attn.q_proj.weight")  # tensors that earlier ones do not have
@@ -61,7 +61,7 @@ class EagleHead(nn.Module):
         model = model.to(target.device, target.dtype).eval().requires_grad_(False)
         model.rotary_emb = _rotary(model.config).to(target.device)  # in float32
         if target.device.type == "cpu":
-            use_cpu_layers(model, may_round=True)
+            use_fast_layers(model, may_round=True)
             use_decoder_layers(model)
         return model
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from diffuspec.models.attention.interface import attending, current_attention, packed_attention
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
-from diffuspec.models.loading.cpu_layers import RowsNorm, Sibling, TileLinear
+from diffuspec.models.loading.fast_layers import RowsNorm, Sibling, TileLinear
 from diffuspec.models.rows import operations
 from diffuspec.models.rows.layer import Norms, Pieces, Products, RowsLayer, RowsLayers
 

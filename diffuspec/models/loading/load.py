@@ -19,9 +19,9 @@ from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
-from diffuspec.models.loading.cpu_layers import multiplies_tiles_alone, use_cpu_layers
 from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
+from diffuspec.models.loading.fast_layers import multiplies_tiles_alone, use_fast_layers
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.row_layers import use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
@@ -118,7 +118,7 @@ def make_runner(
     """
     is_plain = has_only_plain_tensors(model)
     may_be_exact = may_be_exact and operations.can_run_on(model.device)  # for its attention
-    is_exact = is_plain and use_cpu_layers(model, may_be_exact, may_round) and may_be_exact
+    is_exact = is_plain and use_fast_layers(model, may_be_exact, may_round) and may_be_exact
     is_exact = is_exact and use_row_layers(model, num_rows)
     if is_plain:
         use_decoder_layers(model.base_model)

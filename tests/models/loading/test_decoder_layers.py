@@ -9,13 +9,13 @@ import torch
 from diffuspec.algorithm.draft_tree import ancestor_mask
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.loading.cpu_layers import use_cpu_layers
 from diffuspec.models.loading.decoder_layers import (
     RowsDecoderLayer,
     RowsForward,
     use_decoder_layers,
     use_rows_forward,
 )
+from diffuspec.models.loading.fast_layers import use_fast_layers
 from diffuspec.models.rows import products
 from diffuspec.models.runner import ModelRunner
 from tests.support.models import FAMILIES, make_model
@@ -34,7 +34,7 @@ def test_logits_stay_the_same(family: str) -> None:
     model.set_attn_implementation("diffuspec")
     segment = Segment(0, 0, np.arange(90), np.arange(90), "causal", np.arange(90))
     expected = ModelRunner(model, 1, 100).forward([segment])
-    use_cpu_layers(model)
+    use_fast_layers(model)
     use_decoder_layers(model.base_model)
     assert is_replaced(model) == (family in REPLACED)
     assert (ModelRunner(model, 1, 100).forward([segment]) - expected).abs().max() < 1e-4
@@ -48,7 +48,7 @@ def test_a_model_as_one_operation_computes_the_same_bits(
 ) -> None:
     model = make_model(family).bfloat16()
     model.set_attn_implementation("diffuspec")
-    use_cpu_layers(model)
+    use_fast_layers(model)
     use_decoder_layers(model.base_model)
     use_rows_forward(model)
     assert isinstance(model.forward, RowsForward)
@@ -76,7 +76,7 @@ def test_a_layer_that_computes_something_else_is_left_alone(
 ) -> None:
     model = make_model("llama")
     model.set_attn_implementation("diffuspec")
-    use_cpu_layers(model)
+    use_fast_layers(model)
     kind = type(model.model.layers[0])
     forward = kind.forward
     monkeypatch.setattr(kind, "forward", lambda *args, **kwargs: 1.01 * forward(*args, **kwargs))

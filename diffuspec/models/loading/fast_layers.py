@@ -1,11 +1,11 @@
-"""Faster layers for models on CPUs; values agree up to rounding.
+"""Faster layers for models; values agree up to rounding.
 
-A step has 1 to 40 rows, and torch's own matrix products are slow at these shapes, most of all on
+A step has 1 to 40 rows, and torch's own matrix products on a CPU are slow at these shapes, most on
 AMD processors and in bfloat16. oneDNN's products over weights packed in advance take half the time,
 and in bfloat16 those of `RowsProduct` still less where the processor multiplies tiles. In float32
 on Intel processors torch's own are faster by a quarter for a single row, the step of plain
 decoding, and by a third for small layers, and are used there. Projections of the same input are
-computed as one product, and norms in one operation instead of seven.
+computed as one product, and norms in one operation instead of seven, on a GPU as on a CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _USUAL_ROWS = 16  # of a step: what weights are packed for
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def use_cpu_layers(model: nn.Module, is_exact: bool = False, may_round: bool = False) -> bool:
+def use_fast_layers(model: nn.Module, is_exact: bool = False, may_round: bool = False) -> bool:
     """Replace linear layers and norms in place where this machine gains by it.
 
     With is_exact, rows of its matrix products do not depend on the other rows (`invariant_rows`)

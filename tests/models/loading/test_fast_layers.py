@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from diffuspec.models.loading import cpu_layers
-from diffuspec.models.loading.cpu_layers import PackedLinear, RowsNorm, use_cpu_layers
+from diffuspec.models.loading import fast_layers
+from diffuspec.models.loading.fast_layers import PackedLinear, RowsNorm, use_fast_layers
 from tests.support.models import FAMILIES, make_model
 
 
@@ -18,7 +18,7 @@ def test_logits_stay_the_same(family: str, num_rows: int) -> None:
     token_ids = torch.arange(num_rows)[None]
     model = make_model(family)
     expected = model(token_ids, use_cache=False).logits
-    use_cpu_layers(model)
+    use_fast_layers(model)
     assert (model(token_ids, use_cache=False).logits - expected).abs().max() < 1e-4
 
 
@@ -28,7 +28,7 @@ def test_logits_stay_the_same(family: str, num_rows: int) -> None:
 def test_a_layer_computes_the_same_on_any_processor(
     monkeypatch: pytest.MonkeyPatch, is_intel: bool, num_rows: int
 ) -> None:
-    monkeypatch.setattr(cpu_layers, "is_intel", lambda: is_intel)
+    monkeypatch.setattr(fast_layers, "is_intel", lambda: is_intel)
     layer, inputs = torch.nn.Linear(8, 12), torch.linspace(-1, 1, 8 * num_rows).view(1, -1, 8)
     difference = PackedLinear(layer.weight, layer.bias)(inputs) - layer(inputs)
     assert difference.abs().max() < 1e-6
@@ -40,7 +40,7 @@ def test_every_layer_is_replaced() -> None:
         num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True,
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
-    use_cpu_layers(model)
+    use_fast_layers(model)
     kinds = [type(module) for module in model.modules()]
     assert torch.nn.Linear not in kinds
     assert kinds.count(PackedLinear) == 2 * 2 + 1, "two of each layer stand alone, and the head"
@@ -59,7 +59,7 @@ def test_16_bits_are_computed_as_precisely_as_by_torch() -> None:
     model = make_model("llama")
     expected = model(token_ids, use_cache=False).logits
     rounded = model.bfloat16()(token_ids, use_cache=False).logits
-    use_cpu_layers(model)
+    use_fast_layers(model)
     error = (model(token_ids, use_cache=False).logits - expected).abs().mean()
     assert error < 1.5 * (rounded - expected).abs().mean()
 
@@ -68,7 +68,7 @@ def test_a_model_of_two_precisions_is_left_alone() -> None:
     model = make_model("qwen2")
     model.lm_head.bfloat16()
     kinds = [type(module) for module in model.modules()]
-    assert not use_cpu_layers(model)
+    assert not use_fast_layers(model)
     assert [type(module) for module in model.modules()] == kinds
 
 
@@ -76,7 +76,7 @@ def test_a_model_of_two_precisions_is_left_alone() -> None:
 def test_a_layer_shows_its_weights_to_families_that_ask_for_them(
     monkeypatch: pytest.MonkeyPatch, is_intel: bool
 ) -> None:
-    monkeypatch.setattr(cpu_layers, "is_intel", lambda: is_intel)
+    monkeypatch.setattr(fast_layers, "is_intel", lambda: is_intel)
     layer, norm = torch.nn.Linear(8, 12), RowsNorm(torch.full((8,), 2.0), 1e-6)
     assert torch.equal(PackedLinear(layer.weight, None).weight, layer.weight)
     assert torch.equal(norm.weight, torch.full((8,), 2.0))
@@ -93,5 +93,5 @@ def test_norms_that_take_more_than_their_input_are_left_alone() -> None:
             return norm if gate is None else norm * gate
 
     model = torch.nn.Sequential(Gated())
-    use_cpu_layers(model)
+    use_fast_layers(model)
     assert isinstance(model[0], Gated)
