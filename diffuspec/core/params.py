@@ -216,7 +216,7 @@ class SamplingParams:
             wrong = [i for i in token_ids if not 0 <= i < vocab_size]
             if wrong:
                 raise InvalidRequestError(
-                    f"{name} must be from 0 to {vocab_size - 1}, got {wrong[0]}"
+                    f"{name} must have token ids from 0 to {vocab_size - 1}, got {wrong[0]}"
                 )
 
 

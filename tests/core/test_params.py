@@ -118,7 +118,7 @@ def test_token_ids_of_another_vocabulary_are_refused():
     ):
         given: dict[str, Any] = {name: value}
         SamplingParams(**given).check_token_ids(51)
-        with pytest.raises(InvalidRequestError, match=f"{name} must be from 0 to 49, got 50"):
+        with pytest.raises(InvalidRequestError, match=f"{name} must .* 0 to 49, got 50"):
             SamplingParams(**given).check_token_ids(50)
 
 

@@ -157,9 +157,10 @@ def test_neutral_values_and_nulls_and_labels_are_taken():
 
 
 def test_a_client_may_send_back_what_it_was_answered():
-    answered = {"role": "assistant", "content": "x", "refusal": None, "annotations": None}
-    messages = [*ASKED["messages"], answered]
-    assert len(chat(messages=messages).prompts[0]) == 2
+    answered = {"role": "assistant", "content": "x", "refusal": None, "audio": None}
+    for nothing in (None, list[Any]()):
+        messages = [*ASKED["messages"], answered | {"annotations": nothing}]
+        assert chat(messages=messages).prompts[0][1] == {"role": "assistant", "content": "x"}
 
 
 @pytest.mark.parametrize("prompt", ["hi", [1, 2], ["hi", "ho"], [[1], [2, 3]]])

@@ -71,6 +71,7 @@ class Message(Part):
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    annotations: list[Any] | None = Field(None, description="Ignored: OpenAI's answers have it.")
 
 
 class Function(Part):
