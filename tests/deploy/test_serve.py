@@ -323,3 +323,13 @@ async def test_scaling_down_under_load_loses_no_stream(app, client, expected):
 
 async def one_group_stays() -> bool:
     return num_groups() == 1
+
+
+async def test_a_rolling_update_under_load_loses_no_stream(app, client, expected):
+    [old] = await app.pipelines(1)
+    streams = [await begun(client, one) for one in STORIES]
+    app.deploy(1, patience_seconds=301.0)  # other arguments: all replicas are replaced
+    texts = await asyncio.gather(*(read(*one) for one in streams))
+    assert texts == [expected(one) for one in STORIES]
+    await app.pipelines(1, without=old.name)
+    await until(lambda: answers_again(client))

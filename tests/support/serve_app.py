@@ -31,12 +31,18 @@ class ServeApp:
 
     def __init__(self, client: Any, args: dict[str, Any], port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self._client, self._args, self._port = client, args, port
+        self._client, self._args, self._port = client, dict(args), port
 
     def deploy(
-        self, num_pipelines: int, *, accepts_requests: bool = True, waits: bool = False
+        self,
+        num_pipelines: int,
+        *,
+        accepts_requests: bool = True,
+        waits: bool = False,
+        **args: Any,
     ) -> None:
-        """Submit the configuration; changes are made in the background."""
+        """Submit the configuration; changes are made in the background. args: those that change."""
+        self._args |= args
         pipelines = {
             "name": "Pipeline",
             "num_replicas": num_pipelines,
