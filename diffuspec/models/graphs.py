@@ -41,12 +41,13 @@ class StepGraphs:
 
     @torch.inference_mode()
     def __init__(self, model: torch.nn.Module, cache: KVCache) -> None:
+        """Raises RuntimeError if the model does what cannot be captured, such as to wait."""
         self._model, self._cache = model, cache
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}
         for num_rows in _NUM_ROWS:
             num_columns = 1
-            while num_columns <= 4 * cache.max_len:
+            while num_columns <= cache.max_len:
                 table = RowsTable.of_padding(num_rows, num_columns, cache.device)
                 rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=cache.device)
                 self._run(rows, table)  # compiles its kernels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -24,6 +25,8 @@ from diffuspec.models.invariant_rows import gpu_size, invariant_size
 from diffuspec.models.logit_columns import LogitColumns
 from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS
 from diffuspec.models.self_test import run_self_test
+
+logger = logging.getLogger(__name__)
 
 EXACT_BLOCK = 256  # columns that attention takes at a time in fixed shapes
 
@@ -83,7 +86,10 @@ class ModelRunner:
         """Let steps on a GPU be one launch from now on, where they can."""
         has_kernel = self._fixed_rows is None and gpu.can_attend(self.cache.layers(0)[0])
         if has_kernel and self.has_plain_scoring:
-            self._graphs = StepGraphs(self.model, self.cache)
+            try:
+                self._graphs = StepGraphs(self.model, self.cache)
+            except RuntimeError as error:
+                logger.warning("steps are launched kernel by kernel, which is slower: %s", error)
             self._try_prompt()
 
     def _try_prompt(self) -> None:

@@ -13,7 +13,7 @@ from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
 from tests.support.gpu import NEEDS_GPU
-from tests.support.models import MAX_POSITIONS, random_tokens, segment
+from tests.support.models import MAX_POSITIONS, make_model, random_tokens, segment
 
 pytestmark = NEEDS_GPU
 
@@ -43,3 +43,17 @@ def test_logits_of_a_step_outlive_the_next_step(runner: ModelRunner) -> None:
     before = first.clone()
     runner.forward([segment(1, 0, random_tokens(9)[4:])])
     assert torch.equal(first, before)
+
+
+def test_a_model_that_cannot_be_captured_is_launched_kernel_by_kernel(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def wait(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        inputs[0].sum().item()
+
+    model = make_model("qwen2").cuda()
+    model.model.layers[0].register_forward_pre_hook(wait)
+    runner = ModelRunner(model, 1, MAX_POSITIONS)
+    runner.capture_steps()
+    assert "kernel by kernel" in caplog.text
+    assert runner.forward([segment(0, 0, random_tokens(5))]).isfinite().all()
