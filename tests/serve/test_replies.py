@@ -127,10 +127,13 @@ def test_tokens_of_a_stream_have_their_places_in_the_text_though_some_of_it_is_h
     assert offsets == [[0], [1], [1], [1], [2], [3]]
 
 
-def test_a_special_token_has_a_place_in_an_echoed_prompt_and_none_in_an_answer():
+@pytest.mark.parametrize(("echoed", "places"), [("<|end|>", [0, 7, 8]), ("", [0, 0, 1])])
+def test_a_special_token_has_a_place_in_a_prompt_that_shows_it_and_none_in_an_answer(
+    echoed, places
+):
     offsets = TextOffsets(TokenTexts(TOKENIZER))
     end, a = (TOKENIZER.get_vocab()[one] for one in ("<|end|>", "a"))
-    assert offsets.of([end, a, end, a, end], num_echoed=1) == [0, 7, 8, 8, 9]
+    assert offsets.of([end, a, end], 1, echoed) == places
 
 
 @settings(deadline=None)

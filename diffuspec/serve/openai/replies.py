@@ -277,7 +277,7 @@ class CompletionReply(Reply):
             num_echoed = len(answer.generation.prompt_token_ids)
             token_ids = [*answer.generation.prompt_token_ids.tolist(), *token_ids]
             found = [None, *answer.prompt_logprobs, *found]
-        logprobs = self._logprobs(answer.generation.index, token_ids, found, num_echoed)
+        logprobs = self._logprobs(answer.generation.index, token_ids, found, num_echoed, echoed)
         choice = self._text(
             answer, echoed + answer.text, logprobs, answer.finish_reason, answer.token_ids
         )
@@ -326,6 +326,7 @@ class CompletionReply(Reply):
         token_ids: Sequence[int],
         found: Sequence[TokenLogprobs | None],
         num_echoed: int = 0,
+        echoed: str = "",
     ) -> dict[str, Any] | None:
         """Return OpenAI's older form for the next tokens of a choice, the prompt's before all."""
         if self._job.sampling.logprobs is None:
@@ -337,7 +338,7 @@ class CompletionReply(Reply):
             "top_logprobs": [
                 one and self._top(token, one) for token, one in zip(tokens, found, strict=True)
             ],
-            "text_offset": self._offsets[index].of(token_ids, num_echoed),
+            "text_offset": self._offsets[index].of(token_ids, num_echoed, echoed),
         }
 
     def _top(self, token: str, found: TokenLogprobs) -> dict[str, float]:

@@ -63,14 +63,17 @@ class TextOffsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_characters = 0
 
-    def of(self, token_ids: Sequence[int], num_echoed: int = 0) -> list[int]:
+    def of(self, token_ids: Sequence[int], num_echoed: int = 0, echoed: str = "") -> list[int]:
         """Return where each of the next tokens begins; a part of a character, where that does.
 
-        Answers leave special tokens out; the first `num_echoed` tokens are a prompt's.
+        The first `num_echoed` tokens are those of `echoed`, which has no tokens that a tokenizer
+        adds, such as BOS. Answers have no special tokens at all.
         """
         offsets = []
         for place, token_id in enumerate(token_ids):
-            is_shown = place < num_echoed or not self._texts.is_special(token_id)
+            is_shown = not self._texts.is_special(token_id) or (
+                place < num_echoed and self._texts.token(token_id) in echoed
+            )
             raw = self._texts.raw(token_id) if is_shown else b""
             if raw and not 0x80 <= raw[0] < 0xC0:  # it does not go on with a character
                 self._read(b"", is_last=True)
