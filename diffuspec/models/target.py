@@ -97,7 +97,8 @@ class CausalTarget:
         return await self._worker.run(self.verify_here, list(requests))
 
     async def release(self, request_id: str) -> None:
-        await self._worker.run(self.release_here, request_id)
+        # Not waited for: the place is free for the next request when that is verified.
+        self._worker.post(self.release_here, request_id)
 
     def release_here(self, request_id: str) -> None:
         """Free what is cached for a request, in the caller's thread."""

@@ -29,6 +29,13 @@ class Worker:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
 
+    def post(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Have a call run before all that come later; do not wait for it. It may not raise."""
+        if self._executor is None:
+            work(*args, **kwargs)
+        else:
+            self._executor.submit(lambda: work(*args, **kwargs))
+
     def close(self) -> None:
         """Wait for the running call, then stop the thread."""
         if self._executor is not None:
