@@ -235,10 +235,13 @@ class CostAwareDraftLength:
         self._num_drafts += 1
         if self._is_trial and 1 + verdict.num_accepted_tokens >= _GOOD_TRIAL * self._trial_cost:
             self._pause = 0.0
+            self._shared.trial_credit = 0.0  # it has paid for itself
 
     def _trial(self, plan: _Plan, num_unread: int) -> int:
         """Return the length of a trial, or 0 during the pause before the next one."""
         shared = self._shared
+        if shared.costs.num_running < 2:
+            shared.trial_credit = 0.0  # what is owed is owed to a batch, which has ended
         if self._steps_without_draft < self._pause * plan.cost or shared.trial_credit < 0:
             self._steps_without_draft += 1
             shared.trial_credit = min(shared.trial_credit + _TRIAL_SHARE, 0.0)

@@ -306,6 +306,36 @@ def test_trials_are_frequent_at_first_and_a_good_one_leads_to_more():
     assert run.rate > 0.7 * good.best_rate()
 
 
+def after_useless_drafts() -> Economics:
+    shared = Economics(30)
+    for _ in range(5):
+        useless = World(0.02, confidence=0.9)
+        useless.run(CostAwareDraftLength(shared), shared, num_steps=100)
+    return shared
+
+
+def test_what_trials_cost_a_batch_is_not_owed_by_those_that_come_after_it():
+    shared, good = after_useless_drafts(), World(0.9, confidence=0.9)
+    shared.trial_credit = -50.0
+    run = good.run(CostAwareDraftLength(shared), shared, num_steps=80)
+    assert run.rate > 0.7 * good.best_rate()
+
+
+def test_a_good_trial_in_a_batch_leads_to_another_at_once():
+    shared = after_useless_drafts()
+    shared.costs.num_running = 8
+    controller = CostAwareDraftLength(shared)
+    for _ in range(2):
+        length = controller.num_draft_tokens(NO_LIMIT)
+        assert length > 0 > shared.trial_credit
+        controller.observe(
+            controller.trim(Draft(chain(range(length)), (-0.1,) * length, length)), verdict(length)
+        )
+    another = CostAwareDraftLength(shared)
+    shared.trial_credit = -1.0
+    assert another.num_draft_tokens(NO_LIMIT) == 0
+
+
 def a_batch_of(num_requests: int) -> Economics:
     """Economics after many batches of num_requests requests, with linear costs."""
     economics = Economics(30)
