@@ -195,7 +195,7 @@ def use_decoder_layers(base: Any) -> None:
     model below the head; its `rotary_emb` gives the angles of positions.
     """
     layers = getattr(base, "layers", None)
-    device = getattr(base, "device", torch.device("cpu"))  # draft heads have none, and ask on CPUs
+    device = next(base.parameters()).device
     if not operations.can_run_on(device) or not isinstance(layers, nn.ModuleList):
         return
     for index, layer in enumerate(layers):
