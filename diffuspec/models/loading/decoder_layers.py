@@ -195,8 +195,7 @@ def use_decoder_layers(base: Any) -> None:
     model below the head; its `rotary_emb` gives the angles of positions.
     """
     layers = getattr(base, "layers", None)
-    device = next(base.parameters()).device
-    if not operations.can_run_on(device) or not isinstance(layers, nn.ModuleList):
+    if not isinstance(layers, nn.ModuleList):
         return
     for index, layer in enumerate(layers):
         if type(layer).__name__ in _FAMILIES and _has_known_parts(layer):
