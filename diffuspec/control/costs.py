@@ -6,11 +6,13 @@ transport. Nothing is assumed in advance: a curve without measurements has is_kn
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice, pairwise
+from typing import NamedTuple
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 _SMOOTHING = 0.1
@@ -22,6 +24,7 @@ _NEARLY_PLAIN = 1.5  # rows of a batch for each request, at most
 _MIN_SECONDS = 1e-9  # of any size: costs are divided by
 _NEWS = 0.02  # the share by which a point must move for a table to be made again
 _MIN_SIZES = 32  # of a table
+_FEW = 0.01  # other requests, on average: there have been none for a while
 _LATER = 0.1  # share by which drafts may lengthen a verification that reads prompts
 _DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size was measured
 
@@ -112,6 +115,16 @@ class CostCurve:
         return table
 
 
+class _Learnt(NamedTuple):
+    """The fields of `StepCosts` that differ between one request and several."""
+
+    verify: CostCurve
+    plain: CostCurve
+    draft: CostCurve
+    overhead_seconds: float
+    plain_overhead_seconds: float
+
+
 @dataclass(slots=True)
 class StepCosts:
     """The costs of a step's parts, and the load of the rest of the batch. One per coordinator.
@@ -121,6 +134,8 @@ class StepCosts:
     to the drafter, and tokens they committed. They make a request in a full batch draft less than
     one alone.
     exposed_share is the part of a draft's time that is waited for: 1 unless there are pre-drafts.
+    What is learnt while one request has been running for a while is kept apart: as many rows take
+    longer for several requests, and a step with a draft waits for others.
     crowding is the number of seconds that one second of drafting adds to a verification at the same
     time: 0 if the roles share nothing, up to 1 if they share a processor.
     """
@@ -131,7 +146,9 @@ class StepCosts:
     overhead_seconds: float = 0.0  # of steps with drafts
     plain_overhead_seconds: float = 0.0  # of steps in batches without any
     reading_seconds: float = 0.0  # of the drafter, per token of a prompt
-    num_running: int = 1  # requests that would share a batch if none drafted
+    _num_running: int = 1
+    _is_alone: bool = True  # one request has been running for a while
+    _otherwise: _Learnt | None = None  # what was learnt with several, if it is alone, or alone
     exposed_share: float = 1.0
     crowding: float = 0.0
     num_crowded: int = 0  # verifications in a row with drafting at the same time
@@ -142,6 +159,30 @@ class StepCosts:
     other_rows: float = 0.0
     other_positions: float = 0.0
     other_tokens: float = 0.0
+
+    @property
+    def num_running(self) -> int:
+        """Requests that would share a batch if none drafted."""
+        return self._num_running
+
+    @num_running.setter
+    def num_running(self, number: int) -> None:
+        self._num_running = number
+        is_alone = number < 2 and self.other_requests < _FEW
+        if is_alone != self._is_alone:
+            self._is_alone = is_alone
+            before = _Learnt(
+                self.verify,
+                self.plain,
+                self.draft,
+                self.overhead_seconds,
+                self.plain_overhead_seconds,
+            )
+            after = copy.deepcopy(before) if self._otherwise is None else self._otherwise
+            self._otherwise = before
+            self.verify, self.plain, self.draft = after.verify, after.plain, after.draft
+            self.overhead_seconds = after.overhead_seconds
+            self.plain_overhead_seconds = after.plain_overhead_seconds
 
     def observe_verify(
         self,

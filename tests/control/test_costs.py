@@ -212,8 +212,34 @@ def test_no_step_is_saved_where_time_goes_with_the_rows_and_each_role_has_its_pr
     assert costs.saved_by_joining((8, 8), (8, 8)) == pytest.approx(0, abs=1e-9)
 
 
+def running(num_requests: int, crowding: float = 0.0) -> StepCosts:
+    costs = StepCosts(crowding=crowding)
+    costs.num_running = num_requests
+    return costs
+
+
+def test_what_a_batch_costs_is_forgotten_when_one_request_has_been_alone_for_a_while():
+    costs = StepCosts()
+    for num_rows in (1, 9):
+        costs.observe_verify(num_rows, 1, 1, 0.1)
+    costs.observe_overhead(0.0)
+    costs.num_running = 8
+    for _ in range(50):
+        costs.observe_verify(9, 8, 8, 0.9)
+        costs.observe_overhead(0.9)
+    assert costs.verify.at(9) > 0.8 and costs.overhead_seconds > 0.8
+    costs.num_running = 1  # the others may be back at once
+    assert costs.verify.at(9) > 0.8
+    for _ in range(80):
+        costs.observe_verify(1, 1, 1, 0.1)
+        costs.num_running = 1
+    assert costs.verify.at(9) == pytest.approx(0.1) and costs.overhead_seconds == 0
+    costs.num_running = 8
+    assert costs.verify.at(9) > 0.8
+
+
 def test_a_trial_costs_a_plain_batch_the_waits_of_all_its_requests():
-    costs = StepCosts(crowding=0.5, num_running=4)
+    costs = running(4, crowding=0.5)
     costs.observe_verify(4, 4, 4, 0.1)
     costs.observe_verify(12, 4, 12, 0.12)
     costs.observe_draft(8, 1, 0.04)
@@ -224,7 +250,7 @@ def test_a_trial_costs_a_plain_batch_the_waits_of_all_its_requests():
 
 
 def test_a_trial_of_a_request_alone_costs_no_other():
-    costs = StepCosts(num_running=1)
+    costs = StepCosts()
     costs.observe_verify(1, 1, 1, 0.1)
     assert costs.of_trial(8, 8, 100) == 0
 
@@ -238,7 +264,7 @@ def test_a_verification_beside_drafting_counts_as_long_as_one_alone():
 
 
 def test_requests_that_take_turns_wait_for_all_turns_of_the_busier_role():
-    costs = StepCosts(num_running=1)
+    costs = StepCosts()
     costs.observe_verify(1, 1, 1, 0.1)
     costs.observe_verify(9, 1, 9, 0.1)
     costs.observe_draft(8, 1, 0.04)
@@ -248,7 +274,7 @@ def test_requests_that_take_turns_wait_for_all_turns_of_the_busier_role():
 
 
 def test_rows_beside_prompts_take_no_longer_than_those_of_plain_decoding_and_a_tenth():
-    costs = StepCosts(num_running=9)
+    costs = running(9)
     for num_rows in (1, 101):
         costs.observe_verify(num_rows, 1, 1, 1.0 + 0.01 * (num_rows - 1))
     assert costs.rows_beside(101, 200) == 8 + 20  # 8 others, and a tenth of 2 seconds
@@ -256,7 +282,7 @@ def test_rows_beside_prompts_take_no_longer_than_those_of_plain_decoding_and_a_t
 
 
 def test_drafting_delays_a_reading_that_it_slows_down_more_than_plain_decoding_would():
-    costs = StepCosts(crowding=0.5, num_running=9)
+    costs = running(9, crowding=0.5)
     for num_requests in (1, 9):
         costs.observe_verify(num_requests, num_requests, 1, 1.0 + 0.1 * num_requests)
     assert not costs.delays_reading(1.5)

@@ -124,7 +124,8 @@ def stage_of(costs: StepCosts) -> VerifyStage:
 
 def costs_of(seconds_per_row: float) -> StepCosts:
     """Return the costs of a target whose verifications take a second, and that much for a row."""
-    costs = StepCosts(crowding=1.0, num_running=4)
+    costs = StepCosts(crowding=1.0)
+    costs.num_running = 4
     for num_rows in (1, 60, 120):
         costs.observe_verify(num_rows, 1, 1, 1.0 + seconds_per_row * num_rows)
     return costs
