@@ -83,9 +83,9 @@ class CostCurve:
         return self.up_to(num_tokens)[num_tokens]
 
     def up_to(self, num_tokens: int) -> Sequence[float]:
-        """Return the seconds for every size from 0 to at least `num_tokens`.
+        """Return the seconds for 0 tokens, 1 token and so on, up to `num_tokens` or beyond.
 
-        Zeros before any measurement.
+        All are 0 before any measurement.
         """
         if num_tokens >= len(self._table):
             self._table = self._tabulate(max(_MIN_SIZES, num_tokens * 5 // 4 + 1))

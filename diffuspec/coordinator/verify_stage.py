@@ -110,8 +110,8 @@ class VerifyStage:
     async def take(self) -> VerifyBatch:
         """Wait for requests; return those that are ready as one batch.
 
-        Where prompts are read, so many drafts are let in that no first token waits much longer than
-        it would if there were none; the others come in the next batch.
+        A batch that reads prompts takes in only as many rows of drafts as `StepCosts.rows_beside`
+        allows, because its first tokens wait for them; the other drafts come in the next batch.
         """
         await asyncio.sleep(0)  # verifiers may not suspend: let consumers have a turn
         ready = await self._take_ready()

@@ -13,7 +13,6 @@ import torch
 from diffuspec.models.attention import gpu
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
-from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.rows.gpu.table import SPLIT, RowsTable
 
 _NUM_ROWS = (16, 32, 64)  # of steps, with padding
@@ -78,23 +77,6 @@ class StepGraphs:
         return _Graph(graph, rows, table, logits)
 
     def _run(self, rows: torch.Tensor, table: RowsTable) -> torch.Tensor:
-        step = _Step(self._cache, table)
+        step = gpu.TableAttention(self._cache, table)
         token_ids, positions, keep_rows = rows.chunk(3)
         return run_packed(self._model, token_ids, positions, keep_rows, step).float()
-
-
-class _Step:
-    """The `Attention` of a step."""
-
-    def __init__(self, cache: KVCache, table: RowsTable) -> None:
-        self._cache, self._table = cache, table
-
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
-        return gpu.attend_table(self._cache, self._table, layer, query, key, value, scoring)

@@ -57,15 +57,38 @@ class GpuBatch:
         scoring: Scoring,
     ) -> torch.Tensor:
         """See `Attention`."""
+        group = len(query) // len(key)
         if len(self._waves) == 1:
-            return self._waves[0].attend(layer, query, key, value, scoring)
+            return self._waves[0].attention(group).attend(layer, query, key, value, scoring)
         sizes = [wave.num_rows for wave in self._waves]
         parts = (torch.split(x, sizes, dim=1) for x in (query, key, value))
         outputs = [
-            wave.attend(layer, *part, scoring)
+            wave.attention(group).attend(layer, *part, scoring)
             for wave, *part in zip(self._waves, *parts, strict=True)
         ]
         return torch.cat(outputs)
+
+
+class TableAttention:
+    """The `Attention` of the rows of a table, in layers with plain scoring."""
+
+    def __init__(self, cache: KVCache, table: RowsTable) -> None:
+        self._cache, self._table = cache, table
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scoring: Scoring,
+    ) -> torch.Tensor:
+        assert scoring.is_plain, "the kernel takes a scaling and a window only"
+        keys, values = self._cache.all_slots(layer)
+        gpu_attention.write_cache(key, value, keys, values, self._table)
+        return gpu_attention.attend(
+            query, keys, values, self._table, scoring.scaling, scoring.window
+        )
 
 
 class _Wave:
@@ -77,17 +100,8 @@ class _Wave:
         self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
         self.is_short = self.num_rows <= MAX_STEP_ROWS
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        scoring: Scoring,
-    ) -> torch.Tensor:
-        assert scoring.is_plain, "the kernel takes a scaling and a window only"
-        table = self.table(len(query) // len(key))
-        return attend_table(self._cache, table, layer, query, key, value, scoring)
+    def attention(self, group: int) -> TableAttention:
+        return TableAttention(self._cache, self.table(group))
 
     def table(self, group: int) -> RowsTable:
         """Return the table of the rows; `group` query heads share a key head."""
@@ -97,21 +111,6 @@ class _Wave:
                 self._segments, self._num_padding, rows_per_tile, self._cache.device
             )
         return self._table
-
-
-def attend_table(
-    cache: KVCache,
-    table: RowsTable,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    scoring: Scoring,
-) -> torch.Tensor:
-    """Attend from the rows of a table, see `Attention`."""
-    keys, values = cache.all_slots(layer)
-    gpu_attention.write_cache(key, value, keys, values, table)
-    return gpu_attention.attend(query, keys, values, table, scoring.scaling, scoring.window)
 
 
 def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
