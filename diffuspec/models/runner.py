@@ -38,7 +38,7 @@ class ModelRunner:
     num_forwards count the model's forwards, prefill included.
 
     With `pads`, on a CPU, the rows of a forward are padded to one of few numbers: oneDNN compiles
-    kernels for every number of rows that it sees and keeps them.
+    kernels for each number of rows at its first use, and never frees them.
 
     Exact runners compute a row's logits, keys and values from its token and the rows before it
     alone, to the last bit, as long as the number of threads stays the same. There are two ways.
