@@ -26,7 +26,7 @@ from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.row_layers import use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
-from diffuspec.models.loading.tensor_parallel import only_available_accelerators, sharding_options
+from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over
 from diffuspec.models.rows import operations
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
@@ -85,11 +85,11 @@ def load_model(
     precision = resolve_dtype(dtype, where)
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     weight_bytes = checkpoint.num_weights * precision.itemsize
-    sharding = sharding_options(path, config, num_ranks, where)
+    sharding = sharding_options(path, config, num_ranks)
     num_memories = 1 if where.type == "cpu" else num_ranks
     check_fits(path, weight_bytes, 0, torch.device("cpu"))  # weights pass through its memory
     check_fits(path, weight_bytes // num_memories, cache_bytes // num_memories, where)
-    model = _read_weights(checkpoint, config, precision, sharding).to(where)
+    model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
     if num_ranks > 1:
         use_local_layers(model)
     wants_exact = precision != torch.float32 if is_exact is None else is_exact
@@ -151,13 +151,17 @@ def _transformers_config(checkpoint: Checkpoint) -> Any:
 
 
 def _read_weights(
-    checkpoint: Checkpoint, config: Any, dtype: torch.dtype, sharding: dict[str, Any]
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    sharding: dict[str, Any],
 ) -> Any:
     path = checkpoint.path
     weights = read_with_shared(checkpoint, config)
     head_token_ids = weights.pop(HEAD_TOKEN_IDS, None) if weights else None
     try:
-        with quiet(), only_available_accelerators():
+        with quiet(), spreading_over(device):
             family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
             loaded: Any = family.from_pretrained(
                 None if weights else path,

@@ -39,9 +39,7 @@ def check_divides(path: Path, config: Any, num_ranks: int) -> None:
         )
 
 
-def sharding_options(
-    path: Path, config: Any, num_ranks: int, device: torch.device
-) -> dict[str, Any]:
+def sharding_options(path: Path, config: Any, num_ranks: int) -> dict[str, Any]:
     """Return the arguments of from_pretrained that read one rank's share; none for one rank.
 
     Raises ModelLoadError.
@@ -49,26 +47,19 @@ def sharding_options(
     if num_ranks == 1:
         return {}
     check_divides(path, config, num_ranks)
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    where = "cpu" if accelerator is None else accelerator.type
-    if where != device.type:
-        raise ModelLoadError(
-            f"{path}: several ranks must run on the process's accelerator ({where}), not on "
-            f"{device.type}: set the device to {where}, or hide the accelerator from the process"
-        )
     return {"distributed_config": DistributedConfig(tp_size=num_ranks, tp_plan="auto")}
 
 
 @contextlib.contextmanager
-def only_available_accelerators() -> Iterator[None]:
-    """Have transformers spread a model over the CPU where no accelerator is available.
+def spreading_over(device: torch.device) -> Iterator[None]:
+    """Have transformers spread a model over devices of this type.
 
     It asks torch which accelerator it was built for: "cuda" for the default build on Linux, which
-    many machines without a GPU have installed.
+    is also installed where there is no GPU, or where other processes are to have it.
     """
     built_for = torch._C._get_accelerator
-    if torch.accelerator.current_accelerator(check_available=True) is None:
-        torch._C._get_accelerator = lambda *_: torch.device("cpu")
+    if device.type == "cpu":
+        torch._C._get_accelerator = lambda *_: device
     try:
         yield
     finally:

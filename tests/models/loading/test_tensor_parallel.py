@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.loading.tensor_parallel import check_divides
+from diffuspec.models.loading.tensor_parallel import check_divides, spreading_over
 from diffuspec.models.ranks.lockstep import LockstepTarget
 from diffuspec.models.target import CausalTarget
 from diffuspec.pairs.tiny import TARGET
@@ -60,3 +61,13 @@ def test_sizes_that_do_not_divide_are_named_with_those_that_do() -> None:
         check_divides(Path("target"), model_config, 4)
     with pytest.raises(ModelLoadError, match="4 attention heads, 2 key/value heads, 64 inner"):
         check_divides(Path("target"), model_config, 7)
+
+
+def test_ranks_on_a_cpu_leave_the_accelerator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    monkeypatch.setattr(torch._C, "_get_accelerator", lambda: gpu)
+    with spreading_over(cpu):
+        assert torch._C._get_accelerator() == cpu
+    with spreading_over(gpu):
+        assert torch._C._get_accelerator() == gpu
+    assert torch._C._get_accelerator() == gpu
