@@ -63,4 +63,4 @@ def family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def runner(family: str, save_target: Callable[[str], Path]) -> ModelRunner:
-    return load_model(save_target(family), num_slots=4, num_scratch_rows=32).runner
+    return load_model(save_target(family), device="cpu", num_slots=4, num_scratch_rows=32).runner

@@ -28,13 +28,17 @@ PENALISED = replace(DRAWN, repetition_penalty=1.3, frequency_penalty=0.4)
 
 @pytest.fixture(scope="module")
 def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(TargetConfig(path=target_path("qwen2"), max_sequences=2))
+    target = CausalTarget.load(
+        TargetConfig(path=target_path("qwen2"), device="cpu", max_sequences=2)
+    )
     yield target
     target.close()
 
 
 def load(target: CausalTarget, path: Path, **settings: Any) -> AutoregressiveDrafter:
-    return AutoregressiveDrafter.load(AutoregressiveConfig(path=path, **settings), target.info)
+    return AutoregressiveDrafter.load(
+        AutoregressiveConfig(path=path, device="cpu", **settings), target.info
+    )
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +148,7 @@ async def test_what_cannot_draft_for_the_target_is_refused(
     with pytest.raises(ModelLoadError, match="drafter of kind sps must be a causal LM"):
         load(target, with_config(drafter_path, tmp_path, diffusion_attention="full"))
     info = replace(target.info, vocab_size=10_000)
-    config = AutoregressiveConfig(path=target_path("qwen2"))
+    config = AutoregressiveConfig(path=target_path("qwen2"), device="cpu")
     with pytest.raises(VocabularyError, match="they must share a tokenizer"):
         AutoregressiveDrafter.load(config, info)
     with pytest.raises(InvalidRequestError, match="empty prefix"):

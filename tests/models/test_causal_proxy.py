@@ -22,7 +22,7 @@ CONTEXT = [5, 17, 40, 3, 88, 21]
 @pytest.fixture
 def proxy(target_path):
     return CausalLmProxy.load(
-        target_path("qwen2"), vocab_size=NUM_IDS, beam_width=3, device="cpu", dtype="float32"
+        target_path("qwen2"), device="cpu", vocab_size=NUM_IDS, beam_width=3, dtype="float32"
     )
 
 
@@ -81,12 +81,14 @@ def test_the_search_takes_the_path_that_the_model_finds_likelier(proxy, target_p
 
 def test_a_model_over_other_token_ids_is_refused(target_path):
     with pytest.raises(VocabularyError, match="share the target's tokenizer"):
-        CausalLmProxy.load(target_path("qwen2"), vocab_size=NUM_IDS - 1, beam_width=3)
+        CausalLmProxy.load(target_path("qwen2"), device="cpu", vocab_size=NUM_IDS - 1, beam_width=3)
 
 
 def test_a_wide_beam_has_room_for_its_longest_paths_after_the_longest_context(target_path):
     width, depth = 12, MAX_DRAFT_TOKENS - 1
-    proxy = CausalLmProxy.load(target_path("qwen2"), vocab_size=NUM_IDS, beam_width=width)
+    proxy = CausalLmProxy.load(
+        target_path("qwen2"), device="cpu", vocab_size=NUM_IDS, beam_width=width
+    )
     context = tuple(range(3, 3 + NUM_IDS - 10)) * 4
     start = proxy.begin(context[: proxy.max_context_tokens])
     states = [replace(start, path=(token_id,) * depth) for token_id in range(10, 10 + width)]
@@ -100,7 +102,7 @@ def test_a_model_whose_context_is_no_longer_than_a_draft_is_refused(target_path,
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 128}))
     with pytest.raises(ModelLoadError, match="trained for 128 positions; it must be more than 128"):
-        CausalLmProxy.load(path, vocab_size=NUM_IDS, beam_width=3)
+        CausalLmProxy.load(path, device="cpu", vocab_size=NUM_IDS, beam_width=3)
 
 
 def test_a_diffusion_lm_is_refused_as_causal_proxy(target_path, tmp_path):
@@ -108,4 +110,4 @@ def test_a_diffusion_lm_is_refused_as_causal_proxy(target_path, tmp_path):
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"diffusion_attention": "full"}))
     with pytest.raises(ModelLoadError, match="but the causal proxy must be a causal LM"):
-        CausalLmProxy.load(path, vocab_size=NUM_IDS, beam_width=3)
+        CausalLmProxy.load(path, device="cpu", vocab_size=NUM_IDS, beam_width=3)

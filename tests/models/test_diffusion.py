@@ -41,7 +41,9 @@ SaveDrafter = Callable[[str], Path]
 def load(path: Path, target: TargetInfo = TARGET, **options: object) -> DiffusionDrafter:
     # Every candidate of every position, so that a lattice shows the whole distribution.
     options = {"candidate_mass": 1.0, "max_candidates": VOCAB_SIZE, **options}
-    return DiffusionDrafter.load(DiffuSpecConfig.model_validate({"path": path, **options}), target)
+    return DiffusionDrafter.load(
+        DiffuSpecConfig.model_validate({"path": path, "device": "cpu", **options}), target
+    )
 
 
 def request(

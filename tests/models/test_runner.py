@@ -43,7 +43,7 @@ def test_a_cpu_model_sees_few_numbers_of_rows(
     save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN keeps compiled kernels for every number of rows, megabytes for each."""
-    runner = load_model(save_target("qwen2"), num_slots=1, device="cpu").runner
+    runner = load_model(save_target("qwen2"), device="cpu", num_slots=1).runner
     fed, wanted = set(), set()
 
     def record(
@@ -89,7 +89,9 @@ def exact_runner(
     if without_tiles:
         monkeypatch.setattr("diffuspec.models.rows.products.is_available", lambda: False)
     path = save_target(family)
-    return load_model(path, dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True).runner
+    return load_model(
+        path, device="cpu", dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True
+    ).runner
 
 
 @pytest.mark.slow
@@ -164,7 +166,9 @@ def test_exact_rows_do_not_depend_on_how_threads_divide_the_work(tmp_path: Path)
     torch.manual_seed(0)
     wide = Qwen2Config(**{**SHAPE, "intermediate_size": 2011})
     Qwen2ForCausalLM(wide).save_pretrained(tmp_path)
-    runner = load_model(tmp_path, num_slots=1, num_scratch_rows=64, is_exact=True).runner
+    runner = load_model(
+        tmp_path, device="cpu", num_slots=1, num_scratch_rows=64, is_exact=True
+    ).runner
     token_ids, before = np.arange(65) + 7, torch.get_num_threads()
     torch.set_num_threads(3)
     try:

@@ -54,7 +54,9 @@ def tokens(token_ids: Sequence[int]) -> TokenIds:
 
 
 def load(path: Path, exact: bool = False) -> CausalTarget:
-    config = TargetConfig(path=path, max_sequences=3, max_tree_nodes=MAX_NODES, exact=exact)
+    config = TargetConfig(
+        path=path, device="cpu", max_sequences=3, max_tree_nodes=MAX_NODES, exact=exact
+    )
     return CausalTarget.load(config)
 
 
@@ -141,7 +143,9 @@ async def test_angles_are_fixed_up_to_the_end_of_the_context(tmp_path: Path, kin
     size = 128 if kind == "longrope" else MAX_POSITIONS
     model.save_pretrained(tmp_path)
     save_tokenizer(tmp_path)
-    target = CausalTarget.load(TargetConfig(path=tmp_path, max_model_len=size, max_sequences=2))
+    target = CausalTarget.load(
+        TargetConfig(path=tmp_path, device="cpu", max_model_len=size, max_sequences=2)
+    )
     prompt = np.random.default_rng(0).integers(3, NUM_KNOWN_IDS, size - 16).tolist()
     model.generation_config.eos_token_id = None
     whole = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)[0].tolist()

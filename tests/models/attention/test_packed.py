@@ -71,7 +71,7 @@ def test_tree_rows_equal_forwards_of_their_paths(family: str, runner: ModelRunne
 
 
 def test_full_attention(save_target: Callable[[str], Path]) -> None:
-    runner = load_model(save_target("qwen2"), num_slots=1).runner
+    runner = load_model(save_target("qwen2"), device="cpu", num_slots=1).runner
     token_ids = random_tokens(30)
     logits = runner.forward([segment(0, 0, token_ids, "full")])
     visible = torch.ones(30, 30, dtype=torch.bool)
@@ -83,7 +83,7 @@ def test_windows_combine_with_any_other_mask(
     save_target: Callable[[str], Path], num_cached: int
 ) -> None:
     name, window = "qwen2 with windows", 7
-    runner = load_model(save_target(name), num_slots=1).runner
+    runner = load_model(save_target(name), device="cpu", num_slots=1).runner
     token_ids, positions = random_tokens(30), np.arange(30)
     visible = np.tri(30, dtype=np.bool_)
     visible[20:, 20:] = True  # a block whose rows see each other
@@ -106,7 +106,7 @@ def test_windows_combine_with_any_other_mask(
 def test_a_windowed_layer_reads_no_further_back(
     save_target: Callable[[str], Path], num_rows: int
 ) -> None:
-    runner = load_model(save_target("mistral"), num_slots=1).runner
+    runner = load_model(save_target("mistral"), device="cpu", num_slots=1).runner
     token_ids = random_tokens(40)
     runner.forward([segment(0, 0, token_ids)])
     for layer in runner.cache.layers(0):

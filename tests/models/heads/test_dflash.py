@@ -35,7 +35,9 @@ ALL = Pruning(1.0, V, ())  # nothing is pruned
 
 @pytest.fixture(scope="module")
 def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(TargetConfig(path=target_path("qwen2"), max_sequences=2))
+    target = CausalTarget.load(
+        TargetConfig(path=target_path("qwen2"), device="cpu", max_sequences=2)
+    )
     yield target
     target.close()
 

@@ -26,7 +26,9 @@ H, V, NUM_KNOWN = 32, 264, 258  # of the random targets
 
 @pytest.fixture(scope="module")
 def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(TargetConfig(path=target_path("qwen2"), max_sequences=2))
+    target = CausalTarget.load(
+        TargetConfig(path=target_path("qwen2"), device="cpu", max_sequences=2)
+    )
     yield target
     target.close()
 

@@ -28,7 +28,7 @@ GREEDY = SamplingParams()
 
 @pytest.fixture(scope="module")
 def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(TargetConfig(path=target_path("qwen2")))
+    target = CausalTarget.load(TargetConfig(path=target_path("qwen2"), device="cpu"))
     yield target
     target.close()
 

@@ -26,7 +26,7 @@ def test_a_target_spread_over_ranks_has_its_layers_read_whole(
     target_path: Callable[[str], Path],
 ) -> None:
     path = target_path("qwen2")
-    target = CausalTarget.load(TargetConfig(path=path))
+    target = CausalTarget.load(TargetConfig(path=path, device="cpu"))
     whole = layers_of(target.model)
     rank = cast(Any, OneOfTwoRanks(target.model))
     read = target_layers(rank, path)

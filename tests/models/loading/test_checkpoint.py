@@ -160,7 +160,7 @@ def test_bad_directory_is_refused_by_name(
     spoil(path)
     capfd.readouterr()
     with pytest.raises(ModelLoadError, match=message) as caught:
-        CausalTarget.load(TargetConfig(path=path))
+        CausalTarget.load(TargetConfig(path=path, device="cpu"))
     assert str(path) in str(caught.value)
     assert capfd.readouterr() == ("", "")
 
@@ -175,15 +175,15 @@ def test_bad_directories_are_refused_before_weights_are_read(
     BAD_DIRECTORIES[case][0](path)
     monkeypatch.setattr(loading, "_read_weights", None)
     with pytest.raises(ModelLoadError):
-        load_model(path, num_slots=1, is_target=True)
+        load_model(path, device="cpu", num_slots=1, is_target=True)
 
 
 def test_a_path_that_is_not_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
-        load_model(tmp_path / "nowhere", num_slots=1)
+        load_model(tmp_path / "nowhere", device="cpu", num_slots=1)
     (tmp_path / "file").touch()
     with pytest.raises(ModelLoadError, match="file is a file"):
-        load_model(tmp_path / "file", num_slots=1)
+        load_model(tmp_path / "file", device="cpu", num_slots=1)
     with pytest.raises(ModelLoadError, match="nowhere does not exist"):
         load_tokenizer(tmp_path / "nowhere")
     with pytest.raises(ModelLoadError, match="file is a file"):

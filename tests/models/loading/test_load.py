@@ -42,7 +42,9 @@ def test_good_directory_loads_in_silence(
     path = save_target("qwen2")
     edit_json(path / "generation_config.json", eos_token_id=[7, 2])
     capfd.readouterr()
-    target = CausalTarget.load(TargetConfig(path=path, max_sequences=2, max_tree_nodes=9))
+    target = CausalTarget.load(
+        TargetConfig(path=path, device="cpu", max_sequences=2, max_tree_nodes=9)
+    )
     assert capfd.readouterr() == ("", "")
     assert target.info.vocab_size == NUM_KNOWN_IDS
     assert target.info.max_model_len == MAX_POSITIONS
@@ -65,18 +67,18 @@ def test_sharded_weights_load(save_target: SaveTarget) -> None:
     weight_map = {name: file for file, half in halves.items() for name in half}
     index = path / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-    assert load_model(path, num_slots=1).runner.vocab_size == VOCAB_SIZE
+    assert load_model(path, device="cpu", num_slots=1).runner.vocab_size == VOCAB_SIZE
 
 
 def test_the_dtype_is_the_requested_one(save_target: SaveTarget) -> None:
-    runner = load_model(save_target("qwen2"), dtype="bfloat16", num_slots=1).runner
+    runner = load_model(save_target("qwen2"), device="cpu", dtype="bfloat16", num_slots=1).runner
     assert runner.cache.dtype == torch.bfloat16
     assert next(runner.model.parameters()).dtype == torch.bfloat16
 
 
 def test_a_context_longer_than_the_trained_one_is_refused(save_target: SaveTarget) -> None:
     with pytest.raises(ModelLoadError, match="trained for 256 positions, max_model_len is 257"):
-        load_model(save_target("qwen2"), num_slots=1, max_len=257)
+        load_model(save_target("qwen2"), device="cpu", num_slots=1, max_len=257)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -94,7 +96,7 @@ def test_too_little_memory_is_found_before_weights_are_read(
     with pytest.raises(
         OutOfMemoryError, match=r"0.\d\d GiB for weights and 1.\d\d GiB for its"
     ) as caught:
-        load_model(path, num_slots=8192)
+        load_model(path, device="cpu", num_slots=8192)
     assert str(path) in str(caught.value)
     assert "cpu has 0.00 GiB free" in str(caught.value)
 
@@ -103,7 +105,7 @@ def test_tokenizer_larger_than_the_model_is_refused(save_target: SaveTarget) -> 
     path = save_target("qwen2")
     save_tokenizer(path, num_ids=VOCAB_SIZE + 1)
     with pytest.raises(VocabularyError, match="knows 121 token ids, the model only 120"):
-        CausalTarget.load(TargetConfig(path=path))
+        CausalTarget.load(TargetConfig(path=path, device="cpu"))
 
 
 def test_tokenizer_is_read_as_its_file_has_it(save_target: SaveTarget) -> None:
@@ -118,7 +120,7 @@ def test_models_without_attention_are_refused(tmp_path: Path) -> None:
     MambaForCausalLM(config).save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", max_position_embeddings=64)
     with pytest.raises(ModelLoadError, match="mamba is not supported: it is not a stack"):
-        load_model(tmp_path, num_slots=1)
+        load_model(tmp_path, device="cpu", num_slots=1)
 
 
 @pytest.mark.parametrize("where", ["generation_config.json", "neither", "config.json"])
@@ -137,7 +139,7 @@ async def test_answers_end_where_transformers_ends_them(
         generation_config.unlink()
     elif where == "neither":
         generation_config.write_text("{}")
-    answer = await decode_until_eos(CausalTarget.load(TargetConfig(path=path)))
+    answer = await decode_until_eos(CausalTarget.load(TargetConfig(path=path, device="cpu")))
     assert answer == generate(AutoModelForCausalLM.from_pretrained(path))
     ends = {"config.json": early, "generation_config.json": late, "neither": plain[-1]}
     assert answer[-1] == ends[where]

@@ -31,12 +31,12 @@ def save_longrope(path: Path) -> Path:
 def test_length_dependent_angles_are_served_up_to_their_limit(tmp_path: Path) -> None:
     path = save_longrope(tmp_path)
     with pytest.raises(ModelLoadError, match=r"'longrope' .* beyond 128 .* at most 128, got 129"):
-        CausalTarget.load(TargetConfig(path=path, max_model_len=129))
-    CausalTarget.load(TargetConfig(path=path, max_model_len=128)).close()
+        CausalTarget.load(TargetConfig(path=path, device="cpu", max_model_len=129))
+    CausalTarget.load(TargetConfig(path=path, device="cpu", max_model_len=128)).close()
 
 
 def test_fixed_angles_have_no_limit(tmp_path: Path) -> None:
     path = save_longrope(tmp_path)
     rope = json.loads((path / "config.json").read_text())["rope_parameters"]
     edit_json(path / "config.json", rope_parameters={**rope, "short_factor": rope["long_factor"]})
-    CausalTarget.load(TargetConfig(path=path)).close()
+    CausalTarget.load(TargetConfig(path=path, device="cpu")).close()

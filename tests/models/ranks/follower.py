@@ -22,7 +22,9 @@ MAX_NODES = 16
 
 
 def config(path: Path, exact: bool) -> TargetConfig:
-    return TargetConfig(path=path, max_sequences=3, max_tree_nodes=MAX_NODES, exact=exact)
+    return TargetConfig(
+        path=path, device="cpu", max_sequences=3, max_tree_nodes=MAX_NODES, exact=exact
+    )
 
 
 def main() -> None:
