@@ -9,65 +9,63 @@ from __future__ import annotations
 import copy
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from diffuspec.control.cost_curve import CostCurve
+from diffuspec.control.learnt_costs import LearntCosts
 
 _SMOOTHING = 0.1
 _MAX_WAIT = 3.0  # for a draft, in times of what one takes
 _ALONE = 0.05  # a verification counts as alone up to this share of it with drafting beside it
 _MAX_CROWDING = 1.5
 _MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
-_NEARLY_PLAIN = 1.5  # rows of a batch for each request, at most
 _FEW = 0.01  # other requests, on average: there have been none for a while
 _LATER = 0.1  # share by which drafts may lengthen a verification that reads prompts
 
 
-class _Learnt(NamedTuple):
-    """The fields of `StepCosts` that differ between one request and several."""
-
-    verify: CostCurve
-    plain: CostCurve
-    draft: CostCurve
-    overhead_seconds: float
-    plain_overhead_seconds: float
-
-
-@dataclass(slots=True)
 class StepCosts:
-    """The costs of a step's parts, and the load of the rest of the batch. One per coordinator.
+    """The costs of a step's parts, and the load of the rest of the batch. One per drafter.
 
     other_requests, other_rows, other_positions and other_tokens are moving averages over recent
     batches: the other requests of a batch, rows they fed to the target, masked positions they fed
     to the drafter, and tokens they committed. They make a request in a full batch draft less than
     one alone.
     exposed_share is the part of a draft's time that is waited for: 1 unless there are pre-drafts.
-    What is learnt while one request has been running for a while is kept apart: as many rows take
-    longer for several requests, and a step with a draft waits for others.
     crowding is the number of seconds that one second of drafting adds to a verification at the same
     time: 0 if the roles share nothing, up to 1 if they share a processor.
     """
 
-    verify: CostCurve = field(default_factory=CostCurve)  # by rows fed to the target
-    plain: CostCurve = field(default_factory=CostCurve)  # by requests, of which few had drafts
-    draft: CostCurve = field(default_factory=CostCurve)  # by masked positions of the batch
-    overhead_seconds: float = 0.0  # of steps with drafts
-    plain_overhead_seconds: float = 0.0  # of steps in batches without any
-    reading_seconds: float = 0.0  # of the drafter, per token of a prompt
-    _num_running: int = 1
-    _is_alone: bool = True  # one request has been running for a while
-    _otherwise: _Learnt | None = None  # what was learnt with several, if it is alone, or alone
-    exposed_share: float = 1.0
-    crowding: float = 0.0
-    num_crowded: int = 0  # verifications in a row with drafting at the same time
-    num_alone: int = 0  # verifications without, in total
-    _num_rates: int = 0  # of crowding, measured
-    _num_readings: int = 0
-    other_requests: float = 0.0
-    other_rows: float = 0.0
-    other_positions: float = 0.0
-    other_tokens: float = 0.0
+    def __init__(self, crowding: float = 0.0) -> None:
+        """`crowding` is assumed until it is measured."""
+        self.crowding = crowding
+        self.num_crowded = 0  # verifications in a row with drafting at the same time
+        self.num_alone = 0  # verifications without, in total
+        self._num_rates = 0  # of crowding, measured
+        self.exposed_share = 1.0
+        self.reading_seconds = 0.0  # of the drafter, per token of a prompt
+        self._num_readings = 0
+        self.other_requests = 0.0
+        self.other_rows = 0.0
+        self.other_positions = 0.0
+        self.other_tokens = 0.0
+        self._num_running = 1
+        self._of_one = LearntCosts()  # while one request has been running for a while
+        self._of_several: LearntCosts | None = None
+        self._learnt = self._of_one
+
+    @property
+    def verify(self) -> CostCurve:
+        """Seconds by rows fed to the target."""
+        return self._learnt.verify
+
+    @property
+    def draft(self) -> CostCurve:
+        """Seconds by masked positions of the batch."""
+        return self._learnt.draft
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Time of a step with a draft that is neither drafting nor verification."""
+        return self._learnt.overhead_seconds
 
     @property
     def num_running(self) -> int:
@@ -77,21 +75,12 @@ class StepCosts:
     @num_running.setter
     def num_running(self, number: int) -> None:
         self._num_running = number
-        is_alone = number < 2 and self.other_requests < _FEW
-        if is_alone != self._is_alone:
-            self._is_alone = is_alone
-            before = _Learnt(
-                self.verify,
-                self.plain,
-                self.draft,
-                self.overhead_seconds,
-                self.plain_overhead_seconds,
-            )
-            after = copy.deepcopy(before) if self._otherwise is None else self._otherwise
-            self._otherwise = before
-            self.verify, self.plain, self.draft = after.verify, after.plain, after.draft
-            self.overhead_seconds = after.overhead_seconds
-            self.plain_overhead_seconds = after.plain_overhead_seconds
+        if number < 2 and self.other_requests < _FEW:
+            self._learnt = self._of_one
+            return
+        if self._of_several is None:
+            self._of_several = copy.deepcopy(self._of_one)
+        self._learnt = self._of_several
 
     def observe_verify(
         self,
@@ -119,7 +108,7 @@ class StepCosts:
         """
         count = max(1 + self.other_requests, self.num_running / 2)  # halves may take turns
         turns = max(self.num_running / count, 1.0)  # at both roles
-        share, plain = min(self.exposed_share, 1.0), self._plain_step()
+        share, plain = min(self.exposed_share, 1.0), self._learnt.plain_step(self.num_running)
         draft = self.draft.up_to(round(count * max(lengths)))
         verify = self.verify.up_to(round(count * (1 + max(num_nodes))))
         found = list[float]()
@@ -143,7 +132,7 @@ class StepCosts:
         longer = self.verify.at(count + num_nodes) - self.verify.at(count)
         drafting = self.draft.at(length) + num_unread * self.reading_seconds
         others = (count - 1) * (longer + self.crowding * drafting)
-        return (drafting + others) / self._plain_step()
+        return (drafting + others) / self._learnt.plain_step(count)
 
     def saved_by_joining(self, rows: tuple[int, int], positions: tuple[int, int]) -> float:
         """Return the seconds that a step of all requests takes less than one of either half.
@@ -173,7 +162,7 @@ class StepCosts:
 
         That is by more than the rows that the running requests would have there without drafts.
         """
-        curve = self.plain if self.plain.is_known else self.verify
+        curve = self._learnt.of_plain_batches
         rows = curve.at(self.num_running) - curve.at(1)
         return self.crowding * drafting_seconds > rows
 
@@ -183,54 +172,31 @@ class StepCosts:
         every = 8 if self.num_alone < 2 else 32
         return self.num_crowded % every == every - 1
 
-    def _plain_step(self) -> float:
-        """Return the expected seconds of a step if no request drafts, and all share a batch.
-
-        From such batches alone, wherever one was measured: an estimate that is too low is soon
-        corrected by decoding so, one that is too high would never be.
-        """
-        count = max(self.num_running, 1)
-        curve = self.plain if self.plain.is_known else self.verify
-        return curve.at(count) + self.plain_overhead_seconds
-
     def alone(self, num_rows: int, seconds: float, drafting_seconds: float) -> float:
         """Return what a verification would have taken with no drafting at the same time."""
         if drafting_seconds <= _ALONE * seconds or not self.verify.is_known:
             return seconds
         return min(self.verify.at(num_rows), seconds)
 
-    def _verifying(self, num_rows: int, num_requests: int) -> float:
-        """Return the expected seconds of a verification.
-
-        Rows of many requests cost more than those of few, which the curve may know alone.
-        """
-        return max(self.verify.at(num_rows), self.plain.at(num_requests))
-
-    def _observe_alone(self, num_rows: int, num_requests: int, seconds: float) -> None:
-        self.verify.observe(num_rows, seconds)
-        if num_rows < _NEARLY_PLAIN * num_requests:
-            more = self.verify.at(num_rows) - self.verify.at(num_requests)
-            self.plain.observe(num_requests, max(seconds - more, 0.0))
-
     def _observe_alone_or_crowded(
         self, num_rows: int, num_requests: int, seconds: float, drafting_seconds: float
     ) -> None:
         if drafting_seconds <= _ALONE * seconds:
             if self.num_alone == 0 and self.num_crowded:  # it held estimates only: measure afresh
-                self.verify, self.plain = CostCurve(), CostCurve()
+                self._learnt.forget_verifying()
             self.num_crowded = 0
             self.num_alone += 1
-            self._observe_alone(num_rows, num_requests, seconds)
+            self._learnt.observe_verify(num_rows, num_requests, seconds)
             return
         self.num_crowded += 1
         if self.verify.is_known:
-            longer = seconds - self._verifying(num_rows, num_requests)
+            longer = seconds - self._learnt.verifying(num_rows, num_requests)
             rate = min(max(longer / drafting_seconds, 0.0), _MAX_CROWDING)
             self._num_rates += 1
             self.crowding += max(_SMOOTHING, 1 / self._num_rates) * (rate - self.crowding)
         if not self.verify.is_known or self.num_crowded > _MAX_CROWDED:
             alone = max(seconds - self.crowding * drafting_seconds, 0.0)
-            self._observe_alone(num_rows, num_requests, alone)
+            self._learnt.observe_verify(num_rows, num_requests, alone)
 
     def observe_draft(self, num_positions: int, num_requests: int, seconds: float) -> None:
         """Learn from one drafted batch: masked positions and requests in it."""
@@ -262,11 +228,11 @@ class StepCosts:
 
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a step with a draft: its time that is neither drafting nor verification."""
-        self.overhead_seconds += _SMOOTHING * (seconds - self.overhead_seconds)
+        self._learnt.observe_overhead(seconds)
 
     def observe_plain_overhead(self, seconds: float) -> None:
         """Learn from a step in a batch without drafts: its time that is not verification."""
-        self.plain_overhead_seconds += _SMOOTHING * (seconds - self.plain_overhead_seconds)
+        self._learnt.observe_plain_overhead(seconds)
 
 
 class BusyTime:
