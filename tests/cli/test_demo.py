@@ -21,7 +21,12 @@ def embedded(pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.Monkey
     """Let a random pair and two families of questions stand for the embedded ones."""
 
     def config(**_: object) -> EngineConfig:
-        return parse_config({"target": {"path": pair[0]}, "drafter": {"path": pair[1]}})
+        return parse_config(
+            {
+                "target": {"path": pair[0], "device": "cpu"},
+                "drafter": {"path": pair[1], "device": "cpu"},
+            }
+        )
 
     questions = [
         {"question_id": 1, "category": "qa", "turns": ["Who?"]},

@@ -49,7 +49,9 @@ def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
     measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
     assert again.stdout.splitlines()[-1] in measured.stdout
 
-    config = parse_config({"target": {"path": target}, "drafter": {"path": out}})
+    config = parse_config(
+        {"target": {"path": target, "device": "cpu"}, "drafter": {"path": out, "device": "cpu"}}
+    )
     with Engine.from_config(config) as engine:
         [answer] = engine.generate(["question 1"])
     assert answer.stats.num_drafts > 0
@@ -65,7 +67,7 @@ def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_pat
     assert "right so far by position" in made.stdout
     section = {"kind": "medusa", "path": out}
     with Engine.from_config(
-        parse_config({"target": {"path": target}, "drafter": section})
+        parse_config({"target": {"path": target, "device": "cpu"}, "drafter": section})
     ) as engine:
         [answer] = engine.generate(["question 1"])
     assert answer.stats.num_drafts > 0

@@ -14,7 +14,7 @@ from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.engine import Engine
-from diffuspec.pairs.tiny import tiny_config
+from diffuspec.pairs.tiny import TARGET, tiny_config
 
 PROMPT = np.arange(3, 13, dtype=np.int32)
 ANY = TokenLogprobs(-1.0, ())
@@ -49,8 +49,9 @@ def test_a_verdict_that_is_of_another_chain_is_refused(changes):
 
 @pytest.fixture(scope="module")
 def engine():
-    coordinator = {"prefill_chunk_tokens": 24}
-    with Engine.from_config(tiny_config(coordinator=coordinator, drafter=None)) as engine:
+    target, coordinator = {"path": TARGET, "device": "cpu"}, {"prefill_chunk_tokens": 24}
+    config = tiny_config(target=target, coordinator=coordinator, drafter=None)
+    with Engine.from_config(config) as engine:
         yield engine
 
 

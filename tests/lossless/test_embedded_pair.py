@@ -38,6 +38,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
         "drafters": {
             **{name: {"kind": name} for name in ("samd", "token_recycling")},
             **PAIRS["tiny"].other_drafters(),
+            "sps": {"kind": "sps", "path": DRAFTER, "device": "cpu"},
         },
     },
 }

@@ -179,7 +179,11 @@ def _random_heads(target: Path, drafter: Path, path: Path) -> tuple[EngineConfig
     kinds = ("medusa", "hydra", "eagle", "eagle2", "dflash", "dflash_remote")
     paths = [path / kind.removesuffix("2").removesuffix("_remote") for kind in kinds]
     sections = [{"kind": k, "path": p} for k, p in zip(kinds, paths, strict=True)]
-    first, *others = [*sections, {"kind": "sps", "path": drafter, "min_confidence": 0}]
+    sections[-1]["device"] = "cpu"  # the others are beside the target
+    first, *others = [
+        *sections,
+        {"kind": "sps", "path": drafter, "device": "cpu", "min_confidence": 0},
+    ]
     config = parse_config(
         {
             "target": {"path": target, "device": "cpu", "max_sequences": 4},

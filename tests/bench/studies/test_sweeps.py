@@ -23,7 +23,9 @@ QUESTIONS = [Question(1, "qa", ("hello",)), Question(2, "writing", ("well", "so?
 @pytest.fixture
 def config(pair: tuple[Path, Path]) -> EngineConfig:
     target, drafter = pair
-    return parse_config({"target": {"path": target}, "drafter": {"path": drafter}})
+    return parse_config(
+        {"target": {"path": target, "device": "cpu"}, "drafter": {"path": drafter, "device": "cpu"}}
+    )
 
 
 def test_the_sweeps_are_the_papers() -> None:

@@ -32,7 +32,10 @@ OURS = [name for name in ALL_SYSTEMS if name != BASELINE and not name.startswith
 def pair_config(pair: tuple[Path, Path]) -> EngineConfig:
     target, drafter = pair
     return parse_config(
-        {"target": {"path": target, "max_sequences": 1}, "drafter": {"path": drafter}}
+        {
+            "target": {"path": target, "device": "cpu", "max_sequences": 1},
+            "drafter": {"path": drafter, "device": "cpu"},
+        }
     )
 
 
@@ -100,7 +103,7 @@ def test_no_prompt_is_remembered_from_an_answer_to_the_next(
 ) -> None:
     num_cached: list[int] = []
     monkeypatch.setattr(KVCache, "acquire", spy_on(KVCache.acquire, num_cached))
-    drafters = {"sps": AutoregressiveConfig(path=pair[1])}
+    drafters = {"sps": AutoregressiveConfig(path=pair[1], device="cpu")}
     config = engine.config.model_copy(update={"drafters": drafters})
     with open_systems(engine, (name,), config) as (system,):
         system.answer(PROMPT, 4)
@@ -149,7 +152,7 @@ def test_a_sibling_with_other_settings_of_the_drafter_shares_its_model(
             drafts.append(EngineSystem("a", other, paper).answer(PROMPT, 24))
     assert drafts[0].num_steps == drafts[2].num_steps != drafts[1].num_steps
     shutil.copytree(engine.config.target.path, tmp_path / "copy")
-    elsewhere = AutoregressiveConfig(path=tmp_path / "copy")
+    elsewhere = AutoregressiveConfig(path=tmp_path / "copy", device="cpu")
     with sibling(engine, engine.config.model_copy(update={"drafter": elsewhere})) as other:
         assert other.lattice_model is None
         assert runner_of(other.verifier) is runner_of(engine.verifier)

@@ -34,7 +34,9 @@ def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_embeddings_are_the_targets(drafter: Path) -> None:
-    loaded = load_model(drafter, dtype="bfloat16", num_slots=1, max_len=32).runner.model
+    loaded = load_model(
+        drafter, device="cpu", dtype="bfloat16", num_slots=1, max_len=32
+    ).runner.model
     target = AutoModelForCausalLM.from_pretrained(drafter.parent / "target", dtype=torch.bfloat16)
     for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
         weight = attrgetter(name)  # no parameter where the CPU has a layer of its own for it
@@ -46,8 +48,8 @@ def test_embeddings_are_the_targets(drafter: Path) -> None:
 def test_it_drafts_for_its_target(drafter: Path) -> None:
     prompt, target = list(b"to be or not"), drafter.parent / "target"
     answers = []
-    for section in (None, {"path": drafter}):
-        config = parse_config({"target": {"path": target}, "drafter": section})
+    for section in (None, {"path": drafter, "device": "cpu"}):
+        config = parse_config({"target": {"path": target, "device": "cpu"}, "drafter": section})
         with Engine.from_config(config) as engine:
             [answer] = engine.generate([prompt])
         answers.append(answer)
@@ -76,7 +78,7 @@ def test_a_target_that_is_gone_is_named(drafter: Path, tmp_path: Path) -> None:
     moved = tmp_path / "drafter"
     shutil.copytree(drafter, moved)
     with pytest.raises(ModelLoadError, match=r"shares the embeddings of .*/target .* not exist"):
-        load_model(moved, num_slots=1, max_len=32)
+        load_model(moved, device="cpu", num_slots=1, max_len=32)
 
 
 def test_weights_that_no_file_has_are_named(drafter: Path, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ def test_weights_that_no_file_has_are_named(drafter: Path, tmp_path: Path) -> No
     config["embeddings_from"] = "."
     (tmp_path / "drafter" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match=r"has no lm_head.weight, which"):
-        load_model(tmp_path / "drafter", num_slots=1, max_len=32)
+        load_model(tmp_path / "drafter", device="cpu", num_slots=1, max_len=32)
 
 
 def test_a_drafter_drafts_the_tokens_of_its_head_alone(drafter: Path) -> None:
@@ -98,7 +100,9 @@ def test_a_drafter_drafts_the_tokens_of_its_head_alone(drafter: Path) -> None:
     assert torch.equal(logits[0][:, some], logits[1][:, some])
     others = torch.ones(logits[1].shape[1], dtype=torch.bool).index_fill_(0, some, False)
     assert bool(torch.isneginf(logits[1][:, others]).all())
-    config = parse_config({"target": {"path": target}, "drafter": {"path": out}})
+    config = parse_config(
+        {"target": {"path": target, "device": "cpu"}, "drafter": {"path": out, "device": "cpu"}}
+    )
     with Engine.from_config(config) as engine:
         plain, drafted = (
             engine.generate([list(b"to be or not")], SamplingParams(max_tokens=24), speculation)[0]
@@ -114,12 +118,12 @@ def test_head_token_ids_that_are_none_are_refused(drafter: Path, token_ids: list
     ids, out = torch.tensor(token_ids, dtype=torch.long), drafter.parent / "wrong"
     save_drafter(keep_layers(model, [1]), target, MASK_TOKEN_ID, out, head_token_ids=ids)
     with pytest.raises(ModelLoadError, match="head_token_ids must be ascending token ids below"):
-        load_model(out, num_slots=1, max_len=32)
+        load_model(out, device="cpu", num_slots=1, max_len=32)
 
 
 def first_logits(path: Path) -> torch.Tensor:
     """Return the logits of some rows, [3, V]."""
-    runner = load_model(path, dtype="float32", num_slots=1, max_len=32).runner
+    runner = load_model(path, device="cpu", dtype="float32", num_slots=1, max_len=32).runner
     rows = np.arange(3)
     with torch.inference_mode():
         return runner.forward([Segment(0, 0, rows + 97, rows, "causal", rows)])

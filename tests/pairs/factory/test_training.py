@@ -57,7 +57,10 @@ def test_a_causal_lm_learns_the_targets_answers(target, answers, tmp_path):
     assert training.measure().mean > before.mean + 0.5
     assert not inspect_checkpoint(tmp_path).is_diffusion
     config = parse_config(
-        {"target": {"path": target}, "drafter": {"kind": "sps", "path": tmp_path}}
+        {
+            "target": {"path": target, "device": "cpu"},
+            "drafter": {"kind": "sps", "path": tmp_path, "device": "cpu"},
+        }
     )
     with Engine.from_config(config) as engine:
         plain, drafted = (
