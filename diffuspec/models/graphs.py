@@ -13,9 +13,9 @@ import torch
 from diffuspec.models.attention import gpu
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
-from diffuspec.models.rows.gpu.table import SPLIT, RowsTable
+from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS, SPLIT, RowsTable
 
-_NUM_ROWS = (16, 32, 64)  # of steps, with padding
+_NUM_ROWS = (16, 32, 64, 128, 192, MAX_STEP_ROWS)  # of steps, with padding
 
 
 class _Shape(NamedTuple):
@@ -24,12 +24,11 @@ class _Shape(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A captured forward: what it reads, and what it writes."""
+    """A captured forward, and what it reads."""
 
     graph: torch.cuda.CUDAGraph
     rows: torch.Tensor
     table: RowsTable
-    logits: torch.Tensor
 
 
 class StepGraphs:
@@ -44,14 +43,15 @@ class StepGraphs:
         self._model, self._cache = model, cache
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[_Shape, _Graph] = {}
+        logits = self._run(*self._empty_step(_NUM_ROWS[0], 1))
+        self._logits = logits.new_empty(MAX_STEP_ROWS, logits.shape[1])  # of the last step
         for num_rows in _NUM_ROWS:
             num_columns = 1
             while num_columns <= cache.max_len:
-                table = RowsTable.of_padding(num_rows, num_columns, cache.device)
-                rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=cache.device)
-                self._run(rows, table)  # compiles its kernels
-                self._graphs[_Shape(num_rows, table.num_splits)] = self._capture(rows, table)
-                num_columns = table.num_splits * SPLIT + 1
+                graph = self._capture(*self._empty_step(num_rows, num_columns))
+                num_splits = graph.table.num_splits
+                self._graphs[_Shape(num_rows, num_splits)] = graph
+                num_columns = num_splits * SPLIT + 1
 
     @torch.inference_mode()
     def forward(self, rows: torch.Tensor, table: RowsTable | None) -> torch.Tensor | None:
@@ -68,15 +68,21 @@ class StepGraphs:
         graph.rows.copy_(rows)
         graph.table.values.copy_(table.values)
         graph.graph.replay()
-        return graph.logits.clone()
+        return self._logits[: table.num_rows].to(torch.float32, copy=True)
+
+    def _empty_step(self, num_rows: int, num_columns: int) -> tuple[torch.Tensor, RowsTable]:
+        """Return what a step of padding is fed, shaped as if it saw some columns."""
+        rows = torch.zeros(3 * num_rows, dtype=torch.int64, device=self._cache.device)
+        return rows, RowsTable.of_padding(num_rows, num_columns, self._cache.device)
 
     def _capture(self, rows: torch.Tensor, table: RowsTable) -> _Graph:
+        self._run(rows, table)  # compiles its kernels
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            logits = self._run(rows, table)
-        return _Graph(graph, rows, table, logits)
+            self._logits[: table.num_rows].copy_(self._run(rows, table))
+        return _Graph(graph, rows, table)
 
     def _run(self, rows: torch.Tensor, table: RowsTable) -> torch.Tensor:
         step = gpu.TableAttention(self._cache, table)
         token_ids, positions, keep_rows = rows.chunk(3)
-        return run_packed(self._model, token_ids, positions, keep_rows, step).float()
+        return run_packed(self._model, token_ids, positions, keep_rows, step)

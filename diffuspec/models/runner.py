@@ -68,6 +68,7 @@ class ModelRunner:
         self.columns = columns
         self.vocab_size = columns.num_ids if columns else shape.num_columns
         self.num_heads = shape.num_heads  # of queries
+        self._group = shape.num_heads // shape.cache.num_kv_heads
         self.has_plain_scoring = shape.has_plain_scoring
         self._fixed_rows = fixed_rows
         self._is_exact = is_exact
@@ -149,7 +150,7 @@ class ModelRunner:
         values = values.to(self.device)  # one copy for all three
         logits = None
         if self._graphs is not None and packed.on_gpu is not None and hidden_states is None:
-            logits = self._graphs.forward(values, packed.on_gpu.table)
+            logits = self._graphs.forward(values, packed.on_gpu.step_table(self._group))
         if logits is None:
             logits = self._run(values, rows.size, packed, hidden_states)
         if is_on_gpu:

@@ -24,7 +24,7 @@ def runner(request: pytest.FixtureRequest, save_target: Callable[[str], Path]) -
     return load_model(path, device="cuda", dtype=request.param, num_slots=2).runner
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 17, 64])
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 64, 65, 150])
 def test_a_step_has_the_logits_of_kernels_launched_one_by_one(
     runner: ModelRunner, num_rows: int
 ) -> None:
@@ -36,6 +36,15 @@ def test_a_step_has_the_logits_of_kernels_launched_one_by_one(
     assert captured.shape == one_by_one.shape == (num_rows, runner.vocab_size)
     assert torch.equal(captured, one_by_one)
     assert torch.equal(runner.forward([step]), captured)
+
+
+def test_a_step_of_many_requests_has_the_logits_of_each_alone(runner: ModelRunner) -> None:
+    token_ids = random_tokens(MAX_POSITIONS).astype(np.int32)
+    runner.feed(0, token_ids[:100], 0)
+    one, other = segment(0, 100, token_ids[100:250]), segment(1, 0, token_ids[:100])
+    together = runner.forward([one, other])
+    assert torch.equal(together[:150], runner.forward([one]))
+    assert torch.equal(together[150:], runner.forward([other]))
 
 
 def test_logits_of_a_step_outlive_the_next_step(runner: ModelRunner) -> None:

@@ -18,10 +18,18 @@ from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.seen import listed_rows, num_chained
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.rows.gpu.availability import is_available
-from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS, NO_LIST, PADDING, RowsTable
+from diffuspec.models.rows.gpu.table import (
+    MAX_STEP_ROWS,
+    NO_LIST,
+    PADDING,
+    RowsTable,
+    rows_per_tile,
+)
 
 with contextlib.suppress(ImportError):  # a torch without Triton: see `can_attend`
     from diffuspec.models.rows.gpu import attention as gpu_attention
+
+_FEW_ROWS = 64  # each has a tile of its own, so that more processors take part
 
 
 def can_attend(like: torch.Tensor) -> bool:
@@ -40,12 +48,14 @@ class GpuBatch:
             _Wave(wave, cache, padding) for wave, padding in zip(waves, paddings, strict=True)
         ]
 
-    @property
-    def table(self) -> RowsTable | None:
-        """The table of a step, see `RowsTable`; None if this is no step."""
-        if len(self._waves) > 1 or not self._waves[0].is_short:
+    def step_table(self, group: int) -> RowsTable | None:
+        """Return the table of a step, see `RowsTable`; None if this is no step.
+
+        `group` query heads share a key head.
+        """
+        if len(self._waves) > 1 or self._waves[0].num_rows > MAX_STEP_ROWS:
             return None
-        table = self._waves[0].table(1)
+        table = self._waves[0].table(group)
         return table if table.is_step else None
 
     def attend(
@@ -98,7 +108,6 @@ class _Wave:
         self._segments, self._cache, self._num_padding = segments, cache, num_padding
         self._table: RowsTable | None = None
         self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
-        self.is_short = self.num_rows <= MAX_STEP_ROWS
 
     def attention(self, group: int) -> TableAttention:
         return TableAttention(self._cache, self.table(group))
@@ -106,10 +115,9 @@ class _Wave:
     def table(self, group: int) -> RowsTable:
         """Return the table of the rows; `group` query heads share a key head."""
         if self._table is None:
-            rows_per_tile = 1 if self.is_short else gpu_attention.rows_per_tile(group)
-            self._table = _table(
-                self._segments, self._num_padding, rows_per_tile, self._cache.device
-            )
+            has_few_rows = self.num_rows <= _FEW_ROWS
+            most = 1 if has_few_rows else rows_per_tile(group)
+            self._table = _table(self._segments, self._num_padding, most, self._cache.device)
         return self._table
 
 
@@ -126,7 +134,7 @@ def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
 
 
 def _table(
-    segments: Sequence[Segment], num_padding: int, rows_per_tile: int, device: torch.device
+    segments: Sequence[Segment], num_padding: int, max_per_tile: int, device: torch.device
 ) -> RowsTable:
     """Lay out tiles of rows that follow each other, and a tile for each row with a list."""
     rows, tiles = list[NDArray[np.integer]](), []
@@ -145,8 +153,8 @@ def _table(
         slots = np.full(num_rows, segment.slot)
         columns = np.arange(start, start + num_rows)
         rows.append(np.stack([slots, columns, limits, segment.positions], axis=1))
-        for first in range(0, count, rows_per_tile):
-            last = min(first + rows_per_tile, count)
+        for first in range(0, count, max_per_tile):
+            last = min(first + max_per_tile, count)
             tiles.append((first_row + first, last - first, NO_LIST, 0, limits[last - 1]))
         if seen is not None:
             for row, (begin, limit) in enumerate(zip(seen.starts, limits[count:], strict=True)):

@@ -7,6 +7,7 @@ import numpy as np
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.gpu import GpuBatch
 from diffuspec.models.attention.segment import Segment, Visible
+from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS
 
 
 def segment(slot: int, start: int, num_rows: int, visible: Visible = "causal") -> Segment:
@@ -19,7 +20,7 @@ def batch(*segments: Segment, num_padding: int = 0) -> GpuBatch:
 
 
 def test_segments_of_few_rows_are_a_step() -> None:
-    table = batch(segment(0, 9, 3), segment(1, 5, 2, "full"), num_padding=11).table
+    table = batch(segment(0, 9, 3), segment(1, 5, 2, "full"), num_padding=11).step_table(1)
     assert table is not None and table.num_rows == 16
     slots, columns, limits, positions = table.rows.view(16, 4)[:5].T.tolist()
     assert (slots, columns) == ([0, 0, 0, 1, 1], [9, 10, 11, 5, 6])
@@ -29,16 +30,17 @@ def test_segments_of_few_rows_are_a_step() -> None:
 
 def test_a_tree_lists_the_columns_of_its_branches() -> None:
     visible = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
-    table = batch(segment(0, 7, 3, visible)).table
+    table = batch(segment(0, 7, 3, visible)).step_table(1)
     assert table is not None
     assert table.tiles.view(3, 5)[2].tolist() == [2, 1, 7, 3, 9]
     assert table.columns[3:5].tolist() == [7, 9]  # which stand for 7 and 8
 
 
 def test_many_rows_are_no_step() -> None:
-    assert batch(segment(0, 0, 65)).table is None
+    assert batch(segment(0, 0, MAX_STEP_ROWS)).step_table(1) is not None
+    assert batch(segment(0, 0, MAX_STEP_ROWS + 1)).step_table(1) is None
 
 
 def test_a_segment_that_overwrites_what_another_sees_is_no_part_of_its_step() -> None:
-    assert batch(segment(0, 9, 3), segment(0, 12, 3)).table is not None
-    assert batch(segment(0, 9, 3), segment(0, 9, 3)).table is None
+    assert batch(segment(0, 9, 3), segment(0, 12, 3)).step_table(1) is not None
+    assert batch(segment(0, 9, 3), segment(0, 9, 3)).step_table(1) is None

@@ -6,12 +6,7 @@ import torch
 import triton
 
 from diffuspec.models.rows.gpu import kernels
-from diffuspec.models.rows.gpu.table import SPLIT, RowsTable
-
-
-def rows_per_tile(group: int) -> int:
-    """Return how many rows a tile may have if that many query heads share a key head."""
-    return max(1, kernels.MIN_TILE // group)
+from diffuspec.models.rows.gpu.table import MIN_TILE, SPLIT, RowsTable
 
 
 def write_cache(
@@ -58,7 +53,7 @@ def attend(
     num_heads, num_rows, dim = query.shape
     output = query.new_zeros(num_rows, num_heads, dim)
     group = num_heads // keys.shape[1]
-    padded = max(triton.next_power_of_2(dim), kernels.MIN_TILE)
+    padded = max(triton.next_power_of_2(dim), MIN_TILE)
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
     for chunk in table.chunks:
         num_rows = chunk.rows.stop - chunk.rows.start
@@ -85,7 +80,7 @@ def attend(
             num_heads,
             num_splits,
             GROUP=group,
-            TILE=max(kernels.MIN_TILE, triton.next_power_of_2(group)),
+            TILE=max(MIN_TILE, triton.next_power_of_2(group)),
             DIM=dim,
             DIM_PADDED=padded,
             SPLIT_SIZE=SPLIT,

@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 BLOCK = 64  # columns of attention at a time; divides a split
-MIN_TILE = 16  # rows of the smallest matrix product
 _LOWEST = tl.constexpr(-1e30)
 
 

@@ -11,9 +11,15 @@ from numpy.typing import NDArray
 
 SPLIT = 512  # columns of attention in one program
 NO_LIST = 2**31 - 1  # the base of a tile whose columns stand where they are
-MAX_STEP_ROWS = 64  # of a step, which is launched again and again
+MIN_TILE = 16  # rows of the smallest matrix product
+MAX_STEP_ROWS = 256  # of a step, which is launched again and again
 PADDING = (0, -1, 0, 0)  # of the rows of a table: it is not written, and sees nothing
 _MAX_ROWS = 256  # whose splits are kept at a time
+
+
+def rows_per_tile(group: int) -> int:
+    """Return how many rows a tile may have if that many query heads share a key head."""
+    return max(1, MIN_TILE // group)
 
 
 class _Chunk(NamedTuple):
