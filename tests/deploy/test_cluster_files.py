@@ -82,6 +82,26 @@ def test_directories_of_certificates_are_neither_copied_nor_committed():
     assert "certificates/" in (ROOT / ".rayignore").read_text().split()
 
 
+@pytest.mark.parametrize("before", [None, "", "alias ll=ls\n"], ids=["missing", "empty", "old"])
+def test_shells_of_a_machine_begin_with_the_environment_of_a_node(tmp_path, before):
+    shell = tmp_path / ".bashrc"
+    if before is not None:
+        shell.write_text(before)
+    for _ in range(2):  # `ray up` may be run again
+        for command in read(LOCAL)["setup_commands"]:
+            if "bashrc" in command:
+                subprocess.run(["bash", "-c", command], check=True, env={"HOME": str(tmp_path)})
+    lines = shell.read_text().splitlines()
+    assert [line.startswith("source ~/diffuspec") for line in lines].count(True) == 1
+    assert "node.env" in lines[0]
+    assert set((before or "").splitlines()) <= {*lines}
+
+
+def test_all_machines_of_your_own_are_started():
+    [head] = [one for one in read(LOCAL)["head_start_ray_commands"] if "ray start" in one]
+    assert "RAY_enable_autoscaler_v2=0 ray start --head" in head
+
+
 # ---- the account on AWS
 
 
