@@ -65,6 +65,32 @@ def test_a_misspelt_key_is_found():
         RayService.model_validate(data)
 
 
+HEAD = "spec.rayClusterConfig.headGroupSpec"
+WORKER = "spec.rayClusterConfig.workerGroupSpecs.0"
+REFUSED = [  # by KubeRay: the file, the path of a key, a value, and a word of the reason
+    ("rayservice.yaml", "metadata.name", "1st", "pattern"),
+    ("rayservice.yaml", "metadata.name", "d" * 48, "pattern"),
+    ("rayservice.yaml", "spec.rayClusterConfig.rayVersion", "2.51.0", "tokens"),
+    ("rayservice.yaml", f"{HEAD}.rayStartParams.labels", "a=b", "labels"),
+    ("rayservice_dream_qwen.yaml", f"{WORKER}.minReplicas", 2, "replicas"),
+    ("rayservice_dream_qwen.yaml", f"{WORKER}.rayStartParams.num-cpus", "8", "num-cpus"),
+    ("rayjob.yaml", "spec.shutdownAfterJobFinishes", False, "ttlSecondsAfterFinished"),
+    ("rayjob.yaml", "spec.backoffLimit", -1, "backoffLimit"),
+]
+
+
+@pytest.mark.parametrize(("name", "key", "value", "reason"), REFUSED)
+def test_what_kuberay_refuses_is_refused_here(name: str, key: str, value: object, reason: str):
+    data = yaml.safe_load((ROOT / "deploy" / "kuberay" / name).read_text())
+    *path, last = key.split(".")
+    place: Any = data
+    for step in path:
+        place = place[int(step) if step.isdecimal() else step]
+    place[last] = value
+    with pytest.raises(ValidationError, match=reason):
+        KINDS[data["kind"]].model_validate(data)
+
+
 @every_file
 def test_ray_is_the_version_of_the_image_and_asks_for_a_token(path):
     cluster = read(path).cluster

@@ -1,18 +1,26 @@
 """What KubeRay's resources and the pods in them may hold, as far as our manifests use it.
 
-The names and types are those of KubeRay 1.6 and Kubernetes 1.28. Anything else is an error: a
-misspelt key must not pass, nor a new one that nobody looked up.
+Names, types and checks are those of Kubernetes 1.28 and of KubeRay's sources after 1.6 (2026).
+Anything else is an error: a misspelt key must not pass, nor a new one that nobody looked up. There
+is no readinessProbe on purpose: KubeRay's own asks the workers of a RayService for Serve's proxy,
+and so keeps pods without a proxy out of the service.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|Ki|Mi|Gi|Ti)?$")] | int
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 Id = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+# KubeRay adds six characters for the name of the cluster, and "-serve-svc" to that.
+ResourceName = Annotated[str, Field(pattern=r"^[a-z]([a-z0-9-]{0,45}[a-z0-9])?$")]
+Label = Annotated[str, Field(pattern=r"^([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?$")]
+LabelKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$")]
+Number = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?$")]
 AbsolutePath = Annotated[str, Field(pattern=r"^/")]
 
 
@@ -106,16 +114,31 @@ class PodTemplate(Part):
 
 class Group(Part):
     template: PodTemplate
-    rayStartParams: dict[str, str]
-    labels: dict[str, str] = {}
-    resources: dict[str, str] = {}
+    rayStartParams: dict[str, str] = {}
+    labels: dict[LabelKey, Label] = {}  # of the pods and of Ray's node
+    resources: dict[str, Number] = {}  # what Ray counts; the pod's are those of its container
+
+    @model_validator(mode="after")
+    def _nothing_is_said_twice(self) -> Self:
+        twice = {"labels"} & self.rayStartParams.keys()
+        if self.resources:
+            twice |= {"num-cpus", "num-gpus", "memory", "resources"} & self.rayStartParams.keys()
+        if twice:
+            raise ValueError(f"rayStartParams has {sorted(twice)}, which are keys of the group")
+        return self
 
 
 class WorkerGroup(Group):
     groupName: Name
-    replicas: int
-    minReplicas: int
-    maxReplicas: int
+    replicas: Count
+    minReplicas: Count
+    maxReplicas: Count
+
+    @model_validator(mode="after")
+    def _replicas_are_in_order(self) -> Self:
+        if not self.minReplicas <= self.replicas <= self.maxReplicas:
+            raise ValueError("replicas are not between minReplicas and maxReplicas")
+        return self
 
 
 class AuthOptions(Part):
@@ -123,20 +146,27 @@ class AuthOptions(Part):
 
 
 class RayClusterSpec(Part):
-    rayVersion: str
+    rayVersion: Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]+\.[0-9]+$")]
     headGroupSpec: Group
     workerGroupSpecs: list[WorkerGroup] = []
     authOptions: AuthOptions
 
+    @model_validator(mode="after")
+    def _ray_knows_tokens(self) -> Self:
+        major, minor, _ = self.rayVersion.split(".")
+        if self.authOptions.mode == "token" and (int(major), int(minor)) < (2, 52):
+            raise ValueError(f"Ray {self.rayVersion} knows no tokens; 2.52.0 and newer do")
+        return self
+
 
 class Metadata(Part):
-    name: Name
+    name: ResourceName
 
 
 class RayServiceSpec(Part):
     serveConfigV2: str
     rayClusterConfig: RayClusterSpec
-    rayClusterDeletionDelaySeconds: Annotated[int, Field(ge=0)] | None = None
+    rayClusterDeletionDelaySeconds: Count | None = None
 
 
 class RayService(Part):
@@ -153,10 +183,16 @@ class RayService(Part):
 class RayJobSpec(Part):
     entrypoint: str
     rayClusterSpec: RayClusterSpec
-    backoffLimit: int = 0
+    backoffLimit: Count = 0
     activeDeadlineSeconds: Id | None = None
     shutdownAfterJobFinishes: bool = False
-    ttlSecondsAfterFinished: int = 0
+    ttlSecondsAfterFinished: Count = 0
+
+    @model_validator(mode="after")
+    def _only_what_is_shut_down_has_a_delay(self) -> Self:
+        if self.ttlSecondsAfterFinished and not self.shutdownAfterJobFinishes:
+            raise ValueError("ttlSecondsAfterFinished needs shutdownAfterJobFinishes")
+        return self
 
 
 class RayJob(Part):
