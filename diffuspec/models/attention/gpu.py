@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.scoring import Scoring
-from diffuspec.models.attention.seen import listed_rows, num_chained
+from diffuspec.models.attention.seen import SeenRows, listed_rows, num_chained
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.rows.gpu.availability import is_available
 from diffuspec.models.rows.gpu.table import (
+    ALL,
     MAX_STEP_ROWS,
-    NO_LIST,
     PADDING,
+    SPLIT,
     RowsTable,
     rows_per_tile,
 )
@@ -106,7 +107,7 @@ class _Wave:
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int) -> None:
         self._segments, self._cache, self._num_padding = segments, cache, num_padding
-        self._table: RowsTable | None = None
+        self._tables: dict[int, RowsTable] = {}  # by group
         self.num_rows = sum(segment.num_rows for segment in segments) + num_padding
 
     def attention(self, group: int) -> TableAttention:
@@ -114,11 +115,12 @@ class _Wave:
 
     def table(self, group: int) -> RowsTable:
         """Return the table of the rows; `group` query heads share a key head."""
-        if self._table is None:
-            has_few_rows = self.num_rows <= _FEW_ROWS
-            most = 1 if has_few_rows else rows_per_tile(group)
-            self._table = _table(self._segments, self._num_padding, most, self._cache.device)
-        return self._table
+        if group not in self._tables:
+            layout = _Layout(rows_per_tile(group), self.num_rows <= _FEW_ROWS)
+            for segment in self._segments:
+                layout.add(segment)
+            self._tables[group] = layout.table(self._num_padding, self._cache.device)
+        return self._tables[group]
 
 
 def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
@@ -133,14 +135,21 @@ def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
     yield segments[first:]
 
 
-def _table(
-    segments: Sequence[Segment], num_padding: int, max_per_tile: int, device: torch.device
-) -> RowsTable:
-    """Lay out tiles of rows that follow each other, and a tile for each row with a list."""
-    rows, tiles = list[NDArray[np.integer]](), []
-    lists: list[NDArray[np.integer]] = [np.zeros(0, np.int64)]
-    first_row, num_listed = 0, 0
-    for segment in segments:
+class _Layout:
+    """Lays out the rows of segments in tiles.
+
+    Chained rows share tiles. Rows of trees, and all where there are few, have one each; of as many
+    as could share a tile, the first one's takes the whole splits of columns that all of them see.
+    """
+
+    def __init__(self, rows_per_tile: int, has_few_rows: bool) -> None:
+        self._rows_per_tile, self._has_few_rows = rows_per_tile, has_few_rows
+        self._num_rows, self._num_listed = 0, 0
+        self._rows: list[NDArray[np.integer]] = []
+        self._tiles: list[NDArray[np.integer]] = []
+        self._columns: list[NDArray[np.integer]] = [np.zeros(0, np.int64)]
+
+    def add(self, segment: Segment) -> None:
         start, num_rows, count = segment.start, segment.num_rows, num_chained(segment)
         limits = np.arange(start + 1, start + num_rows + 1)
         seen = None
@@ -150,18 +159,40 @@ def _table(
         else:
             limits[count:] = start + num_rows
             count = num_rows
-        slots = np.full(num_rows, segment.slot)
-        columns = np.arange(start, start + num_rows)
-        rows.append(np.stack([slots, columns, limits, segment.positions], axis=1))
-        for first in range(0, count, max_per_tile):
-            last = min(first + max_per_tile, count)
-            tiles.append((first_row + first, last - first, NO_LIST, 0, limits[last - 1]))
+        if self._has_few_rows:
+            self._add_tiles(limits[:count], start)
+        else:
+            self._add_chain(limits[:count])
         if seen is not None:
-            for row, (begin, limit) in enumerate(zip(seen.starts, limits[count:], strict=True)):
-                tiles.append((first_row + count + row, 1, seen.base, num_listed + begin, limit))
-            lists.append(seen.columns)
-            num_listed += len(seen.columns)
-        first_row += num_rows
-    rows.append(np.tile(PADDING, (num_padding, 1)))
-    columns = np.concatenate(lists)
-    return RowsTable(np.concatenate(rows), np.array(tiles), columns, device)
+            self._add_tiles(limits[count:], min(start, seen.base), seen)
+        slots, columns = np.full(num_rows, segment.slot), np.arange(start, start + num_rows)
+        self._rows.append(np.stack([slots, columns, limits, segment.positions], axis=1))
+
+    def _add_chain(self, limits: NDArray[np.integer]) -> None:
+        """Add tiles of rows that see all columns up to their limits."""
+        first = np.arange(0, len(limits), self._rows_per_tile)
+        end = np.minimum(first + self._rows_per_tile, len(limits))
+        self._append(first, end - first, ALL, 0, limits[end - 1], ALL)
+        self._num_rows += len(limits)
+
+    def _add_tiles(
+        self, limits: NDArray[np.integer], num_common: int, seen: SeenRows | None = None
+    ) -> None:
+        """Add a tile for each row; all see the first num_common columns."""
+        rows = np.arange(len(limits))
+        sizes = np.minimum(self._rows_per_tile, len(limits) - rows)
+        sizes[rows % self._rows_per_tile != 0] = 0
+        base, starts = (ALL, 0) if seen is None else (seen.base, self._num_listed + seen.starts)
+        self._append(rows, sizes, base, starts, limits, num_common // SPLIT * SPLIT)
+        self._num_rows += len(limits)
+        if seen is not None:
+            self._columns.append(seen.columns)
+            self._num_listed += len(seen.columns)
+
+    def _append(self, first: NDArray[np.integer], *fields: NDArray[np.integer] | int) -> None:
+        columns = np.broadcast_arrays(self._num_rows + first, *fields)
+        self._tiles.append(np.stack(columns, axis=1))
+
+    def table(self, num_padding: int, device: torch.device) -> RowsTable:
+        rows = np.concatenate([*self._rows, np.tile(PADDING, (num_padding, 1))])
+        return RowsTable(rows, np.concatenate(self._tiles), np.concatenate(self._columns), device)

@@ -7,7 +7,7 @@ import numpy as np
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.gpu import GpuBatch
 from diffuspec.models.attention.segment import Segment, Visible
-from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS
+from diffuspec.models.rows.gpu.table import MAX_STEP_ROWS, SPLIT
 
 
 def segment(slot: int, start: int, num_rows: int, visible: Visible = "causal") -> Segment:
@@ -32,8 +32,19 @@ def test_a_tree_lists_the_columns_of_its_branches() -> None:
     visible = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
     table = batch(segment(0, 7, 3, visible)).step_table(1)
     assert table is not None
-    assert table.tiles.view(3, 5)[2].tolist() == [2, 1, 7, 3, 9]
+    assert table.tiles.view(3, 6)[2].tolist() == [2, 0, 7, 3, 9, 0]
     assert table.columns[3:5].tolist() == [7, 9]  # which stand for 7 and 8
+
+
+def test_rows_of_a_step_share_whole_splits_of_what_all_of_them_see() -> None:
+    start = SPLIT + 9
+    shape = CacheShape(1, 2, 8)
+    segments = segment(0, start, 3), segment(1, start, 4, np.eye(4, dtype=np.bool_))
+    table = GpuBatch(segments, KVCache(shape, 2, 2 * SPLIT)).step_table(group=8)
+    assert table is not None
+    first_rows, sizes, *_, num_shared = table.tiles.view(7, 6).T.tolist()
+    assert first_rows == [*range(7)] and set(num_shared) == {SPLIT}
+    assert sizes == [2, 0, 1, 2, 0, 2, 0]  # 16 queries a tile
 
 
 def test_many_rows_are_no_step() -> None:

@@ -146,7 +146,7 @@ def test_a_row_is_attended_as_if_it_were_alone(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("start", [0, 5, 60, 64, 250])
+@pytest.mark.parametrize("start", [0, 5, 60, 64, 250, 600])
 def test_a_branch_of_a_tree_is_attended_like_a_chain(start: int, device: str) -> None:
     rows, parents = Rows(6, 2, 16, torch.bfloat16, device), random_tree(1, 30)
     visible = ancestor_mask(parents)

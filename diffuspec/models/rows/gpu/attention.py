@@ -56,18 +56,17 @@ def attend(
     padded = max(triton.next_power_of_2(dim), MIN_TILE)
     precision = "ieee" if query.dtype == torch.float32 else "tf32"
     for chunk in table.chunks:
-        num_rows = chunk.rows.stop - chunk.rows.start
+        num_rows = chunk.num_rows
         num_splits = chunk.num_splits
         sums = torch.empty(num_rows, num_heads, num_splits, 2, device=query.device)
         partial = torch.empty(num_rows, num_heads, num_splits, dim, device=query.device)
-        num_tiles = chunk.tiles.stop - chunk.tiles.start
-        kernels.attend[(num_tiles, keys.shape[1], num_splits)](
+        kernels.attend[(chunk.num_tiles, keys.shape[1], num_splits)](
             query,
             keys,
             values,
             sums,
             partial,
-            table.tiles[5 * chunk.tiles.start :],
+            table.tiles_from(chunk),
             table.rows,
             table.columns,
             chunk.rows.start,
@@ -91,7 +90,7 @@ def attend(
             sums,
             partial,
             output[chunk.rows],
-            table.rows[4 * chunk.rows.start :],
+            table.rows_from(chunk),
             num_heads,
             num_splits,
             DIM=dim,

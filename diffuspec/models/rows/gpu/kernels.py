@@ -125,11 +125,12 @@ def attend(
     unscaled output, and the largest score and the sum of weights, of rows counted from first_kept.
     """
     tile, kv_head, split = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
-    first_row, num_rows = tl.load(tiles + 5 * tile), tl.load(tiles + 5 * tile + 1)
-    base, listed_at = tl.load(tiles + 5 * tile + 2), tl.load(tiles + 5 * tile + 3)
-    most = tl.load(tiles + 5 * tile + 4)
+    tiles += 6 * tile
+    first_row, base, listed_at = tl.load(tiles), tl.load(tiles + 2), tl.load(tiles + 3)
+    most, num_shared = tl.load(tiles + 4), tl.load(tiles + 5)
     begin = split * SPLIT_SIZE
-    if begin < most:
+    num_rows = tl.where(begin < num_shared, tl.load(tiles + 1), 1)
+    if (begin < most) & (num_rows > 0):
         place = tl.arange(0, TILE)
         row = first_row + place // GROUP
         is_row = place < num_rows * GROUP

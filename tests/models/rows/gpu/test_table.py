@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from diffuspec.models.rows.gpu.table import NO_LIST, SPLIT, RowsTable
+from diffuspec.models.rows.gpu.table import ALL, SPLIT, RowsTable
 
 CPU = torch.device("cpu")
 
@@ -16,13 +16,13 @@ def table(num_rows: int, start: int, num_listed: int = 0, rows_per_tile: int = 1
     rows = np.stack([np.zeros(num_rows, int), limits - 1, limits, limits - 1], axis=1)
     firsts = range(0, num_rows, rows_per_tile)
     ends = [min(first + rows_per_tile, num_rows) for first in firsts]
-    tiles = [(a, b - a, NO_LIST, 0, limits[b - 1]) for a, b in zip(firsts, ends, strict=True)]
+    tiles = [(a, b - a, ALL, 0, limits[b - 1], ALL) for a, b in zip(firsts, ends, strict=True)]
     return RowsTable(rows, np.array(tiles), np.arange(num_listed), CPU)
 
 
 def test_steps_of_as_many_rows_have_tables_of_one_shape() -> None:
     tables = [table(16, 0), table(16, 400, 30), table(16, SPLIT - 16, 256)]
-    assert {len(one.values) for one in tables} == {16 * 4 + 16 * 5 + 16 * 16}
+    assert {len(one.values) for one in tables} == {16 * 4 + 16 * 6 + 16 * 16}
     assert {one.num_splits for one in tables} == {1}
     padding = RowsTable.of_padding(16, SPLIT, CPU)
     assert padding.is_step and len(padding.values) == len(tables[0].values)
