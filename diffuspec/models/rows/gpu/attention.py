@@ -6,7 +6,7 @@ import torch
 import triton
 
 from diffuspec.models.rows.gpu import kernels
-from diffuspec.models.rows.gpu.table import MIN_TILE, SPLIT, RowsTable
+from diffuspec.models.rows.gpu.table import MIN_TILE, SPLIT, Chunk, RowsTable
 
 
 def write_cache(
@@ -20,18 +20,10 @@ def write_cache(
     if key.stride(2) != 1 or value.stride() != key.stride():
         key, value = key.contiguous(), value.contiguous()
     num_heads, num_rows, dim = key.shape
+    tensors = key, value, keys, values, table.rows
+    strides = *key.stride()[:2], *keys.stride()[:2]
     kernels.write_cache[(num_rows, num_heads)](
-        key,
-        value,
-        keys,
-        values,
-        table.rows,
-        key.stride(0),
-        key.stride(1),
-        keys.stride(0),
-        keys.stride(1),
-        DIM=dim,
-        DIM_PADDED=triton.next_power_of_2(dim),
+        *tensors, *strides, DIM=dim, DIM_PADDED=triton.next_power_of_2(dim)
     )
 
 
@@ -52,49 +44,48 @@ def attend(
         query = query.contiguous()
     num_heads, num_rows, dim = query.shape
     output = query.new_zeros(num_rows, num_heads, dim)
-    group = num_heads // keys.shape[1]
-    padded = max(triton.next_power_of_2(dim), MIN_TILE)
-    precision = "ieee" if query.dtype == torch.float32 else "tf32"
     for chunk in table.chunks:
-        num_rows = chunk.num_rows
-        num_splits = chunk.num_splits
-        sums = torch.empty(num_rows, num_heads, num_splits, 2, device=query.device)
-        partial = torch.empty(num_rows, num_heads, num_splits, dim, device=query.device)
-        kernels.attend[(chunk.num_tiles, keys.shape[1], num_splits)](
-            query,
-            keys,
-            values,
-            sums,
-            partial,
-            table.tiles_from(chunk),
-            table.rows,
-            table.columns,
-            chunk.rows.start,
-            query.stride(0),
-            query.stride(1),
-            keys.stride(0),
-            keys.stride(1),
-            scaling,
-            window or 0,
-            num_heads,
-            num_splits,
-            GROUP=group,
-            TILE=max(MIN_TILE, triton.next_power_of_2(group)),
-            DIM=dim,
-            DIM_PADDED=padded,
-            SPLIT_SIZE=SPLIT,
-            BLOCK_SIZE=kernels.BLOCK,
-            PRECISION=precision,
-        )
-        kernels.join_splits[(num_rows, num_heads)](
-            sums,
-            partial,
-            output[chunk.rows],
-            table.rows_from(chunk),
-            num_heads,
-            num_splits,
-            DIM=dim,
-            DIM_PADDED=padded,
-            SPLIT_SIZE=SPLIT,
+        sums, partial = _attend_splits(query, keys, values, table, chunk, scaling, window)
+        rows, to = table.rows_from(chunk), output[chunk.rows]
+        kernels.join_splits[(chunk.num_rows, num_heads)](
+            sums, partial, to, rows, chunk.num_splits, **_sizes(dim)
         )
     return output
+
+
+def _attend_splits(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: RowsTable,
+    chunk: Chunk,
+    scaling: float,
+    window: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `join_splits` joins: sums [T, heads, splits, 2], outputs [..., dim]."""
+    num_heads, num_kv_heads, dim = len(query), keys.shape[1], query.shape[2]
+    shape = chunk.num_rows, num_heads, chunk.num_splits
+    sums = torch.empty(*shape, 2, device=query.device)
+    partial = torch.empty(*shape, dim, device=query.device)
+    tables = table.tiles_from(chunk), table.rows, table.columns
+    strides = *query.stride()[:2], *keys.stride()[:2]
+    group = num_heads // num_kv_heads
+    kernels.attend[(chunk.num_tiles, num_kv_heads, chunk.num_splits)](
+        *(query, keys, values, sums, partial),
+        *tables,
+        chunk.rows.start,
+        *strides,
+        scaling,
+        window or 0,
+        GROUP=group,
+        TILE=max(MIN_TILE, triton.next_power_of_2(group)),
+        BLOCK_SIZE=kernels.BLOCK,
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        **_sizes(dim),
+    )
+    return sums, partial
+
+
+def _sizes(dim: int) -> dict[str, int]:
+    padded = max(triton.next_power_of_2(dim), MIN_TILE)
+    return {"DIM": dim, "DIM_PADDED": padded, "SPLIT_SIZE": SPLIT}

@@ -89,8 +89,38 @@ def write_cache(
     tl.store(values + target, tl.load(value + source, mask), mask)
 
 
+@triton.jit
+def _add_block(
+    queries,
+    keys,
+    values,
+    is_there,
+    is_seen,
+    highest,
+    total,
+    output,
+    scaling,
+    PRECISION: tl.constexpr,
+):
+    """Add a block of columns to the running softmax of some queries; return it.
+
+    It is each query's highest score, the sum of its weights, and the weighted sum of values.
+    """
+    block_keys = tl.load(keys, is_there, 0.0)
+    scores = tl.dot(queries, tl.trans(block_keys), input_precision=PRECISION) * scaling
+    scores = tl.where(is_seen, scores, float("-inf"))
+    previous = highest
+    highest = tl.maximum(highest, tl.max(scores, 1))
+    weights = tl.exp(scores - highest[:, None])
+    shrink = tl.exp(previous - highest)
+    total = total * shrink + tl.sum(weights, 1)
+    block_values = tl.load(values, is_there, 0.0)
+    weighted = tl.dot(weights.to(block_values.dtype), block_values, input_precision=PRECISION)
+    return highest, total, output * shrink[:, None] + weighted
+
+
 @triton.jit(
-    do_not_specialize=["first_kept", "window", "num_splits"],
+    do_not_specialize=["first_kept", "window"],
     do_not_specialize_on_alignment=["tiles", "rows", "columns"],  # parts of one tensor
 )
 def attend(
@@ -109,8 +139,6 @@ def attend(
     cache_head_stride,
     scaling,
     window,
-    num_heads,
-    num_splits,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     DIM: tl.constexpr,
@@ -119,7 +147,7 @@ def attend(
     BLOCK_SIZE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Attend from some rows, with all query heads of one key head, over one split of the columns.
+    """Attend from the rows of a tile, with all query heads of one key head, over one split.
 
     A column stands where it would in a chain: those from a tile's `base` on are listed. Writes the
     unscaled output, and the largest score and the sum of weights, of rows counted from first_kept.
@@ -138,44 +166,40 @@ def attend(
         limit = tl.load(rows + 4 * row + 2, is_row, 0)
         lowest = tl.where(window > 0, tl.load(rows + 4 * row + 3, is_row, 0) - window, -1)
         below = tl.min(tl.where(is_row, lowest, most), 0)  # columns that no row of the tile sees
-        slot = tl.load(rows + 4 * first_row).to(tl.int64)
-        at = tl.arange(0, DIM_PADDED)
+        at = tl.arange(0, DIM_PADDED)[None, :]
         in_dim = at < DIM
-        from_query = head * head_stride + row.to(tl.int64) * row_stride
-        queries = tl.load(
-            query + from_query[:, None] + at[None, :], is_row[:, None] & in_dim[None, :], 0.0
-        )
+        from_query = (head * head_stride + row.to(tl.int64) * row_stride)[:, None] + at
+        queries = tl.load(query + from_query, is_row[:, None] & in_dim, 0.0)
+        slot = tl.load(rows + 4 * first_row).to(tl.int64)
         of_slot = slot * cache_slot_stride + kv_head * cache_head_stride
         highest = tl.full([TILE], _LOWEST, tl.float32)
         total = tl.zeros([TILE], tl.float32)
         output = tl.zeros([TILE, DIM_PADDED], tl.float32)
         for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
-            place_of = start + tl.arange(0, BLOCK_SIZE)
-            is_listed = (place_of >= base) & (place_of < most)
-            listed = tl.load(columns + listed_at + place_of - base, is_listed, 0)
-            column = tl.where(place_of < base, place_of, listed)
-            there = of_slot + column.to(tl.int64)[:, None] * DIM + at[None, :]
-            is_there = ((place_of > below) & (place_of < most))[:, None] & in_dim[None, :]
-            block_keys = tl.load(keys + there, is_there, 0.0)
-            scores = tl.dot(queries, tl.trans(block_keys), input_precision=PRECISION) * scaling
-            is_seen = (place_of[None, :] < limit[:, None]) & (place_of[None, :] > lowest[:, None])
-            scores = tl.where(is_seen, scores, float("-inf"))
-            previous = highest
-            highest = tl.maximum(highest, tl.max(scores, 1))
-            weights = tl.exp(scores - highest[:, None])
-            shrink = tl.exp(previous - highest)
-            total = total * shrink + tl.sum(weights, 1)
-            block_values = tl.load(values + there, is_there, 0.0)
-            weighted = tl.dot(
-                weights.to(block_values.dtype), block_values, input_precision=PRECISION
+            stand = start + tl.arange(0, BLOCK_SIZE)  # where the columns stand
+            is_listed = (stand >= base) & (stand < most)
+            listed = tl.load(columns + listed_at + stand - base, is_listed, 0)
+            column = tl.where(stand < base, stand, listed)
+            there = of_slot + column.to(tl.int64)[:, None] * DIM + at
+            is_there = ((stand > below) & (stand < most))[:, None] & in_dim
+            is_seen = (stand[None, :] < limit[:, None]) & (stand[None, :] > lowest[:, None])
+            highest, total, output = _add_block(
+                queries,
+                keys + there,
+                values + there,
+                is_there,
+                is_seen,
+                highest,
+                total,
+                output,
+                scaling,
+                PRECISION,
             )
-            output = output * shrink[:, None] + weighted
+        num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
         to = ((row - first_kept).to(tl.int64) * num_heads + head) * num_splits + split
         tl.store(sums + 2 * to, highest, is_row)
         tl.store(sums + 2 * to + 1, total, is_row)
-        tl.store(
-            partial + to[:, None] * DIM + at[None, :], output, is_row[:, None] & in_dim[None, :]
-        )
+        tl.store(partial + to[:, None] * DIM + at, output, is_row[:, None] & in_dim)
 
 
 @triton.jit(do_not_specialize=["num_splits"], do_not_specialize_on_alignment=["rows"])
@@ -184,7 +208,6 @@ def join_splits(
     partial,
     outputs,
     rows,
-    num_heads,
     num_splits,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -195,17 +218,17 @@ def join_splits(
     at = tl.arange(0, DIM_PADDED)
     in_dim = at < DIM
     limit = tl.load(rows + 4 * row + 2)
-    first = (row * num_heads + head) * num_splits
+    to = row * tl.num_programs(1) + head
     highest = tl.full([1], _LOWEST, tl.float32)
     total = tl.zeros([1], tl.float32)
     output = tl.zeros([DIM_PADDED], tl.float32)
     for split in range((limit + SPLIT_SIZE - 1) // SPLIT_SIZE):
-        of_split = tl.load(sums + 2 * (first + split))
+        place = to * num_splits + split
+        of_split = tl.load(sums + 2 * place)
         previous = highest
         highest = tl.maximum(highest, of_split)
         shrink, grow = tl.exp(previous - highest), tl.exp(of_split - highest)
-        total = total * shrink + tl.load(sums + 2 * (first + split) + 1) * grow
-        output = output * shrink + grow * tl.load(partial + (first + split) * DIM + at, in_dim, 0.0)
-    to = (row * num_heads + head) * DIM + at
+        total = total * shrink + tl.load(sums + 2 * place + 1) * grow
+        output = output * shrink + grow * tl.load(partial + place * DIM + at, in_dim, 0.0)
     total = tl.where(limit > 0, total, 1.0)
-    tl.store(outputs + to, (output / total).to(outputs.dtype.element_ty), in_dim)
+    tl.store(outputs + to * DIM + at, (output / total).to(outputs.dtype.element_ty), in_dim)
