@@ -102,8 +102,7 @@ class Coordinator:
         while True:
             batch = await self._verify.take()
             self._drafts.look_ahead(batch)
-            async for request, result in self._verify.run(batch):
-                self._finish_step(request, result)
+            await self._verify.run(batch, self._finish_step)
 
     def _begin_step(self, request: Request, times: StepTimes) -> None:
         request.times = times

@@ -11,9 +11,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.drafter_pool import DrafterPool
@@ -34,8 +33,7 @@ _MAX_PAUSE_SECONDS = 1.0
 _NUM_ROWS_BESIDE = 32  # of drafts, besides as many as are read of prompts, at most
 
 
-@dataclass(frozen=True, slots=True)
-class VerifyBatch:
+class VerifyBatch(NamedTuple):
     """Requests to be verified together; one with a chunk reads that piece of its prefix first."""
 
     requests: Sequence[Request]
@@ -63,8 +61,7 @@ class VerifyBatch:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(NamedTuple):
     """A verdict, and the call that it came in."""
 
     verdict: Verdict
@@ -78,7 +75,7 @@ StepResult: TypeAlias = Verified | Exception
 
 
 class VerifyStage:
-    """Takes requests from its queue and yields each with a verdict, or with an error."""
+    """Takes requests from its queue; each leaves with a verdict, or with an error."""
 
     def __init__(
         self,
@@ -219,8 +216,8 @@ class VerifyStage:
             request.is_in_verifier = False
         self._changed.set()
 
-    async def run(self, batch: VerifyBatch) -> AsyncIterator[tuple[Request, StepResult]]:
-        """Verify a batch; yield every request that leaves the stage, with its result.
+    async def run(self, batch: VerifyBatch, leave: Callable[[Request, StepResult], None]) -> None:
+        """Verify a batch; call `leave` with every request that leaves the stage, and its result.
 
         A request with more to read, or held up by an outage, is queued again instead, unless it
         has ended meanwhile.
@@ -231,15 +228,14 @@ class VerifyStage:
             verdicts = await self._ask(batch, started)
         except VerifierUnavailableError as error:
             for request in self._requeue_after_outage(batch.requests, error):
-                yield _left(request), error
+                leave(_left(request), error)
             await self._pause(error)
         except Exception as error:
             if len(batch.requests) == 1:
-                yield _left(batch.requests[0]), error
+                leave(_left(batch.requests[0]), error)
                 return
             for half in batch.halves():
-                async for left in self.run(half):
-                    yield left
+                await self.run(half, leave)
         else:
             ended, num_rows = time.monotonic(), batch.num_rows
             seconds, drafting = ended - started, self._draft_busy.seconds(ended) - drafting
@@ -253,12 +249,12 @@ class VerifyStage:
                 request.stalled_since = None
                 request.feed.take(verdict.states)
                 if chunk is None or request.is_finished:
-                    yield _left(request), Verified(verdict, started, seconds, alone, are_plain)
+                    leave(_left(request), Verified(verdict, started, seconds, alone, are_plain))
                     continue
                 try:
                     self._requeue_after_chunk(request, chunk, verdict)
                 except VerifierError as error:
-                    yield _left(request), error
+                    leave(_left(request), error)
 
     async def _ask(self, batch: VerifyBatch, started: float) -> list[Verdict]:
         """Raises what the verifier raises, and VerifierError when it miscounts."""

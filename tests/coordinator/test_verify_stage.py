@@ -15,7 +15,7 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.request import Request
-from diffuspec.coordinator.verify_stage import Verified, VerifyStage
+from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams
@@ -175,8 +175,7 @@ async def test_the_time_for_which_a_draft_is_put_off_is_no_cost_of_drafting():
     slow_down(stage._verifier, "verify", 2.0)
     stage.queue.put(reader())
     stage.queue.put(request)
-    async for _ in stage.run(await stage.take()):
-        pass
+    await stage.run(await stage.take(), lambda request, result: None)
     assert request.times.yielded_seconds == pytest.approx(2.0, abs=0.01)
 
 
@@ -194,9 +193,12 @@ async def test_a_draft_call_that_would_delay_a_first_token_waits_for_it(seconds)
     waiting = asyncio.create_task(stage.let_prompts_go_first(seconds))
     batch = await stage.take()
     assert not waiting.done()
-    async for request, result in stage.run(batch):
+
+    def commit(request: Request, result: StepResult) -> None:
         assert isinstance(result, Verified)
         request.commit(result.verdict)
+
+    await stage.run(batch, commit)
     await waiting
 
 
