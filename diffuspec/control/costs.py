@@ -101,23 +101,24 @@ class StepCosts:
         self.other_tokens += _SMOOTHING * (num_tokens * others - self.other_tokens)
 
     def of_drafting(self, lengths: Sequence[int], num_nodes: Sequence[int]) -> list[float]:
-        """Return a step's cost with drafts of these lengths, in steps of plain decoding.
+        """Return a step's cost with drafts of these rising lengths, in steps of plain decoding.
 
         If all requests draft so, and verify that many nodes. What pays for all of them may not pay
         for one alone to begin, nor to stop what does not.
         """
-        count = max(1 + self.other_requests, self.num_running / 2)  # halves may take turns
-        turns = max(self.num_running / count, 1.0)  # at both roles
-        share, plain = min(self.exposed_share, 1.0), self._learnt.plain_step(self.num_running)
-        draft = self.draft.up_to(round(count * max(lengths)))
-        verify = self.verify.up_to(round(count * (1 + max(num_nodes))))
+        running, crowding, learnt = self._num_running, self.crowding, self._learnt
+        count = max(1 + self.other_requests, running / 2)  # halves may take turns
+        turns = max(running / count, 1.0)  # at both roles
+        share, plain = min(self.exposed_share, 1.0), learnt.plain_step(running)
+        draft = learnt.draft.up_to(round(count * lengths[-1]))
+        verify = learnt.verify.up_to(round(count * (1 + num_nodes[-1])))
         found = list[float]()
         for length, number in zip(lengths, num_nodes, strict=True):
             drafting = share * draft[round(count * length)]
             verifying = verify[round(count * (1 + number))]
-            longer, shorter = max(drafting, verifying), min(drafting, verifying)
-            busy = turns * (longer + self.crowding * shorter)
-            found.append(max(drafting + verifying + self.overhead_seconds, busy) / plain)
+            apart, longer = drafting + verifying, max(drafting, verifying)
+            busy = turns * (longer + crowding * (apart - longer))
+            found.append(max(apart + learnt.overhead_seconds, busy) / plain)
         return found
 
     def of_trial(self, length: int, num_nodes: int, num_unread: int) -> float:
