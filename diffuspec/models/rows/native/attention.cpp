@@ -204,7 +204,7 @@ class HeadAttention {
   char* key(int64_t row) const { return at(keys_, type_, row * call_.dim); }
   char* value(int64_t row) const { return at(values_, type_, row * call_.dim); }
   int first_column(int row) const {
-    return call_.window ? std::max(0, call_.positions[row] + 1 - call_.window) : 0;
+    return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
   }
 
   void read(int row) {
@@ -233,13 +233,13 @@ class HeadAttention {
   void add_listed_columns() {
     const int start = call_.base / kBlock * kBlock, num_before = call_.base - start;
     int most = 0;
-    for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.counts[row]);
+    for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
     Columns tail(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
     for (int i = 0; i < num_before; ++i) tail.put(i, key(start + i), value(start + i));
     std::vector<int32_t> there;  // the listed columns that stand in the tail
     for (int place = 0; place < call_.num_rows; ++place) {
-      const int row = call_.order[place], size = call_.counts[row];
-      const int32_t* mine = call_.columns + call_.starts[row];
+      const int row = call_.lists.order[place], size = call_.lists.counts[row];
+      const int32_t* mine = call_.lists.columns + call_.lists.starts[row];
       const int32_t* end = mine + std::min<size_t>(size, there.size());
       for (int i = std::mismatch(mine, end, there.begin()).first - mine; i < size; ++i) {
         tail.put(num_before + i, key(mine[i]), value(mine[i]));

@@ -10,14 +10,18 @@
 
 namespace rows {
 
+struct Lists {
+  const int32_t* order;  // in which rows are taken: those that list the same columns together
+  const int32_t *starts, *counts, *columns;  // row r lists columns[starts[r]], ..., counts[r] of them
+  const int32_t* positions;                  // of the rows, for windows
+};
+
 struct Attention {
   const void *queries, *new_keys, *new_values;
   void *keys, *values, *outputs;
   int64_t query_head_stride, query_row_stride, new_head_stride, new_row_stride, cache_head_stride;
   int num_rows, num_heads, num_kv_heads, dim, start, base;
-  const int32_t* order;  // in which rows are taken: those that list the same columns together
-  const int32_t *starts, *counts, *columns;  // row r lists columns[starts[r]], ..., counts[r] of them
-  const int32_t* positions;                  // of the rows, for windows
+  Lists lists;
   float scaling;
   int window;  // 0: none
 };

@@ -79,11 +79,7 @@ class Decoding {
     call.dim = layer_.dim;
     call.start = piece.start;
     call.base = piece.base;
-    call.order = piece.order;
-    call.starts = piece.starts;
-    call.counts = piece.counts;
-    call.columns = piece.columns;
-    call.positions = piece.positions;
+    call.lists = piece.lists;
     call.scaling = layer_.scaling;
     call.window = layer_.window;
     rows::attend(kType, call, batch_.num_threads);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "attention.h"
 #include "products.h"
 
 namespace rows {
@@ -22,7 +23,7 @@ struct Piece {
   char *keys, *values;     // of the sequence in layer 0
   int64_t layer_stride;    // bytes between layers
   int64_t head_stride;     // numbers between heads
-  const int32_t *order, *starts, *counts, *columns, *positions;
+  Lists lists;
   int first_row, num_rows, start, base;  // start: of the first row in the cache
 };
 

@@ -46,12 +46,14 @@ PyObject* run_gate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 PyObject* run_attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   int type, num_threads;
   Attention call;
+  Lists& lists = call.lists;
   if (!Arguments(arguments, count)
            .read(type, num_threads, call.queries, call.query_head_stride, call.query_row_stride,
                  call.new_keys, call.new_values, call.new_head_stride, call.new_row_stride,
                  call.keys, call.values, call.cache_head_stride, call.outputs, call.num_rows,
-                 call.num_heads, call.num_kv_heads, call.dim, call.start, call.base, call.order,
-                 call.starts, call.counts, call.columns, call.positions, call.scaling, call.window))
+                 call.num_heads, call.num_kv_heads, call.dim, call.start, call.base, lists.order,
+                 lists.starts, lists.counts, lists.columns, lists.positions, call.scaling,
+                 call.window))
     return nullptr;
   return without_lock([&] { attend(kTypes[type], call, num_threads); });
 }

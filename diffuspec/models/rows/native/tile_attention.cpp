@@ -185,7 +185,7 @@ class HeadAttention {
   }
 
  private:
-  int row_of(int query) const { return call_.order[query / group_]; }
+  int row_of(int query) const { return call_.lists.order[query / group_]; }
   int head_of(int query) const { return kv_head_ * group_ + query % group_; }
 
   // Copies a row's key and value into the cache.
@@ -227,7 +227,7 @@ class HeadAttention {
     Tail tail(*this);
     for (int first = 0, end; first < call_.num_rows; first = end) {
       for (end = first + 1; end < call_.num_rows && goes_on(end); ++end) {}
-      tail.list(call_.order[end - 1]);
+      tail.list(call_.lists.order[end - 1]);
       for (int block = 0; block < tail.num_blocks(); ++block) {
         set_ends(first * group_, end * group_, tail.num_before() - block * kBlock);
         for (int i = first * group_ / kLanes; i <= (end * group_ - 1) / kLanes; ++i)
@@ -244,17 +244,18 @@ class HeadAttention {
     const int last = std::min((end + kLanes - 1) / kLanes * kLanes, int(queries_.size()) * kLanes);
     for (int query = first / kLanes * kLanes; query < last; ++query) {
       const bool is_there = first <= query && query < end;
-      const int seen = is_there ? num_before + call_.counts[row_of(query)] : 0;
+      const int seen = is_there ? num_before + call_.lists.counts[row_of(query)] : 0;
       end_of(query) = std::min(std::max(seen, 0), kBlock);
     }
   }
 
   // Whether the list of the row at a place begins with that of the row before it.
   bool goes_on(int place) const {
-    const int before = call_.order[place - 1], row = call_.order[place];
-    const int32_t* list = call_.columns + call_.starts[before];
-    return call_.counts[row] >= call_.counts[before] &&
-           std::equal(list, list + call_.counts[before], call_.columns + call_.starts[row]);
+    const Lists& lists = call_.lists;
+    const int before = lists.order[place - 1], row = lists.order[place];
+    const int32_t* list = lists.columns + lists.starts[before];
+    return lists.counts[row] >= lists.counts[before] &&
+           std::equal(list, list + lists.counts[before], lists.columns + lists.starts[row]);
   }
 
   // The columns behind the last whole block, and those of a list after them.
@@ -263,7 +264,7 @@ class HeadAttention {
     explicit Tail(const HeadAttention& head) : head_(head) {
       const Attention& call = head.call_;
       const int start = call.base / kBlock * kBlock;
-      const int most = *std::max_element(call.counts, call.counts + call.num_rows);
+      const int most = *std::max_element(call.lists.counts, call.lists.counts + call.num_rows);
       const int num_blocks = (call.base - start + most + kBlock - 1) / kBlock;
       keys_.resize(size_t(num_blocks) * kBlock * head.width_);
       values_.resize(keys_.size());
@@ -274,8 +275,8 @@ class HeadAttention {
 
     void list(int row) {
       const Attention& call = head_.call_;
-      const int32_t* columns = call.columns + call.starts[row];
-      const int count = call.counts[row];
+      const int32_t* columns = call.lists.columns + call.lists.starts[row];
+      const int count = call.lists.counts[row];
       const int num_same = std::mismatch(
           columns, columns + std::min<int>(count, listed_.size()), listed_.begin()).first - columns;
       const int old = num_columns_;
