@@ -28,8 +28,8 @@ class PackedBatch:
 
     The forward has num_padding rows after those of the segments; their output is zero. With a block
     size, columns are taken in blocks of that size, so that a row's output does not depend, to the
-    last bit, on the number of rows after it. With is_exact, which takes chains and trees on a CPU,
-    it depends on the rows that it sees alone.
+    last bit, on the number of rows after it. Without one, in layers that a kernel takes, it depends
+    on the rows that it sees alone.
     """
 
     def __init__(
@@ -39,10 +39,15 @@ class PackedBatch:
         block_size: int | None = None,
         num_padding: int = 0,
     ) -> None:
-        self._parts = [_Part(segment, cache, block_size) for segment in segments]
-        self._num_padding = num_padding
+        self._segments, self._cache = segments, cache
+        self._block_size, self._num_padding = block_size, num_padding
         has_kernel = block_size is None and gpu.can_attend(cache.layers(0)[0])
         self.on_gpu = gpu.GpuBatch(segments, cache, num_padding) if has_kernel else None
+
+    @cached_property
+    def _parts(self) -> list[_Part]:
+        """Segment by segment: all layers on a CPU, those that have no kernel on a GPU."""
+        return [_Part(segment, self._cache, self._block_size) for segment in self._segments]
 
     @cached_property
     def pieces(self) -> Pieces | None:
