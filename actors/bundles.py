@@ -68,16 +68,19 @@ def explain_shortage(
 
 
 def find_shortages(
-    bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[Node]
+    bundles: Sequence[Bundle],
+    strategy: Strategy,
+    nodes: Sequence[Node],
+    num_pipelines: int = 1,
 ) -> list[str]:
-    """Return the reasons why the bundles do not fit the nodes even when those are idle.
+    """Return the reasons why pipelines of these bundles do not fit the nodes even when idle.
 
     None are found if they fit; some ways not to fit are not looked for.
     """
     if not nodes:
         return ["the cluster has no nodes"]
     reasons = [reason for bundle in bundles if (reason := _misfit(bundle, nodes)) is not None]
-    reasons += _totals(bundles, nodes)
+    reasons += _totals([*bundles] * num_pipelines, nodes)
     if strategy == "STRICT_SPREAD" and len(nodes) < len(bundles):
         reasons.append(
             f"STRICT_SPREAD needs a node for each of {len(bundles)} bundles, "

@@ -199,9 +199,10 @@ def _find_place(actor: object) -> Place:
     return Place(node_id, ip, gpu_ids, os.getpid())
 
 
-def check_room(config: PipelineConfig) -> None:
-    """Raise PlacementError if a pipeline does not fit the cluster even when it is idle."""
-    reasons = find_shortages(make_bundles(config), config.placement.strategy, _nodes_alive())
+def check_room(config: PipelineConfig, num_pipelines: int = 1) -> None:
+    """Raise PlacementError if so many pipelines do not fit the cluster even when it is idle."""
+    bundles, strategy = make_bundles(config), config.placement.strategy
+    reasons = find_shortages(bundles, strategy, _nodes_alive(), num_pipelines)
     if reasons:
         raise PlacementError("; ".join(reasons))
 

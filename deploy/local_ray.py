@@ -22,12 +22,12 @@ _OBJECT_STORE_BYTES = 100 * 2**20
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str, pipeline: PipelineConfig) -> Iterator[None]:
+def ray_cluster(address: str, pipeline: PipelineConfig, num_pipelines: int = 1) -> Iterator[None]:
     """Connect to a cluster, or start one that ends with this context and leaves no files.
 
     Without an address RAY_ADDRESS is used, which Ray sets in its jobs; without both, a cluster of
     its own. Raises ConfigError if there is no cluster at the address, and PlacementError at once
-    if a cluster of its own, which does not grow, can never hold the pipeline.
+    if a cluster of its own, which does not grow, can never hold so many pipelines.
     """
     address = address or os.environ.get("RAY_ADDRESS") or _OWN
     if address != _OWN:
@@ -41,7 +41,7 @@ def ray_cluster(address: str, pipeline: PipelineConfig) -> Iterator[None]:
         try:
             with _interrupts_held():  # Ray crashes when it is interrupted in its start
                 _start(directory)
-            _check_room_here(pipeline)
+            _check_room_here(pipeline, num_pipelines)
             yield
         finally:
             with _interrupts_held():
@@ -73,12 +73,13 @@ def _start(directory: str) -> None:
     )
 
 
-def _check_room_here(pipeline: PipelineConfig) -> None:
+def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:
     try:
-        check_room(pipeline)
+        check_room(pipeline, num_pipelines)
     except PlacementError as error:
+        what = "the pipeline" if num_pipelines == 1 else f"{num_pipelines} pipelines"
         raise PlacementError(
-            "this machine cannot hold the pipeline, and no other cluster is given (--address, "
+            f"this machine cannot hold {what}, and no other cluster is given (--address, "
             f"RAY_ADDRESS): {error}"
         ) from error
 

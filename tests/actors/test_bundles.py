@@ -82,6 +82,9 @@ def test_a_node_without_a_label_is_taken_by_what_excludes_others():
 def test_totals_are_compared_when_every_bundle_would_fit_alone():
     reasons = explain_shortage(bundles(), "PACK", [node(CPU=2)])
     assert reasons == ["all bundles together need 4 CPU, the cluster has 2"]
+    assert find_shortages(bundles(), "STRICT_PACK", [node(CPU=8)], num_pipelines=2) == []
+    [reason] = find_shortages(bundles(), "STRICT_PACK", [node(CPU=11)], num_pipelines=3)
+    assert reason == "all bundles together need 12 CPU, the cluster has 11"
 
 
 def test_strict_strategies_say_what_they_lack():

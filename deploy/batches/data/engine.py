@@ -29,8 +29,6 @@ from diffuspec.core.errors import DiffuspecError
 
 T = TypeVar("T")
 
-_SHARE_OF_A_CPU = 0.01  # of an actor, which waits for its pipeline most of the time
-
 
 @dataclass(frozen=True, slots=True)
 class LargeBatch:
@@ -69,8 +67,9 @@ def answer_folder(batch: LargeBatch, config: PipelineConfig, options: Options) -
             outcome.counts.before.merge(tally)
     if todo:
         try:
-            with terminable(), ray_cluster("", config):
-                _answer_all(todo, batch.num_pipelines, (config, options, parts), outcome)
+            num_pipelines = min(batch.num_pipelines, len(todo))
+            with terminable(), ray_cluster("", config, num_pipelines):
+                _answer_all(todo, num_pipelines, (config, options, parts), outcome)
         except (DiffuspecError, OSError, Interrupted, KeyboardInterrupt) as error:
             outcome.problem = error
     counts = outcome.counts
@@ -89,7 +88,7 @@ def _answer_all(
     with progress_bar() as progress:
         task = progress.add_task("parts", total=len(shards))
         try:
-            for row in _tallies(shards, min(num_pipelines, len(shards)), arguments):
+            for row in _tallies(shards, num_pipelines, arguments):
                 outcome.counts.now.merge(Tally(**row))
                 progress.advance(task)
         finally:
@@ -114,7 +113,7 @@ def _tallies(
         worker,
         fn_constructor_args=arguments,
         compute=ray.data.ActorPoolStrategy(size=num_pipelines, max_tasks_in_flight_per_actor=1),
-        num_cpus=_SHARE_OF_A_CPU,
+        num_cpus=0,  # it waits for its pipeline, which has CPUs of its own
     )
     try:
         yield from answered.iter_rows()
