@@ -30,7 +30,7 @@ from diffuspec.pairs.factory.optimisation import (
     mixed_precision,
     train,
 )
-from diffuspec.pairs.factory.training import begin
+from diffuspec.pairs.factory.start import begin
 
 HeadKind: TypeAlias = Literal["medusa", "hydra", "eagle", "dflash"]
 MATRIX_LRS: dict[HeadKind, float] = {
