@@ -44,3 +44,12 @@ def test_the_rows_of_a_prompt_are_cut_into_chunks() -> None:
     assert [chunk.rows.start for chunk in prompt.chunks] == [0, *ends[:-1]] and ends[-1] == 1000
     assert all(chunk.rows.stop - chunk.rows.start <= 256 for chunk in prompt.chunks)
     assert [chunk.num_splits for chunk in prompt.chunks] == [1, 1, 4, 4]
+
+
+def test_rows_whose_columns_one_tile_takes_are_in_one_chunk() -> None:
+    num_rows, limit = 300, SPLIT + 1
+    rows = np.tile([0, 0, limit, 0], (num_rows, 1))
+    tiles = [(row, 3 if row % 3 == 0 else 0, ALL, 0, limit, SPLIT) for row in range(num_rows)]
+    chunks = RowsTable(rows, np.array(tiles), np.zeros(0, int), CPU).chunks
+    assert [chunk.rows for chunk in chunks] == [slice(0, 255), slice(255, 300)]
+    assert [chunk.tiles for chunk in chunks] == [slice(0, 255), slice(255, 300)]
