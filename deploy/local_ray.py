@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 import ray
 
@@ -52,7 +53,8 @@ def _connect(address: str) -> None:
     if ":" in address and "://" not in address:
         check_reachable("--address", address)  # Ray would try for minutes
     try:
-        ray.init(address=address, log_to_driver=False)
+        with _interrupts_held():
+            ray.init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(f"--address: no Ray cluster at {address}: {reason}") from error
@@ -86,18 +88,26 @@ def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:
 
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end of the block; at a second Ctrl-C within it, at once."""
+    """Handle SIGINT and SIGTERM at the end of the block; a second one within it, at once.
+
+    Ray's own handler of SIGTERM, which ends a process without cleaning, does not outlive the block.
+    """
     held: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
-        if held:
-            raise KeyboardInterrupt
         held.append(number)
+        if len(held) > 1:
+            handlers[number](number, frame)
 
-    before = signal.signal(signal.SIGINT, hold)
+    handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if callable(handler := signal.getsignal(number)):
+            handlers[number] = handler
+            signal.signal(number, hold)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for held_number, handler in handlers.items():
+            signal.signal(held_number, handler)
     if held:
-        raise KeyboardInterrupt
+        signal.raise_signal(held[0])

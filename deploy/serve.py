@@ -74,14 +74,13 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
     with (
         haproxy(http.ssl_certfile is not None, service.http.header_seconds),
         ray_cluster("local", service.pipeline),
+        _serving(schema),
     ):
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own ends without cleaning
-        with _serving(schema):
-            url = url_of(http)
-            _wait_until_ready(schema.applications[0].name, url)
-            typer.echo(_instructions(url, service))
-            _wait_for_a_signal()
-            typer.echo("stopping", err=True)
+        url = url_of(http)
+        _wait_until_ready(schema.applications[0].name, url)
+        typer.echo(_instructions(url, service))
+        _wait_for_a_signal()
+        typer.echo("stopping", err=True)
 
 
 @contextlib.contextmanager

@@ -54,11 +54,27 @@ def test_an_interrupt_takes_effect_at_the_end_of_the_block() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_a_second_interrupt_takes_effect_at_once() -> None:
     with pytest.raises(KeyboardInterrupt), _interrupts_held():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
         pytest.fail("went on")
+
+
+def test_sigterm_has_the_handler_that_it_had_although_another_is_set_in_the_block() -> None:
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with _interrupts_held():
+            signal.raise_signal(signal.SIGTERM)
+            assert received == []
+            signal.signal(signal.SIGTERM, lambda *_: pytest.fail("as Ray would"))
+        assert received == [signal.SIGTERM]
+        signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "foo"])
