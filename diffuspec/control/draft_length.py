@@ -176,13 +176,14 @@ class CostAwareDraftLength:
         """
         costs = self._shared.costs
         lengths, expected = _up_to(limit, self._lengths, self._expected)
-        if not (costs.draft.is_known and costs.verify.is_known):
+        draft, verify = costs.draft, costs.verify
+        if not (draft.is_known and verify.is_known):
             return _Plan(min(limit, self._lengths[len(self._lengths) // 2]), True)
         num_nodes = round(self._num_nodes)
         others, other_tokens = round(costs.other_positions), costs.other_tokens
         share = costs.exposed_share
-        drafting = costs.draft.up_to(others + lengths[-1])
-        fixed = costs.verify.at(round(costs.other_rows) + 1 + num_nodes) + costs.overhead_seconds
+        drafting = draft.up_to(others + lengths[-1])
+        fixed = verify.at(round(costs.other_rows) + 1 + num_nodes) + costs.overhead_seconds
         rates = [
             (other_tokens + 1 + accepted) / (share * drafting[others + k] + fixed)
             for k, accepted in zip(lengths, expected, strict=True)
@@ -259,11 +260,11 @@ class CostAwareDraftLength:
         return num_draft_tokens
 
     def _best_num_nodes(self, reach: Sequence[float]) -> int:
-        costs = self._shared.costs
-        if not costs.verify.is_known:
+        costs, curve = self._shared.costs, self._shared.costs.verify
+        if not curve.is_known:
             return len(reach)
         rows = round(costs.other_rows) + 1
-        verify = costs.verify.up_to(rows + len(reach))[rows:]
+        verify = curve.up_to(rows + len(reach))[rows:]
         positions = round(costs.other_positions) + self._drafted
         spent = costs.exposed_share * costs.draft.at(positions) + costs.overhead_seconds
         tokens = accumulate(reach, initial=costs.other_tokens + 1)

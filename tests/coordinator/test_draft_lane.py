@@ -96,6 +96,20 @@ async def test_a_call_that_no_request_wants_any_more_returns_none():
     assert await call is None and drafter.was_cancelled
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True], ids=["unwanted", "cancelled besides"])
+async def test_the_end_of_a_call_hides_no_cancellation_of_its_task(is_cancelled):
+    drafter, request = HangingDrafter(), make_request()
+    lane = DraftLane(drafter, "drafter")
+    call = asyncio.create_task(lane.draft([request.draft_request()], {request}, max_seconds=9))
+    await asyncio.sleep(1)
+    lane.drop(request)
+    if is_cancelled:
+        call.cancel()
+    await asyncio.wait([call])
+    assert call.cancelled() == is_cancelled
+    assert call.cancelling() == is_cancelled
+
+
 async def test_the_load_of_a_lane_counts_draft_tokens_queued_and_in_a_call():
     lane, requests = DraftLane(HangingDrafter(), "drafter"), [make_request(), make_request()]
     for request in requests:
