@@ -17,6 +17,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+import uvloop
+
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import EngineConfig
@@ -191,7 +193,7 @@ class Engine:
             raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
         with self._turns:
             if self._runner is None:
-                self._runner = asyncio.Runner()
+                self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
             return self._runner.run(self._complete_all(prompts, sampling, speculation, n))
 
     async def complete(

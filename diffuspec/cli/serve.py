@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import uvloop
 
 from diffuspec.cli import options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
@@ -112,7 +112,7 @@ def run(
         def announce(url: str) -> None:
             typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")
 
-        asyncio.run(serve_engine(engine, name, settings, bound, announce, tls))
+        uvloop.run(serve_engine(engine, name, settings, bound, announce, tls))
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

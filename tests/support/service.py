@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import uvloop
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.config import parse_config
@@ -57,7 +57,7 @@ def serving(
             found.append((server, engine))
             await server.run_until_stopped()
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
     assert started.wait(60)
     [(server, engine)] = found

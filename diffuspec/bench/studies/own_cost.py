@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 import typer
+import uvloop
 from rich.console import Console
 
 from diffuspec.algorithm.draft_tree import chain
@@ -109,7 +110,7 @@ def study_own_cost(num_steps: int = _NUM_STEPS, num_runs: int = _NUM_RUNS) -> li
     found: dict[tuple[DraftLengthPolicy, int], list[float]] = {case: [] for case in cases}
     for _ in range(num_runs):
         for policy, number in cases:
-            seconds = asyncio.run(time_steps(policy, number, num_steps))
+            seconds = uvloop.run(time_steps(policy, number, num_steps))
             found[policy, number].append(1e6 * seconds)
     return [OwnCost(*case, median(times), min(times)) for case, times in found.items()]
 
