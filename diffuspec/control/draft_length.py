@@ -216,7 +216,7 @@ class CostAwareDraftLength:
             return draft
         reach = self._acceptance.reach(draft)
         self._learn_expected(draft, reach)
-        width = draft.tree.num_nodes / max(self._drafted, 1)
+        width = len(reach) / max(self._drafted, 1)
         self._nodes_per_token += _SMOOTHING * (width - self._nodes_per_token)
         ranked = sorted(reach, reverse=True)
         num_nodes = self._best_num_nodes(ranked)
@@ -225,7 +225,7 @@ class CostAwareDraftLength:
         if self._is_trial:
             return draft
         self._num_nodes += _SMOOTHING * (num_nodes - self._num_nodes)
-        if num_nodes == draft.tree.num_nodes:
+        if num_nodes == len(reach):
             return draft
         # Parents first: reach only falls.
         order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)

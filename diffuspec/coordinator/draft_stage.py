@@ -55,6 +55,7 @@ class DraftStage:
         self._pool = drafters or DrafterPool()
         self._target = target
         self._max_unread = config.prefill_chunk_tokens
+        self._overlaps = config.overlap
         self._works_beside = config.overlap or target.max_sequences > 1
         self._max_seconds = config.max_draft_seconds
         self._costs = costs
@@ -116,6 +117,8 @@ class DraftStage:
 
     def look_ahead(self, batch: VerifyBatch) -> None:
         """Pre-draft for the likeliest outcomes of a verification that begins now."""
+        if not self._overlaps:
+            return
         try:
             self._look_ahead(batch)
         except Exception:

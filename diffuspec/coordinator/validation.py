@@ -50,10 +50,11 @@ def check_draft(draft: Draft, max_nodes: int, info: TargetInfo) -> None:
     """Raise InvalidRequestError for a draft that is malformed, too large, or not the target's."""
     tree = draft.tree
     validate(tree)
-    if tree.num_nodes > max_nodes or len(draft.confidences) != tree.num_nodes:
+    num_nodes, num_confidences = tree.num_nodes, len(draft.confidences)
+    if num_nodes > max_nodes or num_confidences != num_nodes:
         raise InvalidRequestError(
             f"a draft must have at most {max_nodes} nodes and as many confidences, got "
-            f"{tree.num_nodes} and {len(draft.confidences)}"
+            f"{num_nodes} and {num_confidences}"
         )
     highest = max(tree.token_ids, default=0)
     if highest >= info.vocab_size:
