@@ -55,6 +55,11 @@ class CostCurve:
     def is_known(self) -> bool:
         return bool(self._points)
 
+    @property
+    def largest(self) -> int:
+        """About the largest size that was measured; 0 before any measurement."""
+        return round(max([point.tokens for point in self._points.values()], default=0.0))
+
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add one measurement."""
         bucket = bisect_right(_BUCKET_STARTS, num_tokens)

@@ -33,8 +33,17 @@ class LearntCosts:
         return self.plain if self.plain.is_known else self.verify
 
     def plain_step(self, num_requests: int) -> float:
-        """Return the expected seconds of a step if no request drafts, and all share a batch."""
-        return self.of_plain_batches.at(max(num_requests, 1)) + self.plain_overhead_seconds
+        """Return the expected seconds of a step if no request drafts, and all share a batch.
+
+        More requests than ever decoded so are thought to cost what their rows do, which is rather
+        too low.
+        """
+        number, plain = max(num_requests, 1), self.of_plain_batches
+        seconds, largest = plain.at(number), plain.largest
+        if number > largest > 0:
+            more = self.verify.at(number) - self.verify.at(largest)
+            seconds = min(seconds, plain.at(largest) + more)
+        return seconds + self.plain_overhead_seconds
 
     def verifying(self, num_rows: int, num_requests: int) -> float:
         """Return the expected seconds of a verification.

@@ -130,7 +130,7 @@ def test_load_is_measured_with_speculation_on_and_off(
     assert {path.name for path in tmp_path.iterdir()} >= {"load.json", "load.md", "load.png"}
     rows = json.loads((tmp_path / "load.json").read_text())["rows"]
     found = [(row["system"], row["concurrency"], row["num_answers"]) for row in rows]
-    assert found == [(name, n, 12) for n in (1, 3) for name in ("speculation", "off")]
+    assert found == [(name, n, 24) for n in (1, 3) for name in ("speculation", "off")]
 
 
 def test_load_needs_questions_that_leave_room_for_an_answer(

@@ -1,6 +1,7 @@
 import pytest
 
 from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.control.learnt_costs import LearntCosts
 
 
 def test_a_request_alone_has_no_other_load():
@@ -186,6 +187,14 @@ def test_requests_that_take_turns_wait_for_all_turns_of_the_busier_role():
     assert costs.of_drafting([8], [8]) == pytest.approx([1.4])
     costs.num_running = 2  # half of them drafts while the other half is verified
     assert costs.of_drafting([8], [8])[0] == pytest.approx(2.0, rel=0.05)
+
+
+def test_more_requests_than_ever_decoded_plainly_cost_no_more_than_their_rows_do():
+    costs = LearntCosts()
+    for num_rows in (1, 4, 8, 64):
+        costs.observe_verify(num_rows, 1, 1.0)
+    costs.observe_verify(4, 4, 2.0)  # once, while something else was at work
+    assert costs.plain_step(16) == pytest.approx(costs.plain_step(4))
 
 
 def test_rows_beside_prompts_take_no_longer_than_those_of_plain_decoding_and_a_tenth():

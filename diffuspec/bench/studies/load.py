@@ -26,8 +26,8 @@ from diffuspec.core.types import Prompt
 from diffuspec.engine import Engine
 
 ON, OFF = "speculation", "off"
-_MIN_PROMPTS = 12  # asked at each concurrency, in each repeat
-_PROMPTS_PER_ASKER = 3
+_MIN_PROMPTS = 24  # asked at each concurrency, in each repeat
+_PROMPTS_PER_ASKER = 6  # so that few are among those asked at once in the beginning
 
 
 class EngineClient:

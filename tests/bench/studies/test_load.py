@@ -48,12 +48,12 @@ async def test_systems_take_turns_on_the_same_prompts():
     assert turns[:4] == [f"{name}, 1 at a time" for name in (ON, OFF, OFF, ON)]
     speeds = {(row.system, row.concurrency): row.tokens_per_second for row in rows}
     assert speeds == {(ON, 1): 1, (OFF, 1): 0.5, (ON, 8): 8, (OFF, 8): 4}
-    assert [row.num_answers for row in rows] == [24, 24, 48, 48]
+    assert [row.num_answers for row in rows] == [48, 48, 96, 96]
 
 
 @pytest.mark.virtual_time
 async def test_answers_that_differ_are_counted():
-    prompts: list[Prompt] = [[n] for n in range(12)]
+    prompts: list[Prompt] = [[n] for n in range(24)]
     _, num_different = await compare_load(
         {ON: Echo(1, wrong=5), OFF: Echo(1)}, prompts, 8, 1, [1, 2]
     )
