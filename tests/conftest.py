@@ -8,6 +8,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import asyncio
 import contextlib
+import logging
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
@@ -53,6 +54,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=6, help="asked while processes die")
     parser.addoption("--memory-requests", type=int, default=1000, help="answered by one engine")
     parser.addoption("--chaos-seed", type=int, default=1694, help="of what goes wrong, and when")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Undo what a command sets: its lines go to a stream that is closed with the test."""
+    root = logging.getLogger()
+    before, level = {*root.handlers}, root.level
+    yield
+    for handler in {*root.handlers} - before:
+        root.removeHandler(handler)
+    root.setLevel(level)
 
 
 def pytest_configure(config: pytest.Config) -> None:

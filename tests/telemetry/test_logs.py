@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -13,15 +12,6 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.telemetry import context, logs
 
 logger = logging.getLogger("diffuspec.a_module")
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    before, level = [*root.handlers], root.level
-    yield
-    root.handlers[:] = before
-    root.setLevel(level)
 
 
 def test_json_lines_hold_the_request_the_trace_and_the_error(capsys):
