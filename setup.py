@@ -17,6 +17,9 @@ setup(
                 "-std=c++17",
                 "-fopenmp",
                 "-fvisibility=hidden",
+                # GCC 13 splits products and sums of some functions and not of others, for speed:
+                # a row computed alone would differ from the same row among others.
+                "--param=avoid-fma-max-bits=0",
                 "-Wno-psabi",
                 "-Wno-maybe-uninitialized",
             ],

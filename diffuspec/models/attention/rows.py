@@ -6,24 +6,61 @@ columns before it are new.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
 
-from diffuspec.models.attention.cache import KVCache
+from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.seen import SeenRows, chained_rows, listed_rows, num_chained
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.rows import operations
+
+logger = logging.getLogger(__name__)
 
 _MAX_ROWS = 64  # of a chain at a time
 
 
 def can_attend(like: torch.Tensor) -> bool:
     """Whether there is a kernel for tensors like this."""
-    return operations.is_available and like.is_cpu and like.dtype in operations.TYPES
+    is_known = operations.is_available and like.is_cpu and like.dtype in operations.TYPES
+    return is_known and _are_rows_independent(like.dtype)
+
+
+@cache
+def _are_rows_independent(dtype: torch.dtype) -> bool:
+    """Whether rows have the same bits together and alone: compilers may order sums as they like."""
+    if all(_is_row_independent(dtype, num_heads) for num_heads in (1, 2, 3)):
+        return True
+    logger.warning(
+        "attention in %s is computed by torch, which is slower: as it was compiled here, "
+        "a row's result depends on the others; reinstall diffuspec with GCC",
+        dtype,
+    )
+    return False
+
+
+@torch.inference_mode()
+def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
+    """Compare rows behind a whole block of columns, with heads that share their keys."""
+    first, end, dim = 70, 77, 32
+    random = torch.Generator().manual_seed(0)
+    new = [torch.randn(n, end, dim, generator=random).to(dtype) for n in (num_heads, 1, 1)]
+
+    def attend(start: int, end: int) -> torch.Tensor:
+        filled = KVCache(CacheShape(1, 1, dim), 1, end, dtype)
+        for layer, rows in zip(filled.layers(0), new[1:], strict=True):
+            layer[:, :start] = rows[:, :start]
+        positions = np.arange(start, end)
+        part = RowsPart(Segment(0, start, positions, positions, "causal", ()), filled)
+        query, key, value = (x[:, start:end] for x in new)
+        return part.attend(0, query, key, value, Scoring(0.3))
+
+    alone = [attend(row, row + 1) for row in range(first, end)]
+    return torch.equal(attend(first, end), torch.cat(alone))
 
 
 class RowsPart:

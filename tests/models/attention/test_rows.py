@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
 from diffuspec.algorithm.draft_tree import ancestor_mask
+from diffuspec.models.attention import rows as rows_module
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.gpu import GpuBatch
 from diffuspec.models.attention.rows import RowsPart
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment, Visible
+from diffuspec.models.rows import operations
 from tests.support.gpu import DEVICES
 
 MAX_LEN = 640
@@ -180,3 +184,24 @@ def test_threads_change_nothing() -> None:
         assert torch.equal(rows.attend(rows.cache(0), segment, slice(MAX_LEN)), alone)
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not operations.is_available, reason="there was no compiler")
+@pytest.mark.parametrize("difference", [0.0, 1e-6])
+def test_a_kernel_whose_rows_depend_on_each_other_is_not_used(
+    difference: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attend = operations.attend
+
+    def attend_otherwise(*args: Any) -> None:
+        attend(*args)
+        output, rows = args[5], args[6]
+        output += difference * (rows.num_rows > 1)
+
+    monkeypatch.setattr(operations, "attend", attend_otherwise)
+    rows_module._are_rows_independent.cache_clear()
+    try:
+        assert rows_module.can_attend(torch.zeros(1)) == (difference == 0.0)
+    finally:
+        rows_module._are_rows_independent.cache_clear()
+    assert ("computed by torch" in caplog.text) == (difference > 0.0)
