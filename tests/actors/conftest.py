@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig, parse_pipeline
-from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.interfaces import ServiceStatus, TargetInfo
 from diffuspec.rpc.security import new_token
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 CPU = {"device": "cpu"}
+
+
+async def idle_status(pipeline: Pipeline) -> ServiceStatus:
+    """Return the status once the slots of all answers are free: workers release them first."""
+    for _ in range(50):
+        status = await pipeline.status()
+        if not status.num_running:
+            return status
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{status.num_running} requests still run after 5 seconds")
 
 
 def tiny_pipeline(engine: dict[str, Any] | None = None, **sections: Any) -> PipelineConfig:
