@@ -97,7 +97,10 @@ class Server(uvicorn.Server):
 
     @property
     def url(self) -> str:
+        """Where it is reached on this machine."""
         host, port, *_ = self._bound.getsockname()
+        if ipaddress.ip_address(host).is_unspecified:
+            host = "::1" if ":" in host else "127.0.0.1"
         host = f"[{host}]" if ":" in host else host
         return f"http{'s' if self.config.is_ssl else ''}://{host}:{port}"
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 
 from diffuspec.core.errors import ConfigError
-from diffuspec.serve.server import bind, is_loopback
+from diffuspec.serve.server import Server, bind, is_loopback
 from diffuspec.serve.settings import ServeSettings
 from tests.support.forked import forked
 from tests.support.service import Service, events, fake_engine, serving
@@ -94,6 +95,16 @@ def test_addresses_are_bound_or_refused():
         assert not is_loopback(bound)
     with pytest.raises(ConfigError, match="is not an address here"):
         bind("no such host", 0)
+
+
+@pytest.mark.parametrize(("host", "named"), [("0.0.0.0", "127.0.0.1"), ("127.0.0.1", "127.0.0.1")])
+def test_the_url_of_a_server_can_be_called_on_its_machine(host, named):
+    async def drain() -> None:
+        pass
+
+    with bind(host, 0) as bound:
+        server = Server(FastAPI(), bound, ServeSettings(), drain, print)
+        assert server.url == f"http://{named}:{bound.getsockname()[1]}"
 
 
 @pytest.mark.process
