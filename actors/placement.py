@@ -200,7 +200,7 @@ def _find_place(actor: object) -> Place:
 
 
 def check_room(config: PipelineConfig, num_pipelines: int = 1) -> None:
-    """Raise PlacementError if so many pipelines do not fit the cluster even when it is idle."""
+    """Raise PlacementError if the cluster, even idle, cannot hold `num_pipelines` pipelines."""
     bundles, strategy = make_bundles(config), config.placement.strategy
     reasons = find_shortages(bundles, strategy, _nodes_alive(), num_pipelines)
     if reasons:

@@ -28,7 +28,8 @@ def ray_cluster(address: str, pipeline: PipelineConfig, num_pipelines: int = 1) 
 
     Without an address RAY_ADDRESS is used, which Ray sets in its jobs; without both, a cluster of
     its own. Raises ConfigError if there is no cluster at the address, and PlacementError at once
-    if a cluster of its own, which does not grow, can never hold so many pipelines.
+    if a cluster of its own, which does not grow, can never hold `num_pipelines`
+    pipelines.
     """
     address = address or os.environ.get("RAY_ADDRESS") or _OWN
     if address != _OWN:

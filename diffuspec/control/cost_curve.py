@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import count, islice, pairwise
 
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
-_SMOOTHING = 0.1
+SMOOTHING = 0.1  # of moving averages: the share of a new measurement
 _MAX_JUMP = 3.0  # clip outliers to 3x the mean, and the mean to 3x the measurement
 _MIN_SECONDS = 1e-9  # of any size: costs are divided by
 _NEWS = 0.02  # the share by which a point must move for a table to be made again
@@ -29,7 +29,7 @@ class _Point:
     def observe(self, num_tokens: int, seconds: float) -> bool:
         """Return whether the averages are now far from those in the table."""
         self.count += 1
-        rate = max(_SMOOTHING, 1 / self.count)
+        rate = max(SMOOTHING, 1 / self.count)
         if self.seconds > 0:
             seconds = min(seconds, self.seconds * _MAX_JUMP)
             self.seconds = min(self.seconds, seconds * _MAX_JUMP)
@@ -58,7 +58,7 @@ class CostCurve:
     @property
     def largest(self) -> int:
         """About the largest size that was measured; 0 before any measurement."""
-        return round(max([point.tokens for point in self._points.values()], default=0.0))
+        return round(next(reversed(self._points.values())).tokens) if self._points else 0
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Add one measurement."""

@@ -10,10 +10,9 @@ import copy
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from diffuspec.control.cost_curve import CostCurve
+from diffuspec.control.cost_curve import SMOOTHING, CostCurve
 from diffuspec.control.learnt_costs import LearntCosts
 
-_SMOOTHING = 0.1
 _MAX_WAIT = 3.0  # for a draft, in times of what one takes
 _ALONE = 0.05  # a verification counts as alone up to this share of it with drafting beside it
 _MAX_CROWDING = 1.5
@@ -96,9 +95,9 @@ class StepCosts:
         """
         self._observe_alone_or_crowded(num_rows, num_requests, seconds, drafting_seconds)
         others = (num_requests - 1) / num_requests
-        self.other_requests += _SMOOTHING * (num_requests - 1 - self.other_requests)
-        self.other_rows += _SMOOTHING * (num_rows * others - self.other_rows)
-        self.other_tokens += _SMOOTHING * (num_tokens * others - self.other_tokens)
+        self.other_requests += SMOOTHING * (num_requests - 1 - self.other_requests)
+        self.other_rows += SMOOTHING * (num_rows * others - self.other_rows)
+        self.other_tokens += SMOOTHING * (num_tokens * others - self.other_tokens)
 
     def of_drafting(self, lengths: Sequence[int], num_nodes: Sequence[int]) -> list[float]:
         """Return a step's cost with drafts of these rising lengths, in steps of plain decoding.
@@ -194,7 +193,7 @@ class StepCosts:
             longer = seconds - self._learnt.verifying(num_rows, num_requests)
             rate = min(max(longer / drafting_seconds, 0.0), _MAX_CROWDING)
             self._num_rates += 1
-            self.crowding += max(_SMOOTHING, 1 / self._num_rates) * (rate - self.crowding)
+            self.crowding += max(SMOOTHING, 1 / self._num_rates) * (rate - self.crowding)
         if not self.verify.is_known or self.num_crowded > _MAX_CROWDED:
             alone = max(seconds - self.crowding * drafting_seconds, 0.0)
             self._learnt.observe_verify(num_rows, num_requests, alone)
@@ -203,13 +202,13 @@ class StepCosts:
         """Learn from one drafted batch: masked positions and requests in it."""
         self.draft.observe(num_positions, seconds)
         others = (num_requests - 1) / num_requests
-        self.other_positions += _SMOOTHING * (num_positions * others - self.other_positions)
+        self.other_positions += SMOOTHING * (num_positions * others - self.other_positions)
 
     def observe_reading(self, num_tokens: int, num_positions: int, seconds: float) -> None:
         """Learn from a batch of drafts for which the drafter read that many tokens of prompts."""
         each = max(seconds - self.draft.at(num_positions), 0.0) / num_tokens
         self._num_readings += 1
-        self.reading_seconds += max(_SMOOTHING, 1 / self._num_readings) * (
+        self.reading_seconds += max(SMOOTHING, 1 / self._num_readings) * (
             each - self.reading_seconds
         )
 
@@ -225,7 +224,7 @@ class StepCosts:
         whole = self.draft.at(num_positions + round(self.other_positions))
         if whole > 0:
             share = min(seconds / whole, _MAX_WAIT)
-            self.exposed_share += _SMOOTHING * (share - self.exposed_share)
+            self.exposed_share += SMOOTHING * (share - self.exposed_share)
 
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a step with a draft: its time that is neither drafting nor verification."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from diffuspec.control.cost_curve import CostCurve
+from diffuspec.control.cost_curve import SMOOTHING, CostCurve
 
-_SMOOTHING = 0.1
 _NEARLY_PLAIN = 1.5  # rows of a batch for each request, at most
 
 
@@ -65,8 +64,8 @@ class LearntCosts:
 
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a step with a draft: its time that is neither drafting nor verification."""
-        self.overhead_seconds += _SMOOTHING * (seconds - self.overhead_seconds)
+        self.overhead_seconds += SMOOTHING * (seconds - self.overhead_seconds)
 
     def observe_plain_overhead(self, seconds: float) -> None:
         """Learn from a step in a batch without drafts: its time that is not verification."""
-        self.plain_overhead_seconds += _SMOOTHING * (seconds - self.plain_overhead_seconds)
+        self.plain_overhead_seconds += SMOOTHING * (seconds - self.plain_overhead_seconds)

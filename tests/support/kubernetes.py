@@ -1,9 +1,9 @@
 """What KubeRay's resources and the pods in them may hold, as far as our manifests use it.
 
 Names, types and checks are those of Kubernetes 1.28 and of KubeRay's sources after 1.6 (2026).
-Anything else is an error: a misspelt key must not pass, nor a new one that nobody looked up. There
-is no readinessProbe on purpose: KubeRay's own asks the workers of a RayService for Serve's proxy,
-and so keeps pods without a proxy out of the service.
+Any other key is an error: it is misspelt, or has to be looked up there and added here. There is no
+readinessProbe on purpose: KubeRay's own asks the workers of a RayService for Serve's proxy, and so
+keeps pods without a proxy out of the service.
 """
 
 from __future__ import annotations
