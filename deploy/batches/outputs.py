@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 from deploy.batches.inputs import Index
+from deploy.batches.locks import locked
 from deploy.batches.results import encode, is_failure, place_of
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.files import cut_torn_line
@@ -81,7 +81,8 @@ def open_output(path: Path, index: Index, on_result: OnResult) -> Iterator[Outpu
     A last line that a kill cut off is removed. Raises ConfigError if the file is in use, or has
     anything but results of this input.
     """
-    with _locked(path) as file:
+    with locked(path, path) as file:
+        _sync_folder(path.absolute().parent)
         cut_torn_line(file)
         yield Output(file, _read_results(path, file, index, on_result))
 
@@ -95,7 +96,7 @@ def drop_failures(path: Path) -> int:
         return 0
     kept = path.with_name(f"{path.name}.kept")
     num_dropped = 0
-    with _locked(path) as file, kept.open("wb") as copy:
+    with locked(path, path) as file, kept.open("wb") as copy:
         cut_torn_line(file)
         for number, line in enumerate(file, start=1):
             if is_failure(_parse(path, number, line)):
@@ -106,22 +107,6 @@ def drop_failures(path: Path) -> int:
         os.fsync(copy.fileno())
         os.replace(kept, path)
     return num_dropped
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
-    try:
-        file = path.open("a+b")
-    except OSError as error:
-        raise ConfigError(f"cannot write the output {path}: {error.strerror}") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"the output {path} is in use by another batch") from error
-        _sync_folder(path.absolute().parent)
-        file.seek(0)
-        yield file
 
 
 def _sync_folder(folder: Path) -> None:

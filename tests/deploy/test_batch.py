@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -167,3 +168,20 @@ def test_a_signal_keeps_what_is_done_and_says_how_to_go_on(batch, service, tmp_p
     assert num_done < 400
     assert batch(*rows, max_tokens=256).exit_code == 0
     assert len(texts(results_in(path))) == 400
+
+
+@pytest.mark.process
+def test_an_output_is_one_batch_s_until_its_process_is_killed(batch, service, tmp_path):
+    rows, path = [chat(str(number)) for number in range(40)], tmp_path / "out.jsonl"
+    assert batch(*rows, limit=1, max_tokens=200).exit_code == 0
+    command = [sys.executable, "-m", "deploy.batch", "--address", service.url, "--concurrency", "1"]
+    command += ["--input", str(tmp_path / "in.jsonl"), "--output", str(path), "--max-tokens", "200"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
+        assert first.stderr is not None
+        assert first.stderr.readline() == "answering 39 rows\n"
+        second = batch(*rows, max_tokens=200)
+        first.kill()
+    assert (first.returncode, second.exit_code) == (-signal.SIGKILL, 2)
+    assert second.stderr == f"error: the output {path} is in use by another batch\n"
+    assert batch(*rows, max_tokens=200).exit_code == 0
+    assert len(texts(results_in(path))) == 40

@@ -51,30 +51,38 @@ def answer_folder(batch: LargeBatch, config: PipelineConfig, options: Options) -
     refuse_copies(batch.output)
     planned = plan(batch.input, batch.shard_bytes)
     parts = Parts(batch.output.absolute(), batch.format)
-    parts.claim(
-        {
-            "input": planned.digest,
-            "options": salt_of(options.defaults).decode(),
-            "format": batch.format,
-        }
-    )
+    owner = {
+        "input": planned.digest,
+        "options": salt_of(options.defaults).decode(),
+        "format": batch.format,
+    }
     outcome = Outcome(Counts(0))
-    todo: list[Shard] = []
-    for shard in planned.shards:
-        if (tally := parts.done(shard.name)) is None:
-            todo.append(shard)
-        else:
-            outcome.counts.before.merge(tally)
-    if todo:
-        try:
-            num_pipelines = min(batch.num_pipelines, len(todo))
-            with terminable(), ray_cluster("", config, num_pipelines):
-                _answer_all(todo, num_pipelines, (config, options, parts), outcome)
-        except (DiffuspecError, OSError, Interrupted, KeyboardInterrupt) as error:
-            outcome.problem = error
+    with parts.claimed(owner):
+        todo: list[Shard] = []
+        for shard in planned.shards:
+            if (tally := parts.done(shard.name)) is None:
+                todo.append(shard)
+            else:
+                outcome.counts.before.merge(tally)
+        if todo:
+            _answer_on_ray(todo, batch.num_pipelines, (config, options, parts), outcome)
     counts = outcome.counts
     counts.num_rows = counts.num_done
     return outcome
+
+
+def _answer_on_ray(
+    todo: Sequence[Shard],
+    max_pipelines: int,
+    arguments: tuple[PipelineConfig, Options, Parts],
+    outcome: Outcome,
+) -> None:
+    num_pipelines = min(max_pipelines, len(todo))
+    try:
+        with terminable(), ray_cluster("", arguments[0], num_pipelines):
+            _answer_all(todo, num_pipelines, arguments, outcome)
+    except (DiffuspecError, OSError, Interrupted, KeyboardInterrupt) as error:
+        outcome.problem = error
 
 
 def _answer_all(

@@ -4,17 +4,20 @@ part-00000-000003.jsonl            results, or .parquet
 part-00000-000003.jsonl.partial    results so far, of a part in work or left by a kill
 _done/part-00000-000003.json       the figures of a part that is whole
 _done/_batch.json                  which input and options the folder belongs to
+_done/_lock                        locked by the batch that is at work on the folder
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from deploy.batches.locks import locked
 from deploy.batches.summary import Tally
 from diffuspec.core.errors import ConfigError
 
@@ -22,6 +25,7 @@ Format: TypeAlias = Literal["jsonl", "parquet"]
 
 _DONE = "_done"
 _BATCH = "_batch.json"
+_LOCK = "_lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +35,25 @@ class Parts:
     folder: Path
     format: Format
 
-    def claim(self, batch: Mapping[str, str]) -> None:
-        """Make the folder; raise ConfigError if it belongs to another batch."""
-        mark = self.folder / _DONE / _BATCH
+    @contextlib.contextmanager
+    def claimed(self, batch: Mapping[str, str]) -> Iterator[None]:
+        """Make the folder, and keep other processes from it within the block.
+
+        Raises ConfigError if it is in use, or belongs to another batch.
+        """
+        done = self.folder / _DONE
         try:
-            mark.parent.mkdir(parents=True, exist_ok=True)
+            done.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write the output {error.filename}: {error.strerror}") from (
+                error
+            )
+        with locked(done / _LOCK, self.folder):
+            self._check_owner(done / _BATCH, batch)
+            yield
+
+    def _check_owner(self, mark: Path, batch: Mapping[str, str]) -> None:
+        try:
             if not mark.exists():
                 _write_whole(mark, json.dumps(batch).encode())
             found = json.loads(mark.read_bytes())

@@ -6,12 +6,17 @@ import asyncio
 import json
 import os
 import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyarrow import parquet
+from typer.testing import CliRunner
 
+from deploy.batch import app
 from deploy.batches.data.engine import answer_shard
 from deploy.batches.data.parts import Parts
 from deploy.batches.data.shards import plan
@@ -25,16 +30,17 @@ PIPELINE = """
 engine: {preset: tiny, target: {device: cpu}, drafter: {kind: pld}}
 placement: {coordinator: {num_cpus: 0.25}, drafter: {num_cpus: 0.25}, verifier: {num_cpus: 0.25}}
 """
+Command = Callable[..., list[str]]
 ROOT = Path(__file__).parents[4]
 HOW = Options(2, 60.0, {}, {})
 BATCH = {"input": "a", "options": "{}", "format": "jsonl"}
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
+def parts(tmp_path: Path) -> Iterator[Parts]:
     found = Parts(tmp_path / "out", "jsonl")
-    found.claim(BATCH)
-    return found
+    with found.claimed(BATCH):
+        yield found
 
 
 async def test_a_part_is_whole_when_it_has_its_name_and_its_figures(written, parts):
@@ -75,10 +81,22 @@ async def test_results_as_parquet_are_the_same(written, parts):
 
 
 @pytest.mark.parametrize("key", BATCH)
-def test_a_folder_of_another_batch_is_refused(parts, key):
-    parts.claim(BATCH)
-    with pytest.raises(ConfigError, match=f"results of another batch: its {key} was not the same"):
-        parts.claim(BATCH | {key: "other"})
+def test_a_folder_of_another_batch_is_refused(tmp_path, key):
+    parts = Parts(tmp_path / "out", "jsonl")
+    for _ in range(2):
+        with parts.claimed(BATCH):
+            pass
+    wrong = parts.claimed(BATCH | {key: "other"})
+    refused = pytest.raises(ConfigError, match=f"of another batch: its {key} was not the same")
+    with refused, wrong:
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "out").touch()
+    refused = pytest.raises(ConfigError, match=r"cannot write the output .*/out")
+    with refused, Parts(tmp_path / "out", "jsonl").claimed(BATCH):
+        pass
 
 
 def test_a_part_without_rows_is_whole(written, parts):
@@ -86,19 +104,28 @@ def test_a_part_without_rows_is_whole(written, parts):
     assert asyncio.run(answer_shard(empty, parts, Echo(), HOW)) == Tally()
 
 
+@pytest.fixture
+def command(written, tmp_path) -> Command:
+    """Return the arguments of a batch of rows in parts of two rows each."""
+
+    def make(num_rows: int, *options: object) -> list[str]:
+        source = written(
+            *(chat(f"What is {number} plus 20?") for number in range(10, 10 + num_rows))
+        )
+        config = tmp_path / "pipeline.yaml"
+        config.write_text(PIPELINE)
+        arguments = ["--engine", "data", "--input", source, "--output", tmp_path / "out"]
+        arguments += ["--shard-bytes", source.stat().st_size // (num_rows // 2) + 1]
+        return [str(one) for one in (*arguments, "--config", config, *options)]
+
+    return make
+
+
 @pytest.mark.process
 @pytest.mark.timeout(300)
-def test_pipelines_of_a_pool_share_a_batch(cluster, written, tmp_path):
-    source = written(*(chat(f"What is {number} plus 2?") for number in range(6)))
-    size = source.stat().st_size // 3 + 1
-    command = forked("-m", "deploy.batch", "--engine", "data", "--pipelines", 2)
-    command += ["--input", str(source), "--output", str(tmp_path / "out")]
-    command += ["--shard-bytes", str(size), "--max-tokens", "8"]
-    config = tmp_path / "pipeline.yaml"
-    config.write_text(PIPELINE)
-    command += ["--config", str(config)]
+def test_pipelines_of_a_pool_share_a_batch(cluster, command, tmp_path):
     done = subprocess.run(
-        command,
+        forked("-m", "deploy.batch", *command(6, "--pipelines", 2, "--max-tokens", 8)),
         cwd=ROOT,
         env={**os.environ, "RAY_ADDRESS": cluster.address},
         capture_output=True,
@@ -110,3 +137,25 @@ def test_pipelines_of_a_pool_share_a_batch(cluster, written, tmp_path):
     parts = sorted((tmp_path / "out").glob("*.jsonl"))
     assert len(parts) == 3
     assert len(texts([one for part in parts for one in results_in(part)])) == 6
+
+
+@pytest.mark.process
+@pytest.mark.timeout(300)
+def test_a_folder_is_one_batch_s_until_its_process_is_killed(cluster, command, tmp_path):
+    arguments, out = command(40, "--concurrency", 1, "--max-tokens", 64), tmp_path / "out"
+    program = [sys.executable, "-m", "deploy.batch", *arguments]
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    with subprocess.Popen(program, cwd=ROOT, env=environment) as first:
+        while not any(path.stat().st_size for path in out.glob("*.partial")):
+            assert first.poll() is None
+            time.sleep(0.05)
+        second = CliRunner().invoke(app, arguments)
+        assert first.poll() is None
+        first.kill()
+    assert second.exit_code == 2
+    assert second.stderr == f"error: the output {out} is in use by another batch\n"
+    third = subprocess.run(
+        program, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert third.returncode == 0, third.stderr
+    assert len([one for part in out.glob("*.jsonl") for one in results_in(part)]) == 40
