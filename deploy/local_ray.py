@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import ray
+from ray._private import utils as ray_utils
 
 from actors.placement import PlacementError, check_room
 from actors.settings import PipelineConfig
@@ -91,7 +92,7 @@ def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:
 def _interrupts_held() -> Iterator[None]:
     """Handle SIGINT and SIGTERM at the end of the block; a second one within it, at once.
 
-    Ray's own handler of SIGTERM, which ends a process without cleaning, does not outlive the block.
+    Where SIGTERM has a handler, Ray does not set its own, which exits with code 15 at once.
     """
     held: list[int] = []
 
@@ -105,9 +106,13 @@ def _interrupts_held() -> Iterator[None]:
         if callable(handler := signal.getsignal(number)):
             handlers[number] = handler
             signal.signal(number, hold)
+    set_by_ray = ray_utils.set_sigterm_handler
+    if signal.SIGTERM in handlers:
+        ray_utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
+        ray_utils.set_sigterm_handler = set_by_ray
         for held_number, handler in handlers.items():
             signal.signal(held_number, handler)
     if held:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,6 +30,13 @@ from tests.support.forked import forked
 PIPELINE = """
 engine: {preset: tiny, target: {device: cpu}, drafter: {kind: pld}}
 placement: {coordinator: {num_cpus: 0.25}, drafter: {num_cpus: 0.25}, verifier: {num_cpus: 0.25}}
+"""
+SIGTERM_IN_INIT = """
+import signal
+
+def stop(environment):
+    signal.raise_signal(signal.SIGTERM)
+    return environment
 """
 Command = Callable[..., list[str]]
 ROOT = Path(__file__).parents[4]
@@ -159,3 +167,27 @@ def test_a_folder_is_one_batch_s_until_its_process_is_killed(cluster, command, t
     )
     assert third.returncode == 0, third.stderr
     assert len([one for part in out.glob("*.jsonl") for one in results_in(part)]) == 40
+
+
+@pytest.mark.process
+def test_sigterm_while_ray_starts_ends_a_batch_as_at_any_time(command, tmp_path):
+    (tmp_path / "hook.py").write_text(SIGTERM_IN_INIT)
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
+        ended = subprocess.run(
+            [sys.executable, "-m", "deploy.batch", *command(2)],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "PYTHONPATH": search,
+                "RAY_ADDRESS": "local",
+                "RAY_RUNTIME_ENV_HOOK": "hook.stop",  # called by ray.init
+                "TMPDIR": folder,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert os.listdir(folder) == []
+    assert ended.returncode == 143
+    assert ended.stderr.startswith("interrupted: 0 rows are in ")
