@@ -42,6 +42,11 @@ class Admission:
     def __iter__(self) -> Iterator[Request]:
         return iter((*self._waiting, *self._running))
 
+    @property
+    def alive(self) -> list[Request]:
+        """The requests that have not ended."""
+        return [request for request in self if not request.is_finished]
+
     def check_load(self, max_running: int, *, is_resumed: bool = False) -> None:
         """Raise OverloadedError when no further request can be taken.
 

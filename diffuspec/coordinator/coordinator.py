@@ -8,35 +8,30 @@ alone: this code is the same in one process and on a cluster, and no failure of 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import contextvars
 import functools
-import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Mapping
 
 from diffuspec.control.costs import BusyTime
-from diffuspec.control.draft_length import Economics, make_draft_length
-from diffuspec.control.drafter_choice import DrafterRates
+from diffuspec.control.draft_length import Economics
 from diffuspec.coordinator.admission import Admission
-from diffuspec.coordinator.auto_drafter import AutoDrafter
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.gauges import bind_gauges
 from diffuspec.coordinator.lifecycle import StepTimes
+from diffuspec.coordinator.loop_runner import Loop, LoopRunner
 from diffuspec.coordinator.releases import Releases
 from diffuspec.coordinator.request import Request
-from diffuspec.coordinator.step import learn_overhead, step_stats, trace_step
-from diffuspec.coordinator.validation import check_request
+from diffuspec.coordinator.request_factory import RequestFactory
+from diffuspec.coordinator.step import StepObserver, step_output, step_stats
 from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
 from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
-from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParams
-from diffuspec.core.types import NO_TOKENS, RequestOutput, StepStats, TokenIds
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import NO_TOKENS, FinishReason, RequestOutput, TokenIds
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.detokenizer import Detokenizer
@@ -65,36 +60,27 @@ class Coordinator:
         """
         self.metrics = metrics or Metrics()
         self._verifier = verifier
-        self._config = config
-        self._draft_length = draft_length
-        self._tracer = tracer
         self._admission = Admission(config.max_waiting, self.metrics)
         drafters = None if drafter is None else DrafterPool.of(drafter)
-        self._pool = pool = drafters or DrafterPool()
+        pool = drafters or DrafterPool()
         length = draft_length.max_draft_tokens
-        # By the drafters' name: what one costs and what is accepted of it tell nothing of another.
         crowding = 0.0 if config.overlap else 1.0  # of roles that share a machine
+        # By the drafters' name: what one costs and what is accepted of it tell nothing of another.
         self._economics = {name: Economics(length, crowding) for name in pool.names}
-        self._rates = DrafterRates(pool.names)
         costs = {name: economics.costs for name, economics in self._economics.items()}
+        self._factory = RequestFactory(
+            verifier, pool, self._admission, config, draft_length, self._economics
+        )
         self._releases = Releases(verifier, drafters)
         self._draft_busy = BusyTime()
-        self._verify = VerifyStage(
-            verifier, config, costs.values(), self._draft_busy, self._pool, tracer
-        )
+        self._verify = VerifyStage(verifier, config, costs.values(), self._draft_busy, pool, tracer)
         self._drafts = DraftStage(
-            drafters,
-            verifier.info,
-            config,
-            costs,
-            self._verify,
-            self._draft_busy,
-            tracer,
+            drafters, verifier.info, config, costs, self._verify, self._draft_busy, tracer
         )
+        self._observer = StepObserver(self.metrics, tracer, self._admission, costs)
         busy = {"verifier": self._verify.busy, "drafter": self._draft_busy}
         bind_gauges(self.metrics, self._admission, drafters, verifier.info, busy)
-        self._request_numbers = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loops = LoopRunner(self._on_loop_error)
 
     # ---- the loop
 
@@ -121,7 +107,7 @@ class Coordinator:
             now = self._step_times()
             self._commit(request, result, now)
             if request.finish_reason is not None:
-                self._finish(request)
+                self._finish(request, request.finish_reason)
             elif request.outputs.qsize() < MAX_UNREAD_OUTPUTS:
                 self._begin_step(request, now)
             else:
@@ -130,7 +116,6 @@ class Coordinator:
             self._abort(request, error)
 
     def _step_times(self) -> StepTimes:
-        """Return the times of a step that begins now."""
         now = time.monotonic()
         return StepTimes(now, self._verify.busy.seconds(now), self._draft_busy.seconds(now))
 
@@ -141,37 +126,8 @@ class Coordinator:
         request.adapt(verdict)
         token_ids, pieces = request.commit(verdict)
         step = step_stats(request, result, len(token_ids), next_step)
-        output = RequestOutput(
-            token_ids=token_ids,
-            num_accepted_tokens=step.num_accepted_tokens,
-            pieces=pieces,
-            text="".join(pieces),
-            logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
-            finish_reason=request.finish_reason,
-            step=step,
-            draft=request.verified_draft(verdict),
-            prompt_logprobs=request.prompt_logprobs(),
-        )
-        request.outputs.put_nowait(output)
-        self._observe(request, result, step, next_step.started_at)
-
-    def _observe(self, request: Request, result: Verified, step: StepStats, now: float) -> None:
-        self.metrics.observe_step(step, is_first=request.num_steps == 1)
-        if request.auto is not None and step.num_draft_tokens:
-            self.metrics.auto_steps.inc(request.drafter)
-        if self._tracer is not None:
-            trace_step(self._tracer, request, result, step, now)
-        if request.num_steps == 1:
-            times = request.timeline
-            times.first_token_at = now
-            seconds = now - times.submitted_at, now - times.admitted_at
-            self.metrics.observe_first_token(*seconds, request.num_prompt_tokens)
-        else:
-            costs = self._economics[request.drafter].costs
-            costs.num_running = self._admission.num_running
-            learn_overhead(costs, request, result, step)
-            if request.auto is not None:
-                request.auto.observe(request, step)
+        request.outputs.put_nowait(step_output(request, verdict, step, token_ids, pieces))
+        self._observer.observe(request, result, step, next_step.started_at)
 
     # ---- the beginning of a request
 
@@ -186,17 +142,29 @@ class Coordinator:
     ) -> AsyncGenerator[RequestOutput]:
         """Yield one output per step until the request is finished.
 
-        With `committed_token_ids`, output of an earlier run of the same request that was
-        interrupted, the answer goes on after them: they count as output but are not yielded again,
-        and the request waits at the front of the queue.
+        The answer goes on after `committed_token_ids`, output of a run that was interrupted: they
+        count as output, are not yielded again, and put the request at the front of the queue.
 
         A request whose outputs are not read holds its slot and waits, at MAX_UNREAD_OUTPUTS.
         Closing the iterator aborts the request and frees its slot within one step. Raises
         InvalidRequestError or OverloadedError before any work, VerifierError when it cannot go on.
         """
-        request = self._submit(
-            prompt_token_ids, sampling, speculation, detokenizer, request_id, committed_token_ids
-        )
+        if not self._loops.is_running:
+            raise RequestCancelledError("the coordinator is not running")
+        try:
+            request = self._factory.make(
+                prompt_token_ids,
+                sampling,
+                speculation,
+                detokenizer,
+                request_id,
+                committed_token_ids,
+            )
+        except DiffuspecError as error:
+            self.metrics.observe_refusal(error)
+            raise
+        self._admission.submit(request)
+        self._admit()
         try:
             while True:
                 output = await request.outputs.get()
@@ -215,50 +183,6 @@ class Coordinator:
         if is_held and request.outputs.qsize() <= MAX_UNREAD_OUTPUTS // 2:
             self._begin_step(request, self._step_times())
 
-    def _submit(
-        self,
-        prompt_token_ids: TokenIds,
-        sampling: SamplingParams,
-        speculation: SpeculationParams,
-        detokenizer: Detokenizer | None,
-        request_id: str | None,
-        committed: TokenIds,
-    ) -> Request:
-        if not self._tasks:
-            raise RequestCancelledError("the coordinator is not running")
-        info = self._verifier.info
-        try:
-            check_request(prompt_token_ids, sampling, speculation, info, committed)
-            drafter = self._pool.choose(speculation.drafter)
-            self._admission.check_load(info.max_sequences, is_resumed=len(committed) > 0)
-            if not self._config.overlap:
-                speculation = replace(speculation, num_outcomes=0)
-            names = self._pool.names if drafter == AUTO_DRAFTER else (drafter,)
-            lengths = {
-                name: make_draft_length(speculation, self._draft_length, self._economics[name])
-                for name in names
-            }
-            request = Request(
-                request_id=f"{request_id or 'request'}-{next(self._request_numbers)}",
-                prompt_token_ids=prompt_token_ids,
-                sampling=sampling,
-                speculation=speculation,
-                draft_length=lengths[names[0]],
-                eos_token_ids=info.eos_token_ids,
-                detokenizer=detokenizer,
-                client_request_id=request_id,
-                committed_token_ids=committed,
-                drafter=names[0],
-            )
-            if drafter == AUTO_DRAFTER:
-                request.auto = AutoDrafter(lengths, self._rates)
-        except DiffuspecError as error:
-            self.metrics.observe_refusal(error)
-            raise
-        self._admission.submit(request)
-        self._admit()
-        return request
-
     def _admit(self) -> None:
         while admitted := self._admission.admit(self._verifier.info.max_sequences):
             for request in admitted:
@@ -270,8 +194,7 @@ class Coordinator:
     def requests(self) -> tuple[RequestStatus, ...]:
         """Return the state of every request that has not ended: the waiting ones first."""
         now = time.monotonic()
-        alive = [request for request in self._admission if not request.is_finished]
-        return tuple(request.status(now) for request in alive)
+        return tuple(request.status(now) for request in self._admission.alive)
 
     # ---- its end
 
@@ -280,20 +203,15 @@ class Coordinator:
 
         Their streams raise RequestCancelledError.
         """
-        chosen = [
-            request
-            for request in self._admission
-            if not request.is_finished and request.client_request_id == request_id
-        ]
+        chosen = [one for one in self._admission.alive if one.client_request_id == request_id]
         for request in chosen:
             self._abort(request)
             request.outputs.put_nowait(RequestCancelledError(f"{request_id!r} was cancelled"))
         return len(chosen)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request that has its last token."""
-        reason, times = request.finish_reason, request.timeline
-        assert reason is not None
+        times = request.timeline
         times.finished_at = time.monotonic()
         request.close(reason)
         sizes = request.num_prompt_tokens, request.num_output_tokens
@@ -332,22 +250,19 @@ class Coordinator:
 
     def _free_slot(self, request: Request) -> None:
         self._admission.leave(request)
-        if self._tasks:
+        if self._loops.is_running:
             self._admit()
 
     # ---- the coordinator's own life
 
     async def __aenter__(self) -> Coordinator:
         self._releases.open()
-        self._start(self._run)
-        self._start(self._run_lanes)
+        self._loops.start(self._run)
+        self._loops.start(self._run_lanes)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loops.stop()
         self._verify.clear()
         self._abort_all(RequestCancelledError("the coordinator was shut down"))
         await self._releases.finish(_GRACE_SECONDS)
@@ -368,26 +283,13 @@ class Coordinator:
         """Let every drafter work by itself, those that join later too."""
         while True:
             lane = await self._drafts.next_lane()
-            self._start(functools.partial(self._drafts.run_lane, lane))
+            self._loops.start(functools.partial(self._drafts.run_lane, lane))
 
-    def _start(self, run: Callable[[], Awaitable[None]]) -> None:
-        # Not in the context of the request that the coordinator is started for.
-        task = asyncio.create_task(self._keep_running(run), context=contextvars.Context())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _keep_running(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Run a loop again whenever a bug breaks it off, all requests ended with an error."""
-        while True:
-            try:
-                await run()
-                return
-            except Exception as error:
-                logger.critical("a loop of the coordinator broke off", exc_info=error)
-                if run == self._run:
-                    self._verify.clear()
-                self._abort_all(VerifierError(f"decoding broke off: {error}"))
-            await asyncio.sleep(0)
+    def _on_loop_error(self, loop: Loop, error: Exception) -> None:
+        """End all requests with an error: a bug broke a loop off."""
+        if loop == self._run:
+            self._verify.clear()
+        self._abort_all(VerifierError(f"decoding broke off: {error}"))
 
     def _abort_all(self, error: DiffuspecError) -> None:
         for request in list(self._admission):

@@ -1,13 +1,17 @@
-"""A step that has ended, as StepStats and as spans of the trace."""
+"""A step that has ended: its statistics, its output, and who counts, draws or learns from it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from diffuspec.algorithm.draft_tree import depths
 from diffuspec.control.costs import StepCosts
+from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.lifecycle import StepTimes
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.verify_stage import Verified
-from diffuspec.core.types import StepStats
+from diffuspec.core.types import RequestOutput, StepStats, Verdict
+from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Argument, Colour, Tracer
 
 
@@ -40,6 +44,62 @@ def step_stats(
         verify_idle_seconds=max(seconds - verify_busy, 0.0),
         draft_idle_seconds=max(seconds - draft_busy, 0.0),
     )
+
+
+def step_output(
+    request: Request,
+    verdict: Verdict,
+    step: StepStats,
+    token_ids: tuple[int, ...],
+    pieces: tuple[str, ...],
+) -> RequestOutput:
+    """Return what a step adds to the answer: these tokens, and the text that each released."""
+    return RequestOutput(
+        token_ids=token_ids,
+        num_accepted_tokens=step.num_accepted_tokens,
+        pieces=pieces,
+        text="".join(pieces),
+        logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
+        finish_reason=request.finish_reason,
+        step=step,
+        draft=request.verified_draft(verdict),
+        prompt_logprobs=request.prompt_logprobs(),
+    )
+
+
+class StepObserver:
+    """Hands each step on to those who count, draw or learn. `costs` are by the drafters' name."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        tracer: Tracer | None,
+        admission: Admission,
+        costs: Mapping[str, StepCosts],
+    ) -> None:
+        self._metrics = metrics
+        self._tracer = tracer
+        self._admission = admission
+        self._costs = costs
+
+    def observe(self, request: Request, result: Verified, step: StepStats, now: float) -> None:
+        is_first = request.num_steps == 1
+        self._metrics.observe_step(step, is_first=is_first)
+        if request.auto is not None and step.num_draft_tokens:
+            self._metrics.auto_steps.inc(request.drafter)
+        if self._tracer is not None:
+            trace_step(self._tracer, request, result, step, now)
+        if is_first:
+            times = request.timeline
+            times.first_token_at = now
+            seconds = now - times.submitted_at, now - times.admitted_at
+            self._metrics.observe_first_token(*seconds, request.num_prompt_tokens)
+        else:
+            costs = self._costs[request.drafter]
+            costs.num_running = self._admission.num_running
+            learn_overhead(costs, request, result, step)
+            if request.auto is not None:
+                request.auto.observe(request, step)
 
 
 def learn_overhead(costs: StepCosts, request: Request, result: Verified, step: StepStats) -> None:
