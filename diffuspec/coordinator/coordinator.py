@@ -62,7 +62,7 @@ class Coordinator:
         self._verifier = verifier
         self._admission = Admission(config.max_waiting, self.metrics)
         drafters = None if drafter is None else DrafterPool.of(drafter)
-        pool = drafters or DrafterPool()
+        self._pool = pool = drafters or DrafterPool()
         length = draft_length.max_draft_tokens
         crowding = 0.0 if config.overlap else 1.0  # of roles that share a machine
         # By the drafters' name: what one costs and what is accepted of it tell nothing of another.
@@ -282,7 +282,7 @@ class Coordinator:
     async def _run_lanes(self) -> None:
         """Let every drafter work by itself, those that join later too."""
         while True:
-            lane = await self._drafts.next_lane()
+            lane = await self._pool.joined.get()
             self._loops.start(functools.partial(self._drafts.run_lane, lane))
 
     def _on_loop_error(self, loop: Loop, error: Exception) -> None:

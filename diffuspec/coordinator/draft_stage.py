@@ -15,17 +15,18 @@ from collections.abc import Iterable, Mapping
 
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_batch import DraftBatch
-from diffuspec.coordinator.draft_lane import DraftLane, Trial
+from diffuspec.coordinator.draft_calls import DraftCalls
+from diffuspec.coordinator.draft_lane import DraftLane
 from diffuspec.coordinator.drafter_pool import DrafterPool
-from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
+from diffuspec.coordinator.pre_draft_planner import PreDraftJob
+from diffuspec.coordinator.pre_drafting import PreDrafting
 from diffuspec.coordinator.pre_drafts import PreDraft
 from diffuspec.coordinator.request import EarlyDraft, Request
-from diffuspec.coordinator.spans import trace_drafts, trace_failure, trace_trial
 from diffuspec.coordinator.verify_stage import VerifyBatch, VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import Draft, StateRows, Verdict
+from diffuspec.core.types import Draft, Verdict
 from diffuspec.telemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
@@ -48,20 +49,18 @@ class DraftStage:
     ) -> None:
         """`drafters` is None for plain decoding: then a step without a draft is no fallback.
 
-        `costs` are by the drafters' name. `busy` runs while a draft call is in flight.
+        `costs` are by the drafters' name; `busy` is for DraftCalls.
         """
-        self._busy = busy
         self._is_plain = drafters is None
         self._pool = drafters or DrafterPool()
         self._target = target
         self._max_unread = config.prefill_chunk_tokens
         self._overlaps = config.overlap
         self._works_beside = config.overlap or target.max_sequences > 1
-        self._max_seconds = config.max_draft_seconds
         self._costs = costs
         self._verify = verify
-        self._planners = {name: PreDraftPlanner(one) for name, one in costs.items()}
-        self._tracer = tracer
+        self._pre_drafting = PreDrafting(costs)
+        self._calls = DraftCalls(config.max_draft_seconds, busy, tracer)
         self._state_layers: dict[str, tuple[int, ...]] = {}  # that drafters want, by their name
 
     # ---- in
@@ -117,42 +116,17 @@ class DraftStage:
 
     def look_ahead(self, batch: VerifyBatch) -> None:
         """Pre-draft for the likeliest outcomes of a verification that begins now."""
-        if not self._overlaps:
-            return
-        try:
-            self._look_ahead(batch)
-        except Exception:
-            logger.exception("a verification begins without pre-drafts")
-
-    def _look_ahead(self, batch: VerifyBatch) -> None:
-        decoding = [request for request in batch.decoding if request.num_outcomes != 0]
-        if not decoding:
-            return
-        now = time.monotonic()
-        for request in decoding:
-            ends_at = now + self._costs[request.drafter].verify.at(batch.num_rows)
-            if self._planners[request.drafter].begin(request, ends_at) and request.lane is not None:
-                request.lane.has_work.set()
+        if self._overlaps:
+            self._pre_drafting.look_ahead(batch)
 
     def resolve(self, request: Request, verdict: Verdict) -> None:
         """Match a verdict, before it is committed, with the pre-drafts made for it."""
-        try:
-            self._planners[request.drafter].resolve(request, verdict)
-        except Exception:
-            logger.exception(
-                "the pre-drafts of %s are dropped", request.request_id, extra=request.about
-            )
-            self._planners[request.drafter].forget(request)
-            request.pre_drafts = None
+        self._pre_drafting.resolve(request, verdict)
 
     def drop(self, request: Request) -> None:
         """Draft no more for a request that has ended."""
-        self._planners[request.drafter].forget(request)
+        self._pre_drafting.forget(request)
         self._pool.drop(request)
-
-    async def next_lane(self) -> DraftLane:
-        """Wait for a drafter that has joined; return its lane, to be run. Each is returned once."""
-        return await self._pool.joined.get()
 
     # ---- one lane
 
@@ -161,13 +135,13 @@ class DraftStage:
         while not lane.is_gone:
             lane.has_work.clear()  # before the trial, during which the drafter may leave
             if lane.trial is not None:
-                await self._make_trial(lane, lane.trial)
+                await self._calls.make_trial(lane, lane.trial)
             costs = self._costs[lane.chosen_by]
             if self._works_beside:
                 seconds = DraftBatch([*lane.queue], [], costs).seconds
                 await self._verify.let_prompts_go_first(seconds)
             requests = lane.queue.take_now()
-            jobs = self._plan_pre_drafts(lane, requests)
+            jobs = self._pre_drafting.plan(lane, requests)
             if requests or jobs:
                 await self._draft(lane, DraftBatch(requests, jobs, costs))
                 await asyncio.sleep(0)  # drafters may not suspend: let consumers have a turn
@@ -175,23 +149,6 @@ class DraftStage:
                 await lane.has_work.wait()
         self._pool.forget(lane)
         self._place_elsewhere(lane)
-
-    def _plan_pre_drafts(self, lane: DraftLane, urgent: list[Request]) -> list[PreDraftJob]:
-        planner, breaker = self._planners[lane.chosen_by], lane.pre_draft_breaker
-        if planner.is_idle:
-            return []
-        if not lane.breaker.is_closed or not (breaker.is_closed or breaker.take_trial()):
-            return []
-        try:
-            now = time.monotonic()
-            jobs = planner.take(urgent, now, lambda request: request.lane is lane)
-        except Exception:
-            logger.exception("planning pre-drafts failed; none are made for a while")
-            breaker.failed()
-            return []
-        if not jobs:
-            breaker.give_up_trial()
-        return jobs
 
     async def _draft(self, lane: DraftLane, batch: DraftBatch) -> None:
         """Make the drafts of a batch; every request goes on, with a draft or without."""
@@ -201,7 +158,7 @@ class DraftStage:
             else:
                 request.early.is_asked = True
         try:
-            drafts = await self._ask(lane, batch)
+            drafts = await self._calls.draft(lane, batch)
             seconds = time.monotonic() - batch.started_at
             if drafts is None:
                 _lose(batch.jobs)
@@ -209,44 +166,6 @@ class DraftStage:
                 self._on_drafts(lane, batch, drafts, seconds)
         except Exception as error:
             self._on_failure(lane, batch, error)
-
-    async def _ask(self, lane: DraftLane, batch: DraftBatch) -> list[Draft] | None:
-        """Return the drafts of a batch, the jobs' last; None: no request wants them any more."""
-        share = StateRows.MAX_BYTES // max(1, len(batch.requests))
-        draft_requests = [request.draft_request(share) for request in batch.requests]
-        draft_requests += [job.draft_request for job in batch.jobs]
-        wanted_by = {*batch.requests, *[job.request for job in batch.jobs]}
-        lane.under_way, started = batch, batch.started_at
-        self._busy.begin(started)
-        try:
-            drafts = await lane.draft(draft_requests, wanted_by, self._max_seconds)
-        except Exception:
-            trace_failure(self._tracer, lane.name, started)
-            raise
-        finally:
-            self._busy.end(time.monotonic())
-            lane.under_way = None
-            lane.pre_draft_breaker.give_up_trial()
-        if drafts is not None:
-            trace_drafts(self._tracer, lane.name, drafts, started, len(batch.jobs))
-        return drafts
-
-    async def _make_trial(self, lane: DraftLane, trial: Trial) -> None:
-        """Let a drafter that failed draft once; the draft is thrown away."""
-        lane.trial = None
-        started = time.monotonic()
-        try:
-            if not trial.request.is_finished:
-                drafts = await lane.draft([trial.draft_request], {trial.request}, self._max_seconds)
-                trace_trial(self._tracer, lane.name, started)
-                if drafts is not None:
-                    lane.breaker.succeeded()
-        except Exception as error:
-            trace_failure(self._tracer, lane.name, started)
-            logger.warning("%s is not well yet: %s", lane.name, error)
-            lane.breaker.failed()
-        finally:
-            lane.breaker.give_up_trial()
 
     # ---- out
 
@@ -259,7 +178,9 @@ class DraftStage:
             lane.pre_draft_breaker.succeeded()
         batch.learn(seconds)
         for request, draft in zip(requests, drafts[: len(requests)], strict=True):
-            self._note_states(request, draft)
+            if draft.states_wanted is not None:  # by a drafter in another process
+                self._state_layers[request.drafter] = draft.states_wanted.layers
+            request.note_states(draft)
             if request.early is not None:
                 self._on_early_draft(request, request.early, draft)
             elif request.state == "drafting":
@@ -292,12 +213,6 @@ class DraftStage:
         self._skip_draft(waiting, "drafter_error")
         if not lane.breaker.is_closed:
             self._place_elsewhere(lane)
-
-    def _note_states(self, request: Request, draft: Draft) -> None:
-        """Take what a drafter in another process wants of the target's hidden states."""
-        if draft.states_wanted is not None:
-            self._state_layers[request.drafter] = draft.states_wanted.layers
-        request.note_states(draft)
 
     def _place(self, request: Request) -> None:
         lane = self._pool.place(request)

@@ -119,7 +119,7 @@ class Stage:
             "admission": list(self.coordinator._admission),
             "releases": self.coordinator._releases._tasks,
             "queue of the verify stage": list(self.coordinator._verify.queue),
-            "planner of pre-drafts": drafts._planners[""]._under_way,
+            "planner of pre-drafts": drafts._pre_drafting.planners[""]._under_way,
         }
         for lane in drafts._pool.lanes:
             places |= {
