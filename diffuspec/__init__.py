@@ -6,11 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from diffuspec.completion import Completion
     from diffuspec.core.config import EngineConfig, load_config, parse_config
     from diffuspec.core.errors import DiffuspecError
     from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
     from diffuspec.core.types import FinishReason, RequestOutput
-    from diffuspec.engine import Completion, Engine
+    from diffuspec.engine import Engine
 
 __all__ = [
     "Completion",
@@ -28,7 +29,7 @@ __all__ = [
 
 # Names are imported on first use: `diffuspec --help` needs none of them, and no torch.
 _MODULES = {
-    "Completion": "engine",
+    "Completion": "completion",
     "DiffuspecError": "core.errors",
     "Engine": "engine",
     "EngineConfig": "core.config",

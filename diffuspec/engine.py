@@ -14,33 +14,26 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 
+from diffuspec.completion import Completion
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import InvalidRequestError, OverloadedError
+from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter, LatticeModel, RequestStatus, Verifier
 from diffuspec.core.params import MAX_CHOICES, SamplingParams, SpeculationParams
-from diffuspec.core.types import (
-    NO_TOKENS,
-    FinishReason,
-    Prompt,
-    RequestOutput,
-    StepStats,
-    TokenIds,
-    TokenLogprobs,
-)
+from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
-from diffuspec.models.worker import Worker
-from diffuspec.telemetry.metrics import Metrics, RequestStats, summarize
+from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.bad_words import encode_bad_words
 from diffuspec.text.detokenizer import Detokenizer, backend
+from diffuspec.text.grammar_queue import GrammarQueue
 from diffuspec.text.grammars import grammars_of
 from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
@@ -49,24 +42,6 @@ if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
 
 _GREEDY = SamplingParams()
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A finished answer. The text excludes EOS and everything from a stop string on."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    logprobs: tuple[TokenLogprobs, ...] | None
-    num_prompt_tokens: int
-    steps: tuple[StepStats, ...]
-    seed: int | None = None  # that the tokens were drawn with; it reproduces the answer
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each prompt token after the first
-
-    @property
-    def stats(self) -> RequestStats:
-        return summarize(self.steps, self.num_prompt_tokens)
 
 
 class Closable(Protocol):
@@ -106,8 +81,7 @@ class Engine:
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runner: asyncio.Runner | None = None  # of generate
-        self._compiler = Worker("grammars", is_inline=False)
-        self._num_compiling = 0  # grammars in its queue
+        self._grammar_queue = GrammarQueue(config.coordinator.max_waiting)
         self._turns = threading.Lock()  # one call of generate at a time
 
     @classmethod
@@ -155,7 +129,7 @@ class Engine:
         """
         runner, self._runner = self._runner, None
         with contextlib.ExitStack() as stack:
-            stack.callback(self._compiler.close)
+            stack.callback(self._grammar_queue.close)
             for part in reversed(self._closing):
                 stack.callback(part.close)
             if runner is not None:
@@ -206,7 +180,7 @@ class Engine:
         """Answer one prompt."""
         token_ids = self.encode(prompt)
         stream = self._stream(token_ids, sampling, speculation, request_id)
-        return _collect([output async for output in stream], len(token_ids))
+        return Completion.of([output async for output in stream], len(token_ids))
 
     async def stream(
         self,
@@ -278,7 +252,9 @@ class Engine:
         committed: TokenIds = NO_TOKENS,
     ) -> AsyncGenerator[RequestOutput]:
         coordinator = await self._started()
-        await self._check_form(sampling)
+        if sampling.structured_output is not None:
+            grammars = grammars_of(self.config.target.path, self.verifier.info)
+            await self._grammar_queue.compile(grammars, sampling.structured_output)
         sampling = encode_bad_words(sampling.with_seed(), self.tokenizer)
         text = Detokenizer(
             backend(self.tokenizer),
@@ -294,27 +270,6 @@ class Engine:
             async for output in stream:
                 is_last = output.finish_reason is not None
                 yield replace(output, seed=sampling.seed) if is_last else output
-
-    async def _check_form(self, sampling: SamplingParams) -> None:
-        """Compile the grammar of a structured output, in a thread, if it is a new one.
-
-        Raises InvalidRequestError for one that cannot be used, OverloadedError with too many at a
-        time.
-        """
-        form = sampling.structured_output
-        if form is None:
-            return
-        grammars = grammars_of(self.config.target.path, self.verifier.info)
-        if grammars.is_compiled(form):
-            return
-        most = self.config.coordinator.max_waiting
-        if self._num_compiling >= most:
-            raise OverloadedError(f"{most} grammars wait to be compiled already")
-        self._num_compiling += 1
-        try:
-            await self._compiler.run(grammars.compile, form)
-        finally:
-            self._num_compiling -= 1
 
     async def _started(self) -> Coordinator:
         """Return the running coordinator of this event loop; start it on first use."""
@@ -340,21 +295,3 @@ def _default(drafter: Drafter | Mapping[str, Drafter] | DrafterPool | None) -> D
     if isinstance(drafter, Mapping):
         return next(iter(drafter.values()))
     return None if isinstance(drafter, DrafterPool) else drafter
-
-
-def _collect(outputs: Sequence[RequestOutput], num_prompt_tokens: int) -> Completion:
-    last = outputs[-1]
-    assert last.finish_reason is not None
-    logprobs = None
-    if last.logprobs is not None:
-        logprobs = tuple(one for output in outputs for one in output.logprobs or ())
-    return Completion(
-        token_ids=tuple(i for output in outputs for i in output.token_ids),
-        text="".join(output.text for output in outputs),
-        finish_reason=last.finish_reason,
-        logprobs=logprobs,
-        num_prompt_tokens=num_prompt_tokens,
-        steps=tuple(output.step for output in outputs),
-        seed=last.seed,
-        prompt_logprobs=outputs[0].prompt_logprobs,
-    )

@@ -12,9 +12,10 @@ from rich.text import Text
 from diffuspec.telemetry.metrics import RequestStats, summarize
 
 if TYPE_CHECKING:
+    from diffuspec.completion import Completion
     from diffuspec.core.params import SamplingParams
     from diffuspec.core.types import Prompt, RequestOutput, StepStats, TokenLogprobs
-    from diffuspec.engine import Completion, Engine
+    from diffuspec.engine import Engine
 
 _ACCEPTED_STYLE = "green"
 _OWN_STYLE = "bold yellow"

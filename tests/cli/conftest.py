@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from diffuspec.cli.app import app
+from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig, parse_config
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (
@@ -22,7 +23,6 @@ from diffuspec.core.types import (
     TokenIds,
     TokenLogprobs,
 )
-from diffuspec.engine import Completion
 from diffuspec.pairs import PAIRS
 from diffuspec.telemetry.trace import Tracer
 

@@ -1,0 +1,40 @@
+"""GrammarQueue: forms of structured output are compiled in a thread, ahead of their requests."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+from diffuspec.core.errors import OverloadedError
+from diffuspec.core.params import StructuredOutput
+from diffuspec.text.grammars import Grammars
+
+
+class GrammarQueue:
+    """Compiles one form at a time, while at most `max_forms` are here."""
+
+    def __init__(self, max_forms: int) -> None:
+        self._max_forms = max_forms
+        self._num_forms = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    async def compile(self, grammars: Grammars, form: StructuredOutput) -> None:
+        """Have `grammars` compile a form, if it is a new one.
+
+        Raises InvalidRequestError for one that cannot be used, OverloadedError with too many at a
+        time.
+        """
+        if grammars.is_compiled(form):
+            return
+        if self._num_forms >= self._max_forms:
+            raise OverloadedError(f"{self._max_forms} grammars wait to be compiled already")
+        self._num_forms += 1
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, grammars.compile, form)
+        finally:
+            self._num_forms -= 1
+
+    def close(self) -> None:
+        """Wait for the form that is being compiled, then stop the thread."""
+        self._thread.shutdown()
