@@ -26,7 +26,8 @@ from diffuspec.coordinator.releases import Releases
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.request_factory import RequestFactory
 from diffuspec.coordinator.step import StepObserver, step_output, step_stats
-from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
+from diffuspec.coordinator.verify_batch import StepResult, Verified
+from diffuspec.coordinator.verify_stage import VerifyStage
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
 from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
@@ -211,11 +212,10 @@ class Coordinator:
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
         """End a request that has its last token."""
-        times = request.timeline
-        times.finished_at = time.monotonic()
+        request.timeline.finished_at = time.monotonic()
         request.close(reason)
         sizes = request.num_prompt_tokens, request.num_output_tokens
-        self.metrics.observe_finish(reason, *sizes, times)
+        self.metrics.observe_finish(reason, *sizes, request.timeline)
         self._free(request)
 
     def _abort(self, request: Request, error: Exception | None = None) -> None:

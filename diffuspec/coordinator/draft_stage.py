@@ -22,7 +22,8 @@ from diffuspec.coordinator.pre_draft_planner import PreDraftJob
 from diffuspec.coordinator.pre_drafting import PreDrafting
 from diffuspec.coordinator.pre_drafts import PreDraft
 from diffuspec.coordinator.request import EarlyDraft, Request
-from diffuspec.coordinator.verify_stage import VerifyBatch, VerifyStage
+from diffuspec.coordinator.verify_batch import VerifyBatch
+from diffuspec.coordinator.verify_stage import VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo

@@ -13,7 +13,7 @@ from diffuspec.control.costs import StepCosts
 from diffuspec.coordinator.draft_lane import DraftLane
 from diffuspec.coordinator.pre_draft_planner import PreDraftJob, PreDraftPlanner
 from diffuspec.coordinator.request import Request
-from diffuspec.coordinator.verify_stage import VerifyBatch
+from diffuspec.coordinator.verify_batch import VerifyBatch
 from diffuspec.core.types import Verdict
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from diffuspec.control.costs import StepCosts
 from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.lifecycle import StepTimes
 from diffuspec.coordinator.request import Request
-from diffuspec.coordinator.verify_stage import Verified
+from diffuspec.coordinator.verify_batch import Verified
 from diffuspec.core.types import RequestOutput, StepStats, Verdict
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Argument, Colour, Tracer

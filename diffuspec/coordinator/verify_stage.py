@@ -12,13 +12,13 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeAlias
 
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.coordinator.spans import trace_failure, trace_verdicts
+from diffuspec.coordinator.verify_batch import StepResult, Verified, VerifyBatch
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
@@ -31,47 +31,6 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
 _NUM_ROWS_BESIDE = 32  # of drafts, besides as many as are read of prompts, at most
-
-
-class VerifyBatch(NamedTuple):
-    """Requests to be verified together; one with a chunk reads that piece of its prefix first."""
-
-    requests: Sequence[Request]
-    chunks: Sequence[VerifyRequest | None]
-
-    @property
-    def decoding(self) -> list[Request]:
-        """The requests whose draft is verified now."""
-        return [
-            request
-            for request, chunk in zip(self.requests, self.chunks, strict=True)
-            if chunk is None
-        ]
-
-    @property
-    def num_rows(self) -> int:
-        """Rows fed to the target: each request's draft and the token before it."""
-        return sum([1 + request.draft.tree.num_nodes for request in self.requests])
-
-    def halves(self) -> tuple[VerifyBatch, VerifyBatch]:
-        half = len(self.requests) // 2
-        return (
-            VerifyBatch(self.requests[:half], self.chunks[:half]),
-            VerifyBatch(self.requests[half:], self.chunks[half:]),
-        )
-
-
-class Verified(NamedTuple):
-    """A verdict, and the call that it came in."""
-
-    verdict: Verdict
-    started_at: float  # of the call, by time.monotonic()
-    seconds: float  # of the call
-    alone_seconds: float  # that it would have taken with no drafting at the same time
-    is_plain: bool  # in this call and the one before no request had a draft, or was drafted for
-
-
-StepResult: TypeAlias = Verified | Exception
 
 
 class VerifyStage:

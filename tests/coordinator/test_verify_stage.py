@@ -15,7 +15,8 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.request import Request
-from diffuspec.coordinator.verify_stage import StepResult, Verified, VerifyStage
+from diffuspec.coordinator.verify_batch import StepResult, Verified
+from diffuspec.coordinator.verify_stage import VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams
