@@ -66,7 +66,9 @@ class StructuredOutput:
         (), "The answer is one of these texts."
     )
     grammar: Form | None = declare(
-        None, "The answer is a text of this Lark grammar, as llguidance reads it."
+        None,
+        "The answer is a text of this grammar: Lark, as llguidance reads it, or GBNF, as xgrammar "
+        "and llama.cpp have it (`root ::= ...`).",
     )
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
@@ -129,7 +130,18 @@ def _grammar(form: StructuredOutput) -> str:
         texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
     assert form.grammar is not None
-    return LLMatcher.grammar_from_lark(form.grammar)
+    return LLMatcher.grammar_from_lark(_in_lark(form.grammar))
+
+
+def _in_lark(grammar: str) -> str:
+    """Return a grammar in Lark's syntax; GBNF, as xgrammar and llama.cpp have it, is converted."""
+    if is_lark_syntax(grammar) or "::=" not in grammar:
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except Exception as error:  # the converter raises nothing narrower for a missing rule
+        reason = str(error).partition(", ")[0][:_MAX_REASON]  # without the text at that place
+        raise InvalidRequestError(f"structured_output cannot be used: {reason}") from None
 
 
 def _read_schema(text: str) -> object:

@@ -43,6 +43,7 @@ def encode() -> Callable[[str], list[int]]:
         ({"choice": ["yes", 'say "no"\n\\', "Ünï"]}, 'say "no"\n\\'),
         ({"choice": ["yes", "Ünï"]}, "Ünï"),
         ({"grammar": 'start: "a" b+\nb: "b" | "c"'}, "abcb"),
+        ({"grammar": 'root ::= "a" some_b+\nsome_b ::= "b" | "c"'}, "abcb"),
     ],
 )
 def test_a_text_of_the_form_ends_with_eos(
@@ -69,6 +70,9 @@ def test_a_text_of_the_form_ends_with_eos(
         ({"grammar": "start: x"}, 'unknown name: "x"'),
         ({"grammar": "start: " + "(" * 10_000}, "too deeply nested"),
         ({"grammar": DOUBLING}, "too big"),
+        ({"grammar": "root ::= x"}, "cannot be used: Rule 'x' not found"),
+        ({"grammar": 'root ::=\n"secret" ['}, "cannot be used: Unexpected end of input at line 2$"),
+        ({"grammar": "root ::= " + "(" * 10_000}, "cannot be used: maximum recursion depth"),
     ],
 )
 def test_a_form_that_cannot_be_is_refused(

@@ -44,7 +44,7 @@ _FORMS: dict[str, Any] = {
     "guided_json": _JSON_SCHEMA,
     "guided_regex": {"type": "string", "description": "The answer matches this, whole."},
     "guided_choice": {"type": "array", "items": {"type": "string"}},
-    "guided_grammar": {"type": "string", "description": "Lark, as llguidance reads it."},
+    "guided_grammar": {"type": "string", "description": "Lark or GBNF."},
 }
 
 
