@@ -23,6 +23,7 @@ from diffuspec.core.params import StructuredOutput
 
 _MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
 _SHOWN_LINES = re.compile(r"^ *(\d+ \| .*|\^+)$", re.MULTILINE)
+_BOUNDED_SPACE = {"whitespace_pattern": r"[ ]?|\r?\n[ \t]{0,32}"}  # else some models never end it
 _MAX_REASON = 200  # characters of llguidance's own words in an error
 
 # A third to a tenth of llguidance's defaults: half a second to compile, 10 ms for a mask.
@@ -121,9 +122,11 @@ def describe_failure(matcher: LLMatcher) -> str:
 
 def _grammar(form: StructuredOutput) -> str:
     if form.json_object:
-        return LLMatcher.grammar_from_json_schema({"type": "object"})
+        return LLMatcher.grammar_from_json_schema(_with_bounded_space({"type": "object"}))
     if form.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(json.dumps(_read_schema(form.json_schema)))
+        return LLMatcher.grammar_from_json_schema(
+            _with_bounded_space(_read_schema(form.json_schema))
+        )
     if form.regex is not None:
         return LLMatcher.grammar_from_regex(form.regex)
     if form.choice:
@@ -131,6 +134,13 @@ def _grammar(form: StructuredOutput) -> str:
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
     assert form.grammar is not None
     return LLMatcher.grammar_from_lark(_in_lark(form.grammar))
+
+
+def _with_bounded_space(schema: object) -> str:
+    """Return a JSON Schema as text, with bounds of the space between the parts of an answer."""
+    return json.dumps(
+        {"x-guidance": _BOUNDED_SPACE, **schema} if isinstance(schema, dict) else schema
+    )
 
 
 def _in_lark(grammar: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def test_a_text_of_the_form_ends_with_eos(
     token_ids = [*encode(text), 2]
     assert matcher.try_consume_tokens(token_ids[:-1]) == len(token_ids) - 1
     assert matcher.is_accepting() and matcher.compute_bitmask()[0] & 0b100
+
+
+@pytest.mark.parametrize("indent", [None, 2, "\t"])
+def test_space_between_the_parts_of_json_is_bounded(
+    grammars: Grammars, encode: Callable[[str], list[int]], indent: int | str | None
+) -> None:
+    matcher = grammars.compile(StructuredOutput(json_object=True))
+    token_ids = encode(json.dumps({"a": [1, {"b": None}]}, indent=indent))
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    matcher.reset()
+    endless = encode("{" + "\n" * 40)
+    assert matcher.try_consume_tokens(endless) < len(endless)
 
 
 @pytest.mark.parametrize(
