@@ -134,6 +134,17 @@ def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
     )
 
 
+def cut_draft(draft: Draft, max_depth: int) -> Draft:
+    """Return the part of a draft up to a depth: with more, it could not be committed."""
+    if draft.tree.num_nodes > max_depth:
+        kept = [node for node, depth in enumerate(depths(draft.tree)) if depth <= max_depth]
+        if len(kept) < draft.tree.num_nodes:
+            draft = prune_draft(draft, kept)
+    if draft.num_tokens_before_eos > max_depth:
+        draft = replace(draft, num_tokens_before_eos=max_depth)
+    return draft
+
+
 def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
     """Return the part of a draft below the branch of these tokens; EMPTY_DRAFT if it has no such.
 

@@ -18,10 +18,11 @@ from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.draft_calls import DraftCalls
 from diffuspec.coordinator.draft_lane import DraftLane
 from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.coordinator.early_draft import EarlyDraft
 from diffuspec.coordinator.pre_draft_planner import PreDraftJob
 from diffuspec.coordinator.pre_drafting import PreDrafting
 from diffuspec.coordinator.pre_drafts import PreDraft
-from diffuspec.coordinator.request import EarlyDraft, Request
+from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.verify_batch import VerifyBatch
 from diffuspec.coordinator.verify_stage import VerifyStage
 from diffuspec.core.config import CoordinatorConfig
@@ -107,7 +108,7 @@ class DraftStage:
     def _on_early_step(self, request: Request, early: EarlyDraft) -> None:
         """Get the draft of a request's second step, asked for before the first."""
         if early.draft is not None:
-            self._take_early_draft(request, early.draft)
+            self._take_early_draft(request)
         elif early.is_asked:
             request.lifecycle.waits_for = "a draft on its way"
         else:  # a draft for the prefix as it is now is better
@@ -160,19 +161,17 @@ class DraftStage:
                 request.early.is_asked = True
         try:
             drafts = await self._calls.draft(lane, batch)
-            seconds = time.monotonic() - batch.started_at
             if drafts is None:
                 _lose(batch.jobs)
             else:
-                self._on_drafts(lane, batch, drafts, seconds)
+                self._on_drafts(lane, batch, drafts)
         except Exception as error:
             self._on_failure(lane, batch, error)
 
     # ---- out
 
-    def _on_drafts(
-        self, lane: DraftLane, batch: DraftBatch, drafts: list[Draft], seconds: float
-    ) -> None:
+    def _on_drafts(self, lane: DraftLane, batch: DraftBatch, drafts: list[Draft]) -> None:
+        seconds = time.monotonic() - batch.started_at
         requests, jobs = batch.requests, batch.jobs
         lane.breaker.succeeded()
         if jobs:
@@ -247,11 +246,11 @@ class DraftStage:
         request.is_known_to_drafter = True
         if request.state == "drafting":
             request.times.drafting_seconds = time.monotonic() - request.times.started_at
-            self._take_early_draft(request, draft)
+            self._take_early_draft(request)
 
-    def _take_early_draft(self, request: Request, draft: Draft) -> None:
+    def _take_early_draft(self, request: Request) -> None:
         try:
-            is_taken = request.take_early_draft(draft, self._target)
+            is_taken = request.take_early_draft(self._target)
         except InvalidRequestError as error:
             self._drop_draft(request, error)
             return

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from diffuspec.algorithm.draft_tree import depths, draft_after, prune_draft
+from diffuspec.algorithm.draft_tree import cut_draft
 from diffuspec.control.draft_length import DraftLength
 from diffuspec.control.outcomes import OutcomeRanking
 from diffuspec.coordinator.draft_terms import DraftTerms
+from diffuspec.coordinator.early_draft import EarlyDraft
 from diffuspec.coordinator.lifecycle import Lifecycle, State, StepTimes
 from diffuspec.coordinator.pre_drafts import PreDrafts
 from diffuspec.coordinator.prefix import Prefix
@@ -46,15 +47,6 @@ if TYPE_CHECKING:
     from diffuspec.coordinator.draft_lane import DraftLane
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class EarlyDraft:
-    """A draft asked for while the target reads the prompt; its rest serves the second step."""
-
-    request: DraftRequest
-    is_asked: bool = False  # a drafter works on it, or has answered
-    draft: Draft | None = None
 
 
 class Request:
@@ -182,15 +174,9 @@ class Request:
         """Enter the finished state; log the id, the counts, the reason and the times, no text."""
         self.enter("finished", "nothing")
         spent = ", ".join(f"{state} {s:.3f} s" for state, s in self.lifecycle.seconds.items())
-        logger.info(
-            "request %s: %d prompt tokens, %d output tokens, %s (%s)",
-            self.request_id,
-            self.num_prompt_tokens,
-            self.num_output_tokens,
-            reason,
-            spent,
-            extra=self.about,
-        )
+        sizes = self.num_prompt_tokens, self.num_output_tokens
+        message = "request %s: %d prompt tokens, %d output tokens, %s (%s)"
+        logger.info(message, self.request_id, *sizes, reason, spent, extra=self.about)
 
     # ---- drafting
 
@@ -205,7 +191,7 @@ class Request:
         num_unread = 0 if self.is_known_to_drafter else self.num_tokens
         length = self.draft_length.num_draft_tokens(room, num_unread) if room > 0 else 0
         self.num_draft_tokens = length
-        return self.num_draft_tokens
+        return length
 
     def plan_pre_drafts(self) -> int:
         """Return the length of pre-drafts for the coming verdict; 0: none are wanted."""
@@ -255,29 +241,20 @@ class Request:
     def take_draft(self, draft: Draft, target: TargetInfo) -> None:
         """Keep the part of a draft worth verifying. Raises InvalidRequestError for a wrong one."""
         check_draft(draft, min(self._speculation.max_nodes, target.max_tree_nodes), target)
-        tree, num_draft_tokens = draft.tree, self.num_draft_tokens
-        if tree.num_nodes > num_draft_tokens:
-            kept = [node for node, depth in enumerate(depths(tree)) if depth <= num_draft_tokens]
-            if len(kept) < tree.num_nodes:  # deeper nodes could not be committed
-                draft = prune_draft(draft, kept)
-        if draft.num_tokens_before_eos > num_draft_tokens:
-            draft = replace(draft, num_tokens_before_eos=num_draft_tokens)
-        self.draft = self.draft_length.trim(draft)
+        self.draft = self.draft_length.trim(cut_draft(draft, self.num_draft_tokens))
         self.fallback = None
 
-    def take_early_draft(self, draft: Draft, target: TargetInfo) -> bool:
-        """Keep what an early draft holds below the tokens committed since; see take_draft.
+    def take_early_draft(self, target: TargetInfo) -> bool:
+        """Keep what the early draft holds below the tokens committed since; see take_draft.
 
         Returns whether there is anything.
         """
         assert self.early is not None
-        asked, self.early = self.early.request, None
-        check_draft(draft, asked.max_nodes, target)
-        since = self.prefix[len(asked.prefix) :].tolist()
-        rest = draft_after(draft, since)
+        early, self.early = self.early, None
+        rest = early.rest(self.prefix, target)
         if not rest.tree.num_nodes:
             return False
-        self.num_draft_tokens = asked.num_draft_tokens - len(since)
+        self.num_draft_tokens = early.request.num_draft_tokens - early.num_since(self.prefix)
         self.take_draft(rest, target)
         return True
 

@@ -6,6 +6,7 @@ from diffuspec.algorithm.draft_tree import (
     ancestor_mask,
     best_path,
     chain,
+    cut_draft,
     depths,
     draft_after,
     is_chain,
@@ -126,6 +127,13 @@ def test_pruning_a_draft_keeps_the_fields_of_its_nodes():
     assert pruned.alternatives == draft.alternatives[:4]
     assert prune_draft(draft, range(5)) == draft
     assert prune_draft(draft, [0, 3]).drafter_choices == (5,)
+
+
+def test_a_cut_draft_has_no_nodes_and_no_tokens_below_the_depth():
+    draft = _described(FORKED)
+    cut = cut_draft(draft, 1)
+    assert cut.tree == DraftTree((5, 6), (-1, -1)) and cut.num_tokens_before_eos == 1
+    assert cut_draft(cut, 2) is cut
 
 
 def _described(tree: DraftTree) -> Draft:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diffuspec.algorithm.draft_tree import depths, prune_draft
+from diffuspec.algorithm.draft_tree import cut_draft
 from diffuspec.bench.questions import Question
 from diffuspec.bench.report import TextTable
 from diffuspec.bench.studies.overlap import SEQUENTIAL, OverlapRow, Pace, measure_overlap
@@ -157,7 +157,9 @@ class _Answer:
         """Decode to the end, and rank the outcomes of each draft before its verdict."""
         stops = frozenset(verifier.info.eos_token_ids)
         while len(self._prefix) + 1 < self._max_len:
-            draft = self._cut(*await drafter.draft([self._draft_request()]))
+            [draft] = await drafter.draft([self._draft_request()])
+            # The last position is drafted for its alternatives alone.
+            draft = cut_draft(draft, self._speculation.num_draft_tokens)
             ranked = ranking.rank(draft, self._prefix)
             [verdict] = await verifier.verify([self._verify_request(draft)])
             ranking.observe(draft, verdict)
@@ -184,12 +186,6 @@ class _Answer:
             sampling=_GREEDY,
             num_alternatives=MAX_ALTERNATIVES,
         )
-
-    def _cut(self, draft: Draft) -> Draft:
-        """Drop the last position, which is drafted for its alternatives alone."""
-        length = self._speculation.num_draft_tokens
-        kept = [node for node, depth in enumerate(depths(draft.tree)) if depth <= length]
-        return prune_draft(draft, kept)
 
     def _verify_request(self, draft: Draft) -> VerifyRequest:
         num_prompt_tokens = self._num_prompt_tokens
