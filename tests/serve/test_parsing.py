@@ -248,6 +248,28 @@ def test_wrong_forms_are_named(keys: dict[str, Any], param: str):
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"guided_choice": []}, "guided_choice must not be empty"),
+        ({"guided_regex": ""}, "guided_regex must not be empty"),
+        (
+            {"structured_outputs": {"regex": "a", "choice": ["b"]}},
+            "structured_outputs must have exactly one of json, json_object, regex, choice, grammar",
+        ),
+        (
+            {"structured_output": {"regex": "a", "choice": ["b"]}},
+            "structured_output must have exactly one of json_object, json_schema, regex, choice, "
+            "grammar",
+        ),
+    ],
+)
+def test_a_form_that_is_none_or_two_is_told_in_the_words_of_the_request(keys, message):
+    with pytest.raises(BadRequestError) as caught:
+        chat(**keys)
+    assert str(caught.value) == message
+
+
 def test_a_chat_may_go_on_to_the_end_of_the_context_and_a_text_for_16_tokens():
     [generation] = encode(chat(), tokenizer(), MODEL)
     room = 512 - len(generation.prompt_token_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
@@ -23,6 +24,10 @@ _STRUCTURED = {
     "choice": "choice",
     "grammar": "grammar",
 }
+_KEYS = {  # of which one has a value
+    "structured_outputs": tuple(_STRUCTURED),
+    "structured_output": tuple(one.name for one in fields(StructuredOutput)),
+}
 WORDS = frozenset({"response_format", "structured_outputs", "structured_output", *_GUIDED})
 
 
@@ -36,12 +41,22 @@ def read_form(given: Mapping[str, Any]) -> StructuredOutput | None:
     if len(forms) > 1:
         raise BadRequestError(f"{' and '.join(sorted(forms))} exclude each other", max(forms))
     for name, form in forms.items():
+        _check_is_one(name, form)
         try:
             return StructuredOutput(**form)
         except (InvalidRequestError, TypeError) as error:  # TypeError: a key that there is not
             reason = str(error).partition(", got ")[0] if _is_ours(error) else "has unknown keys"
             raise BadRequestError(f"{name}: {reason}", name) from None
     return None
+
+
+def _check_is_one(name: str, form: Mapping[str, Any]) -> None:
+    """Raise BadRequestError unless a form has one key with a value."""
+    if len([key for key, value in form.items() if value]) == 1:
+        return
+    if name not in _KEYS:
+        raise BadRequestError(f"{name} must not be empty", name)
+    raise BadRequestError(f"{name} must have exactly one of {', '.join(_KEYS[name])}", name)
 
 
 def _is_ours(error: Exception) -> bool:
