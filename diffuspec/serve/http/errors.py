@@ -43,6 +43,8 @@ def answer_for(error: Exception) -> ErrorAnswer:
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code)
         headers = dict(error.headers or {})  # the methods that a path allows
+        if headers.get("Allow") == "GET":
+            headers["Allow"] = "GET, HEAD"  # by HeadAsGet
         answer = ErrorAnswer(
             error.status_code, str(error.detail), "invalid_request_error", code, headers=headers
         )
