@@ -14,8 +14,8 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 
+from diffuspec.control.cost_aware import Economics
 from diffuspec.control.costs import BusyTime
-from diffuspec.control.draft_length import Economics
 from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.draft_stage import DraftStage
 from diffuspec.coordinator.drafter_pool import DrafterPool

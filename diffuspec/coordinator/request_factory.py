@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
-from diffuspec.control.draft_length import Economics, make_draft_length
+from diffuspec.control.cost_aware import Economics
+from diffuspec.control.draft_length import make_draft_length
 from diffuspec.control.drafter_choice import DrafterRates
 from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.auto_drafter import AutoDrafter

@@ -11,13 +11,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from diffuspec.algorithm.draft_tree import chain, validate
-from diffuspec.control.draft_length import (
-    CostAwareDraftLength,
-    Economics,
-    FixedDraftLength,
-    PaperDraftLength,
-    make_draft_length,
-)
+from diffuspec.control.cost_aware import CostAwareDraftLength, Economics
+from diffuspec.control.draft_length import FixedDraftLength, PaperDraftLength, make_draft_length
 from diffuspec.core.config import DraftLengthConfig
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, DraftTree, Verdict

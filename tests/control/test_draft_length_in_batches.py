@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from diffuspec.algorithm.draft_tree import chain
-from diffuspec.control.draft_length import CostAwareDraftLength, Economics
+from diffuspec.control.cost_aware import CostAwareDraftLength, Economics
 from diffuspec.core.types import Draft
 from tests.control.test_draft_length import NO_LIMIT, Run, World, verdict
 
