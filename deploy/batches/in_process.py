@@ -19,7 +19,8 @@ from diffuspec.core.errors import (
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.generation import outputs
 from diffuspec.serve.openai.errors import HttpError, answer_to
-from diffuspec.serve.openai.parsing import ENDPOINTS, check_model, encode, parse
+from diffuspec.serve.openai.jobs import ENDPOINTS, encode
+from diffuspec.serve.openai.parsing import check_model, parse
 from diffuspec.serve.openai.replies import make_reply
 
 

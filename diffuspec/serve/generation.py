@@ -10,7 +10,7 @@ from typing import TypeAlias
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.serve.backend import Backend
-from diffuspec.serve.openai.parsing import Generation
+from diffuspec.serve.openai.jobs import Generation
 
 Indexed: TypeAlias = tuple[int, RequestOutput]
 

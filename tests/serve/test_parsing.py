@@ -13,7 +13,8 @@ from diffuspec.core.params import SpeculationParams, StructuredOutput
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import BadRequestError
-from diffuspec.serve.openai.parsing import Job, encode, parse
+from diffuspec.serve.openai.jobs import Job, encode
+from diffuspec.serve.openai.parsing import parse
 from diffuspec.serve.openai.schema import body_schema
 from tests.support.checkpoints import CHAT_TEMPLATE, byte_tokenizer
 

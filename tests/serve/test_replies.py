@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
-from diffuspec.serve.openai.parsing import Endpoint, Generation, Job
+from diffuspec.serve.openai.jobs import Endpoint, Generation, Job
 from diffuspec.serve.openai.replies import Reply, make_reply
 from diffuspec.serve.openai.token_texts import TextOffsets, TokenTexts
 from tests.support.checkpoints import byte_tokenizer, words_tokenizer

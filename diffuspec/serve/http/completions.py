@@ -22,7 +22,8 @@ from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event
 from diffuspec.serve.http.keys import Allowance
 from diffuspec.serve.openai.errors import HttpError, in_words_of
-from diffuspec.serve.openai.parsing import Endpoint, Generation, Job, check_model, encode, parse
+from diffuspec.serve.openai.jobs import Endpoint, Generation, Job, encode
+from diffuspec.serve.openai.parsing import check_model, parse
 from diffuspec.serve.openai.replies import Reply, make_reply
 from diffuspec.serve.settings import ServeSettings
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
-from diffuspec.serve.openai.parsing import Generation
+from diffuspec.serve.openai.jobs import Generation
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from diffuspec.serve.openai.parsing import Generation, Job
+from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.replies.chat import ChatReply
 from diffuspec.serve.openai.replies.completion import CompletionReply
 from diffuspec.serve.openai.replies.reply import Reply

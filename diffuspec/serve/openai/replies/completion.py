@@ -7,7 +7,7 @@ from typing import Any
 
 from diffuspec.core.types import RequestOutput, TokenLogprobs
 from diffuspec.serve.openai.answers import Answer
-from diffuspec.serve.openai.parsing import Generation, Job
+from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.replies.reply import Reply, finite
 from diffuspec.serve.openai.token_texts import TextOffsets
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput
 from diffuspec.serve.openai.answers import Answer, usage
-from diffuspec.serve.openai.parsing import Generation, Job
+from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.steps import describe_step
 from diffuspec.serve.openai.token_texts import TokenTexts
 

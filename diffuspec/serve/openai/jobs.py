@@ -1,0 +1,87 @@
+"""Jobs: what a body of OpenAI's API asks to generate, and how to report it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
+
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import Prompt, TokenIds
+from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.text.prompt import encode_prompt
+
+Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
+ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request, checked: what to generate, and how to report it. Not tokenised yet."""
+
+    endpoint: Endpoint
+    prompts: tuple[Prompt, ...]
+    num_choices: int  # answers to each prompt
+    sampling: SamplingParams  # max_tokens is set when the length of the prompt is known
+    max_tokens: int | None  # None: to the end of the context
+    speculation: SpeculationParams | None  # None: the deployment's
+    stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    echo: bool = False
+    is_prompt_only: bool = False  # the one token of the answer is not reported
+    reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
+    return_token_ids: bool = False
+    form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
+    tools: tuple[Mapping[str, Any], ...] = ()  # of a chat; calls are found in the answer
+    template_options: Mapping[str, Any] = field(default_factory=dict)  # of its chat template
+    is_call_named: bool = False  # the answer is a call of the function that the request names
+
+    @property
+    def reports_drafts(self) -> bool:
+        """Whether each chunk has the draft of its step."""
+        return self.speculation is not None and self.speculation.report_drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One answer to make. `index` is its place among the choices."""
+
+    index: int
+    prompt_token_ids: TokenIds
+    sampling: SamplingParams
+
+
+def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ...]:
+    """Tokenise the prompts of a job: the part that takes time, to be done in a thread.
+
+    Raises InvalidRequestError, also for prompts that leave no room for an answer.
+    """
+    generations: list[Generation] = []
+    for prompt in job.prompts:
+        token_ids = encode_prompt(
+            prompt, tokenizer, model.max_model_len, job.tools, job.template_options
+        )
+        _check_ids(token_ids, model.vocab_size)
+        room = model.max_model_len - len(token_ids)
+        if room < (job.max_tokens or 1):
+            # Clients look for these words and this code, to send less.
+            raise BadRequestError(
+                f"this model's maximum context length is {model.max_model_len} tokens, too few for "
+                f"{len(token_ids)} of the prompt and {job.max_tokens or 1} of the answer",
+                "messages" if job.endpoint == "/v1/chat/completions" else "prompt",
+                "context_length_exceeded",
+            )
+        sampling = replace(job.sampling, max_tokens=job.max_tokens or room)
+        for choice in range(job.num_choices):
+            generations.append(Generation(len(generations), token_ids, sampling.choice(choice)))
+    return tuple(generations)
+
+
+def _check_ids(token_ids: TokenIds, vocab_size: int) -> None:
+    for extreme in (token_ids.min(initial=0), token_ids.max(initial=0)):
+        if not 0 <= extreme < vocab_size:
+            raise BadRequestError(
+                f"prompt token ids must be from 0 to {vocab_size - 1}, got {extreme}", "prompt"
+            )
