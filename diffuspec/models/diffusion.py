@@ -86,10 +86,8 @@ class DiffusionDrafter:
         _check_vocabulary(runner.vocab_size, settings.mask_token_id, target.vocab_size)
         self.runner = runner
         self._target = target
-        self._mask_token_id = settings.mask_token_id
         self._masks = np.full(MAX_DRAFT_TOKENS, settings.mask_token_id, np.int32)
         self._settings = settings
-        self._attention = settings.attention
         self._max_positions = max_positions
         self._num_scratch_rows = runner.cache.max_len - max_positions
         self._uses_cache = config.prefix_cache
@@ -100,7 +98,6 @@ class DiffusionDrafter:
             and target.max_sequences > 1
         )
         self._num_steps = config.num_refinement_steps
-        self._num_known_ids = target.vocab_size
         self._banned = self._banned_columns()
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
         self._refreshed_at: dict[str, int] = {}  # request id -> prefix length at its full pass
@@ -112,17 +109,17 @@ class DiffusionDrafter:
         checkpoint = inspect_checkpoint(config.path)
         settings = checkpoint.diffusion
         checkpoint.check_room_for_drafts()
-        wanted = target.max_model_len + MAX_DRAFT_TOKENS
+        max_positions = min(target.max_model_len + MAX_DRAFT_TOKENS, checkpoint.max_positions)
         loaded = load_model(
             config.path,
             device=config.device,
             dtype=config.dtype,
             num_slots=target.max_sequences,
-            max_len=min(wanted, checkpoint.max_positions),
+            max_len=max_positions,
             num_scratch_rows=NUM_SCRATCH_ROWS,
             may_round=True,
         )
-        return cls(loaded.runner, settings, config, target, min(wanted, checkpoint.max_positions))
+        return cls(loaded.runner, settings, config, target, max_positions)
 
     def with_config(self, config: DiffuSpecConfig) -> Self:
         """Return another drafter over the same model and cache, with other settings.
@@ -152,7 +149,7 @@ class DiffusionDrafter:
             raise InvalidRequestError(
                 f"num_draft_tokens must be from 1 to {MAX_DRAFT_TOKENS}, got {k}"
             )
-        check_draft_request(request, self._num_known_ids)
+        check_draft_request(request, self._target.vocab_size)
 
     def _release(self, request_id: str) -> None:
         self.runner.cache.release(request_id)
@@ -202,9 +199,8 @@ class DiffusionDrafter:
 
     def _begin(self, request: DraftRequest) -> _Draft:
         k = request.num_draft_tokens
-        block = self._masks[:k].copy()
         prefix = _cut(request.prefix, self._max_positions - k)
-        return _Draft(request, prefix, block)
+        return _Draft(request, prefix, block=self._masks[:k].copy())
 
     def _fill(self, drafts: Sequence[_Draft], columns: LogitColumns | None) -> None:
         """Run the model over every draft's prefix and block, and update its logits.
@@ -241,7 +237,7 @@ class DiffusionDrafter:
         """Return the columns of the logits of ids unknown to the target, and of the mask."""
         columns = self.runner.columns
         ids = columns.token_ids if columns else torch.arange(self.runner.vocab_size)
-        is_banned = (ids >= self._num_known_ids) | (ids == self._mask_token_id)
+        is_banned = (ids >= self._target.vocab_size) | (ids == self._settings.mask_token_id)
         return is_banned.nonzero().flatten().to(self.runner.device)
 
     def _plan(self, group: Sequence[_Draft]) -> _Plan:
@@ -253,7 +249,7 @@ class DiffusionDrafter:
         max_cached = min(len(shared), *(len(prefix) - 1 for prefix in prefixes))
         slot, start = self.runner.cache.acquire(request_id, prefixes[0], max_cached)
         committed = shared
-        if self._attention == "full":
+        if self._settings.attention == "full":
             # Prefix rows see the draft after them: rows that several drafts share are not kept.
             committed = shared if len(group) == 1 else shared[:start]
             if len(group) == 1 and self._is_refresh_due(request_id, start, len(shared)):
@@ -262,7 +258,7 @@ class DiffusionDrafter:
         if not self._uses_cache:
             start, committed = 0, shared[:0]
         self.runner.cache.truncate(slot, start)
-        if self._attention == "block_causal" and self._uses_cache:
+        if self._settings.attention == "block_causal" and self._uses_cache:
             start = self.runner.extend(slot, shared, start, MAX_PREFILL_ROWS)
         blocks = [draft.block for draft in group]
         settings, max_rows = self._settings, self._num_scratch_rows
