@@ -16,6 +16,7 @@ from deploy.batches.places import API_KEY_VARIABLE, Place, at_address, in_proces
 from deploy.batches.run import Options
 from deploy.batches.services import BatchStoppedError
 from deploy.batches.summary import summary_table
+from deploy.options import Config
 from diffuspec.cli import options
 from diffuspec.cli.command import EXIT_FAILURE, Command
 from diffuspec.cli.display import stdout_console
@@ -62,12 +63,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 _Input = Annotated[Path, typer.Option("--input", metavar="IN.jsonl", help="The rows.")]
 _Output = Annotated[
     Path, typer.Option("--output", metavar="OUT.jsonl", help="The results; made, or gone on with.")
-]
-_Config = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.yaml", help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair."
-    ),
 ]
 _Address = Annotated[
     str,
@@ -147,7 +142,7 @@ _ShardBytes = Annotated[
 def run(
     input: _Input,
     output: _Output,
-    config: _Config = None,
+    config: Config = None,
     address: _Address = "",
     engine: _Engine = "pipeline",
     api_key_file: _KeyFile = None,

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig, load_pipeline
+from deploy import options
 from deploy.local_ray import ray_cluster
 from deploy.rested import rested
 from deploy.runs import Run, Streaming, answer, one_at_a_time, progress_bar
@@ -44,28 +45,11 @@ _PLAIN, _SEQUENTIAL, _PRE_DRAFTS = "plain", "sequential", "pre-drafts "
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_Config = Annotated[
-    Path,
-    typer.Option(
-        metavar="FILE.yaml",
-        help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair.",
-        show_default=False,
-    ),
-]
-_Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Questions per family.")]
 _Repeats = Annotated[int, typer.Option(metavar="N", min=1, help="Times each question is asked.")]
-_MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
 _Length = Annotated[
     int, typer.Option(metavar="N", min=1, max=128, help="Draft length of all steps.")
 ]
 _Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and the plot.")]
-_Address = Annotated[
-    str,
-    typer.Option(
-        metavar="ADDRESS",
-        help="A running Ray cluster. Default: RAY_ADDRESS, else a cluster of its own.",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,20 +68,20 @@ class Row:
 
 @app.command(cls=Command)
 def run(
-    config: _Config = _PIPELINE,
-    limit: _Limit = 1,
+    config: options.Config = None,
+    limit: options.NumPerFamily = 1,
     repeats: _Repeats = 3,
-    max_tokens: _MaxTokens = 128,
+    max_tokens: options.MaxTokens = 128,
     draft_length: _Length = 20,
     out: _Out = _OUT,
-    address: _Address = "",
+    address: options.Address = "",
 ) -> None:
     """Compare a pipeline with the same roles in one process.
 
     Exits with 1 if tokens differ.
     """
     out.mkdir(parents=True, exist_ok=True)
-    pipeline = one_at_a_time(load_pipeline(config))
+    pipeline = one_at_a_time(load_pipeline(config or _PIPELINE))
     asked = [q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"]
     modes = _modes(pipeline, draft_length)
     torch.set_num_threads(pipeline.placement.verifier.num_threads)  # as the roles' processes

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from actors.pipeline import Pipeline, RoleReport
 from actors.settings import PipelineConfig, load_pipeline
+from deploy import options
 from deploy.local_ray import ray_cluster
 from deploy.runs import Run, answer, one_at_a_time, progress_bar
 from deploy.tokens import given_token
@@ -35,12 +36,6 @@ _PLAIN, _SEQUENTIAL, _OVERLAPPED = _MODES = ("plain", "sequential", "overlapped"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-_Config = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.yaml", help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair."
-    ),
-]
 _Questions = Annotated[
     Path,
     typer.Option(
@@ -49,33 +44,23 @@ _Questions = Annotated[
         show_default=False,
     ),
 ]
-_Limit = Annotated[int, typer.Option(metavar="N", min=1, help="Questions per family.")]
 _Repeats = Annotated[
     int, typer.Option(metavar="N", min=1, help="Times each question is asked in each mode.")
 ]
-_MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
 _Trace = Annotated[
     Path, typer.Option(metavar="FILE.json", help="Timeline of all roles, for ui.perfetto.dev.")
-]
-_Address = Annotated[
-    str,
-    typer.Option(
-        metavar="ADDRESS",
-        help="A running Ray cluster, or auto to find one here. Default: RAY_ADDRESS, else a "
-        "cluster of its own.",
-    ),
 ]
 
 
 @app.command(cls=Command)
 def run(
-    config: _Config = None,
+    config: options.Config = None,
     questions: _Questions = QUESTIONS,
-    limit: _Limit = 1,
+    limit: options.NumPerFamily = 1,
     repeats: _Repeats = 2,
-    max_tokens: _MaxTokens = 128,
+    max_tokens: options.MaxTokens = 128,
     trace: _Trace = _TRACE,
-    address: _Address = "",
+    address: options.Address = "",
 ) -> None:
     """Place a pipeline on a Ray cluster and compare plain, drafted and overlapped decoding.
 

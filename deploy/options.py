@@ -1,0 +1,25 @@
+"""Options that several of these commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.yaml", help="The pipeline. Default: deploy/pipeline.yaml, the embedded pair."
+    ),
+]
+Address = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="A running Ray cluster, or auto to find one here. Default: RAY_ADDRESS, else a "
+        "cluster of its own.",
+    ),
+]
+NumPerFamily = Annotated[int, typer.Option(metavar="N", min=1, help="Questions per family.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", min=1, help="Longest answer, in tokens.")]
