@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -83,6 +84,23 @@ def test_a_browser_shows_the_same_tokens_with_and_without_speculation(
         model=MODEL, messages=messages, temperature=0, max_tokens=128, extra_body=plain
     )
     assert shown.removesuffix("◦") == reply.choices[0].message.content
+
+
+@pytest.fixture
+def narrow(page: Page) -> Iterator[Page]:
+    size = {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+    page.call("Emulation.setDeviceMetricsOverride", **size)
+    yield page
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_in_a_narrow_window_nothing_is_cut_off_or_shrunk(service: Service, narrow: Page):
+    _run(narrow, service)
+    assert narrow.evaluate("document.documentElement.scrollWidth") == 360
+    scale = narrow.evaluate("document.querySelector('.timeline').getScreenCTM().a")
+    assert scale == pytest.approx(1, abs=0.01)
 
 
 def _run(page: Page, service: Service) -> None:

@@ -2,18 +2,18 @@
 
 import { svg } from "./svg.js";
 
-const WIDTH = 640;
 const LEFT = 56;
 const LANES = ["draft", "search", "verify", "rest"];
 const LANE_HEIGHT = 18;
 
-/** Return an SVG of the steps, one after the other, with a lane for each stage. */
-export function drawTimeline(steps) {
+/** Return an SVG of the steps, one after the other, with a lane for each stage.
+ *  `width` is that of its place in pixels, so that its words are as large as those around it. */
+export function drawTimeline(steps, width) {
   const total = steps.reduce((sum, step) => sum + step.seconds.step, 0) || 1;
-  const scale = (WIDTH - LEFT) / total;
+  const scale = (width - LEFT) / total;
   const height = LANES.length * LANE_HEIGHT + 18;
   const picture = svg("svg", {
-    class: "timeline", viewBox: `0 0 ${WIDTH} ${height}`, role: "img",
+    class: "timeline", viewBox: `0 0 ${width} ${height}`, role: "img",
     "aria-label": `Time line of ${steps.length} steps in ${total.toFixed(2)} seconds`,
   });
   LANES.forEach((lane, row) => {
@@ -25,7 +25,7 @@ export function drawTimeline(steps) {
     start += step.seconds.step;
   }
   picture.append(svg("text", { x: LEFT, y: height - 3 }, "0"));
-  picture.append(svg("text", { x: WIDTH, y: height - 3, "text-anchor": "end" },
+  picture.append(svg("text", { x: width, y: height - 3, "text-anchor": "end" },
     `${(total * 1000).toFixed(0)} ms`));
   return picture;
 }

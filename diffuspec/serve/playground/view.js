@@ -67,7 +67,8 @@ export class AnswerView {
     const pairs = Object.entries(figures).map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, String(value))));
     this._figures.replaceChildren(...pairs);
-    if (answer.finishReason) this._timeline.replaceChildren(drawTimeline(answer.steps));
+    if (!answer.finishReason) return;
+    this._timeline.replaceChildren(drawTimeline(answer.steps, this._timeline.clientWidth));
   }
 
   _listen() {
