@@ -47,22 +47,31 @@ class RowwiseActivation(nn.Module):
 
 
 class RotaryTable(nn.Module):
-    """The cosines and sines of rotary positions, computed once for all positions below a limit."""
+    """The cosines and sines of rotary positions, computed once for all positions below a limit.
 
-    def __init__(self, rotary: nn.Module, num_positions: int, dtype: torch.dtype) -> None:
+    Some families choose them by the largest position: no sequence has more than `max_len`.
+    """
+
+    def __init__(
+        self, rotary: nn.Module, max_len: int, num_positions: int, dtype: torch.dtype
+    ) -> None:
         super().__init__()
         device = rotary.get_buffer("inv_freq").device
+        like = torch.zeros(1, dtype=dtype, device=device)
         positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
-        cos, sin = rotary(torch.zeros(1, dtype=dtype, device=device), positions)
-        self._cos, self._sin = cos[0], sin[0]
+        parts = [rotary(like, part) for part in positions.split(max_len, dim=1)]
+        self._cos, self._sin = (torch.cat(angles, dim=1)[0] for angles in zip(*parts, strict=True))
 
     def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos[position_ids], self._sin[position_ids]
 
 
 @torch.inference_mode()
-def use_row_layers(model: nn.Module, num_positions: int) -> bool:
-    """Replace activations and rotary embeddings in place; return whether none was left over."""
+def use_row_layers(model: nn.Module, max_len: int, num_positions: int) -> bool:
+    """Replace activations and rotary embeddings in place; return whether none was left over.
+
+    Sequences have up to max_len tokens. Rows that are not kept have positions up to num_positions.
+    """
     parameter = next(model.parameters())
     dtype, is_on_gpu = parameter.dtype, parameter.is_cuda  # whose elements are computed alike
     for parent in list(model.modules()):
@@ -70,7 +79,7 @@ def use_row_layers(model: nn.Module, num_positions: int) -> bool:
             if isinstance(child, _ACTIVATIONS) and not is_on_gpu:
                 setattr(parent, name, RowwiseActivation(child))
             elif _is_rotary(child):
-                setattr(parent, name, RotaryTable(child, num_positions, dtype))
+                setattr(parent, name, RotaryTable(child, max_len, num_positions, dtype))
     return not any(hasattr(module, "inv_freq") for module in model.modules())
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from diffuspec.models.loading.row_layers import RotaryTable, RowwiseActivation, use_row_layers
-from tests.support.models import make_model
+from tests.support.models import make_dynamic_model, make_longrope_model, make_model
 
 
 @pytest.mark.parametrize("width", [64, 2011, 40_000])
@@ -28,10 +31,22 @@ def test_a_row_of_an_activation_does_not_depend_on_the_others(width: int) -> Non
 def test_tables_hold_what_a_rotary_embedding_computes() -> None:
     rotary = make_model("llama").model.rotary_emb
     positions = torch.tensor([[3, 0, 250, 17]])
-    table = RotaryTable(rotary, 256, torch.float32)
+    table = RotaryTable(rotary, 100, 256, torch.float32)
     hidden = torch.zeros(1, 4, 48)
     for mine, expected in zip(table(hidden, positions), rotary(hidden, positions), strict=True):
         assert torch.allclose(mine, expected, atol=1e-6)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("make", [make_longrope_model, make_dynamic_model])
+def test_tables_hold_the_angles_of_the_longest_sequence(make: Callable[[], Any]) -> None:
+    """Its scratch rows lie where these families have other angles."""
+    rotary, max_len = make().model.rotary_emb, 128
+    positions, hidden = torch.arange(max_len)[None], torch.zeros(1, 4, 48)
+    expected = [angles.clone() for angles in rotary(hidden, positions)]
+    table = RotaryTable(rotary, max_len, 512, torch.float32)
+    for mine, angles in zip(table(hidden, positions), expected, strict=True):
+        assert torch.equal(mine, angles)
 
 
 def test_rotary_embeddings_of_another_kind_are_told() -> None:
@@ -44,6 +59,6 @@ def test_rotary_embeddings_of_another_kind_are_told() -> None:
             raise NotImplementedError
 
     model = nn.Sequential(nn.Linear(4, 4), nn.SiLU())
-    assert use_row_layers(model, 8)
+    assert use_row_layers(model, 8, 8)
     assert isinstance(model[1], RowwiseActivation)
-    assert not use_row_layers(nn.Sequential(nn.Linear(4, 4), Other()), 8)
+    assert not use_row_layers(nn.Sequential(nn.Linear(4, 4), Other()), 8, 8)
