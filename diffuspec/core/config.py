@@ -44,8 +44,8 @@ class TargetConfig(Section):
     exact: bool | None = Field(
         None,
         description="Compute every token from the tokens before it alone, to the last bit, so that "
-        "no draft and no other request can turn a near-tie; null: in 16 bits, for models of which "
-        "that costs little.",
+        "no draft and no other request can turn a near-tie; null: where that costs little, in 16 "
+        "bits, and in float32 on processors with AVX-512 and VNNI.",
     )
     max_tree_nodes: int = Field(
         64,

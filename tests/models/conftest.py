@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,14 @@ from tests.support.models import (
     make_dream,
     make_model,
     save_tokenizer,
+    without_rounding,
 )
+
+
+@pytest.fixture(autouse=True, scope="package")
+def drafters_do_not_round() -> Iterator[None]:
+    with without_rounding():
+        yield
 
 
 @pytest.fixture

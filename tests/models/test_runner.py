@@ -43,6 +43,7 @@ def test_a_cpu_model_sees_few_numbers_of_rows(
     save_target: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """oneDNN keeps compiled kernels for every number of rows, megabytes for each."""
+    monkeypatch.setattr("diffuspec.models.rows.products.can_multiply", lambda *_: False)
     runner = load_model(save_target("qwen2"), device="cpu", num_slots=1).runner
     fed, wanted = set(), set()
 
@@ -77,7 +78,7 @@ EXACT_FAMILIES = sorted(FAMILIES.keys() - {"gpt-oss"})
 PADDED_FAMILIES = {"gemma2", "gpt2"}  # whose layers need one fixed shape
 
 
-@pytest.fixture(params=["float32", "bfloat16", "bfloat16 without tiles"])
+@pytest.fixture(params=["float32", "float32 by oneDNN", "bfloat16", "bfloat16 by oneDNN"])
 def exact_runner(
     request: pytest.FixtureRequest,
     family: str,
@@ -85,9 +86,9 @@ def exact_runner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> ModelRunner:
     monkeypatch.setattr("diffuspec.models.runner.EXACT_BLOCK", 64)
-    dtype, _, without_tiles = request.param.partition(" ")
-    if without_tiles:
-        monkeypatch.setattr("diffuspec.models.rows.products.is_available", lambda: False)
+    dtype, _, by_one_dnn = request.param.partition(" ")
+    if by_one_dnn:
+        monkeypatch.setattr("diffuspec.models.rows.products.can_multiply", lambda *_: False)
     path = save_target(family)
     return load_model(
         path, device="cpu", dtype=dtype, num_slots=2, num_scratch_rows=8, is_exact=True

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -37,6 +39,7 @@ from transformers import (
 )
 
 from diffuspec.models.attention.segment import Segment, Visible
+from diffuspec.models.loading import fast_layers
 
 VOCAB_SIZE = 120
 MASK_TOKEN_ID = 119  # the target's tokenizer does not know it
@@ -144,6 +147,19 @@ def make_drafter_model() -> Any:
     torch.manual_seed(1)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 500.0}
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, rope_parameters=rope)).eval()
+
+
+@contextlib.contextmanager
+def without_rounding() -> Iterator[None]:
+    """Let drafters multiply in the type of their weights, to compare them with other code."""
+    make_layer = fast_layers._packed
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None, is_exact: bool, _: bool) -> Any:
+        return make_layer(weight, bias, is_exact, may_round=False)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_layers, "_packed", make)
+        yield
 
 
 def save_tokenizer(path: Path, num_ids: int = NUM_KNOWN_IDS) -> None:

@@ -1,8 +1,7 @@
 """Decoder layers of the Llama family on a CPU, in few operations.
 
 transformers' layers start some 60 operations each. In a step of few rows that takes as long as
-reading the weights. These start a dozen, or one where the
-processor multiplies tiles.
+reading the weights. These start a dozen, or one where their products are our own.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from diffuspec.models.attention.interface import attending, current_attention, packed_attention
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
-from diffuspec.models.loading.fast_layers import RowsNorm, Sibling, TileLinear
+from diffuspec.models.loading.fast_layers import RowsLinear, RowsNorm, Sibling
 from diffuspec.models.rows import operations
 from diffuspec.models.rows.layer import Norms, Pieces, Products, RowsLayer, RowsLayers
 
@@ -87,17 +86,17 @@ class RowsDecoderLayer(nn.Module):
         return (rows + output).unsqueeze(0)
 
     def _parts(self) -> RowsLayer | None:
-        """Return the parts of the layer if all of its products are those of tiles."""
+        """Return the parts of the layer if all of its products are our own."""
         layers = self._qkv, self.self_attn.o_proj, self._gate_up, self.mlp.down_proj
-        tiles = [layer.product for layer in layers if isinstance(layer, TileLinear)]
-        if len(tiles) < len(layers):
+        own = [layer.product for layer in layers if isinstance(layer, RowsLinear)]
+        if len(own) < len(layers):
             return None
         first, last = self.input_layernorm, self.post_attention_layernorm
         norms = [last, *(self._head_norms or ()), *([first] if isinstance(first, RowsNorm) else [])]
         if len({norm.epsilon for norm in norms}) > 1:
             return None
         return RowsLayer(
-            Products(*tiles),
+            Products(*own),
             Norms(
                 first.weight if isinstance(first, RowsNorm) else None,
                 last.weight,

@@ -1,11 +1,11 @@
 """Faster layers for models; values agree up to rounding.
 
 A step has 1 to 40 rows, and torch's own matrix products on a CPU are slow at these shapes, most on
-AMD processors and in bfloat16. oneDNN's products over weights packed in advance take half the time,
-and in bfloat16 those of `RowsProduct` still less where the processor multiplies tiles. In float32
-on Intel processors torch's own are faster by a quarter for a single row, the step of plain
-decoding, and by a third for small layers, and are used there. Projections of the same input are
-computed as one product, and norms in one operation instead of seven, on a GPU as on a CPU.
+AMD processors and in bfloat16. Those of `RowsProduct` take a third of the time, where the processor
+has them, and oneDNN's over weights packed in advance half of it. In float32 on Intel processors
+torch's own are faster than oneDNN's by a quarter for a single row, the step of plain decoding, and
+by a third for small layers, and are used there. Projections of the same input are computed as one
+product, and norms in one operation instead of seven, on a GPU as on a CPU.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, may_round: bool = 
 
 
 def _has_independent_rows(module: nn.Module) -> bool:
-    if isinstance(module, PackedLinear | TileLinear | GpuLinear | Sibling):
+    if isinstance(module, PackedLinear | RowsLinear | GpuLinear | Sibling):
         return module.is_exact
     has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return isinstance(module, nn.Embedding) or not has_matrix
 
 
-def multiplies_tiles_alone(model: nn.Module) -> bool:
+def multiplies_any_number(model: nn.Module) -> bool:
     """Whether no matrix product of a model gains by a usual number of rows."""
-    kinds = nn.Linear | PackedLinear | TileLinear | GpuLinear
+    kinds = nn.Linear | PackedLinear | RowsLinear | GpuLinear
     layers = [
         module.product.layer if isinstance(module, Sibling) else module
         for module in model.modules()
         if isinstance(module, kinds | Sibling)
     ]
-    return all(isinstance(layer, TileLinear) for layer in layers)
+    return all(isinstance(layer, RowsLinear) for layer in layers)
 
 
 def _can_pack(dtype: torch.dtype) -> bool:
@@ -164,14 +164,14 @@ class PackedLinear(nn.Module):
         return multiply(inputs)
 
 
-class TileLinear(nn.Module):
-    """A linear layer of a processor with tiles, in bfloat16; always exact."""
+class RowsLinear(nn.Module):
+    """A linear layer by a product of our own; always exact."""
 
     is_exact = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, in_int8: bool) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, may_round: bool) -> None:
         super().__init__()
-        self.product = products.RowsProduct(weight.detach(), bias, in_int8)
+        self.product = products.RowsProduct(weight.detach(), bias, may_round)
 
     @property
     def weight(self) -> Tensor:
@@ -184,11 +184,11 @@ class TileLinear(nn.Module):
 
 def _packed(
     weight: Tensor, bias: Tensor | None, is_exact: bool, may_round: bool
-) -> PackedLinear | TileLinear | GpuLinear:
+) -> PackedLinear | RowsLinear | GpuLinear:
     if weight.is_cuda:
         return GpuLinear(weight, bias, is_exact)
-    if weight.dtype == torch.bfloat16 and products.is_available():
-        return TileLinear(weight, bias, may_round)
+    if products.can_multiply(weight.dtype, may_round):
+        return RowsLinear(weight, bias, may_round)
     return PackedLinear(weight, bias, is_exact)
 
 

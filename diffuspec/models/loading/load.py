@@ -21,13 +21,14 @@ from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
-from diffuspec.models.loading.fast_layers import multiplies_tiles_alone, use_fast_layers
+from diffuspec.models.loading.fast_layers import multiplies_any_number, use_fast_layers
 from diffuspec.models.loading.rope import check_rope
 from diffuspec.models.loading.row_layers import use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over
 from diffuspec.models.rows import operations
+from diffuspec.models.rows.products import can_multiply
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
 
@@ -63,10 +64,11 @@ def load_model(
 
     The cache has num_slots slots of max_len rows (None: as many as the model was trained for) and
     num_scratch_rows more for rows that are not kept. With is_exact a row's bits depend only on the
-    rows before it (see `ModelRunner`); None means in 16 bits, where that costs little. With
-    num_ranks above 1 this process must have joined their group, and loads its share. A target must
-    be autoregressive, and its rows independent of what else is in a forward. With may_round, rows
-    and weights may be rounded to 8 bits where that is faster. Raises ModelLoadError.
+    rows before it (see `ModelRunner`); None means where that costs little: in 16 bits, and in
+    float32 where the processor has products of our own. With num_ranks above 1 this process must
+    have joined their group, and loads its share. A target must be autoregressive, and its rows
+    independent of what else is in a forward. With may_round, rows and weights may be rounded to 8
+    bits where that is faster. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     if is_target:
@@ -92,11 +94,14 @@ def load_model(
     model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
     if num_ranks > 1:
         use_local_layers(model)
-    wants_exact = precision != torch.float32 if is_exact is None else is_exact
+    is_cheap = precision != torch.float32 or (where.type == "cpu" and can_multiply(precision))
+    wants_exact = is_cheap if is_exact is None else is_exact
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
         may_be_exact = wants_exact and num_ranks == 1
-        runner = make_runner(model, num_slots, num_rows, may_be_exact, fixed_rows, may_round)
+        runner = make_runner(
+            model, num_slots, max_len, num_rows, may_be_exact, fixed_rows, may_round
+        )
     except Exception as error:  # models that cannot use our attention raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
@@ -107,6 +112,7 @@ def load_model(
 def make_runner(
     model: Any,
     num_slots: int,
+    max_len: int,
     num_rows: int,
     may_be_exact: bool,
     fixed_rows: int | None,
@@ -119,11 +125,11 @@ def make_runner(
     is_plain = has_only_plain_tensors(model)
     may_be_exact = may_be_exact and operations.can_run_on(model.device)  # for its attention
     is_exact = is_plain and use_fast_layers(model, may_be_exact, may_round) and may_be_exact
-    is_exact = is_exact and use_row_layers(model, num_rows)
+    is_exact = is_exact and use_row_layers(model, max_len, num_rows)
     if is_plain:
         use_decoder_layers(model.base_model)
         use_rows_forward(model)
-    pads, head = not multiplies_tiles_alone(model), model.get_output_embeddings()
+    pads, head = not multiplies_any_number(model), model.get_output_embeddings()
     columns = head.columns if isinstance(head, DraftHead) else None
     if is_exact:
         runner = ModelRunner(model, num_slots, num_rows, None, True, pads, columns)

@@ -52,10 +52,18 @@ def attend(
     /,
 ) -> None: ...
 def has_tiles() -> bool: ...
+def has_vectors() -> bool: ...
 def multiply(
-    num_threads: int, matrix: int, inputs: int, outputs: int, num_rows: int, /
+    type: int,
+    num_threads: int,
+    matrix: int,
+    inputs: int,
+    outputs: int,
+    num_rows: int,
+    /,
 ) -> None: ...
 def decode(
+    type: int,
     num_threads: int,
     layers: int,
     num_layers: int,

@@ -1,11 +1,12 @@
-"""Products of bfloat16 rows and a weight matrix, on a CPU that multiplies tiles (AMX).
+"""Products of rows and a weight matrix on a CPU, packed in the order in which it is read.
 
-Steps have few rows, and then the time goes on reading the weights. Packed in the order in which
-they are read, they arrive a third faster than in oneDNN's layout, and 16 rows take little longer
-than one. A row's output does not depend on the other rows, to the last bit.
+Steps have few rows, and then the time goes on reading the weights: packed, they arrive at the speed
+of memory, in a third of the time of oneDNN's layout. A row's output does not depend on the other
+rows, to the last bit. Processors that multiply tiles (AMX) have such products in bfloat16: 16 rows
+take little longer than one. Those with AVX-512 and VNNI have them in float32.
 
-In int8 there is half as much to read. Rows are rounded, too, each to 8 bits of its largest number:
-good enough for drafts, which change no token.
+In int8 there is half as much to read, or a quarter. Rows are rounded, too, each to 8 bits of its
+largest number: good enough for drafts, which change no token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ctypes
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diffuspec.models.rows import operations
 from diffuspec.models.rows.huge_pages import in_huge_pages
@@ -21,47 +23,62 @@ from diffuspec.models.rows.huge_pages import in_huge_pages
 if operations.is_available:
     from diffuspec.models.rows import _rows
 
-_LANES = 16  # outputs of a tile of weights
-_BLOCK = 2 * _LANES
-_LINE = 64  # bytes of inputs that a tile holds for each output
 
-
-def is_available() -> bool:
+def has_tiles() -> bool:
     """Whether this processor multiplies tiles, and the system lets this process use them."""
     return operations.is_available and _rows.has_tiles()
+
+
+def has_vectors() -> bool:
+    """Whether this processor multiplies by vectors of AVX-512, and numbers of 8 bits by VNNI."""
+    return operations.is_available and _rows.has_vectors()
+
+
+def can_multiply(dtype: torch.dtype, may_round: bool = False) -> bool:
+    """Whether this processor has products of our own in a type; see `RowsProduct`."""
+    if dtype == torch.bfloat16 and has_tiles():
+        return True
+    return has_vectors() and (dtype == torch.float32 or (may_round and dtype in operations.TYPES))
 
 
 class Matrix(ctypes.Structure):
     """Where a packed weight lies: see native/products.h."""
 
     _fields_ = (
-        ("tiles", ctypes.c_void_p),
+        ("weights", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("biases", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
         ("num_inputs", ctypes.c_int),
         ("num_outputs", ctypes.c_int),
     )
 
 
 class RowsProduct:
-    """inputs * weight^T + bias of bfloat16 inputs, for a weight [outputs, inputs]."""
+    """inputs * weight^T + bias, in the type of the weight, [outputs, inputs]."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, is_int8: bool = False) -> None:
-        assert is_available(), "no tiles"
+    def __init__(self, weight: Tensor, bias: Tensor | None, may_round: bool = False) -> None:
+        """With may_round, the product is computed in int8."""
+        assert can_multiply(weight.dtype, may_round), f"no products in {weight.dtype}"
         num_outputs, num_inputs = weight.shape
-        num_padded = -(-num_outputs // _BLOCK) * _BLOCK
-        self._biases = torch.zeros(num_padded)
+        self._type = weight.dtype
+        self._layout = _Tiles if weight.dtype == torch.bfloat16 and has_tiles() else _Vectors
+        padding = -num_outputs % self._layout.block
+        self._biases = torch.zeros(num_outputs + padding)
         if bias is not None:
             self._biases[:num_outputs] = bias
         self._scales: Tensor | None = None
-        if is_int8:
-            self._scales = torch.zeros(num_padded)
-            weight, self._scales[:num_outputs] = _to_int8(weight)
-        self._tiles = _pack(weight)
+        self._offsets: Tensor | None = None
+        if may_round:
+            weight, scales = _to_int8(weight)
+            self._scales = pad(scales, (0, padding))
+            self._offsets = pad(-128 * weight.sum(dim=1, dtype=torch.int32), (0, padding))
+        self._weights = in_huge_pages(self._layout.pack(weight))
         self.matrix = Matrix(
-            self._tiles.data_ptr(),
+            self._weights.data_ptr(),
             None if self._scales is None else self._scales.data_ptr(),
             self._biases.data_ptr(),
+            None if self._offsets is None else self._offsets.data_ptr(),
             num_inputs,
             num_outputs,
         )
@@ -70,17 +87,18 @@ class RowsProduct:
 
     @property
     def weight(self) -> Tensor:
-        """The weight in torch's layout, bfloat16, [outputs, inputs]; slow."""
-        weight = _unpack(self._tiles)[: self._num_outputs, : self._num_inputs]
+        """The weight in torch's layout, [outputs, inputs]; slow."""
+        weight = self._layout.unpack(self._weights)[: self._num_outputs, : self._num_inputs]
         if self._scales is None:
             return weight
-        return (weight * self._scales[: self._num_outputs, None]).bfloat16()
+        return (weight * self._scales[: self._num_outputs, None]).to(self._type)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the outputs, [..., outputs], of inputs [..., inputs]."""
         inputs = inputs.contiguous()
         outputs = inputs.new_empty(*inputs.shape[:-1], self._num_outputs)
         _rows.multiply(
+            operations.TYPES[self._type],
             torch.get_num_threads(),
             self._address,
             inputs.data_ptr(),
@@ -96,23 +114,48 @@ def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     return (weight / scales[:, None]).round_().to(torch.int8), scales
 
 
-def _pack(weight: Tensor) -> Tensor:
-    """Return tiles, [blocks, steps, 2, 16, 16, group].
+class _Tiles:
+    """[blocks, steps, 2, 16, 16, group].
 
     A tile has 16 lines, each of which holds a group of four bytes of inputs for each of 16 outputs.
     A step takes the tiles of 32 outputs that are multiplied with the same inputs.
     """
-    num_outputs, num_inputs = weight.shape
-    size = weight.element_size()
-    width, group = _LINE // size, 4 // size
-    padding = (0, -num_inputs % width, 0, -num_outputs % _BLOCK)
-    padded = torch.nn.functional.pad(weight, padding)
-    parts = padded.view(-1, 2, _LANES, padded.shape[1] // width, width // group, group)
-    return in_huge_pages(parts.permute(0, 3, 1, 4, 2, 5))
+
+    lanes = 16
+    block = 2 * lanes  # outputs
+    line = 64  # bytes of inputs that a tile holds for each output
+
+    @classmethod
+    def pack(cls, weight: Tensor) -> Tensor:
+        num_outputs, num_inputs = weight.shape
+        size = weight.element_size()
+        width, group = cls.line // size, 4 // size
+        padded = pad(weight, (0, -num_inputs % width, 0, -num_outputs % cls.block))
+        parts = padded.view(-1, 2, cls.lanes, padded.shape[1] // width, width // group, group)
+        return parts.permute(0, 3, 1, 4, 2, 5)
+
+    @classmethod
+    def unpack(cls, tiles: Tensor) -> Tensor:
+        """Return the padded weight."""
+        num_blocks, num_steps, _, num_groups, _, group = tiles.shape
+        parts = tiles.permute(0, 2, 4, 1, 3, 5)
+        return parts.reshape(num_blocks * cls.block, num_steps * num_groups * group)
 
 
-def _unpack(tiles: Tensor) -> Tensor:
-    """Return the padded weight that `_pack` packed."""
-    num_blocks, num_steps, _, num_groups, _, group = tiles.shape
-    parts = tiles.permute(0, 2, 4, 1, 3, 5)
-    return parts.reshape(num_blocks * _BLOCK, num_steps * num_groups * group)
+class _Vectors:
+    """[blocks, steps, 64, group]: a step takes a group of four bytes of inputs for 64 outputs."""
+
+    block = 64  # outputs
+
+    @classmethod
+    def pack(cls, weight: Tensor) -> Tensor:
+        num_outputs, num_inputs = weight.shape
+        group = 4 // weight.element_size()
+        padded = pad(weight, (0, -num_inputs % group, 0, -num_outputs % cls.block))
+        parts = padded.view(-1, cls.block, padded.shape[1] // group, group)
+        return parts.transpose(1, 2)
+
+    @classmethod
+    def unpack(cls, blocks: Tensor) -> Tensor:
+        """Return the padded weight."""
+        return blocks.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -41,12 +41,14 @@ def test_logits_stay_the_same(family: str) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.skipif(not products.is_available(), reason="this processor does not multiply tiles")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("family", sorted(REPLACED))
 def test_a_model_as_one_operation_computes_the_same_bits(
-    family: str, monkeypatch: pytest.MonkeyPatch
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = make_model(family).bfloat16()
+    if not products.can_multiply(dtype):
+        pytest.skip(f"this processor has no products in {dtype}")
+    model = make_model(family).to(dtype)
     model.set_attn_implementation("diffuspec")
     use_fast_layers(model)
     use_decoder_layers(model.base_model)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 
 #include "tile_attention.h"
 #include "vectors.h"
@@ -30,41 +31,65 @@ FOR_EVERY_CPU void transpose(const float* from, int from_stride, float* to, int 
   for (int i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i]);
 }
 
+using Scratch = std::unique_ptr<float[]>;  // numbers that are written before they are read
+
 // Columns of the cache in float32, block after block: keys transposed, [padded dim, kBlock], and
 // values, [kBlock, padded dim].
 class Columns {
  public:
   Columns(const Type& type, int num_blocks, int dim)
-      : type_(type), dim_(dim), size_(kBlock * padded(dim)),
-        keys_(static_cast<size_t>(num_blocks) * size_),
-        values_(static_cast<size_t>(num_blocks) * size_), block_(size_) {}
+      : type_(type), dim_(dim), stride_(padded(dim)), size_(kBlock * stride_),
+        keys_(new float[num_blocks * size_]), values_(new float[num_blocks * size_]),
+        group_(new float[kLanes * stride_]) {}
 
-  const float* keys(int block) const { return &keys_[static_cast<size_t>(block) * size_]; }
-  const float* values(int block) const { return &values_[static_cast<size_t>(block) * size_]; }
+  const float* keys(int block) const { return &keys_[block * size_]; }
+  const float* values(int block) const { return &values_[block * size_]; }
 
-  void put(int place, const char* key, const char* value) {
-    float* keys = &keys_[static_cast<size_t>(place / kBlock) * size_ + place % kBlock];
-    type_.widen(key, block_.data(), dim_);
-    for (int i = 0; i < dim_; ++i) keys[i * kBlock] = block_[i];
-    type_.widen(value, &values_[static_cast<size_t>(place) * padded(dim_)], dim_);
+  void put(int64_t place, const char* key, const char* value) {
+    put_value(place, value);
+    type_.widen(key, group_.get(), dim_);
+    float* keys = keys_of(place);
+    for (int i = 0; i < dim_; ++i) keys[i * kBlock] = group_[i];
   }
 
-  void put_block(const char* keys, const char* values) {  // as block 0
-    const int stride = padded(dim_);
-    const int num_pieces = stride == dim_ ? 1 : kBlock, size = kBlock / num_pieces * dim_;
-    for (int i = 0; i < num_pieces; ++i) {
-      type_.widen(at(keys, type_, i * size), &block_[i * stride], size);
-      type_.widen(at(values, type_, i * size), &values_[i * stride], size);
+  // Puts successive columns, the first of them at a multiple of kLanes.
+  void put_all(int64_t place, int count, const char* keys, const char* values) {
+    const int64_t size = dim_ * type_.size;
+    for (; count >= kLanes; count -= kLanes, place += kLanes) {
+      put_keys(place, keys);
+      for (int i = 0; i < kLanes; ++i) put_value(place + i, values + i * size);
+      keys += kLanes * size;
+      values += kLanes * size;
     }
-    for (int i = 0; i < stride; i += kLanes)
-      for (int column = 0; column < kBlock; column += kLanes)
-        transpose(&block_[column * stride + i], stride, &keys_[i * kBlock + column], kBlock);
+    for (int i = 0; i < count; ++i) put(place + i, keys + i * size, values + i * size);
+  }
+
+  void put_keys(int64_t place, const char* keys) {  // of kLanes columns
+    const float* group = reinterpret_cast<const float*>(keys);
+    if (!lies_ready(type_, dim_)) {
+      for (int i = 0; i < kLanes; ++i)
+        type_.widen(at(keys, type_, i * dim_), &group_[i * stride_], dim_);
+      group = group_.get();
+    }
+    float* to = keys_of(place);
+    for (int i = 0; i < stride_; i += kLanes) transpose(group + i, stride_, to + i * kBlock, kBlock);
+  }
+
+  // Whether columns lie in the cache as they do here.
+  static bool lies_ready(const Type& type, int dim) {
+    return &type == &kTypes[kFloat32] && padded(dim) == dim;
   }
 
  private:
+  float* keys_of(int64_t place) { return &keys_[place / kBlock * size_ + place % kBlock]; }
+  void put_value(int64_t place, const char* value) {
+    type_.widen(value, &values_[place * stride_], dim_);
+  }
+
   const Type& type_;
-  int dim_, size_;
-  Numbers keys_, values_, block_;
+  const int dim_, stride_;
+  const int64_t size_;
+  Scratch keys_, values_, group_;
 };
 
 // The running softmax of some queries: sums of weighted values, [queries, padded dim], each query's
@@ -221,12 +246,19 @@ class HeadAttention {
 
   void add_whole_blocks() {  // all rows see them, but for windows
     Columns block(type_, 1, call_.dim);
+    const bool is_ready = Columns::lies_ready(type_, call_.dim);
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      block.put_block(key(b * kBlock), value(b * kBlock));
+      const float* values = block.values(0);
+      if (is_ready) {
+        for (int i = 0; i < kBlock; i += kLanes) block.put_keys(i, key(b * kBlock + i));
+        values = reinterpret_cast<const float*>(value(b * kBlock));
+      } else {
+        block.put_all(0, kBlock, key(b * kBlock), value(b * kBlock));
+      }
       for (int row = 0; row < call_.num_rows; ++row) start_at(row, b);
-      add(0, call_.num_rows, block, 0, kBlock);
+      add(0, call_.num_rows, block.keys(0), values, kBlock);
     }
   }
 
@@ -235,7 +267,7 @@ class HeadAttention {
     int most = 0;
     for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
     Columns tail(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
-    for (int i = 0; i < num_before; ++i) tail.put(i, key(start + i), value(start + i));
+    tail.put_all(0, num_before, key(start), value(start));
     std::vector<int32_t> there;  // the listed columns that stand in the tail
     for (int place = 0; place < call_.num_rows; ++place) {
       const int row = call_.lists.order[place], size = call_.lists.counts[row];
@@ -249,7 +281,7 @@ class HeadAttention {
       for (int b = 0, left = num_before + size; left > 0; ++b, left -= kBlock) {
         start_at(row, start / kBlock + b);
         if (sums_.first[row * group_] < std::min(left, kBlock))
-          add(row, 1, tail, b, std::min(left, kBlock));
+          add(row, 1, tail.keys(b), tail.values(b), std::min(left, kBlock));
       }
     }
   }
@@ -259,10 +291,9 @@ class HeadAttention {
     std::fill_n(&sums_.first[row * group_], group_, std::min(std::max(first, 0), kBlock));
   }
 
-  void add(int row, int num_rows, const Columns& columns, int block, int end) {
+  void add(int row, int num_rows, const float* keys, const float* values, int end) {
     add_block_to(
-        sums_, row * group_, num_rows * group_, call_.dim, columns.keys(block),
-        columns.values(block), end, call_.scaling);
+        sums_, row * group_, num_rows * group_, call_.dim, keys, values, end, call_.scaling);
   }
 
   void write(int row) {

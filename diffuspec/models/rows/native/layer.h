@@ -1,4 +1,4 @@
-// Decoder layers of the Llama family, in bfloat16, on processors with tiles.
+// Decoder layers of the Llama family, where their products are those of `products.h`.
 
 #pragma once
 
@@ -28,6 +28,7 @@ struct Piece {
 };
 
 struct Batch {
+  const Type* type;
   const void *inputs, *cos, *sin;  // [num_rows, hidden], [num_rows, dim] twice
   void* outputs;                   // [num_rows, hidden]
   const Piece* pieces;

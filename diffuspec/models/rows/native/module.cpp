@@ -10,6 +10,7 @@
 #include "products.h"
 #include "python.h"
 #include "tiles.h"
+#include "vector_products.h"
 
 namespace rows {
 namespace {
@@ -59,24 +60,25 @@ PyObject* run_attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 }
 
 PyObject* run_multiply(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  int num_threads;
+  int type, num_threads;
   const Matrix* matrix;
   Product call;
   if (!Arguments(arguments, count)
-           .read(num_threads, matrix, call.inputs, call.outputs, call.num_rows))
+           .read(type, num_threads, matrix, call.inputs, call.outputs, call.num_rows))
     return nullptr;
   call.matrix = *matrix;
-  return without_lock([&] { multiply(call, num_threads); });
+  return without_lock([&] { multiply(kTypes[type], call, num_threads); });
 }
 
 PyObject* run_decode(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   const Layer* layers;
-  int num_layers;
+  int type, num_layers;
   Batch batch;
   if (!Arguments(arguments, count)
-           .read(batch.num_threads, layers, num_layers, batch.inputs, batch.cos, batch.sin,
+           .read(type, batch.num_threads, layers, num_layers, batch.inputs, batch.cos, batch.sin,
                  batch.outputs, batch.num_rows, batch.pieces, batch.num_pieces))
     return nullptr;
+  batch.type = &kTypes[type];
   return without_lock([&] { decode(layers, num_layers, batch); });
 }
 
@@ -84,10 +86,14 @@ PyObject* run_has_tiles(PyObject*, PyObject* const*, Py_ssize_t) {
   return PyBool_FromLong(has_tiles());
 }
 
+PyObject* run_has_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
+  return PyBool_FromLong(has_vectors());
+}
+
 #define METHOD(name) {#name, reinterpret_cast<PyCFunction>(run_##name), METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
-    METHOD(decode), METHOD(has_tiles), {nullptr, nullptr, 0, nullptr}};
+    METHOD(decode), METHOD(has_tiles), METHOD(has_vectors), {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_rows", nullptr, -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};
 

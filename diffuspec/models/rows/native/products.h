@@ -1,16 +1,16 @@
-// Products of bfloat16 rows and a matrix on processors with AMX, whose tiles hold 16 rows of 64 bytes.
-//
-// A row's result does not depend, to the last bit, on the other rows: a tile's rows are summed apart
-// from each other, always in the same order. `products.py` packs the matrix.
+// Products of rows and a matrix, which `products.py` packs in the order in which it is read.
 
 #pragma once
+
+#include "numbers.h"
 
 namespace rows {
 
 struct Matrix {
-  const char* tiles;    // [blocks, steps, 2 tiles], bfloat16 or int8
-  const float* scales;  // of outputs, [blocks * 32], where the tiles are int8, else null
-  const float* biases;  // [blocks * 32]
+  const char* weights;     // in blocks of outputs: see `tile_products.h` and `vector_products.h`
+  const float* scales;     // of outputs, where the weights are int8, else null
+  const float* biases;     // these arrays are as long as the blocks have outputs
+  const int32_t* offsets;  // of int8 sums by vectors, which take inputs 128 too high; else null
   int num_inputs, num_outputs;
 };
 
@@ -21,7 +21,7 @@ struct Product {
   int num_rows;
 };
 
-// Only where there are tiles.
-void multiply(const Product& call, int num_threads);
+// By tiles where there are any for the type, else by vectors.
+void multiply(const Type& type, const Product& call, int num_threads);
 
 }  // namespace rows

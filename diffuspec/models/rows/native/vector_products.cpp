@@ -1,0 +1,242 @@
+#include "vector_products.h"
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HAS_VECTORS 1
+#include <immintrin.h>
+#define ON_VECTORS __attribute__((target("arch=x86-64-v4,avx512vnni")))
+#define ON_VECTORS_INLINE ON_VECTORS inline __attribute__((always_inline))
+#else
+#define HAS_VECTORS 0
+#endif
+
+#include <algorithm>
+#include <vector>
+
+namespace rows {
+
+#if HAS_VECTORS
+namespace {
+
+constexpr int kLanes = 16;
+constexpr int kBlock = 64;  // outputs that are computed together
+constexpr int kVectors = kBlock / kLanes;
+constexpr int kGroup = 6;   // rows, whose sums fill the registers
+constexpr int kChunk = 64;  // steps, whose weights stay in the first-level cache
+constexpr int kAhead = 16;  // steps whose weights are fetched in advance
+constexpr int64_t kWorthAThread = 1 << 18;  // weights
+
+int divided_up(int count, int size) { return (count + size - 1) / size; }
+
+// At each step one number of a row is multiplied with one of each output.
+struct Float32 {
+  using Number = float;
+  using Vector = __m512;
+  ON_VECTORS_INLINE static Vector load(const Number* from) { return _mm512_loadu_ps(from); }
+  ON_VECTORS_INLINE static void store(Number* to, Vector sum) { _mm512_storeu_ps(to, sum); }
+  ON_VECTORS_INLINE static Vector spread(Number number) { return _mm512_set1_ps(number); }
+  ON_VECTORS_INLINE static Vector add(Vector sum, Vector number, Vector weights) {
+    return _mm512_fmadd_ps(number, weights, sum);
+  }
+};
+
+// At each step four numbers of a row, each 128 too high, are multiplied with four of each output.
+struct Int8 {
+  using Number = int32_t;
+  using Vector = __m512i;
+  ON_VECTORS_INLINE static Vector load(const Number* from) { return _mm512_loadu_si512(from); }
+  ON_VECTORS_INLINE static void store(Number* to, Vector sum) { _mm512_storeu_si512(to, sum); }
+  ON_VECTORS_INLINE static Vector spread(Number numbers) { return _mm512_set1_epi32(numbers); }
+  ON_VECTORS_INLINE static Vector add(Vector sum, Vector numbers, Vector weights) {
+    return _mm512_dpbusd_epi32(sum, numbers, weights);
+  }
+};
+
+// Adds what some steps contribute to the sums of N rows, [N, kBlock].
+template <class Kind, int N, class Number = typename Kind::Number>
+ON_VECTORS_INLINE void add_group(
+    const Number* inputs, int64_t stride, const Number* weights, int num_steps, Number* sums) {
+  typename Kind::Vector found[N][kVectors];
+#pragma GCC unroll 6
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) found[i][v] = Kind::load(sums + i * kBlock + v * kLanes);
+  for (int step = 0; step < num_steps; ++step, weights += kBlock) {
+    typename Kind::Vector weight[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      __builtin_prefetch(weights + kAhead * kBlock + v * kLanes);
+      weight[v] = Kind::load(weights + v * kLanes);
+    }
+#pragma GCC unroll 6
+    for (int i = 0; i < N; ++i) {
+      const typename Kind::Vector number = Kind::spread(inputs[i * stride + step]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) found[i][v] = Kind::add(found[i][v], number, weight[v]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) Kind::store(sums + i * kBlock + v * kLanes, found[i][v]);
+}
+
+template <class Kind, class Number = typename Kind::Number>
+ON_VECTORS void add_rows(
+    const Number* inputs, int64_t stride, int num_rows, const Number* weights, int num_steps,
+    Number* sums) {
+  for (; num_rows >= kGroup; num_rows -= kGroup) {
+    add_group<Kind, kGroup>(inputs, stride, weights, num_steps, sums);
+    inputs += kGroup * stride;
+    sums += kGroup * kBlock;
+  }
+  if (num_rows == 5) add_group<Kind, 5>(inputs, stride, weights, num_steps, sums);
+  if (num_rows == 4) add_group<Kind, 4>(inputs, stride, weights, num_steps, sums);
+  if (num_rows == 3) add_group<Kind, 3>(inputs, stride, weights, num_steps, sums);
+  if (num_rows == 2) add_group<Kind, 2>(inputs, stride, weights, num_steps, sums);
+  if (num_rows == 1) add_group<Kind, 1>(inputs, stride, weights, num_steps, sums);
+}
+
+// The sums of rows, [num_rows, kBlock], with a block of outputs. Inputs are [num_rows, num_steps].
+template <class Kind, class Number = typename Kind::Number>
+void add_up(
+    const Matrix& matrix, int block, const Number* inputs, int num_rows, int num_steps,
+    Number* sums) {
+  const Number* weights = reinterpret_cast<const Number*>(matrix.weights);
+  weights += int64_t{block} * num_steps * kBlock;
+  for (int step = 0; step < num_steps; step += kChunk) {
+    const int count = std::min(kChunk, num_steps - step);
+    add_rows<Kind>(inputs + step, num_steps, num_rows, weights + step * kBlock, count, sums);
+  }
+}
+
+// Calls `compute(begin, end)` for parts of the blocks, in as many threads as that is worth.
+template <class Compute>
+void divide(const Matrix& matrix, int num_threads, Compute compute) {
+  const int num_blocks = divided_up(matrix.num_outputs, kBlock);
+  const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
+  const int num_parts = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
+#pragma omp parallel for num_threads(num_parts) if (num_parts > 1)
+  for (int part = 0; part < num_parts; ++part)
+    compute(num_blocks * part / num_parts, num_blocks * (part + 1) / num_parts);
+}
+
+// Writes the numbers of a block of outputs, [num_rows, kBlock].
+void write(const Type& type, const Product& call, int block, const float* numbers) {
+  const int first = block * kBlock, count = std::min(kBlock, call.matrix.num_outputs - first);
+  for (int row = 0; row < call.num_rows; ++row, numbers += kBlock) {
+    const int64_t place = int64_t{row} * call.matrix.num_outputs + first;
+    type.narrow(numbers, at(call.outputs, type, place), count);
+  }
+}
+
+void multiply_in_float32(const Product& call, int num_threads) {
+  const float* inputs = reinterpret_cast<const float*>(call.inputs);
+  divide(call.matrix, num_threads, [&](int begin, int end) {
+    Numbers sums(size_t(call.num_rows) * kBlock);
+    for (int block = begin; block < end; ++block) {
+      for (int row = 0; row < call.num_rows; ++row)
+        std::copy_n(call.matrix.biases + block * kBlock, kBlock, &sums[size_t(row) * kBlock]);
+      add_up<Float32>(
+          call.matrix, block, inputs, call.num_rows, call.matrix.num_inputs, sums.data());
+      write(kTypes[kFloat32], call, block, sums.data());
+    }
+  });
+}
+
+// Rows divided so that the largest number of each becomes 127, plus 128.
+class RoundedRows {
+ public:
+  RoundedRows(const Type& type, const Product& call)
+      : num_steps(divided_up(call.matrix.num_inputs, 4)),
+        scales_(call.num_rows), bytes_(size_t(call.num_rows) * num_steps * 4, 128) {
+    const int count = call.matrix.num_inputs;
+    Numbers row(divided_up(count, kLanes) * kLanes);
+    for (int i = 0; i < call.num_rows; ++i) {
+      type.widen(at(call.inputs, type, int64_t{i} * count), row.data(), count);
+      scales_[i] = round(row.data(), count, &bytes_[size_t(i) * num_steps * 4]);
+    }
+  }
+
+  const int32_t* data() const { return reinterpret_cast<const int32_t*>(bytes_.data()); }
+  float scale(int row) const { return scales_[row]; }
+
+  const int num_steps;
+
+ private:
+  ON_VECTORS static float round(const float* numbers, int count, uint8_t* to) {
+    __m512 largest = _mm512_setzero_ps(), rest = largest;  // numbers are padded with zeros
+    for (int i = 0; i < count; i += kLanes) {
+      const __m512 found = _mm512_loadu_ps(numbers + i);
+      largest = _mm512_max_ps(_mm512_abs_ps(found), largest);
+      rest = _mm512_fmadd_ps(found, _mm512_setzero_ps(), rest);  // NaN if one is not finite
+    }
+    const float magnitude = _mm512_reduce_max_ps(largest) + _mm512_reduce_add_ps(rest);
+    const __m512 factor = _mm512_set1_ps(magnitude > 0.f ? 127.f / magnitude : 0.f);
+    for (int i = 0; i < count; i += kLanes) {
+      const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(numbers + i), factor);
+      const __m512i moved = _mm512_add_epi32(_mm512_cvtps_epi32(scaled), _mm512_set1_epi32(128));
+      const int left = count - i;
+      const __mmask16 mask = left < kLanes ? (1u << left) - 1 : 0xffff;
+      _mm512_mask_cvtusepi32_storeu_epi8(to + i, mask, moved);
+    }
+    return magnitude / 127.f;
+  }
+
+  std::vector<float> scales_;
+  std::vector<uint8_t> bytes_;
+};
+
+// Writes the outputs of a row for a block.
+ON_VECTORS void unround(
+    const int32_t* sums, float scale, const float* scales, const float* biases, float* outputs) {
+  for (int i = 0; i < kBlock; i += kLanes) {
+    const __m512 sum = _mm512_cvtepi32_ps(_mm512_loadu_si512(sums + i));
+    const __m512 factor = _mm512_mul_ps(_mm512_set1_ps(scale), _mm512_loadu_ps(scales + i));
+    _mm512_storeu_ps(outputs + i, _mm512_fmadd_ps(sum, factor, _mm512_loadu_ps(biases + i)));
+  }
+}
+
+void multiply_in_int8(const Type& type, const Product& call, int num_threads) {
+  const RoundedRows inputs(type, call);
+  const Matrix& matrix = call.matrix;
+  divide(matrix, num_threads, [&](int begin, int end) {
+    std::vector<int32_t> sums(size_t(call.num_rows) * kBlock);
+    Numbers outputs(sums.size());
+    for (int block = begin; block < end; ++block) {
+      const int first = block * kBlock;
+      for (int row = 0; row < call.num_rows; ++row)
+        std::copy_n(matrix.offsets + first, kBlock, &sums[size_t(row) * kBlock]);
+      add_up<Int8>(matrix, block, inputs.data(), call.num_rows, inputs.num_steps, sums.data());
+      for (int row = 0; row < call.num_rows; ++row) {
+        const size_t place = size_t(row) * kBlock;
+        unround(
+            &sums[place], inputs.scale(row), matrix.scales + first, matrix.biases + first,
+            &outputs[place]);
+      }
+      write(type, call, block, outputs.data());
+    }
+  });
+}
+
+}  // namespace
+
+bool has_vectors() {
+  static const bool found =
+      __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni");
+  return found;
+}
+
+void multiply_by_vectors(const Type& type, const Product& call, int num_threads) {
+  if (call.matrix.scales) multiply_in_int8(type, call, num_threads);
+  else multiply_in_float32(call, num_threads);
+}
+
+#else
+
+bool has_vectors() { return false; }
+
+void multiply_by_vectors(const Type&, const Product&, int) {}
+
+#endif
+
+}  // namespace rows
