@@ -35,20 +35,13 @@ Limit = Annotated[int | None, typer.Option(help="Questions per family. Default: 
 
 
 @options.takes_sampling
+@options.takes_engine
 @options.takes_speculation
 def run(
     questions: Questions = None,
     limit: Limit = None,
     sampling: Given = NOTHING_GIVEN,
-    pair: options.PairName = None,
-    target: options.Target = None,
-    drafter: options.Drafter = None,
-    drafter_kind: options.DrafterKind = None,
-    ngram: options.Ngram = None,
-    config: options.Config = None,
-    dtype: options.Dtype = None,
-    threads: options.Threads = None,
-    draft_length: options.DraftLength = None,
+    given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,
 ) -> None:
     """Answer questions with drafts and again without, several at a time, and compare the tokens.
@@ -58,13 +51,10 @@ def run(
     from diffuspec.bench.questions import first_per_family, load_questions
 
     how = SamplingParams(**sampling).with_seed()
-    drafting = {**options.policy(draft_length), **speculation}
-    settings = options.engine_config(
-        config, target, drafter, drafter_kind, ngram, drafting, None, pair, dtype
-    )
-    file = questions or find_pair(pair or DEFAULT_PAIR, "--pair").questions
+    settings = options.engine_config(given, speculation, max_sequences=None)
+    file = questions or find_pair(given.pair or DEFAULT_PAIR, "--pair").questions
     asked = first_per_family(load_questions(file), limit)
-    with options.open_engine(settings, threads) as engine:
+    with options.open_engine(settings, given.threads) as engine:
         num_different = asyncio.run(_audit_all(engine, asked, how))
     raise typer.Exit(int(num_different > 0))
 

@@ -43,7 +43,7 @@ def run(
     from diffuspec.bench.questions import first_per_family, load_questions
     from diffuspec.pairs import DEFAULT_PAIR, find_pair
 
-    config = options.engine_config(pair=pair, dtype=dtype)
+    config = options.engine_config(options.EngineOptions(pair=pair, dtype=dtype))
     asked = find_pair(pair or DEFAULT_PAIR, "--pair").questions
     questions = first_per_family(load_questions(asked), 1)
     console = display.stdout_console()

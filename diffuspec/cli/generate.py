@@ -51,6 +51,7 @@ System = Annotated[
 
 @options.takes_sampling
 @options.takes_form
+@options.takes_engine
 @options.takes_speculation
 def run(
     prompt: PromptText = None,
@@ -59,15 +60,7 @@ def run(
     system: System = None,
     sampling: Given = NOTHING_GIVEN,
     form: Given = NOTHING_GIVEN,
-    pair: options.PairName = None,
-    target: options.Target = None,
-    drafter: options.Drafter = None,
-    drafter_kind: options.DrafterKind = None,
-    ngram: options.Ngram = None,
-    config: options.Config = None,
-    dtype: options.Dtype = None,
-    threads: options.Threads = None,
-    draft_length: options.DraftLength = None,
+    given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -78,14 +71,11 @@ def run(
     how = SamplingParams(structured_output=structured, **sampling).with_seed()
     if how.logprobs is not None and not json:
         raise InvalidRequestError("--logprobs needs --json")
-    drafting = {**options.policy(draft_length), **speculation}
-    settings = options.engine_config(
-        config, target, drafter, drafter_kind, ngram, drafting, pair=pair, dtype=dtype
-    )
+    settings = options.engine_config(given, speculation)
     if not chat and settings.target.path == TARGET:
         logger.warning("the embedded target was trained on chats only; it cannot continue text")
     request = _prompt(read_prompt(prompt, file), chat, system)
-    with tracing(trace) as tracer, options.open_engine(settings, threads, tracer) as engine:
+    with tracing(trace) as tracer, options.open_engine(settings, given.threads, tracer) as engine:
         if json:
             completion = asyncio.run(engine.complete(request, how))
             typer.echo(display.as_json(completion))

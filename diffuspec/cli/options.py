@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_parameters
+from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_fields, takes_parameters
 from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse_config
 from diffuspec.core.devices import DType
 from diffuspec.core.errors import ConfigError
@@ -88,6 +88,26 @@ DraftLength = Annotated[
         metavar="POLICY|N",
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """The options that say which models to load, and how long drafts are. None: not given."""
+
+    pair: PairName = None
+    target: Target = None
+    drafter: Drafter = None
+    drafter_kind: DrafterKind = None
+    ngram: Ngram = None
+    config: Config = None
+    dtype: Dtype = None
+    threads: Threads = None
+    draft_length: DraftLength = None
+
+
+NO_OPTIONS = EngineOptions()
+
+takes_engine = takes_fields("given", EngineOptions)
 takes_sampling = takes_parameters("sampling", SamplingParams, "Sampling")
 takes_form = takes_parameters("form", StructuredOutput, "Form of the answer")
 takes_speculation = takes_parameters("speculation", SpeculationParams, _DRAFTING)
@@ -128,38 +148,36 @@ def open_engine(
 
 
 def engine_config(
-    config: Path | EngineConfig | None = None,
-    target: Path | None = None,
-    drafter: str | None = None,
-    drafter_kind: str | None = None,
-    ngram: str | None = None,
+    given: EngineOptions,
     speculation: Given = NOTHING_GIVEN,
     max_sequences: int | None = 1,
-    pair: str | None = None,
-    dtype: str | None = None,
+    file: EngineConfig | None = None,
     keeps_drafters: bool = False,
 ) -> EngineConfig:
     """Compose the configuration: a file, or a target alone, or a pair; then options.
 
-    max_sequences: without a file; None: the default. speculation: overrides parameters of its
-    section. keeps_drafters: all of the file are kept if no option chooses one; they always are
-    where they are chosen among. Raises InvalidRequestError for a wrong one, ConfigError, also for
-    options that have no effect on the drafter or without one.
+    max_sequences: without a file; None: the default. speculation: overrides --draft-length, and
+    both override the section. file: what `given.config` says, if it was read before.
+    keeps_drafters: all of the file are kept if no option chooses one; they always are where they
+    are chosen among. Raises InvalidRequestError for a wrong one, ConfigError, also for options that
+    have no effect on the drafter or without one.
     """
-    base = _base(config, target, pair)
+    speculation = {**policy(given.draft_length), **speculation}
+    base, ngram = _base(given, file), given.ngram
+    has_file = file is not None or given.config is not None
     data = base.model_dump()
-    if target is not None:
-        data["target"]["path"] = target
-    if dtype is not None:
-        data["target"]["dtype"] = dtype
-    chosen = drafter_kind or base.speculation.drafter
-    is_one = not keeps_drafters or drafter_kind is not None
-    if drafter is None and (chosen == AUTO_DRAFTER or not is_one):
+    if given.target is not None:
+        data["target"]["path"] = given.target
+    if given.dtype is not None:
+        data["target"]["dtype"] = given.dtype
+    chosen = given.drafter_kind or base.speculation.drafter
+    is_one = not keeps_drafters or given.drafter_kind is not None
+    if given.drafter is None and (chosen == AUTO_DRAFTER or not is_one):
         section = data["drafter"]
     else:
-        others = {} if config or target else _pair(pair).other_drafters()
-        chosen, section = None, _drafter_section(base, others, drafter, drafter_kind)
-        data["drafter"], data["drafters"] = section, {}
+        others = {} if has_file or given.target else _pair(given.pair).other_drafters()
+        section = _drafter_section(base, others, given.drafter, given.drafter_kind)
+        chosen, data["drafter"], data["drafters"] = None, section, {}
     if section is None:
         _check_plain(ngram, speculation)
     elif ngram not in (None, _NONE) and not _kind(section).needs_path_scorer:
@@ -167,7 +185,7 @@ def engine_config(
     if ngram is not None:
         data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
     data["speculation"] = asdict(replace(base.speculation, **speculation, drafter=chosen))
-    if config is None and max_sequences is not None:
+    if not has_file and max_sequences is not None:
         data["target"]["max_sequences"] = max_sequences
     if "max_nodes" in speculation:
         least = speculation["max_nodes"]
@@ -216,20 +234,19 @@ def _check_plain(ngram: str | None, speculation: Given) -> None:
         raise ConfigError("the drafting options have no effect without a drafter (--drafter DIR)")
 
 
-def _base(
-    config: Path | EngineConfig | None, target: Path | None, pair: str | None
-) -> EngineConfig:
+def _base(given: EngineOptions, file: EngineConfig | None) -> EngineConfig:
     """Return what options are laid over. Raises ConfigError."""
-    if pair is not None and (config or target) is not None:
-        other = "--target" if config is None else "--config"
+    has_file = file is not None or given.config is not None
+    if given.pair is not None and (has_file or given.target is not None):
+        other = "--config" if has_file else "--target"
         raise ConfigError(f"--pair and {other} exclude each other")
-    if isinstance(config, EngineConfig):
-        return config
-    if config is not None:
-        return load_config(config)
-    if target is not None:
-        return EngineConfig(target=TargetConfig(path=target))
-    return _pair(pair).load_config()
+    if file is not None:
+        return file
+    if given.config is not None:
+        return load_config(given.config)
+    if given.target is not None:
+        return EngineConfig(target=TargetConfig(path=given.target))
+    return _pair(given.pair).load_config()
 
 
 def _pair(name: str | None) -> Pair:

@@ -1,10 +1,10 @@
-"""Options of a command made of declared parameters."""
+"""Options of a command made of declared parameters, or of the fields of a dataclass."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -12,6 +12,7 @@ import typer
 
 from diffuspec.core.parameter import Parameter, declared, spell
 
+Decorator: TypeAlias = Callable[[Callable[..., None]], Callable[..., None]]
 Given: TypeAlias = Mapping[str, Any]  # parameters that were set on the command line, by name
 
 NOTHING_GIVEN: Given = MappingProxyType({})
@@ -20,20 +21,38 @@ _PLACES = {int: "N", float: "X", str: "TEXT"}  # where a value goes, in the help
 _MAX_SHOWN = 2**31  # a longer range says no more than the type
 
 
-def takes_parameters(
-    argument: str, cls: type, panel: str
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes_parameters(argument: str, cls: type, panel: str) -> Decorator:
     """Decorate a command: one option for each parameter of a class, in place of an argument.
 
     The argument itself gets a mapping of those that were set (`Given`), unchecked.
     """
     parameters = [one for one in declared(cls) if one.option is not None]
     options = [_option(parameter, panel) for parameter in parameters]
+    return _takes(argument, options, lambda values: _given(parameters, values))
+
+
+def takes_fields(argument: str, cls: type) -> Decorator:
+    """Decorate a command: one option for each field of a dataclass, in place of an argument.
+
+    The argument itself gets the dataclass. Fields are annotated as typer's options are.
+    """
+    options = list(inspect.signature(cls, eval_str=True).parameters.values())
+    return _takes(
+        argument, options, lambda values: cls(**{one.name: values.pop(one.name) for one in options})
+    )
+
+
+def _takes(
+    argument: str,
+    options: Sequence[inspect.Parameter],
+    read: Callable[[dict[str, Any]], Any],
+) -> Decorator:
+    """Put options in place of an argument, which gets what `read` takes out of all values."""
 
     def decorate(run: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(run)
         def command(**values: Any) -> None:
-            values[argument] = _given(parameters, values)
+            values[argument] = read(values)
             run(**values)
 
         signature = inspect.signature(run, eval_str=True)

@@ -57,6 +57,7 @@ Certificate = Annotated[Path | None, _option("TLS certificate, with its chain.",
 Key = Annotated[Path | None, _option("Private key of the TLS certificate.", "FILE.pem")]
 
 
+@options.takes_engine
 @options.takes_speculation
 def run(
     host: Host = "127.0.0.1",
@@ -66,15 +67,7 @@ def run(
     max_sequences: MaxSequences = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
-    pair: options.PairName = None,
-    target: options.Target = None,
-    drafter: options.Drafter = None,
-    drafter_kind: options.DrafterKind = None,
-    ngram: options.Ngram = None,
-    config: options.Config = None,
-    dtype: options.Dtype = None,
-    threads: options.Threads = None,
-    draft_length: options.DraftLength = None,
+    given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,
     log_format: options.LogFormat = None,
 ) -> None:
@@ -87,19 +80,9 @@ def run(
     logs.configure(log_format)
     otel.check()
     tls = _tls(tls_certificate, tls_key)
-    settings, configured = _read(config, api_keys)
-    drafting = {**options.policy(draft_length), **speculation}
+    settings, configured = _read(given.config, api_keys)
     engine_config = options.engine_config(
-        configured,
-        target,
-        drafter,
-        drafter_kind,
-        ngram,
-        drafting,
-        max_sequences,
-        pair,
-        dtype,
-        keeps_drafters=True,
+        given, speculation, max_sequences, configured, keeps_drafters=True
     )
     path = engine_config.target.path
     name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)
@@ -107,7 +90,7 @@ def run(
         if settings.api_keys is None and not is_loopback(bound):
             raise ConfigError(f"{host} can be reached by others, which takes --api-keys FILE.yaml")
         typer.echo(f"loading {path}", err=True)
-        engine = options.open_engine(engine_config, threads)
+        engine = options.open_engine(engine_config, given.threads)
 
         def announce(url: str) -> None:
             typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffuspec.cli.options import engine_config
+from diffuspec.cli.options import EngineOptions, engine_config
 from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ConfigError
 
@@ -29,11 +29,13 @@ FILE = parse_config(
 def test_the_drafters_are_those_of_the_file_or_the_one_that_is_chosen(
     kind: str | None, keeps_drafters: bool, names: list[str], chosen: str | None
 ) -> None:
-    config = engine_config(FILE, drafter_kind=kind, keeps_drafters=keeps_drafters)
+    config = engine_config(
+        EngineOptions(drafter_kind=kind), file=FILE, keeps_drafters=keeps_drafters
+    )
     assert [*config.named_drafters] == names and config.speculation.drafter == chosen
 
 
 def test_without_drafters_there_is_none_to_choose() -> None:
     plain = parse_config({"target": {"path": "t"}})
     with pytest.raises(ConfigError, match=r"speculation\.drafter must be one of none, got 'auto'"):
-        engine_config(plain, drafter_kind="auto")
+        engine_config(EngineOptions(drafter_kind="auto"), file=plain)
