@@ -12,7 +12,7 @@ from diffuspec.core.types import Draft, DraftRequest, TokenIds
 
 @dataclass(slots=True)
 class EarlyDraft:
-    """What a drafter is asked before the first step, and its answer."""
+    """A draft request of before the first step, and its answer."""
 
     request: DraftRequest
     is_asked: bool = False  # a drafter works on it, or has answered

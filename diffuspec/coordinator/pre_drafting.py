@@ -1,4 +1,4 @@
-"""PreDrafting: which pre-drafts each drafter makes beside the drafts that are waited for.
+"""PreDrafting: plans each drafter's pre-drafts, beside the drafts that requests wait for.
 
 A bug in it is logged and costs pre-drafts, never a request.
 """

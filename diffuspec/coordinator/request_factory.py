@@ -1,4 +1,4 @@
-"""RequestFactory: what a caller asks for becomes a request, with a drafter, or is refused."""
+"""RequestFactory: makes a request of a prompt and its parameters, or refuses it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 
 class RequestFactory:
-    """Makes the requests of one coordinator. `economics` are by the drafters' name."""
+    """Gives each request its number, its drafter and its draft length. `economics` are by the drafters' name."""
 
     def __init__(
         self,

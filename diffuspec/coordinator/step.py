@@ -1,4 +1,4 @@
-"""A step that has ended: its statistics, its output, and who counts, draws or learns from it."""
+"""A step that has ended: its statistics, its output, its report to metrics and controllers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def step_output(
 
 
 class StepObserver:
-    """Hands each step on to those who count, draw or learn. `costs` are by the drafters' name."""
+    """Reports each step to metrics, trace and controllers. `costs` are by the drafters' name."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One call of the verifier: the requests in it, and what each of them gets."""
+"""One call of the verifier: the requests in it, and the verdict of each."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from diffuspec.text.grammars import Grammars
 
 
 class GrammarQueue:
-    """Compiles one form at a time, while at most `max_forms` are here."""
+    """Compiles one form at a time; at most `max_forms` wait or are being compiled."""
 
     def __init__(self, max_forms: int) -> None:
         self._max_forms = max_forms
