@@ -22,7 +22,7 @@ from diffuspec.text.detokenizer import Detokenizer
 
 
 class RequestFactory:
-    """Gives each request its number, its drafter and its draft length. `economics` are by the drafters' name."""
+    """Gives each request its number, its drafter and its draft length."""
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class RequestFactory:
         draft_length: DraftLengthConfig,
         economics: Mapping[str, Economics],
     ) -> None:
+        """`economics` are by the drafters' name."""
         self._verifier = verifier
         self._pool = pool
         self._admission = admission
