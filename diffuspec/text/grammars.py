@@ -120,13 +120,25 @@ def describe_failure(matcher: LLMatcher) -> str:
     return " ".join(reason.replace("<non-verbose/>", "").split())[:_MAX_REASON]
 
 
-def _grammar(form: StructuredOutput) -> str:
+def json_schema_of(form: StructuredOutput) -> str | None:
+    """Return the JSON Schema of a form, with bounds of the space between an answer's parts.
+
+    None for a form that is not JSON. Raises InvalidRequestError.
+    """
     if form.json_object:
-        return LLMatcher.grammar_from_json_schema(_with_bounded_space({"type": "object"}))
-    if form.json_schema is not None:
-        return LLMatcher.grammar_from_json_schema(
-            _with_bounded_space(_read_schema(form.json_schema))
-        )
+        schema: object = {"type": "object"}
+    elif form.json_schema is not None:
+        schema = _read_schema(form.json_schema)
+    else:
+        return None
+    return json.dumps(
+        {"x-guidance": _BOUNDED_SPACE, **schema} if isinstance(schema, dict) else schema
+    )
+
+
+def _grammar(form: StructuredOutput) -> str:
+    if (schema := json_schema_of(form)) is not None:
+        return LLMatcher.grammar_from_json_schema(schema)
     if form.regex is not None:
         return LLMatcher.grammar_from_regex(form.regex)
     if form.choice:
@@ -134,13 +146,6 @@ def _grammar(form: StructuredOutput) -> str:
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
     assert form.grammar is not None
     return LLMatcher.grammar_from_lark(_in_lark(form.grammar))
-
-
-def _with_bounded_space(schema: object) -> str:
-    """Return a JSON Schema as text, with bounds of the space between the parts of an answer."""
-    return json.dumps(
-        {"x-guidance": _BOUNDED_SPACE, **schema} if isinstance(schema, dict) else schema
-    )
 
 
 def _in_lark(grammar: str) -> str:

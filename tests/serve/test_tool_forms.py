@@ -65,7 +65,11 @@ def is_whole(form: StructuredOutput | None, text: str) -> bool:
         ({"tool_choice": NAMED}, [TIME], [ULM, f"{TIME}\n{TIME}", "Hi"]),
         ({}, ["Hi <b>", ULM, f"Hi. {ULM}", f"{LATE}\n{ULM}\n"], [ROME, f"Hi. {ROME}", ANOTHER]),
         (ONE, ["Hi", f"Hi. {ULM}"], [f"{ULM}{ULM}", f"{ULM} so"]),
-        ({"response_format": {"type": "json_object"}}, ['{"a": 1}', ULM], ["Hi", f"Hi. {ULM}"]),
+        (
+            {"response_format": {"type": "json_object"}},
+            ['{"a": 1}', '{\n  "a": 1\n}', ULM],
+            ["Hi", f"Hi. {ULM}", '{\n\n"a": 1}'],
+        ),
     ],
 )
 def test_answers_have_the_calls_that_they_may_and_must_have(keys, right, wrong):

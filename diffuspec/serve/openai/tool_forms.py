@@ -16,6 +16,7 @@ from diffuspec.core.params import StructuredOutput
 from diffuspec.serve.openai.bodies import ChatBody, Function, NamedTool
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.tools import CLOSE, OPEN
+from diffuspec.text.grammars import json_schema_of
 
 _MAX_CALLS = 16  # of one answer
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -104,13 +105,15 @@ def _calls_or_text(
 
 
 def _schema_of(form: StructuredOutput) -> str:
-    if form.json_object:
-        return '{"type": "object"}'
-    if form.json_schema is None:
+    try:
+        schema = json_schema_of(form)
+    except InvalidRequestError as error:
+        raise BadRequestError(str(error), "response_format") from None
+    if schema is None:
         raise BadRequestError(
             "tools can be combined with JSON alone: give tool_choice none, or another form", "tools"
         )
-    return form.json_schema
+    return schema
 
 
 def _call(functions: Sequence[Function], is_strict: bool) -> str:
