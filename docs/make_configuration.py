@@ -114,7 +114,7 @@ _SERVICE = """\
 ## `serve`
 
 A section of an engine's file that `diffuspec serve --config FILE.yaml` reads: see
-[Serving over HTTP](serving.md).
+[Serving over HTTP](serving.md). A file with nothing else leaves the models to the options.
 
 ```yaml
 serve: {api_keys: keys.yaml, max_body_bytes: 262144, request_seconds: 120}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -81,6 +82,8 @@ def run(
     otel.check()
     tls = _tls(tls_certificate, tls_key)
     settings, configured = _read(given.config, api_keys)
+    if configured is None:
+        given = replace(given, config=None)
     engine_config = options.engine_config(
         given, speculation, max_sequences, configured, keeps_drafters=True
     )
@@ -116,7 +119,7 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
 
 
 def _read(config: Path | None, api_keys: Path | None) -> tuple[ServeSettings, EngineConfig | None]:
-    """Return the service's settings, and the engine's if there is a file."""
+    """Return the service's settings, and the engine's if the file has any."""
     from diffuspec.serve.http.keys import read_keys
     from diffuspec.serve.settings import ServeSettings
 
@@ -127,7 +130,7 @@ def _read(config: Path | None, api_keys: Path | None) -> tuple[ServeSettings, En
         settings = settings.model_copy(update={"api_keys": api_keys})
     if settings.api_keys is not None:
         read_keys(settings.api_keys)  # wrong ones are refused before models are loaded
-    return settings, None if config is None else parse_config(data)
+    return settings, parse_config(data) if data else None
 
 
 def _curl(url: str, settings: ServeSettings) -> str:

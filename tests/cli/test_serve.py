@@ -31,3 +31,13 @@ def test_files_that_are_no_certificate_and_key_are_named(
     assert result.exit_code == 2
     line = error_line(result)
     assert f"--tls-certificate {certificate} and --tls-key {key} must be" in line
+
+
+def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(
+    diffuspec: Callable[..., Any], tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("serve: {playground: false}\n")
+    result = diffuspec("serve", "--config", str(file), "--target", "nowhere")
+    assert result.exit_code == 2
+    assert result.stderr.endswith("error: model directory nowhere does not exist\n")
