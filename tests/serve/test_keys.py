@@ -41,6 +41,18 @@ async def test_only_keys_of_the_file_are_let_in(tmp_path: Path):
             assert (await client.get(probe)).is_success
 
 
+async def test_a_wrong_key_is_told_from_none(tmp_path: Path):
+    add_key(tmp_path / "keys.yaml", "alice")
+    settings = ServeSettings(api_keys=tmp_path / "keys.yaml")
+    async with http_client(fake_engine(), settings) as client:
+        for headers, message in (
+            ({}, "an API key is needed: authorization: Bearer KEY"),
+            (bearer("x"), "this service has no such API key"),
+        ):
+            error = (await client.get("/v1/models", headers=headers)).json()["error"]
+            assert error["message"] == message
+
+
 async def test_the_openapi_document_says_where_a_key_is_asked_for(tmp_path: Path):
     add_key(tmp_path / "keys.yaml", "alice")
     async with http_client(fake_engine(), ServeSettings(api_keys=tmp_path / "keys.yaml")) as client:

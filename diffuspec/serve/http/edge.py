@@ -85,9 +85,12 @@ class Edge:
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         allowance = self._keys.find(key.strip()) if kind.lower() == "bearer" else None
         if allowance is None:
+            is_given = kind.lower() == "bearer" and bool(key.strip())
             raise HttpError(
                 401,
-                "an API key is needed: authorization: Bearer KEY",
+                "this service has no such API key"
+                if is_given
+                else "an API key is needed: authorization: Bearer KEY",
                 "invalid_api_key",
                 kind="authentication_error",
                 headers={"www-authenticate": "Bearer"},
