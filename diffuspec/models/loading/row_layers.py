@@ -59,7 +59,7 @@ class RotaryTable(nn.Module):
         device = rotary.get_buffer("inv_freq").device
         like = torch.zeros(1, dtype=dtype, device=device)
         positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
-        parts = [rotary(like, part) for part in positions.split(max_len, dim=1)]
+        parts = [rotary(like, part) for part in torch.split(positions, max_len, dim=1)]
         self._cos, self._sin = (torch.cat(angles, dim=1)[0] for angles in zip(*parts, strict=True))
 
     def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
