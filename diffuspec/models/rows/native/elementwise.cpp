@@ -1,5 +1,6 @@
 #include "elementwise.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "vectors.h"
@@ -40,11 +41,15 @@ FOR_EVERY_CPU void silu(float* numbers, int width) {  // a multiple of kLanes
 }  // namespace
 
 void add(const Type& type, const Sum& call) {
-  Numbers sums(call.count), other(call.count);
-  type.widen(call.inputs, sums.data(), call.count);
-  type.widen(call.added, other.data(), call.count);
-  add_to(sums.data(), other.data(), call.count);
-  type.narrow(sums.data(), call.outputs, call.count);
+  constexpr int kPart = 1024;  // numbers at a time
+  float sums[kPart], other[kPart];
+  for (int first = 0; first < call.count; first += kPart) {
+    const int count = std::min(kPart, call.count - first);
+    type.widen(at(call.inputs, type, first), sums, count);
+    type.widen(at(call.added, type, first), other, count);
+    add_to(sums, other, count);
+    type.narrow(sums, at(call.outputs, type, first), count);
+  }
 }
 
 void normalise(const Type& type, const Norm& call) {
