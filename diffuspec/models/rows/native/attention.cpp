@@ -3,94 +3,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <memory>
 
+#include "columns.h"
 #include "tile_attention.h"
 #include "vectors.h"
 
 namespace rows {
 namespace {
 
-constexpr int kBlock = 64;
 constexpr int kVectors = kBlock / kLanes;
 constexpr int kTile = 4;  // queries that share what is read of a block
-
-// Writes the transpose of 16 x 16 numbers.
-FOR_EVERY_CPU void transpose(const float* from, int from_stride, float* to, int to_stride) {
-  Floats rows[kLanes], turned[kLanes];
-  for (int i = 0; i < kLanes; ++i) rows[i] = load(from + i * from_stride);
-  // Four times: interleave each row of the first half with its fellow of the second half.
-  const Ints low = kLane / 2 + kLane % 2 * kLanes, high = low + kLanes / 2;
-  for (int time = 0; time < 4; ++time) {
-    for (int i = 0; i < kLanes / 2; ++i) {
-      turned[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);
-      turned[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], high);
-    }
-    std::copy(turned, turned + kLanes, rows);
-  }
-  for (int i = 0; i < kLanes; ++i) store(to + i * to_stride, rows[i]);
-}
-
-using Scratch = std::unique_ptr<float[]>;  // numbers that are written before they are read
-
-// Columns of the cache in float32, block after block: keys transposed, [padded dim, kBlock], and
-// values, [kBlock, padded dim].
-class Columns {
- public:
-  Columns(const Type& type, int num_blocks, int dim)
-      : type_(type), dim_(dim), stride_(padded(dim)), size_(kBlock * stride_),
-        keys_(new float[num_blocks * size_]), values_(new float[num_blocks * size_]),
-        group_(new float[kLanes * stride_]) {}
-
-  const float* keys(int block) const { return &keys_[block * size_]; }
-  const float* values(int block) const { return &values_[block * size_]; }
-
-  void put(int64_t place, const char* key, const char* value) {
-    put_value(place, value);
-    type_.widen(key, group_.get(), dim_);
-    float* keys = keys_of(place);
-    for (int i = 0; i < dim_; ++i) keys[i * kBlock] = group_[i];
-  }
-
-  // Puts successive columns, the first of them at a multiple of kLanes.
-  void put_all(int64_t place, int count, const char* keys, const char* values) {
-    const int64_t size = dim_ * type_.size;
-    for (; count >= kLanes; count -= kLanes, place += kLanes) {
-      put_keys(place, keys);
-      for (int i = 0; i < kLanes; ++i) put_value(place + i, values + i * size);
-      keys += kLanes * size;
-      values += kLanes * size;
-    }
-    for (int i = 0; i < count; ++i) put(place + i, keys + i * size, values + i * size);
-  }
-
-  void put_keys(int64_t place, const char* keys) {  // of kLanes columns
-    const float* group = reinterpret_cast<const float*>(keys);
-    if (!lies_ready(type_, dim_)) {
-      for (int i = 0; i < kLanes; ++i)
-        type_.widen(at(keys, type_, i * dim_), &group_[i * stride_], dim_);
-      group = group_.get();
-    }
-    float* to = keys_of(place);
-    for (int i = 0; i < stride_; i += kLanes) transpose(group + i, stride_, to + i * kBlock, kBlock);
-  }
-
-  // Whether columns lie in the cache as they do here.
-  static bool lies_ready(const Type& type, int dim) {
-    return &type == &kTypes[kFloat32] && padded(dim) == dim;
-  }
-
- private:
-  float* keys_of(int64_t place) { return &keys_[place / kBlock * size_ + place % kBlock]; }
-  void put_value(int64_t place, const char* value) {
-    type_.widen(value, &values_[place * stride_], dim_);
-  }
-
-  const Type& type_;
-  const int dim_, stride_;
-  const int64_t size_;
-  Scratch keys_, values_, group_;
-};
 
 // The running softmax of some queries: sums of weighted values, [queries, padded dim], each query's
 // highest score and the sum of its weights.
