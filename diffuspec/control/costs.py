@@ -18,6 +18,7 @@ _ALONE = 0.05  # a verification counts as alone up to this share of it with draf
 _MAX_CROWDING = 1.5
 _MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
 _FEW = 0.01  # other requests, on average: there have been none for a while
+_MUCH_LONGER = 4.0  # than a verification of one row: another prompt in it
 _LATER = 0.1  # share by which drafts may lengthen a verification that reads prompts
 
 
@@ -156,6 +157,20 @@ class StepCosts:
         seconds = self.verify.up_to(max(num_read + most, self.num_running))
         limit = seconds[self.num_running] - seconds[1] + (1 + _LATER) * seconds[num_read]
         return bisect_right(seconds, limit, num_read + 1, num_read + most + 1) - (num_read + 1)
+
+    def num_read_first(self, num_unread: Sequence[int]) -> int:
+        """Return how many of some prompts are read now, given their tokens, the shortest first.
+
+        The others wait for the next verification: they would hold the first tokens of those up for
+        much longer than a verification takes at least.
+        """
+        seconds = self.verify.up_to(sum(num_unread))
+        num_read = num_unread[0]
+        for index, number in enumerate(num_unread[1:], start=1):
+            if seconds[num_read + number] - seconds[num_read] > _MUCH_LONGER * seconds[1]:
+                return index
+            num_read += number
+        return len(num_unread)
 
     def delays_reading(self, drafting_seconds: float) -> bool:
         """Return whether a draft call slows a reading of prompts at the same time down too much.

@@ -60,6 +60,7 @@ class VerifyStage:
         self._batch: Sequence[Request] = ()  # taken last
         self._was_plain = False  # nothing was drafted in or beside the last verification
         self._put_off: list[Request] = []  # in the last batch, for the sake of first tokens
+        self._waiting: Sequence[Request] = ()  # with longer prompts than those of the last batch
         self._has_let_in = True  # drafts, into the last batch, if there were any
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
@@ -118,14 +119,13 @@ class VerifyStage:
 
     def _choose(self, ready: Sequence[Request]) -> Sequence[Request]:
         """Return the requests to verify now, and queue the others again."""
-        chosen = [request for request in ready if request.reading.is_long]
-        if not chosen:
+        reading = [request for request in ready if request.reading.is_long]
+        if not reading:
             self._put_off, self._has_let_in = [], True
             return ready
+        chosen = self._choose_prompts(reading)
         num_reading, self._put_off = len(chosen), []
-        num_read = sum(
-            min(request.reading.num_unread, self._max_chunk_tokens) for request in chosen
-        )
+        num_read = sum(map(self._num_to_read, chosen))
         room = num_read + _NUM_ROWS_BESIDE
         # All drafts may be put off for first tokens, but not twice in a row.
         may_put_off = self._has_let_in and all(map(self._ends_reading, chosen))
@@ -144,6 +144,23 @@ class VerifyStage:
                 self._put_off.append(request)
         self._has_let_in = num_reading < len(chosen) or not self._put_off
         return chosen
+
+    def _choose_prompts(self, reading: Sequence[Request]) -> list[Request]:
+        """Return the requests whose prompts are read now, and queue the others again.
+
+        A prompt waits for no much longer one, which is read in the next verification at the latest.
+        """
+        waited, self._waiting = self._waiting, ()
+        prompts = sorted(reading, key=lambda one: (one not in waited, self._num_to_read(one)))
+        count = self._costs[0].num_read_first([self._num_to_read(request) for request in prompts])
+        self._waiting = [request for request in prompts[count:] if request not in waited]
+        for request in self._waiting:
+            self.queue.put(request)
+        return [request for request in reading if request not in self._waiting]
+
+    def _num_to_read(self, request: Request) -> int:
+        """Return how many tokens of a prompt the next verification reads."""
+        return min(request.reading.num_unread, self._max_chunk_tokens)
 
     def _ends_reading(self, request: Request) -> bool:
         """Whether the next verification gives a request its first token."""

@@ -197,6 +197,15 @@ def test_more_requests_than_ever_decoded_plainly_cost_no_more_than_their_rows_do
     assert costs.plain_step(16) == pytest.approx(costs.plain_step(4))
 
 
+def test_prompts_are_read_apart_if_one_makes_the_others_wait_for_much_longer_than_a_verification():
+    costs = StepCosts()
+    assert costs.num_read_first([10, 1000]) == 2, "nothing is known yet"
+    for num_rows in (1, 101):
+        costs.observe_verify(num_rows, 1, 1, 1.0 + 0.01 * (num_rows - 1))
+    assert costs.num_read_first([10, 390, 100]) == 3  # 390 tokens take 3.9 s, one row 1 s
+    assert costs.num_read_first([10, 100, 410, 500]) == 2
+
+
 def test_rows_beside_prompts_take_no_longer_than_those_of_plain_decoding_and_a_tenth():
     costs = running(9)
     for num_rows in (1, 101):

@@ -171,6 +171,27 @@ async def test_drafts_that_would_delay_a_first_token_are_put_off_but_not_twice_i
     assert found == sizes
 
 
+@pytest.mark.parametrize(
+    ("seconds_per_row", "num_tokens", "batches"),
+    [
+        (0.0, [400, 20, 30], [[400, 20, 30]]),  # a target that reads 450 tokens as fast as 20
+        (0.1, [400, 20, 30], [[20, 30], [400]]),
+        (0.1, [20, 40], [[20, 40]]),  # 4 s more, where a verification takes at least 1.1 s
+        (0.1, [300, 20, 200], [[20], [200, 300]]),  # none waits twice
+    ],
+)
+async def test_a_short_prompt_does_not_wait_for_much_longer_ones(
+    seconds_per_row, num_tokens, batches
+):
+    stage = stage_of(costs_of(seconds_per_row))
+    for number in num_tokens:
+        stage.queue.put(reader(number))
+    found = []
+    while any(stage.queue):
+        found.append([request.num_tokens for request in (await stage.take()).requests])
+    assert [sorted(batch) for batch in found] == [sorted(batch) for batch in batches]
+
+
 async def test_the_time_for_which_a_draft_is_put_off_is_no_cost_of_drafting():
     stage, request = stage_of(costs_of(0.01)), drafted(20)
     slow_down(stage._verifier, "verify", 2.0)
