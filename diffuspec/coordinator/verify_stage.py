@@ -146,11 +146,8 @@ class VerifyStage:
         return chosen
 
     def _choose_prompts(self, reading: Sequence[Request]) -> list[Request]:
-        """Return the requests whose prompts are read now, and queue the others again.
-
-        A prompt waits for no much longer one, which is read in the next verification at the latest.
-        """
-        waited, self._waiting = self._waiting, ()
+        """Return whose prompts are read now; queue again those much longer, but none twice."""
+        waited = self._waiting
         prompts = sorted(reading, key=lambda one: (one not in waited, self._num_to_read(one)))
         count = self._costs[0].num_read_first([self._num_to_read(request) for request in prompts])
         self._waiting = [request for request in prompts[count:] if request not in waited]
@@ -158,8 +155,7 @@ class VerifyStage:
             self.queue.put(request)
         return [request for request in reading if request not in self._waiting]
 
-    def _num_to_read(self, request: Request) -> int:
-        """Return how many tokens of a prompt the next verification reads."""
+    def _num_to_read(self, request: Request) -> int:  # tokens, in the next verification
         return min(request.reading.num_unread, self._max_chunk_tokens)
 
     def _ends_reading(self, request: Request) -> bool:
