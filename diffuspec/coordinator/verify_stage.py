@@ -146,7 +146,7 @@ class VerifyStage:
         return chosen
 
     def _choose_prompts(self, reading: Sequence[Request]) -> list[Request]:
-        """Return whose prompts are read now; queue again those much longer, but none twice."""
+        """Return whose prompts are read now; queue much longer ones again, each once at most."""
         waited = self._waiting
         prompts = sorted(reading, key=lambda one: (one not in waited, self._num_to_read(one)))
         count = self._costs[0].num_read_first([self._num_to_read(request) for request in prompts])

@@ -1,4 +1,4 @@
-"""Forms are compiled one at a time, and only so many wait."""
+"""A grammar queue compiles one form at a time, and refuses those beyond its limit."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from diffuspec.models.rows import operations
-from diffuspec.models.rows.operations import TYPES, AttentionRows
+from diffuspec.models.rows.operations import AttentionRows
 from diffuspec.models.rows.products import Matrix, RowsProduct
 
 if operations.is_available:
@@ -156,7 +156,7 @@ class RowsLayers:
         """Return the outputs of rows [T, H], of which `pieces` has all; angles are [T, dim]."""
         rows, outputs = rows.contiguous(), torch.empty_like(rows)
         _rows.decode(
-            TYPES[rows.dtype],
+            operations.TYPES[rows.dtype],
             torch.get_num_threads(),
             self._address,
             len(self._layers),

@@ -72,7 +72,8 @@ class RowsProduct:
         if may_round:
             weight, scales = _to_int8(weight)
             self._scales = pad(scales, (0, padding))
-            self._offsets = pad(-128 * weight.sum(dim=1, dtype=torch.int32), (0, padding))
+            if self._layout is _Vectors:
+                self._offsets = pad(-128 * weight.sum(dim=1, dtype=torch.int32), (0, padding))
         self._weights = in_huge_pages(self._layout.pack(weight))
         self.matrix = Matrix(
             self._weights.data_ptr(),

@@ -168,17 +168,10 @@ class HeadAttention {
 
   void add_whole_blocks() {  // all rows see them, but for windows
     Columns block(type_, 1, call_.dim);
-    const bool is_ready = Columns::lies_ready(type_, call_.dim);
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      const float* values = block.values(0);
-      if (is_ready) {
-        for (int i = 0; i < kBlock; i += kLanes) block.put_keys(i, key(b * kBlock + i));
-        values = reinterpret_cast<const float*>(value(b * kBlock));
-      } else {
-        block.put_all(0, kBlock, key(b * kBlock), value(b * kBlock));
-      }
+      const float* values = block.put_block(key(b * kBlock), value(b * kBlock));
       for (int row = 0; row < call_.num_rows; ++row) start_at(row, b);
       add(0, call_.num_rows, block.keys(0), values, kBlock);
     }

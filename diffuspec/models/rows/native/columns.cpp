@@ -41,9 +41,18 @@ void Columns::put_all(int64_t place, int count, const char* keys, const char* va
   for (int i = 0; i < count; ++i) put(place + i, keys + i * size, values + i * size);
 }
 
+const float* Columns::put_block(const char* keys, const char* values) {
+  if (!lies_ready()) {
+    put_all(0, kBlock, keys, values);
+    return values_.get();
+  }
+  for (int i = 0; i < kBlock; i += kLanes) put_keys(i, at(keys, type_, i * dim_));
+  return reinterpret_cast<const float*>(values);
+}
+
 void Columns::put_keys(int64_t place, const char* keys) {
   const float* group = reinterpret_cast<const float*>(keys);
-  if (!lies_ready(type_, dim_)) {
+  if (!lies_ready()) {
     for (int i = 0; i < kLanes; ++i)
       type_.widen(at(keys, type_, i * dim_), &group_[i * stride_], dim_);
     group = group_.get();

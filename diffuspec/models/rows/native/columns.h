@@ -27,17 +27,15 @@ class Columns {
   // Puts successive columns, the first of them at a multiple of kLanes.
   void put_all(int64_t place, int count, const char* keys, const char* values);
 
-  // Puts the keys of kLanes columns.
-  void put_keys(int64_t place, const char* keys);
-
-  // Whether columns lie in the cache as they do here.
-  static bool lies_ready(const Type& type, int dim) {
-    return &type == &kTypes[kFloat32] && padded(dim) == dim;
-  }
+  // Puts kBlock columns as block 0, and returns where their values are: in the cache if they lie there
+  // as they do here.
+  const float* put_block(const char* keys, const char* values);
 
  private:
   using Scratch = std::unique_ptr<float[]>;  // numbers that are written before they are read
 
+  bool lies_ready() const { return &type_ == &kTypes[kFloat32] && stride_ == dim_; }
+  void put_keys(int64_t place, const char* keys);  // of kLanes columns
   float* keys_of(int64_t place) { return &keys_[place / kBlock * size_ + place % kBlock]; }
   void put_value(int64_t place, const char* value) {
     type_.widen(value, &values_[place * stride_], dim_);
