@@ -20,11 +20,16 @@ from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftTree
 
 def chain(token_ids: Sequence[int]) -> DraftTree:
     """Return the tree with one branch."""
-    return DraftTree(tuple(token_ids), tuple(range(-1, len(token_ids) - 1)))
+    return DraftTree(tuple(token_ids), _chain_parents(len(token_ids)))
 
 
 def is_chain(tree: DraftTree) -> bool:
-    return tree.parents == tuple(range(-1, tree.num_nodes - 1))
+    return tree.parents == _chain_parents(tree.num_nodes)
+
+
+@lru_cache(maxsize=256)
+def _chain_parents(num_nodes: int) -> tuple[int, ...]:
+    return tuple(range(-1, num_nodes - 1))
 
 
 def validate(tree: DraftTree) -> None:
@@ -65,6 +70,16 @@ def depths(tree: DraftTree) -> tuple[int, ...]:
     A node's token stands at absolute index len(prefix) - 1 + depth.
     """
     return _depths(tree.parents)
+
+
+def depth_of(tree: DraftTree) -> int:
+    """Return the depth of the deepest node; 0 without any."""
+    return _depth(tree.parents)
+
+
+@lru_cache(maxsize=64)
+def _depth(parents: tuple[int, ...]) -> int:
+    return max(_depths(parents), default=0)
 
 
 @lru_cache(maxsize=64)  # several ask about a tree while it is verified

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from diffuspec.algorithm.draft_tree import depths
+from diffuspec.algorithm.draft_tree import depth_of
 from diffuspec.control.costs import StepCosts
 from diffuspec.coordinator.admission import Admission
 from diffuspec.coordinator.lifecycle import StepTimes
@@ -30,7 +30,7 @@ def step_stats(
         num_tree_nodes=draft.tree.num_nodes,
         num_accepted_tokens=min(verdict.num_accepted_tokens, num_committed_tokens),
         num_committed_tokens=num_committed_tokens,
-        tree_depth=max(depths(draft.tree), default=0),
+        tree_depth=depth_of(draft.tree),
         draft_seconds=draft.draft_seconds,
         search_seconds=draft.search_seconds,
         verify_seconds=times.prefill_seconds + verdict.verify_seconds,
