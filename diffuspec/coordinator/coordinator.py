@@ -109,7 +109,7 @@ class Coordinator:
             self._commit(request, result, now)
             if request.finish_reason is not None:
                 self._finish(request, request.finish_reason)
-            elif request.outputs.qsize() < MAX_UNREAD_OUTPUTS:
+            elif request.outputs.num_unread < MAX_UNREAD_OUTPUTS:
                 self._begin_step(request, now)
             else:
                 request.enter("waiting", "its reader")
@@ -127,7 +127,7 @@ class Coordinator:
         request.adapt(verdict)
         token_ids, pieces = request.commit(verdict)
         step = step_stats(request, result, len(token_ids), next_step)
-        request.outputs.put_nowait(step_output(request, verdict, step, token_ids, pieces))
+        request.outputs.put(step_output(request, verdict, step, token_ids, pieces))
         self._observer.observe(request, result, step, next_step.started_at)
 
     # ---- the beginning of a request
@@ -168,7 +168,7 @@ class Coordinator:
         self._admit()
         try:
             while True:
-                output = await request.outputs.get()
+                output = await request.outputs.take()
                 self._on_read(request)
                 if isinstance(output, DiffuspecError):
                     raise output
@@ -181,7 +181,7 @@ class Coordinator:
     def _on_read(self, request: Request) -> None:
         """Go on with a request that waits for its reader, once half of its outputs are read."""
         is_held = request.state == "waiting" and self._admission.is_running(request)
-        if is_held and request.outputs.qsize() <= MAX_UNREAD_OUTPUTS // 2:
+        if is_held and request.outputs.num_unread <= MAX_UNREAD_OUTPUTS // 2:
             self._begin_step(request, self._step_times())
 
     def _admit(self) -> None:
@@ -207,7 +207,7 @@ class Coordinator:
         chosen = [one for one in self._admission.alive if one.client_request_id == request_id]
         for request in chosen:
             self._abort(request)
-            request.outputs.put_nowait(RequestCancelledError(f"{request_id!r} was cancelled"))
+            request.outputs.put(RequestCancelledError(f"{request_id!r} was cancelled"))
         return len(chosen)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
@@ -235,7 +235,7 @@ class Coordinator:
                 error = VerifierError(f"decoding failed: {error}")
             request.close(type(error).__name__)
             self.metrics.observe_failure(error)
-            request.outputs.put_nowait(error)
+            request.outputs.put(error)
         if not request.is_in_verifier:
             self._free(request)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Collection
 from dataclasses import replace
@@ -16,13 +15,13 @@ from diffuspec.control.outcomes import OutcomeRanking
 from diffuspec.coordinator.draft_terms import DraftTerms
 from diffuspec.coordinator.early_draft import EarlyDraft
 from diffuspec.coordinator.lifecycle import Lifecycle, State, StepTimes
+from diffuspec.coordinator.outputs import Outputs
 from diffuspec.coordinator.pre_drafts import PreDrafts
 from diffuspec.coordinator.prefix import Prefix
 from diffuspec.coordinator.prompt_scoring import PromptScoring
 from diffuspec.coordinator.reading import Reading
 from diffuspec.coordinator.state_feed import StateFeed
 from diffuspec.coordinator.validation import check_draft
-from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.interfaces import RequestStatus, TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import (
@@ -31,7 +30,6 @@ from diffuspec.core.types import (
     Draft,
     DraftRequest,
     FinishReason,
-    RequestOutput,
     TokenIds,
     TokenLogprobs,
     Verdict,
@@ -74,7 +72,7 @@ class Request:
         self.num_prompt_tokens = len(prompt_token_ids)
         self.sampling = sampling
         self.draft_length = draft_length
-        self.outputs: asyncio.Queue[RequestOutput | DiffuspecError] = asyncio.Queue()
+        self.outputs = Outputs()
         self.lifecycle = Lifecycle()
         self.timeline = RequestTimes(submitted_at=self.lifecycle.since)
         self.slot = 0  # the lowest number that was free among the running requests
