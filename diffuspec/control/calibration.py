@@ -73,12 +73,12 @@ class AcceptanceModel:
 
     def reach(self, draft: Draft) -> list[float]:
         """Return each node's probability of being accepted with all of its ancestors."""
-        reached: list[float] = []
+        reached = [1.0]  # the root's, whose index is -1
         probabilities = self._nodes.in_cells()
         for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
             here = probabilities[bisect_right(_LOG_EDGES, confidence)]
-            reached.append(here if parent < 0 else reached[parent] * here)
-        return reached
+            reached.append(reached[parent + 1] * here)
+        return reached[1:]
 
     def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
         """Count the nodes whose parents were accepted; if is_shared, in the wider model too."""

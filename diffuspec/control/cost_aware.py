@@ -137,9 +137,9 @@ class CostAwareDraftLength:
         self._learn_expected(draft, reach)
         width = len(reach) / max(self._drafted, 1)
         self._nodes_per_token += _SMOOTHING * (width - self._nodes_per_token)
-        ranked = sorted(reach, reverse=True)
-        num_nodes = self._best_num_nodes(ranked)
-        kept = sum(ranked[:num_nodes]) / (sum(ranked) or 1.0)
+        accepted = [*accumulate(sorted(reach, reverse=True), initial=0.0)]  # by number of nodes
+        num_nodes = self._best_num_nodes(accepted)
+        kept = accepted[num_nodes] / (accepted[-1] or 1.0)
         self._kept_share += _SMOOTHING * (kept - self._kept_share)
         if self._is_trial:
             return draft
@@ -178,23 +178,25 @@ class CostAwareDraftLength:
         self._drafted = num_draft_tokens
         return num_draft_tokens
 
-    def _best_num_nodes(self, reach: Sequence[float]) -> int:
+    def _best_num_nodes(self, accepted: Sequence[float]) -> int:
+        """Return the number of nodes to verify, given the expected tokens of 0, 1, ... nodes."""
         costs, curve = self._shared.costs, self._shared.costs.verify
+        most = len(accepted) - 1
         if not curve.is_known:
-            return len(reach)
+            return most
         rows = round(costs.other_rows) + 1
-        verify = curve.up_to(rows + len(reach))[rows:]
+        verify = curve.up_to(rows + most)[rows : rows + most + 1]
         positions = round(costs.other_positions) + self._drafted
         spent = costs.exposed_share * costs.draft.at(positions) + costs.overhead_seconds
-        tokens = accumulate(reach, initial=costs.other_tokens + 1)
-        rates = [expected / (one + spent) for expected, one in zip(tokens, verify, strict=False)]
+        base = costs.other_tokens + 1
+        rates = [(base + n) / (one + spent) for n, one in zip(accepted, verify, strict=True)]
         return rates.index(max(rates))
 
     def _learn_expected(self, draft: Draft, reach: Sequence[float]) -> None:
         """Average what each length would yield, extrapolated geometrically past the draft's end."""
-        most, of_nodes = self._lengths[-1], depths(draft.tree)
-        seen = [0.0] * (1 + max(most, max(of_nodes)))  # by depth
-        for depth, probability in zip(of_nodes, reach, strict=True):
+        most = self._lengths[-1]
+        seen = [0.0] * (1 + max(most, len(reach)))  # by depth
+        for depth, probability in zip(depths(draft.tree), reach, strict=True):
             seen[depth] += probability
         end = min(self._drafted, most)
         if draft.num_tokens_before_eos >= end > 0 and seen[end] > 0:

@@ -112,7 +112,7 @@ class StepCosts:
         share, plain = min(self.exposed_share, 1.0), learnt.plain_step(running)
         draft = learnt.draft.up_to(round(count * lengths[-1]))
         verify = learnt.verify.up_to(round(count * (1 + num_nodes[-1])))
-        found = list[float]()
+        found: list[float] = []
         for length, number in zip(lengths, num_nodes, strict=True):
             drafting = share * draft[round(count * length)]
             verifying = verify[round(count * (1 + number))]
