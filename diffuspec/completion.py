@@ -12,7 +12,10 @@ from diffuspec.telemetry.metrics import RequestStats, summarize
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished answer. The text excludes EOS and everything from a stop string on."""
+    """A finished answer.
+
+    The text excludes EOS and what ends it, unless `include_stop_str_in_output` is set.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -22,6 +25,7 @@ class Completion:
     steps: tuple[StepStats, ...]
     seed: int | None = None  # that the tokens were drawn with; it reproduces the answer
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each prompt token after the first
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended it
 
     @classmethod
     def of(cls, outputs: Sequence[RequestOutput], num_prompt_tokens: int) -> Self:
@@ -40,6 +44,7 @@ class Completion:
             steps=tuple(output.step for output in outputs),
             seed=last.seed,
             prompt_logprobs=outputs[0].prompt_logprobs,
+            stop_reason=last.stop_reason,
         )
 
     @property

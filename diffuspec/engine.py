@@ -260,6 +260,7 @@ class Engine:
             backend(self.tokenizer),
             sampling.stop,
             sampling.min_tokens,
+            includes_stop=sampling.include_stop_str_in_output,
             after=int(token_ids[-1]) if len(token_ids) else None,
         )
         chosen = speculation or self.default_speculation

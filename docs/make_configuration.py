@@ -264,7 +264,8 @@ def _range(value: Schema) -> str:
     if words:
         return ", ".join(f"`{word}`" for word in words)
     if "items" in value:
-        count = f"at most {value['maxItems']}" if "maxItems" in value else ""
+        least, most = value.get("minItems", 0), value.get("maxItems")
+        count = "" if most is None else f"{least} to {most:,}" if least else f"at most {most:,}"
         return ", ".join(text for text in (count, _length(value["items"])) if text)
     if "additionalProperties" in value:
         return _range(value["additionalProperties"])

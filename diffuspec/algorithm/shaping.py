@@ -1,9 +1,9 @@
 """The distribution that a request asks for, made of the target's logits.
 
-Order of shaping, as vLLM's: the masks of structured output, bad words, min_tokens, logit_bias,
-penalties, temperature, min_p, top-k, top-p. Each row of logits is shaped by the tokens before its
-own. A row that bad words and min_tokens would leave without a token is left without their masks.
-Ties go to the lowest token id.
+Order of shaping, as vLLM's: the masks of structured output, allowed tokens, bad words, min_tokens,
+logit_bias, penalties, temperature, min_p, top-k, top-p. Each row of logits is shaped by the tokens
+before its own. A row that the allowed tokens would leave without a token is left without their
+mask; so it is with those of bad words and min_tokens. Ties go to the lowest token id.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def shape(
     """
     if params.shapes_logits:
         logits = _allow(logits.float(), history.masks)
+        logits = _keep_only(logits, params.allowed_token_ids)
         logits = _mask(logits, _banned(params, positions, history, eos_token_ids))
         logits = _add_bias(logits, params)
         logits = _penalize(logits, params, history) if params.has_penalties else logits
@@ -96,6 +97,15 @@ def _allow(logits: Tensor, masks: NDArray[np.uint8] | None) -> Tensor:
     return allowed
 
 
+def _keep_only(logits: Tensor, token_ids: Sequence[int] | None) -> Tensor:
+    if token_ids is None:
+        return logits
+    ids = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
+    kept = torch.full_like(logits, -torch.inf)
+    kept[:, ids] = logits[:, ids]
+    return _where_any(kept, logits)
+
+
 def _mask(logits: Tensor, banned: Iterator[tuple[int, int]]) -> Tensor:
     pairs = list(banned)
     if not pairs:
@@ -103,6 +113,11 @@ def _mask(logits: Tensor, banned: Iterator[tuple[int, int]]) -> Tensor:
     rows, tokens = torch.tensor(pairs, dtype=torch.int64, device=logits.device).unbind(dim=1)
     masked = logits.clone()
     masked[rows, tokens] = -torch.inf
+    return _where_any(masked, logits)
+
+
+def _where_any(masked: Tensor, logits: Tensor) -> Tensor:
+    """Return the masked rows, and the rows of logits where a mask leaves no token."""
     is_empty = masked.amax(dim=-1, keepdim=True) == -torch.inf
     return torch.where(is_empty, logits, masked)
 

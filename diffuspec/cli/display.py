@@ -100,6 +100,7 @@ def as_json(completion: Completion) -> str:
         "token_ids": list(completion.token_ids),
         "text": completion.text,
         "finish_reason": completion.finish_reason.value,
+        "stop_reason": completion.stop_reason,
         "seed": completion.seed,
     }
     if completion.logprobs is not None:

@@ -26,11 +26,12 @@ class Prefix:
         """Raises InvalidRequestError when the committed tokens end the request already."""
         self.num_prompt_tokens = self.num_tokens = len(prompt)
         self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None  # the stop string or stop token that ended it
         self._max_tokens = sampling.max_tokens
         self._detokenizer = detokenizer
-        self._stop_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            self._stop_ids |= frozenset(eos_token_ids)
+        self._eos_ids = frozenset(() if sampling.ignore_eos else eos_token_ids)
+        self._stop_ids = self._eos_ids.union(sampling.stop_token_ids)
+        self._includes_stop = sampling.include_stop_str_in_output
         self._tokens = np.zeros(len(prompt) + sampling.max_tokens, np.int32)
         self._tokens[: len(prompt)] = prompt
         self._read_only = self._tokens.view()  # workers hold parts of it
@@ -62,13 +63,15 @@ class Prefix:
         detokenizer, num_left = self._detokenizer, self.num_left
         pieces: list[str] = []
         for token_id in token_ids[:num_left]:
-            if token_id in self._stop_ids:
-                self.finish_reason = FinishReason.STOP
-                pieces.append("")
-                break
-            pieces.append("" if detokenizer is None else detokenizer.push(token_id))
+            is_last, piece = token_id in self._stop_ids, ""
+            if detokenizer is not None and (self._includes_stop or not is_last):
+                piece = detokenizer.push(token_id)
+            pieces.append(piece)
             if detokenizer is not None and detokenizer.is_stopped:
-                self.finish_reason = FinishReason.STOP
+                self._stop(detokenizer.stop_string)
+                break
+            if is_last:
+                self._stop(None if token_id in self._eos_ids else token_id)
                 break
         if self.finish_reason is None and len(pieces) == num_left:
             self.finish_reason = FinishReason.LENGTH
@@ -77,3 +80,6 @@ class Prefix:
         start, self.num_tokens = self.num_tokens, self.num_tokens + len(pieces)
         self._tokens[start : self.num_tokens] = token_ids[: len(pieces)]
         return pieces
+
+    def _stop(self, reason: str | int | None) -> None:
+        self.finish_reason, self.stop_reason = FinishReason.STOP, reason

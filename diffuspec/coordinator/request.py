@@ -129,6 +129,10 @@ class Request:
         """None: more tokens may be committed."""
         return self._prefix.finish_reason
 
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self._prefix.stop_reason
+
     def commit(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Append the verdict's tokens up to the first that ends the request.
 

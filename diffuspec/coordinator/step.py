@@ -64,6 +64,7 @@ def step_output(
         step=step,
         draft=request.verified_draft(verdict),
         prompt_logprobs=request.prompt_logprobs(),
+        stop_reason=request.stop_reason,
     )
 
 

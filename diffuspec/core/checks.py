@@ -8,6 +8,8 @@ from dataclasses import is_dataclass
 from numbers import Integral, Real
 from typing import Any, NoReturn, TypeAlias
 
+from annotated_types import Len
+
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.parameter import Parameter, declared, spell
 
@@ -218,9 +220,12 @@ def _check_length(parameter: Parameter, text: str) -> None:
 
 
 def _check_count(parameter: Parameter, count: int, unit: str) -> None:
-    most = parameter.num_items.max_length if parameter.num_items is not None else None
-    if most is not None and count > most:
-        raise InvalidRequestError(f"{parameter.name} must have at most {most} {unit}, got {count}")
+    bounds = parameter.num_items or Len()
+    least, most = bounds.min_length, bounds.max_length
+    if least <= count and (most is None or count <= most):
+        return
+    right = f"{least} to {most}" if least else f"at most {most}"
+    raise InvalidRequestError(f"{parameter.name} must have {right} {unit}, got {count}")
 
 
 def _refuse(name: str, value: object, expected: str) -> NoReturn:

@@ -28,6 +28,7 @@ MAX_CHOICES = 8  # answers to one prompt
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARACTERS = 128
 MAX_LOGIT_BIASES = 300
+MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_FORM_CHARACTERS = 32_768
 MAX_FORM_CHOICES = 256
 MAX_LOGPROBS = 20
@@ -42,9 +43,10 @@ _NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
 
 Form: TypeAlias = Annotated[str, Len(1, MAX_FORM_CHARACTERS)]
 FormChoice: TypeAlias = Annotated[str, Len(1, 256)]
+TokenId: TypeAlias = Annotated[int, Interval(ge=0, le=2**32 - 1)]  # as messages have it
 StopString: TypeAlias = Annotated[str, Len(1, MAX_STOP_STRING_CHARACTERS)]
 BadWord: TypeAlias = Annotated[str, Len(1, MAX_BAD_WORD_CHARACTERS)]
-BadTokens: TypeAlias = Annotated[tuple[int, ...], Len(1, _MAX_BAD_TOKENS)]
+BadTokens: TypeAlias = Annotated[tuple[TokenId, ...], Len(1, _MAX_BAD_TOKENS)]
 Bias: TypeAlias = Annotated[float, Interval(ge=-100, le=100)]
 Penalty: TypeAlias = Annotated[float, Interval(ge=-10, le=10)]
 
@@ -121,6 +123,14 @@ class SamplingParams:
     logit_bias: Annotated[Mapping[int, Bias], Len(0, MAX_LOGIT_BIASES)] = declare(
         {}, "Added to the logit of a token, by its id; -100 all but bans it, 100 all but forces it."
     )
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Len(1, MAX_ALLOWED_TOKEN_IDS)] | None = (
+        declare(
+            None,
+            "Draw these tokens only; null: all. Without EOS among them, an answer goes on to "
+            "max_tokens or a stop string. Gives way where structured_output allows none of them.",
+            option="allowed-token-id",
+        )
+    )
     bad_words: Annotated[tuple[BadWord, ...], Len(0, MAX_BAD_WORDS)] = declare(
         (),
         "Never say this: the last token of its token sequence is masked where the ones before it "
@@ -137,8 +147,11 @@ class SamplingParams:
     stop: Annotated[tuple[StopString, ...], Len(0, MAX_STOP_STRINGS)] = declare(
         (), "End before this text."
     )
-    stop_token_ids: Annotated[tuple[int, ...], Len(0, MAX_STOP_TOKEN_IDS)] = declare(
+    stop_token_ids: Annotated[tuple[TokenId, ...], Len(0, MAX_STOP_TOKEN_IDS)] = declare(
         (), "End after this token.", option="stop-token-id"
+    )
+    include_stop_str_in_output: bool = declare(
+        False, "Have the stop string or stop token that ends the answer in its text."
     )
     ignore_eos: bool = declare(False, "Go on after the end-of-sequence token, to max_tokens.")
     structured_output: StructuredOutput | None = declare(
@@ -202,6 +215,7 @@ class SamplingParams:
         return bool(
             self.has_penalties
             or self.logit_bias
+            or self.allowed_token_ids
             or self.bad_words_token_ids
             or self.min_tokens
             or self.structured_output
@@ -212,6 +226,7 @@ class SamplingParams:
         named: dict[str, Collection[int]] = {
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids or (),
             "bad_words_token_ids": [i for ids in self.bad_words_token_ids for i in ids],
         }
         for name, token_ids in named.items():

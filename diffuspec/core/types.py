@@ -277,3 +277,4 @@ class RequestOutput:
     draft: VerifiedDraft | None = None  # of the step, if it had one and report_drafts is set
     # In the first output of an answer, if asked for: of each prompt token after the first.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_reason: str | int | None = None  # the stop string or stop token id that ended the answer

@@ -1,8 +1,8 @@
 """Text of committed tokens: characters and stop strings may span tokens and steps.
 
-Text is released once it cannot become part of a stop string. The stop string that is complete
-first ends the text, however it was split into tokens; one that is complete within the first
-`min_tokens` tokens is overlooked.
+Text is released once it cannot become part of a stop string, at once if stop strings are part of
+the text. The stop string that is complete first ends the text, however it was split into tokens;
+one that is complete within the first `min_tokens` tokens is overlooked.
 """
 
 from __future__ import annotations
@@ -26,23 +26,31 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         *,
+        includes_stop: bool = False,
         after: int | None = None,
     ) -> None:
-        """`after` is the last token of the prompt. Some tokenizers drop a space that begins a
-        text, and the answer only goes on with one.
+        """includes_stop: the text ends with the stop string, not before it.
+
+        `after` is the last token of the prompt. Some tokenizers drop a space that begins a text,
+        and the answer only goes on with one.
         """
         self._tokenizer = tokenizer
         self._stream = DecodeStream(_whole(tokenizer, after), skip_special_tokens=True)
         self._stop = stop
         self._num_unchecked = min_tokens  # tokens to come that no stop string ends with
-        self._held = ""  # may be the beginning of a stop string
+        self._includes_stop = includes_stop
+        self._end = ""  # of the text so far: may be the beginning of a stop string
         self._undecoded: list[int] = []  # ids of an incomplete character
         added = tokenizer.get_added_tokens_decoder().items()
         self._special_ids = frozenset(token_id for token_id, token in added if token.special)
-        self.is_stopped = False
+        self.stop_string: str | None = None  # that ended the text
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.stop_string is not None
 
     def push(self, token_id: int) -> str:
-        """Return the text that one more token releases, often none. Sets is_stopped."""
+        """Return the text that one more token releases, often none. Sets stop_string."""
         self._num_unchecked -= 1
         return self._decode(token_id)
 
@@ -62,8 +70,8 @@ class Detokenizer:
             return ""
         rest = self._tokenizer.decode(self._undecoded) if self._undecoded else ""
         released = self._release(rest)
-        held, self._held = self._held, ""
-        return released if self.is_stopped else released + held
+        held, self._end = self._end, ""
+        return released if self._includes_stop else released + held
 
     def _give_up(self) -> str:
         """Release the beginning of invalid bytes, which each push would decode again."""
@@ -83,15 +91,20 @@ class Detokenizer:
     def _release(self, piece: str) -> str:
         if not self._stop:
             return piece
-        text = self._held + piece
-        found = [(at + len(stop), at) for stop in self._stop if (at := text.find(stop)) >= 0]
+        text, num_old = self._end + piece, len(self._end)
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stop  # those that the piece completes
+            if (at := text.find(stop, max(num_old + 1 - len(stop), 0))) >= 0
+        ]
+        num_released = num_old if self._includes_stop else 0
         if found and self._num_unchecked < 0:
-            self.is_stopped = True
-            self._held = ""
-            return text[: min(found)[1]]
+            end, start, self.stop_string = min(found)
+            self._end = ""
+            return text[num_released : end if self._includes_stop else start]
         keep = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        self._end = text[len(text) - keep :]
+        return text[num_released:] if self._includes_stop else text[: len(text) - keep]
 
 
 def _whole(tokenizer: Tokenizer, token_id: int | None) -> list[int]:

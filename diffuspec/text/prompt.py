@@ -18,7 +18,7 @@ _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before
 def encode_prompt(
     prompt: Prompt,
     tokenizer: Any,
-    max_model_len: int,
+    max_model_len: int | None,
     tools: Sequence[Mapping[str, Any]] = (),
     template_options: Mapping[str, Any] | None = None,
 ) -> TokenIds:
@@ -27,7 +27,7 @@ def encode_prompt(
     A text begins as the tokenizer begins texts, with BOS if that is its way; ids are taken as they
     are. `tools` are functions, in OpenAI's form, that a chat's template tells the model of;
     template_options are other variables of the template. Raises InvalidRequestError, before
-    tokenising what cannot fit.
+    tokenising what cannot fit; max_model_len None: the caller cuts what is too long.
     """
     if isinstance(prompt, str):
         return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens=True)
@@ -77,10 +77,10 @@ def _render(
 
 
 def _tokenize(
-    text: str, tokenizer: Any, max_model_len: int, *, adds_special_tokens: bool
+    text: str, tokenizer: Any, max_model_len: int | None, *, adds_special_tokens: bool
 ) -> TokenIds:
     """Encode a text; adds_special_tokens is False for chats, whose template has them already."""
-    if len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+    if max_model_len is not None and len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
         raise ContextLengthError(
             f"a prompt of {len(text)} characters cannot fit the target's maximum context length "
             f"of {max_model_len} tokens"

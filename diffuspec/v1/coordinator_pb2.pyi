@@ -140,7 +140,7 @@ class VerifiedDraft(_message.Message):
     def __init__(self, tree: _Optional[_Union[_types_pb2.DraftTree, _Mapping]] = ..., confidences: _Optional[_Iterable[float]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step", "seed", "draft", "prompt_logprobs")
+    __slots__ = ("token_ids", "num_accepted_tokens", "text", "pieces", "logprobs", "finish_reason", "step", "seed", "draft", "prompt_logprobs", "stop", "stop_token_id")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,8 @@ class GenerateResponse(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: int
     text: str
@@ -161,7 +163,9 @@ class GenerateResponse(_message.Message):
     seed: int
     draft: VerifiedDraft
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ..., seed: _Optional[int] = ..., draft: _Optional[_Union[VerifiedDraft, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ...) -> None: ...
+    stop: str
+    stop_token_id: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[int] = ..., text: _Optional[str] = ..., pieces: _Optional[_Iterable[str]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., step: _Optional[_Union[StepStats, _Mapping]] = ..., seed: _Optional[int] = ..., draft: _Optional[_Union[VerifiedDraft, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., stop: _Optional[str] = ..., stop_token_id: _Optional[int] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

@@ -216,6 +216,8 @@ def rows_of(verify_request):
         {"temperature": 1.2, "seed": 0, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
         {"temperature": 1.2, "seed": 0, "min_p": 0.3, "logit_bias": {2: 1.5, 7: -2}},
         {"min_tokens": 4, "stop_token_ids": (2,)},
+        {"allowed_token_ids": (2, 5, 7)},
+        {"allowed_token_ids": (1, 7), "temperature": 1.0, "seed": 2, "frequency_penalty": 0.5},
         {"bad_words_token_ids": ((2, 2, 5), (7,), (1, 5, 2)), "temperature": 1.0, "seed": 3},
     ],
 )

@@ -46,6 +46,42 @@ def test_a_row_after_unknown_tokens_is_masked_as_far_as_known() -> None:
     assert masked(found) == [[0, 7, 9], [0]]
 
 
+def test_only_allowed_tokens_are_left_and_other_masks_hold_among_them() -> None:
+    found = shape_rows([(), (3, 3)], allowed_token_ids=(1, 4, 7, EOS), min_tokens=4)
+    assert masked(found) == [[0, 2, 3, 5, 6, 8, 9], [0, 2, 3, 5, 6, 8]]
+    found = shape_rows([()], allowed_token_ids=(1, 4, 7), bad_words_token_ids=((2, 7),))
+    assert masked(found) == [[0, 2, 3, 5, 6, 7, 8, 9]]
+
+
+def test_a_bias_brings_no_token_back_that_is_not_allowed() -> None:
+    found = shape_rows([()], allowed_token_ids=(1, 4), logit_bias={0: 100, 4: 1.5})
+    assert masked(found) == [[0, 2, 3, 5, 6, 7, 8, 9]]
+    assert found[0, 4] == 1.5
+
+
+@pytest.mark.parametrize(
+    "params", [{"bad_words_token_ids": ((4,),)}, {"min_tokens": 9, "stop_token_ids": (4,)}]
+)
+def test_where_the_only_allowed_token_is_banned_the_ban_gives_way(params: dict[str, Any]) -> None:
+    found = shape_rows([()], allowed_token_ids=(4,), **params)
+    assert found.isfinite().nonzero().tolist() == [[0, 4]]
+
+
+def test_allowed_tokens_give_way_where_a_form_has_none_of_them() -> None:
+    masks = np.array([[0b00100100, 0], [0, 0b10]], np.uint8)
+    history = History(PREFIX, 2, [(), ()], masks)
+    form = StructuredOutput(json_object=True)
+    sampling = SamplingParams(structured_output=form, allowed_token_ids=(5, 6))
+    found = shape(torch.zeros(2, 10), sampling, [4, 5], history, (EOS,))
+    assert found.isfinite().nonzero().tolist() == [[0, 5], [1, EOS]]
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.5}])
+def test_filters_keep_none_but_allowed_tokens(filters: dict[str, Any]) -> None:
+    found = shape_rows([()], allowed_token_ids=(2, 8), temperature=0.7, seed=1, **filters)
+    assert found.isfinite().nonzero().tolist() == [[0, 2], [0, 8]]
+
+
 def test_masks_give_way_where_they_leave_no_token() -> None:
     bad = tuple((token,) for token in range(10))
     assert masked(shape_rows([()], bad_words_token_ids=bad)) == [[]]
@@ -85,6 +121,8 @@ def test_min_tokens_gives_way_where_a_form_can_only_end() -> None:
 
 def test_given_logits_stay_as_they_are() -> None:
     logits = torch.zeros(1, 10)
-    sampling = SamplingParams(logit_bias={1: 2.0}, bad_words_token_ids=((0,),))
+    sampling = SamplingParams(
+        logit_bias={1: 2.0}, bad_words_token_ids=((0,),), allowed_token_ids=(0, 1, 2)
+    )
     shape(logits, sampling, [4], History(PREFIX, 2, [()]), (EOS,))
     assert not logits.any()

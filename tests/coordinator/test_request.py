@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -29,7 +31,7 @@ def make(sampling: SamplingParams, num_draft_tokens: int = 4, **speculation: obj
         SpeculationParams(**speculation),  # type: ignore[arg-type]
         FixedDraftLength(num_draft_tokens),
         (EOS,),
-        Detokenizer(BYTES, sampling.stop),
+        Detokenizer(BYTES, sampling.stop, includes_stop=sampling.include_stop_str_in_output),
     )
 
 
@@ -68,6 +70,28 @@ def test_a_stop_token_id_ends_the_answer_even_when_eos_is_ignored():
     request = make(SamplingParams(ignore_eos=True, stop_token_ids=ids("b")))
     assert commit(request, EOS, *ids("abc")) == ((EOS, *ids("ab")), "a")
     assert request.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("includes", "params", "end", "text", "reason"),
+    [
+        (False, {"stop": ("bc",)}, ids("bc"), "a", "bc"),
+        (True, {"stop": ("bc",)}, ids("bc"), "abc", "bc"),
+        (False, {"stop_token_ids": ids("b")}, ids("b"), "a", ids("b")[0]),
+        (True, {"stop_token_ids": ids("b")}, ids("b"), "ab", ids("b")[0]),
+        (True, {"stop": ("ab",), "stop_token_ids": ids("b")}, ids("b"), "ab", "ab"),
+        (True, {}, (EOS,), "a", None),
+        (True, {"stop_token_ids": (EOS,)}, (EOS,), "a", None),  # EOS is the reason
+        (True, {"stop_token_ids": (EOS,), "ignore_eos": True}, (EOS,), "a", EOS),
+        (True, {"max_tokens": 1}, (), "a", None),
+    ],
+)
+def test_what_ends_an_answer_is_told_and_kept_if_wanted(
+    includes: bool, params: Any, end: tuple[int, ...], text: str, reason: str | int | None
+):
+    request = make(SamplingParams(include_stop_str_in_output=includes, **params))
+    assert commit(request, *ids("a"), *end, *ids("d")) == ((*ids("a"), *end), text)
+    assert request.stop_reason == reason
 
 
 def test_max_tokens_cuts_inside_a_run():

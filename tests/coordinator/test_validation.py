@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
         ([1], replace(SHORT, max_tokens=512), FIXED, ContextLengthError, "do not fit"),
         ([1], replace(SHORT, temperature=1.0), FIXED, InvalidRequestError, "seed must be given"),
         ([1], replace(SHORT, stop_token_ids=(50,)), FIXED, InvalidRequestError, "stop_token_ids"),
-        ([1], replace(SHORT, stop_token_ids=(-1,)), FIXED, InvalidRequestError, "got -1"),
+        ([1], replace(SHORT, allowed_token_ids=(50,)), FIXED, InvalidRequestError, "allowed_"),
     ],
 )
 async def test_bad_requests_are_refused_before_any_work(

@@ -37,6 +37,16 @@ from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredO
         ("seed", 2**63, "seed must be from -9223372036854775808 to 9223372036854775807, got"),
         ("stop_token_ids", 5, "stop_token_ids must be a list of integers, got 5"),
         ("stop_token_ids", [1.5], r"stop_token_ids must be an integer, got 1\.5"),
+        ("stop_token_ids", [-1], "stop_token_ids must be from 0 to 4294967295, got -1"),
+        ("allowed_token_ids", [], "allowed_token_ids must have 1 to 1024 integers, got 0"),
+        ("allowed_token_ids", [1] * 1025, "must have 1 to 1024 integers, got 1025"),
+        (
+            "allowed_token_ids",
+            {1: 2},
+            r"allowed_token_ids must be a list of integers, got \{1: 2\}",
+        ),
+        ("allowed_token_ids", [2**32], "allowed_token_ids must be from 0 to .*, got 4294967296"),
+        ("include_stop_str_in_output", 1, "must be True or False, got 1"),
         ("min_p", 1.5, r"min_p must be from 0 to 1, got 1\.5"),
         ("min_tokens", 257, "min_tokens must be at most max_tokens, 256, got 257"),
         ("logit_bias", {5: 101}, "logit_bias must be from -100 to 100, got 101"),
@@ -114,6 +124,7 @@ def test_token_ids_of_another_vocabulary_are_refused():
     for name, value in (
         ("stop_token_ids", [3, 50]),
         ("logit_bias", {50: 1}),
+        ("allowed_token_ids", [50, 3]),
         ("bad_words_token_ids", [[1, 50]]),
     ):
         given: dict[str, Any] = {name: value}

@@ -49,6 +49,7 @@ def answers_both_ways(engine: Engine) -> Answers:
         for one, other in zip(plain, drafted, strict=True):
             assert (one.token_ids, one.text) == (other.token_ids, other.text)
             assert one.finish_reason == other.finish_reason
+            assert one.stop_reason == other.stop_reason
         return drafted
 
     return lambda **params: answers(SamplingParams(**{"max_tokens": 40, **params}))
@@ -83,6 +84,39 @@ def test_a_drafter_knows_of_the_bias(answers_both_ways: Answers) -> None:
     biased = answers_both_ways(logit_bias=bias, max_tokens=20)
     assert banned.isdisjoint(token_id for answer in biased for token_id in answer.token_ids)
     assert sum(len(answer.token_ids) for answer in biased) > num_steps(biased)
+
+
+@pytest.mark.parametrize("how", DRAWS, ids=["greedy", "sampled"])
+def test_an_answer_has_allowed_tokens_only(answers_both_ways: Answers, how: dict[str, Any]) -> None:
+    said = {token_id for answer in answers_both_ways() for token_id in answer.token_ids}
+    allowed = tuple(sorted(said)[::2])
+    answers = answers_both_ways(allowed_token_ids=allowed, max_tokens=20, **how)
+    assert all(set(answer.token_ids) <= set(allowed) for answer in answers)
+    assert sum(len(answer.token_ids) for answer in answers) > num_steps(answers)
+
+
+def test_allowed_tokens_hold_within_a_form_as_far_as_it_has_them(
+    answers_both_ways: Answers, engine: Engine
+) -> None:
+    form = {"structured_output": {"regex": "[a-z]{4}"}}
+    allowed = engine.encode("nest").tolist()
+    for answer in answers_both_ways(allowed_token_ids=allowed, **form):
+        assert re.fullmatch("[a-z]{4}", answer.text) and answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("includes", [False, True])
+def test_the_text_that_ends_an_answer_is_told_and_kept_or_cut(
+    answers_both_ways: Answers, includes: bool
+) -> None:
+    free, _ = answers_both_ways()
+    stop = free.text[4:9]
+    answer, _ = answers_both_ways(stop=[stop], include_stop_str_in_output=includes)
+    assert answer.stop_reason == stop and free.stop_reason is None
+    assert answer.text == free.text[: 9 if includes else 4]
+    token_id = free.token_ids[3]
+    answer, _ = answers_both_ways(stop_token_ids=[token_id], include_stop_str_in_output=includes)
+    assert (answer.stop_reason, answer.token_ids[-1]) == (token_id, token_id)
+    assert free.text.startswith(answer.text) and len(answer.text) > 0
 
 
 def test_several_answers_to_a_prompt_are_those_of_consecutive_seeds(engine: Engine) -> None:

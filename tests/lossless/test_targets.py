@@ -42,6 +42,7 @@ SAMPLINGS = {
         min_tokens=9,
         logit_bias={EOS: 4, **dict.fromkeys(range(100, 200), -3)},
         bad_words_token_ids=tuple((one, other) for one in range(0, 60, 5) for other in (70, 90)),
+        allowed_token_ids=(EOS, *range(180)),
     ),
 }
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed")

@@ -32,6 +32,7 @@ MORE: dict[str, Any] = {
     "min_p": 0.01,
     "repetition_penalty": 1.1,
     "bad_words": ["the"],
+    "allowed_token_ids": [*range(1000)],
 }
 
 

@@ -94,6 +94,42 @@ def test_an_answer_has_the_form_that_is_asked_for(client: OpenAI):
     assert caught.value.param == "guided_regex" and "cannot be used" in caught.value.message
 
 
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_vllms_own_parameters_are_obeyed(client: OpenAI, is_streamed: bool):
+    def ask(**extras: Any) -> tuple[str, list[int], Any]:
+        asked = client.chat.completions.create(
+            model=MODEL, messages=ASKED, temperature=0, max_tokens=24, stream=is_streamed,
+            extra_body={"return_token_ids": True, **extras},
+        )  # fmt: skip
+        choices = [one.choices[0] for one in asked] if is_streamed else [asked.choices[0]]
+        said = [one.delta if is_streamed else one.message for one in choices]
+        text = "".join(one.content or "" for one in said)
+        token_ids = [i for one in choices for i in one.model_extra.get("token_ids", ())]
+        return text, token_ids, choices[-1].model_extra["stop_reason"]
+
+    text, token_ids, reason = ask()
+    assert reason is None
+    assert ask(stop=text[5:9])[::2] == (text[:5], text[5:9])
+    assert ask(stop=text[5:9], include_stop_str_in_output=True)[::2] == (text[:9], text[5:9])
+    assert ask(stop_token_ids=token_ids[2:3])[1:] == (token_ids[:3], token_ids[2])
+    assert set(ask(allowed_token_ids=token_ids[:4])[1]) <= set(token_ids[:4])
+    cut = ask(truncate_prompt_tokens=5)
+    ids = client.completions.create(
+        model=MODEL, prompt=ASKED[0]["content"] * 40, max_tokens=1, temperature=0,
+        extra_body={"return_token_ids": True, "truncate_prompt_tokens": 7},
+    )  # fmt: skip
+    assert ids.usage.prompt_tokens == 7 and cut[0] != text
+
+
+def test_allowed_tokens_that_the_model_has_not_are_refused_by_name(client: OpenAI):
+    for token_ids in ([10**6], [], [1] * 2000):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(
+                model=MODEL, prompt="x", extra_body={"allowed_token_ids": token_ids}
+            )
+        assert caught.value.param == "allowed_token_ids"
+
+
 def test_an_unknown_model_is_not_found(client: OpenAI):
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="another", messages=ASKED)

@@ -50,6 +50,9 @@ def tokenizer(template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
         ({"stop_token_ids": [3]}, "stop_token_ids", (3,)),
         ({"logit_bias": {"5": -100}}, "logit_bias", {5: -100}),
         ({"bad_words": ["no"]}, "bad_words", ("no",)),
+        ({"allowed_token_ids": [5, 3]}, "allowed_token_ids", (5, 3)),
+        ({"allowed_token_ids": None}, "allowed_token_ids", None),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", True),
         ({"ignore_eos": True}, "ignore_eos", True),
         ({"repetition_penalty": 1.2}, "repetition_penalty", 1.2),
         ({"min_tokens": 400}, "min_tokens", 400),
@@ -81,6 +84,17 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"min_tokens": 4, "max_tokens": 3}, "min_tokens"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids"),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [5] * 1025}, "allowed_token_ids"),
+        ({"include_stop_str_in_output": "yes"}, "include_stop_str_in_output"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": "all"}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 512}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 503, "max_tokens": 10}, "truncate_prompt_tokens"),
+        ({"truncate_prompt_tokens": 5, "truncation_side": "middle"}, "truncation_side"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": "yes"}, "stream"),
         ({"suffix": "x"}, "suffix"),
@@ -277,6 +291,43 @@ def test_a_chat_may_go_on_to_the_end_of_the_context_and_a_text_for_16_tokens():
     assert generation.sampling.max_tokens == room
     [generation] = encode(complete(), tokenizer(), MODEL)
     assert generation.sampling.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    ("keys", "kept"),
+    [
+        ({"truncate_prompt_tokens": 3}, slice(-3, None)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "right"}, slice(3)),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left"}, slice(-3, None)),
+        ({"truncate_prompt_tokens": 100}, slice(None)),  # it is shorter
+        ({"truncation_side": "right"}, slice(None)),
+        ({"truncate_prompt_tokens": None}, slice(None)),
+    ],
+)
+def test_a_prompt_is_cut_where_it_is_asked_for(keys: dict[str, Any], kept: slice):
+    text = "a text, some tokens long"
+    ids = tokenizer().encode(text)
+    for prompt in (text, ids):
+        [generation] = encode(complete(prompt=prompt, **keys), tokenizer(), MODEL)
+        assert generation.prompt_token_ids.tolist() == ids[kept]
+    [whole] = encode(chat(), tokenizer(), MODEL)
+    [cut] = encode(chat(**keys), tokenizer(), MODEL)
+    assert cut.prompt_token_ids.tolist() == whole.prompt_token_ids.tolist()[kept]
+
+
+@pytest.mark.parametrize(("keys", "num_kept"), [({}, 511), ({"max_tokens": 12}, 500)])
+def test_a_prompt_of_any_length_is_cut_to_what_leaves_room_for_the_answer(keys, num_kept):
+    long = [{"role": "user", "content": "x" * 20_000}]
+    [generation] = encode(
+        chat(messages=long, truncate_prompt_tokens=-1, **keys), tokenizer(), MODEL
+    )
+    assert len(generation.prompt_token_ids) == num_kept
+    assert generation.sampling.max_tokens == 512 - num_kept
+
+
+def test_an_answer_without_room_is_refused_whatever_is_cut():
+    with pytest.raises(InvalidRequestError, match="maximum context length is 512"):
+        encode(complete(max_tokens=600, truncate_prompt_tokens=-1), tokenizer(), MODEL)
 
 
 def test_tools_and_calls_go_into_the_template():

@@ -173,14 +173,35 @@ def test_echoed_prompts_have_log_probabilities_but_for_the_first_token():
     assert logprobs["text_offset"] == [0, 1, 2]
 
 
+def test_a_prompt_that_was_cut_is_echoed_as_it_was_read():
+    reply = reply_to(TEXT, echo=True, max_prompt_tokens=2)
+    reply.add(0, output("!", is_last=True))
+    [choice] = reply.whole()["choices"]
+    assert choice["text"] == byte_tokenizer().decode([1, 2]) + "!"
+
+
+@pytest.mark.parametrize("endpoint", [CHAT, TEXT])
+@pytest.mark.parametrize("reason", ["END", 67, None])
+def test_every_choice_tells_what_ended_it(endpoint: Endpoint, reason: str | int | None):
+    replies = [reply_to(endpoint), reply_to(endpoint)]
+    last = output("b", is_last=True, stop_reason=reason)
+    replies[0].add(0, output("a"))
+    replies[0].add(0, last)
+    assert replies[0].whole()["choices"][0]["stop_reason"] == reason
+    chunks = [*replies[1].begin(), replies[1].chunk(0, output("a")), replies[1].chunk(0, last)]
+    found = [chunk["choices"][0]["stop_reason"] for chunk in chunks if chunk is not None]
+    assert found == [*[None] * (len(found) - 1), reason]
+
+
 def test_a_prompt_alone_has_no_token_of_an_answer():
     sampling = SamplingParams(logprobs=2, prompt_logprobs=2, max_tokens=1)
     reply = reply_to(TEXT, sampling=sampling, echo=True, is_prompt_only=True)
-    found = {"token_ids": (65,), "logprobs": ANSWER, "prompt_logprobs": PROMPT}
+    found = {"token_ids": (65,), "logprobs": ANSWER, "prompt_logprobs": PROMPT, "stop_reason": "!"}
     reply.add(0, output("!", is_last=True, **found))
     whole = reply.whole()
     [choice] = whole["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("hi", "length")
+    assert choice["stop_reason"] is None
     assert choice["logprobs"]["token_logprobs"] == [None, -2.5]
     assert whole["usage"]["completion_tokens"] == 0
 

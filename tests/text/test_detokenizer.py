@@ -41,8 +41,8 @@ class Pieces:
     def __init__(self, pieces: Sequence[str]) -> None:
         self.pieces = pieces
 
-    def stream(self, stops: Sequence[str]) -> Detokenizer:
-        stream = Detokenizer(BYTES, stops)
+    def stream(self, stops: Sequence[str], includes_stop: bool = False) -> Detokenizer:
+        stream = Detokenizer(BYTES, stops, includes_stop=includes_stop)
         stream._stream = self  # type: ignore[assignment]
         return stream
 
@@ -108,6 +108,27 @@ def test_stop_strings_do_not_depend_on_the_split_into_tokens(pieces, stops):
     stream = Pieces(pieces).stream(stops)
     released = push_all(stream, range(len(pieces)))
     assert ("".join(released), stream.is_stopped) == cut("".join(pieces), stops)
+
+
+@given(
+    st.lists(st.text("ab", max_size=5), max_size=8),
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_a_stop_string_that_is_kept_ends_the_text_and_holds_nothing_back(pieces, stops):
+    stream = Pieces(pieces).stream(stops, includes_stop=True)
+    released = push_all(stream, range(len(pieces)))
+    text, is_stopped = cut("".join(pieces), stops)
+    assert "".join(released) == text + (stream.stop_string or "")
+    assert stream.is_stopped == is_stopped and released[-1] == ""
+    if is_stopped:
+        assert stream.stop_string in stops and len(released) > 1
+    else:
+        assert released[:-1] == pieces
+
+
+def test_a_stop_string_within_min_tokens_is_overlooked_though_a_longer_one_has_begun():
+    stream = Detokenizer(BYTES, ["aXb", "X"], 2)
+    assert "".join(push_all(stream, encode("aXcX"))) == "aXc"
 
 
 @given(st.text("ab", max_size=16), st.text("ab", min_size=1, max_size=5))

@@ -124,6 +124,7 @@ def _known(names: Any, number: int, field: str) -> Any:
 
 
 def request_output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateResponse:
+    reason = output.stop_reason
     return coordinator_pb2.GenerateResponse(
         token_ids=output.token_ids,
         num_accepted_tokens=output.num_accepted_tokens,
@@ -135,11 +136,14 @@ def request_output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateRe
         seed=output.seed,
         draft=_draft_to_proto(output.draft) if output.draft is not None else None,
         prompt_logprobs=[logprobs_to_proto(one) for one in output.prompt_logprobs],
+        stop=reason if isinstance(reason, str) else None,
+        stop_token_id=reason if isinstance(reason, int) else None,
     )
 
 
 def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> RequestOutput:
     """Raises InvalidRequestError."""
+    stop_reason = message.WhichOneof("stop_reason")
     return RequestOutput(
         token_ids=tuple(message.token_ids),
         num_accepted_tokens=message.num_accepted_tokens,
@@ -151,6 +155,7 @@ def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> Requ
         seed=message.seed if message.HasField("seed") else None,
         draft=_draft_from_proto(message.draft) if message.HasField("draft") else None,
         prompt_logprobs=tuple(map(logprobs_from_proto, message.prompt_logprobs)),
+        stop_reason=None if stop_reason is None else getattr(message, stop_reason),
     )
 
 

@@ -21,6 +21,7 @@ class Answer:
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each prompt token after the first
     steps: list[StepStats] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
     seed: int | None = None
 
     def add(self, output: RequestOutput) -> None:
@@ -30,6 +31,7 @@ class Answer:
         self.prompt_logprobs += output.prompt_logprobs
         self.steps.append(output.step)
         self.finish_reason = output.finish_reason
+        self.stop_reason = output.stop_reason
         self.seed = output.seed
 
 

@@ -111,6 +111,15 @@ class Body(BaseModel):
     max_tokens: int | None = Field(None, ge=1, description="Longest answer, in tokens.")
     stream: bool = Field(False, description="Send the answer as events while it is made.")
     stream_options: StreamOptions | None = None
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        ge=-1,
+        description="Use only so many tokens of the prompt; -1: as many as leave room for the "
+        "answer.",
+    )
+    truncation_side: Literal["left", "right"] = Field(
+        "left", description="Where truncate_prompt_tokens takes tokens away."
+    )
     return_token_ids: bool = Field(False, description="Add token ids of prompt and answer.")
     speculation: dict[str, Any] | Literal["off"] | None = Field(
         None,

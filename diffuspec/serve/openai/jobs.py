@@ -26,6 +26,8 @@ class Job:
     sampling: SamplingParams  # max_tokens is set when the length of the prompt is known
     max_tokens: int | None  # None: to the end of the context
     speculation: SpeculationParams | None  # None: the deployment's
+    max_prompt_tokens: int | None = None  # what is longer is cut; None: refused, if it cannot fit
+    is_cut_at_end: bool = False  # a prompt that is cut; else it loses its beginning
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -60,9 +62,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
     """
     generations: list[Generation] = []
     for prompt in job.prompts:
-        token_ids = encode_prompt(
-            prompt, tokenizer, model.max_model_len, job.tools, job.template_options
-        )
+        token_ids = _encode(prompt, job, tokenizer, model)
         _check_ids(token_ids, model.vocab_size)
         room = model.max_model_len - len(token_ids)
         if room < (job.max_tokens or 1):
@@ -77,6 +77,15 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
         for choice in range(job.num_choices):
             generations.append(Generation(len(generations), token_ids, sampling.choice(choice)))
     return tuple(generations)
+
+
+def _encode(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
+    most = job.max_prompt_tokens
+    longest = model.max_model_len if most is None else None
+    token_ids = encode_prompt(prompt, tokenizer, longest, job.tools, job.template_options)
+    if most is None or len(token_ids) <= most:
+        return token_ids
+    return token_ids[:most] if job.is_cut_at_end else token_ids[-most:]
 
 
 def _check_ids(token_ids: TokenIds, vocab_size: int) -> None:

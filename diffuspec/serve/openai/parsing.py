@@ -113,7 +113,7 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         form_asked_by="tools" if use.tools else _form_key(body),
         template_options=body.chat_template_kwargs or {},
         is_call_named=use.is_named,
-        **_common(body, model),
+        **_common(body, max_tokens or 1, model),
     )
 
 
@@ -143,11 +143,11 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
         form_asked_by=_form_key(body),
         echo=body.echo,
         is_prompt_only=is_prompt_only,
-        **_common(body, model),
+        **_common(body, max_tokens, model),
     )
 
 
-def _common(body: Body, model: ServedModel) -> dict[str, Any]:
+def _common(body: Body, num_answer_tokens: int, model: ServedModel) -> dict[str, Any]:
     options = body.stream_options
     if options is not None and not body.stream:
         raise BadRequestError("stream_options needs stream: true", "stream_options")
@@ -157,12 +157,28 @@ def _common(body: Body, model: ServedModel) -> dict[str, Any]:
     return {
         "num_choices": body.n,
         "speculation": _speculation(body.speculation, model.speculation),
+        "max_prompt_tokens": _max_prompt_tokens(body, model.max_model_len - num_answer_tokens),
+        "is_cut_at_end": body.truncation_side == "right",
         "stream": body.stream,
         "include_usage": options is not None and options.include_usage,
         "continuous_usage": options is not None and options.continuous_usage_stats,
         "return_token_ids": body.return_token_ids,
         "reports_prompt": reports_prompt,
     }
+
+
+def _max_prompt_tokens(body: Body, room: int) -> int | None:
+    """Return to how many tokens prompts are cut; None: they are not. `room` is for the prompt."""
+    most = body.truncate_prompt_tokens
+    if most is None or room < 1:  # an answer without room is refused by its own name
+        return None
+    if not (most == -1 or 1 <= most <= room):
+        raise BadRequestError(
+            f"truncate_prompt_tokens must be -1 or from 1 to {room}, what the context has room for "
+            f"beside the answer, got {most}",
+            "truncate_prompt_tokens",
+        )
+    return room if most == -1 else most
 
 
 def _plain_message(message: Message) -> dict[str, Any]:

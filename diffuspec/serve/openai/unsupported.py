@@ -23,7 +23,6 @@ _IGNORED = frozenset(
 _NEUTRAL: dict[str, object] = {
     "add_generation_prompt": True,
     "add_special_tokens": True,
-    "allowed_token_ids": [],
     "audio": {},
     "best_of": 1,
     "chat_template": "",
@@ -34,7 +33,6 @@ _NEUTRAL: dict[str, object] = {
     "echo": False,
     "function_call": "none",
     "functions": [],
-    "include_stop_str_in_output": False,
     "length_penalty": 1,
     "modalities": ["text"],
     "parallel_tool_calls": True,  # of a text, which has no tools
@@ -46,7 +44,6 @@ _NEUTRAL: dict[str, object] = {
     "suffix": "",
     "tool_choice": "none",
     "tools": [],
-    "truncate_prompt_tokens": -1,
     "use_beam_search": False,
     "verbosity": "medium",
     "web_search_options": {},

@@ -24,6 +24,8 @@ SAMPLING = st.builds(
     structured_output=st.none() | st.builds(StructuredOutput, regex=st.text(min_size=1)),
     logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=3),
     bad_words_token_ids=st.lists(TOKENS.filter(len).map(tuple), max_size=2).map(tuple),
+    allowed_token_ids=st.none() | TOKENS.filter(len).map(tuple),
+    include_stop_str_in_output=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
 )
 REQUESTS = st.builds(

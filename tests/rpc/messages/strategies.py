@@ -68,6 +68,8 @@ samplings = st.builds(
     min_p=st.floats(0, 1),
     min_tokens=st.integers(0, 1),
     logit_bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=4),
+    allowed_token_ids=st.none() | tuples(token_ids, 4).filter(len),
+    include_stop_str_in_output=st.booleans(),
     bad_words=tuples(texts.filter(len), 4),
     bad_words_token_ids=tuples(tuples(token_ids).filter(len), 4),
 )
@@ -194,6 +196,7 @@ outputs = st.builds(
     finish_reason=st.sampled_from([None, *FinishReason]),
     step=step_stats,
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
+    stop_reason=st.none() | texts | token_ids,
     draft=st.none() | st.builds(VerifiedDraft, trees(), tuples(logprobs), tuples(counts)),
 )
 

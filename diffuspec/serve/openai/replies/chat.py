@@ -28,7 +28,8 @@ class ChatReply(Reply):
             {"index": answer.generation.index, "delta": delta, "logprobs": None}
             for answer in self._answers
         ]
-        return [self._begun([choice | {"finish_reason": None}]) for choice in choices]
+        ends = {"finish_reason": None, "stop_reason": None}
+        return [self._begun([choice | ends]) for choice in choices]
 
     def whole(self) -> dict[str, Any]:
         return super().whole() | self._scores(self._answers[0])
@@ -41,6 +42,7 @@ class ChatReply(Reply):
             "message": {"role": "assistant", "refusal": None, **message},
             "logprobs": self._logprobs(answer.token_ids, answer.logprobs),
             "finish_reason": self._finish_reason(index, answer.finish_reason),
+            "stop_reason": answer.stop_reason,
         }
         if self._job.return_token_ids:
             choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
@@ -53,6 +55,7 @@ class ChatReply(Reply):
             "delta": self._said(index, output.text, is_last=output.finish_reason is not None),
             "logprobs": self._logprobs(output.token_ids, output.logprobs or ()),
             "finish_reason": self._finish_reason(index, output.finish_reason),
+            "stop_reason": output.stop_reason,
         }
         if self._job.return_token_ids:
             choice |= self._prompt_ids(index)

@@ -24,7 +24,7 @@ class CompletionReply(Reply):
         if not self._job.echo:
             return []
         return [
-            self._begun([self._text(answer, self._prompt(answer), None, None, ())])
+            self._begun([self._text(answer, self._prompt(answer), None, ())])
             for answer in self._answers
         ]
 
@@ -38,9 +38,7 @@ class CompletionReply(Reply):
             token_ids = [*answer.generation.prompt_token_ids.tolist(), *token_ids]
             found = [None, *answer.prompt_logprobs, *found]
         logprobs = self._logprobs(answer.generation.index, token_ids, found, num_echoed, echoed)
-        choice = self._text(
-            answer, echoed + answer.text, logprobs, answer.finish_reason, answer.token_ids
-        )
+        choice = self._text(answer, echoed + answer.text, logprobs, answer.token_ids)
         choice |= self._scores(answer)
         if self._job.return_token_ids:
             choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
@@ -49,7 +47,7 @@ class CompletionReply(Reply):
     def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]:
         answer = self._answers[index]
         logprobs = self._logprobs(index, output.token_ids, output.logprobs or ())
-        text = self._text(answer, output.text, logprobs, output.finish_reason, output.token_ids)
+        text = self._text(answer, output.text, logprobs, output.token_ids)
         return text | (self._prompt_ids(index) if self._job.return_token_ids else {})
 
     def _says(self, choice: dict[str, Any]) -> bool:
@@ -60,23 +58,23 @@ class CompletionReply(Reply):
         answer: Answer,
         text: str,
         logprobs: dict[str, Any] | None,
-        finish_reason: str | None,
         token_ids: Sequence[int],
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": answer.generation.index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": finish_reason,
+            "finish_reason": answer.finish_reason,
+            "stop_reason": answer.stop_reason,
         }
         if self._job.return_token_ids:
             choice["token_ids"] = list(token_ids)
         return choice
 
     def _prompt(self, answer: Answer) -> str:
-        """Return the prompt as text: as it was sent, or of the token ids that were sent."""
+        """Return the prompt as text: as it was sent, or of its token ids, also if it was cut."""
         prompt = self._job.prompts[answer.generation.index // self._job.num_choices]
-        if isinstance(prompt, str):
+        if isinstance(prompt, str) and self._job.max_prompt_tokens is None:
             return prompt
         return self._texts.text(answer.generation.prompt_token_ids.tolist())
 

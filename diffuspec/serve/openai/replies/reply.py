@@ -94,7 +94,7 @@ class Reply(ABC):
             return output
         reason = output.finish_reason and FinishReason.LENGTH
         nothing: dict[str, Any] = {"token_ids": (), "pieces": (), "text": "", "logprobs": None}
-        return replace(output, finish_reason=reason, **nothing)
+        return replace(output, finish_reason=reason, stop_reason=None, **nothing)
 
     def _scores(self, answer: Answer) -> dict[str, Any]:
         """Return the log-probabilities of a prompt as vLLM has them, if they are asked for."""
