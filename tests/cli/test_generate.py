@@ -70,8 +70,8 @@ def test_json_holds_tokens_text_and_statistics(diffuspec: Run, engine: type[Fake
     assert result.stdout.count("\n") == 1
     answer = json.loads(result.stdout)
     statistics = answer.pop("statistics")
-    kept = {"token_ids": [7, 8, 9, 2], "text": TEXT, "finish_reason": "stop", "seed": None}
-    assert answer == kept
+    ends = {"finish_reason": "stop", "stop_reason": None}
+    assert answer == {"token_ids": [7, 8, 9, 2], "text": TEXT, "seed": None, **ends}
     assert statistics["num_prompt_tokens"] == 5
     assert statistics["num_output_tokens"] == 4
     assert statistics["num_steps"] == 2

@@ -51,14 +51,14 @@ def requests(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
+def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """Post bodies to one service, several at a time."""
 
     async def post_all(client: httpx2.AsyncClient, asked: Asked) -> list[httpx2.Response]:
         return await asyncio.gather(*(client.post(path, json=body) for path, body in asked))
 
     with asyncio.Runner() as runner:
-        engine = fake_engine()
+        engine = fake_engine(folder=tmp_path_factory.mktemp("target"))
         client = http_client(engine)
         yield lambda asked: runner.run(post_all(client, asked))
         runner.run(client.aclose())

@@ -68,14 +68,21 @@ def serving(
         thread.join()
 
 
-def fake_engine(verifier: FakeVerifier | None = None, max_waiting: int = 64) -> Engine:
-    """Return an engine over fake roles that know the ids of `byte_tokenizer`."""
+def fake_engine(
+    verifier: FakeVerifier | None = None, max_waiting: int = 64, folder: Path | None = None
+) -> Engine:
+    """Return an engine over fake roles that know the ids of `byte_tokenizer`.
+
+    Grammars need a folder, in which the tokenizer is written.
+    """
     verifier = verifier or FakeVerifier(replace(FAKE_TARGET, vocab_size=NUM_IDS))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer(), eos_token="<|end|>", chat_template=CHAT_TEMPLATE
     )
+    if folder is not None:
+        tokenizer.save_pretrained(folder)
     config = parse_config(
-        {"target": {"path": Path("nowhere")}, "coordinator": {"max_waiting": max_waiting}}
+        {"target": {"path": folder or Path("nowhere")}, "coordinator": {"max_waiting": max_waiting}}
     )
     return Engine(config, verifier, FakeDrafter(oracle_of(verifier), always_right), tokenizer)
 
