@@ -8,10 +8,10 @@ from itertools import accumulate, repeat
 from operator import mul
 from typing import NamedTuple
 
-from diffuspec.algorithm.draft_tree import depths, prune_draft
+from diffuspec.algorithm.draft_tree import depths, is_chain, prune_draft
 from diffuspec.control.calibration import AcceptanceModel
 from diffuspec.control.costs import StepCosts
-from diffuspec.core.types import Draft, Verdict
+from diffuspec.core.types import Draft, DraftTree, Verdict
 
 # Pauses between trials, in steps times a trial's cost; each trial that does not pay doubles it.
 _FIRST_PAUSE, _LAST_PAUSE = 4.0, 20.0
@@ -195,23 +195,31 @@ class CostAwareDraftLength:
     def _learn_expected(self, draft: Draft, reach: Sequence[float]) -> None:
         """Average what each length would yield, extrapolated geometrically past the draft's end."""
         most = self._lengths[-1]
-        seen = [0.0] * (1 + max(most, len(reach)))  # by depth
-        for depth, probability in zip(depths(draft.tree), reach, strict=True):
-            seen[depth] += probability
+        seen = _by_depth(draft.tree, reach, most)
         end = min(self._drafted, most)
         if draft.num_tokens_before_eos >= end > 0 and seen[end] > 0:
             ratio = min(seen[end] ** (1 / end), 0.99)
             seen[end:] = accumulate(repeat(ratio, most - end), mul, initial=seen[end])
-        accepted = list(accumulate(seen))
-        yields = [accepted[length] for length in self._lengths]
-        self._expected = _moved(self._expected, yields, _SMOOTHING)
+        accepted = [*accumulate(seen)]
+        self._expected = self._moved(self._expected, accepted, _SMOOTHING)
         if self._num_drafts < _SHARED_DRAFTS:
-            self._shared.expected = _moved(self._shared.expected, yields, 0.02)
+            self._shared.expected = self._moved(self._shared.expected, accepted, 0.02)
+
+    def _moved(self, means: Sequence[float], accepted: Sequence[float], rate: float) -> list[float]:
+        """Return the means of all lengths after one more draft, given its tokens by depth."""
+        lengths = zip(means, self._lengths, strict=True)
+        return [mean + rate * (accepted[length] - mean) for mean, length in lengths]
 
 
-def _moved(means: Sequence[float], values: Sequence[float], rate: float) -> list[float]:
-    """Return moving averages after one more value of each."""
-    return [mean + rate * (value - mean) for mean, value in zip(means, values, strict=True)]
+def _by_depth(tree: DraftTree, reach: Sequence[float], max_depth: int) -> list[float]:
+    """Return the accepted tokens to be expected at each depth, up to `max_depth` or beyond."""
+    rest = [0.0] * (max_depth - len(reach))
+    if is_chain(tree):
+        return [0.0, *reach, *rest]
+    found = [0.0] * (1 + len(reach)) + rest
+    for depth, probability in zip(depths(tree), reach, strict=True):
+        found[depth] += probability
+    return found
 
 
 def _up_to(
