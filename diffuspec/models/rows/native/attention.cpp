@@ -17,14 +17,19 @@ constexpr int kTile = 4;  // queries that share what is read of a block
 // The running softmax of some queries: sums of weighted values, [queries, padded dim], each query's
 // highest score and the sum of its weights.
 struct Sums {
-  Sums(int count, int dim)
-      : stride(padded(dim)), queries(static_cast<size_t>(count) * stride),
-        outputs(static_cast<size_t>(count) * stride),
-        highest(count, -kInfinity), totals(count), first(count) {}
+  void reset(int count, int dim) {
+    stride = padded(dim);
+    queries.assign(static_cast<size_t>(count) * stride, 0.f);
+    outputs.assign(queries.size(), 0.f);
+    highest.assign(count, -kInfinity);
+    totals.assign(count, 0.f);
+    first.assign(count, 0);
+    end.assign(count, kBlock);
+  }
 
-  int stride;
+  int stride = 0;
   Numbers queries, outputs, highest, totals;
-  std::vector<int> first;  // each query's first column of the block that is added
+  std::vector<int> first, end;  // the columns that each query sees of the block that is added
 };
 
 // Which of a block's columns are seen: from kSeen[kBlock - n] on, not the first n; from
@@ -70,11 +75,10 @@ INLINE void add_values(
     for (int v = 0; v < V; ++v) store(outputs + i * stride + v * kLanes, sums[i][v]);
 }
 
-// Adds a block's columns before `end` to the sums of N queries.
+// Adds a block's columns to the sums of N queries.
 template <int N>
 INLINE void add_block(
-    Sums& sums, int query, int dim, const float* keys, const float* values, int end,
-    float scaling) {
+    Sums& sums, int query, int dim, const float* keys, const float* values, float scaling) {
   const int stride = sums.stride;
   const float* queries = &sums.queries[static_cast<size_t>(query) * stride];
   Floats scores[N][kVectors] = {};
@@ -86,16 +90,17 @@ INLINE void add_block(
       for (int i = 0; i < N; ++i) scores[i][j] += queries[i * stride + d] * key;
     }
   float weights[N][kBlock], shrink[N];
-  int first = kBlock;
+  int first = kBlock, last = 0;
 #pragma GCC unroll 4
   for (int i = 0; i < N; ++i) {
-    const int mine = sums.first[query + i];
-    first = std::min(first, mine);
+    const int begin = sums.first[query + i], end = sums.end[query + i];
+    first = std::min(first, begin);
+    last = std::max(last, end);
     Floats largest = Floats{} - kInfinity;
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
       scores[i][j] = where_seen(
-          scores[i][j] * scaling, &kSeen[kBlock + j * kLanes - mine],
+          scores[i][j] * scaling, &kSeen[kBlock + j * kLanes - begin],
           &kSeen[2 * kBlock + j * kLanes - end]);
       largest = larger(scores[i][j], largest);
     }
@@ -116,108 +121,153 @@ INLINE void add_block(
   float* outputs = &sums.outputs[static_cast<size_t>(query) * stride];
   int left = stride / kLanes;
   for (; left >= 4; left -= 4, outputs += 4 * kLanes, values += 4 * kLanes)
-    add_values<N, 4>(weights, shrink, values, first, end, outputs, stride);
+    add_values<N, 4>(weights, shrink, values, first, last, outputs, stride);
   for (; left; --left, outputs += kLanes, values += kLanes)
-    add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
+    add_values<N, 1>(weights, shrink, values, first, last, outputs, stride);
 }
 
 FOR_EVERY_CPU void add_block_to(
-    Sums& sums, int query, int count, int dim, const float* keys, const float* values, int end,
+    Sums& sums, int query, int count, int dim, const float* keys, const float* values,
     float scaling) {
   for (; count >= kTile; count -= kTile, query += kTile)
-    add_block<kTile>(sums, query, dim, keys, values, end, scaling);
-  if (count == 3) add_block<3>(sums, query, dim, keys, values, end, scaling);
-  if (count == 2) add_block<2>(sums, query, dim, keys, values, end, scaling);
-  if (count == 1) add_block<1>(sums, query, dim, keys, values, end, scaling);
+    add_block<kTile>(sums, query, dim, keys, values, scaling);
+  if (count == 3) add_block<3>(sums, query, dim, keys, values, scaling);
+  if (count == 2) add_block<2>(sums, query, dim, keys, values, scaling);
+  if (count == 1) add_block<1>(sums, query, dim, keys, values, scaling);
 }
 
-// The attention of the query heads that share one key head.
+// What a thread computes with, kept from one head to the next.
+struct Memory {
+  Sums sums;
+  Columns columns;
+  std::vector<int32_t> listed;  // columns that stand behind those before `base`
+};
+
+// The attention of the query heads that share one key head. Queries stand in the order in which the
+// call takes its rows.
 class HeadAttention {
  public:
-  HeadAttention(const Type& type, const Attention& call, int kv_head)
+  HeadAttention(const Type& type, const Attention& call, int kv_head, Memory& memory)
       : type_(type), call_(call), kv_head_(kv_head), group_(call.num_heads / call.num_kv_heads),
         keys_(at(call.keys, type, kv_head * call.cache_head_stride)),
-        values_(at(call.values, type, kv_head * call.cache_head_stride)),
-        sums_(call.num_rows * group_, call.dim) {}
+        values_(at(call.values, type, kv_head * call.cache_head_stride)), sums_(memory.sums),
+        columns_(memory.columns), listed_(memory.listed) {}
 
   void run() {
-    for (int row = 0; row < call_.num_rows; ++row) read(row);
+    sums_.reset(call_.num_rows * group_, call_.dim);
+    for (int row = 0; row < call_.num_rows; ++row) keep(row);
+    for (int place = 0; place < call_.num_rows; ++place) read(place);
     add_whole_blocks();
     add_listed_columns();
-    for (int row = 0; row < call_.num_rows; ++row) write(row);
+    for (int place = 0; place < call_.num_rows; ++place) write(place);
   }
 
  private:
   char* key(int64_t row) const { return at(keys_, type_, row * call_.dim); }
   char* value(int64_t row) const { return at(values_, type_, row * call_.dim); }
+  int row_at(int place) const { return call_.lists.order[place]; }
   int first_column(int row) const {
     return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
   }
 
-  void read(int row) {
+  // Copies a row's key and value into the cache.
+  void keep(int row) {
     const int64_t from = kv_head_ * call_.new_head_stride + row * call_.new_row_stride;
     std::memcpy(key(call_.start + row), at(call_.new_keys, type_, from), call_.dim * type_.size);
     std::memcpy(value(call_.start + row), at(call_.new_values, type_, from), call_.dim * type_.size);
+  }
+
+  void read(int place) {
     for (int i = 0; i < group_; ++i) {
       const int64_t head = kv_head_ * group_ + i;
       const char* query = at(
-          call_.queries, type_, row * call_.query_row_stride + head * call_.query_head_stride);
-      type_.widen(query, &sums_.queries[static_cast<size_t>(row * group_ + i) * sums_.stride], call_.dim);
+          call_.queries, type_,
+          row_at(place) * call_.query_row_stride + head * call_.query_head_stride);
+      type_.widen(query, &sums_.queries[size_t(place * group_ + i) * sums_.stride], call_.dim);
     }
   }
 
   void add_whole_blocks() {  // all rows see them, but for windows
-    Columns block(type_, 1, call_.dim);
+    columns_.reset(type_, 1, call_.dim);
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      const float* values = block.put_block(key(b * kBlock), value(b * kBlock));
-      for (int row = 0; row < call_.num_rows; ++row) start_at(row, b);
-      add(0, call_.num_rows, block.keys(0), values, kBlock);
+      const float* values = columns_.put_block(key(b * kBlock), value(b * kBlock));
+      for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
+      add(0, call_.num_rows, columns_.keys(0), values);
     }
   }
 
+  // Rows whose lists begin with each other's go together: in a chain these are all rows, in a tree
+  // those of a path.
   void add_listed_columns() {
     const int start = call_.base / kBlock * kBlock, num_before = call_.base - start;
     int most = 0;
     for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
-    Columns tail(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
-    tail.put_all(0, num_before, key(start), value(start));
-    std::vector<int32_t> there;  // the listed columns that stand in the tail
-    for (int place = 0; place < call_.num_rows; ++place) {
-      const int row = call_.lists.order[place], size = call_.lists.counts[row];
-      const int32_t* mine = call_.lists.columns + call_.lists.starts[row];
-      const int32_t* end = mine + std::min<size_t>(size, there.size());
-      for (int i = std::mismatch(mine, end, there.begin()).first - mine; i < size; ++i) {
-        tail.put(num_before + i, key(mine[i]), value(mine[i]));
-        there.resize(i);
-        there.push_back(mine[i]);
-      }
-      for (int b = 0, left = num_before + size; left > 0; ++b, left -= kBlock) {
-        start_at(row, start / kBlock + b);
-        if (sums_.first[row * group_] < std::min(left, kBlock))
-          add(row, 1, tail.keys(b), tail.values(b), std::min(left, kBlock));
-      }
+    columns_.reset(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
+    columns_.put_all(0, num_before, key(start), value(start));
+    listed_.clear();
+    for (int first = 0, end; first < call_.num_rows; first = end) {
+      for (end = first + 1; end < call_.num_rows && goes_on(end); ++end) {}
+      list(row_at(end - 1), num_before);
+      const int num_seen = num_before + call_.lists.counts[row_at(end - 1)];
+      for (int b = 0; b * kBlock < num_seen; ++b)
+        add_to_path(first, end, num_before, start / kBlock, b);
     }
   }
 
-  void start_at(int row, int block) {
-    const int first = first_column(row) - block * kBlock;
-    std::fill_n(&sums_.first[row * group_], group_, std::min(std::max(first, 0), kBlock));
+  // Whether the list of the row at a place begins with that of the row before it.
+  bool goes_on(int place) const {
+    const Lists& lists = call_.lists;
+    const int before = row_at(place - 1), row = row_at(place);
+    const int32_t* list = lists.columns + lists.starts[before];
+    return lists.counts[row] >= lists.counts[before] &&
+           std::equal(list, list + lists.counts[before], lists.columns + lists.starts[row]);
   }
 
-  void add(int row, int num_rows, const float* keys, const float* values, int end) {
+  // Puts the columns that a row lists, but for those that stand there.
+  void list(int row, int num_before) {
+    const int32_t* columns = call_.lists.columns + call_.lists.starts[row];
+    const int32_t* end = columns + call_.lists.counts[row];
+    const int32_t* most = columns + std::min<size_t>(end - columns, listed_.size());
+    const int32_t* next = std::mismatch(columns, most, listed_.begin()).first;
+    for (const int32_t* column = next; column < end; ++column)
+      columns_.put(num_before + (column - columns), key(*column), value(*column));
+    listed_.assign(columns, end);
+  }
+
+  // Adds block b of what stands there to the rows of a path that see something of it.
+  void add_to_path(int first, int end, int num_before, int num_whole, int b) {
+    for (int place = first; place < end; ++place)
+      see(place, num_whole + b, num_before + call_.lists.counts[row_at(place)] - b * kBlock);
+    const auto sees = [&](int place) {
+      return sums_.first[place * group_] < sums_.end[place * group_];
+    };
+    while (first < end && !sees(first)) ++first;  // their lists are shorter
+    while (first < end && !sees(end - 1)) --end;  // their windows begin later
+    add(first, end - first, columns_.keys(b), columns_.values(b));
+  }
+
+  // Lets the row at a place see a block's columns before `end`.
+  void see(int place, int block, int end) {
+    const auto within = [](int column) { return std::min(std::max(column, 0), kBlock); };
+    const int first = within(first_column(row_at(place)) - block * kBlock);
+    std::fill_n(&sums_.first[place * group_], group_, first);
+    std::fill_n(&sums_.end[place * group_], group_, within(end));
+  }
+
+  void add(int place, int num_rows, const float* keys, const float* values) {
     add_block_to(
-        sums_, row * group_, num_rows * group_, call_.dim, keys, values, end, call_.scaling);
+        sums_, place * group_, num_rows * group_, call_.dim, keys, values, call_.scaling);
   }
 
-  void write(int row) {
+  void write(int place) {
     for (int i = 0; i < group_; ++i) {
-      const int query = row * group_ + i;
-      float* numbers = &sums_.outputs[static_cast<size_t>(query) * sums_.stride];
+      const int query = place * group_ + i;
+      float* numbers = &sums_.outputs[size_t(query) * sums_.stride];
       const float scale = 1.f / sums_.totals[query];
       for (int d = 0; d < call_.dim; ++d) numbers[d] *= scale;
-      const int64_t head = int64_t{row} * call_.num_heads + kv_head_ * group_ + i;
+      const int64_t head = int64_t{row_at(place)} * call_.num_heads + kv_head_ * group_ + i;
       type_.narrow(numbers, at(call_.outputs, type_, head * call_.dim), call_.dim);
     }
   }
@@ -226,7 +276,9 @@ class HeadAttention {
   const Attention& call_;
   const int kv_head_, group_;
   char *keys_, *values_;  // of this head
-  Sums sums_;
+  Sums& sums_;
+  Columns& columns_;
+  std::vector<int32_t>& listed_;
 };
 
 constexpr int64_t kWorthAThread = 1 << 22;  // multiplications
@@ -240,9 +292,11 @@ void attend(const Type& type, const Attention& call, int num_threads) {
       {num_threads, call.num_kv_heads, 1 + num_products / kWorthAThread}));
   const bool by_tiles = &type == &kTypes[kBfloat16] && can_attend_by_tiles(call);
 #pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
-  for (int head = 0; head < call.num_kv_heads; ++head)
+  for (int head = 0; head < call.num_kv_heads; ++head) {
+    thread_local Memory memory;
     if (by_tiles) attend_by_tiles(call, head);
-    else HeadAttention(type, call, head).run();
+    else HeadAttention(type, call, head, memory).run();
+  }
 }
 
 }  // namespace rows

@@ -51,15 +51,24 @@ struct Int8 {
   }
 };
 
-// Adds what some steps contribute to the sums of N rows, [N, kBlock].
+// The sums of rows with a block of outputs: row r's begin at `to + r * stride`.
+template <class Number>
+struct Sums {
+  Number* to;
+  int64_t stride;
+  const Number* first;  // what they begin with, or null: they have begun
+};
+
+// Adds what some steps contribute to the sums of N rows.
 template <class Kind, int N, class Number = typename Kind::Number>
 ON_VECTORS_INLINE void add_group(
-    const Number* inputs, int64_t stride, const Number* weights, int num_steps, Number* sums) {
+    const Number* inputs, int64_t stride, const Number* weights, int num_steps, Sums<Number> sums) {
   typename Kind::Vector found[N][kVectors];
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) found[i][v] = Kind::load(sums + i * kBlock + v * kLanes);
+    for (int v = 0; v < kVectors; ++v)
+      found[i][v] = Kind::load((sums.first ? sums.first : sums.to + i * sums.stride) + v * kLanes);
   for (int step = 0; step < num_steps; ++step, weights += kBlock) {
     typename Kind::Vector weight[kVectors];
 #pragma GCC unroll 4
@@ -77,17 +86,17 @@ ON_VECTORS_INLINE void add_group(
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) Kind::store(sums + i * kBlock + v * kLanes, found[i][v]);
+    for (int v = 0; v < kVectors; ++v) Kind::store(sums.to + i * sums.stride + v * kLanes, found[i][v]);
 }
 
 template <class Kind, class Number = typename Kind::Number>
 ON_VECTORS void add_rows(
     const Number* inputs, int64_t stride, int num_rows, const Number* weights, int num_steps,
-    Number* sums) {
+    Sums<Number> sums) {
   for (; num_rows >= kGroup; num_rows -= kGroup) {
     add_group<Kind, kGroup>(inputs, stride, weights, num_steps, sums);
     inputs += kGroup * stride;
-    sums += kGroup * kBlock;
+    sums.to += kGroup * sums.stride;
   }
   if (num_rows == 5) add_group<Kind, 5>(inputs, stride, weights, num_steps, sums);
   if (num_rows == 4) add_group<Kind, 4>(inputs, stride, weights, num_steps, sums);
@@ -96,28 +105,27 @@ ON_VECTORS void add_rows(
   if (num_rows == 1) add_group<Kind, 1>(inputs, stride, weights, num_steps, sums);
 }
 
-// The sums of rows, [num_rows, kBlock], with a block of outputs. Inputs are [num_rows, num_steps].
+// Adds up all steps of rows, [num_rows, num_steps], with a block of outputs.
 template <class Kind, class Number = typename Kind::Number>
 void add_up(
     const Matrix& matrix, int block, const Number* inputs, int num_rows, int num_steps,
-    Number* sums) {
+    Sums<Number> sums) {
   const Number* weights = reinterpret_cast<const Number*>(matrix.weights);
   weights += int64_t{block} * num_steps * kBlock;
-  for (int step = 0; step < num_steps; step += kChunk) {
+  for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
     const int count = std::min(kChunk, num_steps - step);
     add_rows<Kind>(inputs + step, num_steps, num_rows, weights + step * kBlock, count, sums);
   }
 }
 
-// Calls `compute(begin, end)` for parts of the blocks, in as many threads as that is worth.
+// Calls `compute(block)` for all blocks, in as many threads as that is worth.
 template <class Compute>
-void divide(const Matrix& matrix, int num_threads, Compute compute) {
+void for_each_block(const Matrix& matrix, int num_threads, Compute compute) {
   const int num_blocks = divided_up(matrix.num_outputs, kBlock);
   const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
   const int num_parts = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
 #pragma omp parallel for num_threads(num_parts) if (num_parts > 1)
-  for (int part = 0; part < num_parts; ++part)
-    compute(num_blocks * part / num_parts, num_blocks * (part + 1) / num_parts);
+  for (int block = 0; block < num_blocks; ++block) compute(block);
 }
 
 // Writes the numbers of a block of outputs, [num_rows, kBlock].
@@ -130,16 +138,20 @@ void write(const Type& type, const Product& call, int block, const float* number
 }
 
 void multiply_in_float32(const Product& call, int num_threads) {
+  const Matrix& matrix = call.matrix;
   const float* inputs = reinterpret_cast<const float*>(call.inputs);
-  divide(call.matrix, num_threads, [&](int begin, int end) {
-    Numbers sums(size_t(call.num_rows) * kBlock);
-    for (int block = begin; block < end; ++block) {
-      for (int row = 0; row < call.num_rows; ++row)
-        std::copy_n(call.matrix.biases + block * kBlock, kBlock, &sums[size_t(row) * kBlock]);
-      add_up<Float32>(
-          call.matrix, block, inputs, call.num_rows, call.matrix.num_inputs, sums.data());
-      write(kTypes[kFloat32], call, block, sums.data());
+  for_each_block(matrix, num_threads, [&](int block) {
+    const int first = block * kBlock;
+    float* outputs = reinterpret_cast<float*>(call.outputs) + first;
+    Sums<float> sums{outputs, matrix.num_outputs, matrix.biases + first};
+    Numbers padded;  // of a block that has more outputs than the matrix
+    if (first + kBlock > matrix.num_outputs) {
+      padded.resize(size_t(call.num_rows) * kBlock);
+      sums.to = padded.data();
+      sums.stride = kBlock;
     }
+    add_up<Float32>(matrix, block, inputs, call.num_rows, matrix.num_inputs, sums);
+    if (!padded.empty()) write(kTypes[kFloat32], call, block, padded.data());
   });
 }
 
@@ -199,22 +211,18 @@ ON_VECTORS void unround(
 void multiply_in_int8(const Type& type, const Product& call, int num_threads) {
   const RoundedRows inputs(type, call);
   const Matrix& matrix = call.matrix;
-  divide(matrix, num_threads, [&](int begin, int end) {
+  for_each_block(matrix, num_threads, [&](int block) {
+    const int first = block * kBlock;
     std::vector<int32_t> sums(size_t(call.num_rows) * kBlock);
     Numbers outputs(sums.size());
-    for (int block = begin; block < end; ++block) {
-      const int first = block * kBlock;
-      for (int row = 0; row < call.num_rows; ++row)
-        std::copy_n(matrix.offsets + first, kBlock, &sums[size_t(row) * kBlock]);
-      add_up<Int8>(matrix, block, inputs.data(), call.num_rows, inputs.num_steps, sums.data());
-      for (int row = 0; row < call.num_rows; ++row) {
-        const size_t place = size_t(row) * kBlock;
-        unround(
-            &sums[place], inputs.scale(row), matrix.scales + first, matrix.biases + first,
-            &outputs[place]);
-      }
-      write(type, call, block, outputs.data());
-    }
+    add_up<Int8>(
+        matrix, block, inputs.data(), call.num_rows, inputs.num_steps,
+        {sums.data(), kBlock, matrix.offsets + first});
+    for (int row = 0; row < call.num_rows; ++row)
+      unround(
+          &sums[size_t(row) * kBlock], inputs.scale(row), matrix.scales + first,
+          matrix.biases + first, &outputs[size_t(row) * kBlock]);
+    write(type, call, block, outputs.data());
   });
 }
 
