@@ -83,7 +83,8 @@ def progress_shown(counts: Counts, console: Console) -> Iterator[Refresh]:
     Call what is yielded after each change of `counts`.
     """
     if not console.is_terminal:
-        console.print(f"answering {counts.num_rows - counts.num_done} rows", soft_wrap=True)
+        num_left = counts.num_rows - counts.num_done
+        console.print(f"answering {num_left} row{'' if num_left == 1 else 's'}", soft_wrap=True)
         yield _line_now_and_then(counts, console)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -1,4 +1,4 @@
-"""uvicorn's connections with the bounds that uvicorn lacks: of time, size and number."""
+"""uvicorn's connections with what uvicorn lacks: bounds of time, size and number, and HTTP/1.0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import contextlib
 import socket
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Message
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from diffuspec.serve.settings import ServeSettings
 
@@ -52,6 +53,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._have_headers()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.__class__ = UnchunkedCycle  # its application has not begun
 
     def _await_headers(self) -> None:
         self._num_header_bytes = 0
@@ -69,3 +72,18 @@ class BoundedProtocol(HttpToolsProtocol):
         with contextlib.suppress(OSError, AttributeError):
             if option is not None:
                 connected.setsockopt(socket.IPPROTO_TCP, option, milliseconds)
+
+
+class UnchunkedCycle(RequestResponseCycle):
+    """A response without chunks, which HTTP/1.0 does not know.
+
+    Without a content-length it ends with the connection, of which uvicorn keeps none open then.
+    """
+
+    async def send(self, message: Message) -> None:  # type: ignore[override]
+        """See uvicorn, which would announce chunks where the length is not known."""
+        if not self.response_started:
+            self.chunked_encoding = False
+        elif message["type"] == "http.response.body":
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)  # type: ignore[arg-type]

@@ -101,6 +101,18 @@ def test_in_a_narrow_window_nothing_is_cut_off_or_shrunk(service: Service, narro
     assert narrow.evaluate("document.documentElement.scrollWidth") == 360
     scale = narrow.evaluate("document.querySelector('.timeline').getScreenCTM().a")
     assert scale == pytest.approx(1, abs=0.01)
+    missing = narrow.evaluate(_MISSING_WIDTHS)
+    assert len(missing) == 2 and max(missing) <= 0
+
+
+# How much wider each list of options would be if it were as wide as its longest one.
+_MISSING_WIDTHS = """[...document.querySelectorAll("select")].map((list) => {
+  const shown = list.offsetWidth;
+  list.style.width = "max-content";
+  const whole = list.offsetWidth;
+  list.style.width = "";
+  return whole - shown;
+})"""
 
 
 def _run(page: Page, service: Service) -> None:

@@ -86,6 +86,38 @@ def test_a_large_body_is_answered_before_the_connection_is_closed(service: Servi
     assert response.status_code == 413
 
 
+def ask_in_http_1_0(service: Service, request: str, body: str = "") -> tuple[str, bytes]:
+    """Return the headers of the answer, in lower case, and all that follows until the end."""
+    head = f"{request} HTTP/1.0\r\ncontent-type: application/json\r\n"
+    with connect(service) as connection:
+        connection.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        received = b"".join(iter(lambda: connection.recv(4096), b""))
+    headers, _, content = received.partition(b"\r\n\r\n")
+    return headers.decode().lower(), content
+
+
+def test_a_stream_in_http_1_0_has_no_chunks_and_ends_with_the_connection(service: Service):
+    asked = '{"prompt": "hello", "max_tokens": 8, "temperature": 0, "stream": true}'
+    headers, content = ask_in_http_1_0(service, "POST /v1/completions", asked)
+    assert headers.startswith("http/1.1 200") and "connection: close" in headers
+    assert "transfer-encoding" not in headers and "content-length" not in headers
+    assert events(content.decode())[-1]["choices"][0]["finish_reason"]
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+def test_an_answer_in_http_1_0_has_its_length(service: Service, method: str):
+    headers, content = ask_in_http_1_0(service, f"{method} /v1/models")
+    length = int(headers.partition("content-length: ")[2].split()[0])
+    assert headers.startswith("http/1.1 200") and length
+    assert len(content) == (length if method == "GET" else 0)
+
+
+def test_requests_in_http_1_0_are_answered_one_for_each_connection(service: Service):
+    with connect(service) as connection:
+        connection.sendall(b"GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n" * 2)
+        assert b"".join(iter(lambda: connection.recv(4096), b"")).count(b"HTTP/1.1 200") == 1
+
+
 def test_addresses_are_bound_or_refused():
     with bind("127.0.0.1", 0) as bound:
         assert is_loopback(bound)
