@@ -7,7 +7,6 @@ import contextlib
 import socket
 from typing import Any
 
-from starlette.types import Message
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from diffuspec.serve.settings import ServeSettings
@@ -80,10 +79,10 @@ class UnchunkedCycle(RequestResponseCycle):
     Without a content-length it ends with the connection, of which uvicorn keeps none open then.
     """
 
-    async def send(self, message: Message) -> None:  # type: ignore[override]
+    async def send(self, message: Any) -> None:
         """See uvicorn, which would announce chunks where the length is not known."""
         if not self.response_started:
             self.chunked_encoding = False
         elif message["type"] == "http.response.body":
             self.expected_content_length = len(message.get("body", b""))
-        await super().send(message)  # type: ignore[arg-type]
+        await super().send(message)
