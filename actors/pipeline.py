@@ -16,19 +16,15 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-from ray.exceptions import RayError
-
-from actors.placement import CONTROL, Handle, Place, Placement, locate
-from actors.roles.coordinator import CoordinatorActor
+from actors.placement import Placement
+from actors.role_reports import RoleReport, describe_roles
 from actors.settings import PipelineConfig
 from actors.supervision.coordinator_supervisor import CoordinatorSupervisor
 from actors.supervision.drafter_supervisor import DrafterSupervisor
 from actors.supervision.resumption import ResumedAnswer
-from actors.supervision.role_actor import ActorLostError, RoleActor
-from actors.supervision.verifier_group import SupervisedVerifier
+from actors.supervision.role_actor import ActorLostError
 from diffuspec.core.errors import DiffuspecError, DrafterError, OverloadedError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
@@ -43,16 +39,6 @@ _GREEDY = SamplingParams()
 _STATUS_SECONDS = 10.0
 _SLACK_SECONDS = 10.0  # beyond the time in which health checks notice a lost coordinator
 _READ_SECONDS = 2.0  # for callers to read the ends of their answers
-
-
-@dataclass(frozen=True, slots=True)
-class RoleReport:
-    """An actor's place and address; the reason if it does not serve."""
-
-    name: str
-    place: Place | None
-    address: str
-    reason: str = ""
 
 
 class Pipeline:
@@ -226,18 +212,7 @@ class Pipeline:
 
     async def describe(self) -> tuple[RoleReport, ...]:
         """Return every actor's place and address."""
-        coordinator = self.coordinator
-        actor = coordinator.actor
-        reports = [_report("coordinator", actor, self.address, coordinator.problem)]
-        for one in self._drafters:
-            roles = [(one.name, one.drafter)]
-            if one.process.needs_path_scorer:
-                roles.append((one.scorer_name, one.scorer))
-            for name, role in roles:
-                reports.append(_report(name, role, role.ready if role else "", one.problem))
-        if actor is not None:
-            reports += await _describe_ranks(actor)
-        return tuple(reports)
+        return await describe_roles(self.coordinator, self._drafters)
 
     async def _drain(self, coordinator: CoordinatorSupervisor) -> None:
         """Let running requests finish; if the coordinator is lost, with the next one."""
@@ -314,30 +289,3 @@ class Pipeline:
                 await self.coordinator.replaced(service)
         except TimeoutError:
             raise error from None
-
-
-def _report(name: str, actor: RoleActor[Any] | None, address: str, reason: str) -> RoleReport:
-    return RoleReport(name, actor.place if actor is not None else None, address, reason)
-
-
-async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
-    """Return places and address of the verifier's ranks; none while they are replaced."""
-    try:
-        async with asyncio.timeout(_STATUS_SECONDS):
-            call = coordinator.handle.__ray_call__.options(concurrency_group=CONTROL)
-            handles, address = await call.remote(_ranks)
-            places = await asyncio.gather(*map(locate, handles))
-    except (TimeoutError, RayError) as error:
-        logger.warning("the coordinator did not name the verifier's ranks: %s", error)
-        return []
-    addresses = [address, *("" for _ in places)]  # rank 0 serves for all
-    named = enumerate(zip(places, addresses, strict=False))
-    return [RoleReport(f"verifier rank {i}", *there) for i, there in named]
-
-
-def _ranks(coordinator: CoordinatorActor) -> tuple[list[Handle], str]:
-    """Return all ranks and the address of rank 0. Runs in the coordinator's process."""
-    verifier = coordinator.verifier
-    assert isinstance(verifier, SupervisedVerifier)
-    ranks = verifier.group.ranks
-    return (list(ranks.handles), ranks.address) if ranks is not None else ([], "")

@@ -18,7 +18,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from actors.pipeline import Pipeline, RoleReport
+from actors.pipeline import Pipeline
+from actors.role_reports import RoleReport
 from actors.settings import PipelineConfig, load_pipeline
 from deploy import options
 from deploy.local_ray import ray_cluster

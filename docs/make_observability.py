@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `deploy` is not an installed package
 
-from deploy.grafana.make_dashboard import ROWS  # noqa: E402
+from deploy.grafana.panels import ROWS  # noqa: E402
 from diffuspec.serve.http.observer import HttpSeries  # noqa: E402
 from diffuspec.telemetry.metrics import Metrics  # noqa: E402
 from diffuspec.telemetry.series import Series  # noqa: E402

@@ -1,4 +1,4 @@
-"""Makes dashboard.json from the panels below: `python -m deploy.grafana.make_dashboard`.
+"""Makes dashboard.json of the rows in panels.py: `python -m deploy.grafana.make_dashboard`.
 
 Import that file in Grafana, which asks for the Prometheus to read from. The variables job and
 pipeline choose what is shown.
@@ -7,237 +7,15 @@ pipeline choose what is shown.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.grafana.panels import ROWS, Panel
+
 PATH = Path(__file__).with_name("dashboard.json")
 
-_OF = 'job="$job",pipeline=~"$pipeline"'
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 _COLUMNS, _WIDTH, _HEIGHT = 3, 8, 8
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A graph: its lines by legend, and what it tells."""
-
-    title: str
-    text: str
-    queries: dict[str, str]
-    unit: str = "short"
-
-    def targets(self) -> list[dict[str, Any]]:
-        return [
-            {"refId": chr(65 + index), "expr": query, "legendFormat": legend, "datasource": _SOURCE}
-            for index, (legend, query) in enumerate(self.queries.items())
-        ]
-
-
-def _rate(series: str, by: str = "", of: str = "") -> str:
-    labels = _OF + (f",{of}" if of else "")
-    grouped = f"sum by ({by}) " if by else "sum"
-    return f"{grouped}(rate(diffuspec_{series}{{{labels}}}[$__rate_interval]))"
-
-
-def _now(series: str) -> str:
-    return f"sum(diffuspec_{series}{{{_OF}}})"
-
-
-def _mean(histogram: str, by: str = "", of: str = "") -> str:
-    return f"{_rate(f'{histogram}_sum', by, of)} / {_rate(f'{histogram}_count', by, of)}"
-
-
-def _quantile(share: float, histogram: str) -> str:
-    return f"histogram_quantile({share}, {_rate(f'{histogram}_bucket', 'le')})"
-
-
-def _quantiles(histogram: str) -> dict[str, str]:
-    return {f"p{round(100 * share)}": _quantile(share, histogram) for share in (0.5, 0.95, 0.99)}
-
-
-def _idle(role: str) -> str:
-    busy = _rate("role_busy_seconds_total", of=f'role="{role}"')
-    return f"1 - {busy} / {_rate('active_seconds_total')}"
-
-
-_ACCEPTED_AT = _rate("spec_decode_num_accepted_tokens_per_pos_total", "position")
-_DRAFTED_AT = _rate("spec_decode_num_drafts_per_pos_total", "position")
-_HITS = _rate("pre_drafts_total", of='result="hit"')
-_STEPS = _rate("step_seconds_count", of='stage="step"')
-
-ROWS: dict[str, list[Panel]] = {
-    "Load": [
-        Panel(
-            "Requests",
-            "Waiting requests with running ones at their limit: more pipelines, or fewer tokens.",
-            {
-                "running": _now("num_requests_running"),
-                "running at most": _now("max_requests_running"),
-                "waiting": _now("num_requests_waiting"),
-                "waiting at most": _now("max_requests_waiting"),
-            },
-        ),
-        Panel(
-            "Tokens per second",
-            "What the service is for. Compare with acceptance length before the hardware.",
-            {"committed": _rate("generation_tokens_total"), "prompt": _rate("prompt_tokens_total")},
-        ),
-        Panel(
-            "Ends of requests",
-            "Refused: the queue is full, or the request is wrong. Failed: see the log.",
-            {
-                "finished: {{finished_reason}}": _rate("request_success_total", "finished_reason"),
-                "failed: {{error}}": _rate("request_failed_total", "error"),
-                "refused: {{error}}": _rate("request_refused_total", "error"),
-                "cancelled": _rate("request_cancelled_total"),
-            },
-            "reqps",
-        ),
-        Panel(
-            "Target's cache in use",
-            "Share of the tokens that all slots can hold. Low with all slots taken: a smaller "
-            "max_model_len leaves room for more slots.",
-            {"in use": f"avg(diffuspec_kv_cache_usage_perc{{{_OF}}})"},
-            "percentunit",
-        ),
-        Panel(
-            "Prompt and answer",
-            "Mean sizes of finished requests: other sizes mean other times.",
-            {
-                "prompt": _mean("request_prompt_tokens"),
-                "answer": _mean("request_generation_tokens"),
-            },
-        ),
-        Panel(
-            "Drafters",
-            "Fewer available than expected: answers stay right and come slower.",
-            {
-                "available": _now("num_drafters_available"),
-                "expected": _now("num_drafters_expected"),
-            },
-        ),
-    ],
-    "Latency": [
-        Panel(
-            "Time to first token",
-            "Queue time and prefill together.",
-            _quantiles("time_to_first_token_seconds"),
-            "s",
-        ),
-        Panel(
-            "Time per token",
-            "After the first step; tokens of one step share its time.",
-            _quantiles("inter_token_latency_seconds"),
-            "s",
-        ),
-        Panel(
-            "Whole requests",
-            "Submission to the last token.",
-            _quantiles("e2e_request_latency_seconds"),
-            "s",
-        ),
-        Panel(
-            "Parts of a request",
-            "Means. Queue grows: more pipelines. Prefill grows: longer prompts, or a batch that is "
-            "too full.",
-            {
-                part: _mean(f"request_{part}_time_seconds")
-                for part in ("queue", "prefill", "decode", "inference")
-            },
-            "s",
-        ),
-        Panel(
-            "Parts of a step",
-            "Means. Transport beside verify: the network. Draft above verify: shorter drafts, a "
-            "smaller drafter, or overlap.",
-            {
-                stage: _mean("step_seconds", of=f'stage="{stage}"')
-                for stage in ("step", "verify", "draft", "search", "transport")
-            },
-            "s",
-        ),
-    ],
-    "Speculation": [
-        Panel(
-            "Acceptance length",
-            "Committed tokens per step; plain decoding is 1. The number that speed-up follows.",
-            {"tokens per step": f"{_rate('generation_tokens_total')} / {_STEPS}"},
-        ),
-        Panel(
-            "Acceptance by position",
-            "Share of drafted tokens accepted at each position. A sharp fall: drafts are too long.",
-            {"{{position}}": f"{_ACCEPTED_AT} / {_DRAFTED_AT}"},
-            "percentunit",
-        ),
-        Panel(
-            "Draft tokens",
-            "Much verified and little accepted: shorter drafts, fewer branches.",
-            {
-                "drafts": _rate("spec_decode_num_drafts_total"),
-                "verified": _rate("spec_decode_num_draft_tokens_total"),
-                "accepted": _rate("spec_decode_num_accepted_tokens_total"),
-                "pre-drafted in vain": _rate("wasted_draft_tokens_total"),
-            },
-        ),
-        Panel(
-            "Drafters that auto chose",
-            "Steps by drafter. One that is hardly ever chosen may leave the configuration.",
-            {"{{drafter}}": _rate("spec_decode_auto_steps_total", "drafter")},
-        ),
-        Panel(
-            "Pre-draft hits",
-            "Share of verdicts that a pre-draft was there for. Low: more outcomes, or none at all.",
-            {"hits": f"{_HITS} / {_rate('pre_drafts_total')}"},
-            "percentunit",
-        ),
-        Panel(
-            "Idle while requests run",
-            "Verifier idle: drafting is in its way. Drafter idle: it could pre-draft more.",
-            {"verifier": _idle("verifier"), "drafter": _idle("drafter")},
-            "percentunit",
-        ),
-        Panel(
-            "Steps without a draft",
-            "Although one was due, by reason; none is right.",
-            {"{{reason}}": _rate("fallback_total", "reason")},
-        ),
-        Panel(
-            "Audits",
-            "Answers decoded again without drafts. Any that differs is a fault.",
-            {"{{result}}": _rate("audits_total", "result")},
-        ),
-    ],
-    "HTTP": [
-        Panel(
-            "Requests by route and status",
-            "499: the client went before the end.",
-            {"{{route}} {{status}}": _rate("http_requests_total", "route, status")},
-            "reqps",
-        ),
-        Panel(
-            "Duration, 95th percentile",
-            "Head of a request to the end of its response, streams included.",
-            {
-                "{{route}}": "histogram_quantile(0.95, "
-                f"{_rate('http_request_duration_seconds_bucket', 'le, route')})",
-                "in progress": _now("http_requests_open"),
-            },
-            "s",
-        ),
-        Panel(
-            "Errors told",
-            "By code; invalid_api_key and rate_limit_exceeded are refusals of keys.",
-            {"{{code}}": _rate("http_errors_total", "code")},
-        ),
-        Panel(
-            "Bodies",
-            "Mean size of what was read.",
-            {"{{route}}": _mean("http_request_body_bytes", "route")},
-            "bytes",
-        ),
-    ],
-}
 
 
 def dashboard() -> dict[str, Any]:
@@ -301,8 +79,15 @@ def _graph(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
             "legend": {"displayMode": "list", "placement": "bottom"},
             "tooltip": {"mode": "multi", "sort": "desc"},
         },
-        "targets": panel.targets(),
+        "targets": _targets(panel),
     }
+
+
+def _targets(panel: Panel) -> list[dict[str, Any]]:
+    return [
+        {"refId": chr(65 + index), "expr": query, "legendFormat": legend, "datasource": _SOURCE}
+        for index, (legend, query) in enumerate(panel.queries.items())
+    ]
 
 
 def text() -> str:

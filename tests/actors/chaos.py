@@ -22,8 +22,9 @@ from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from ray.exceptions import RayError
 
-from actors.pipeline import Pipeline, RoleReport
+from actors.pipeline import Pipeline
 from actors.placement import CONTROL
+from actors.role_reports import RoleReport
 from actors.roles.coordinator import CoordinatorActor
 from actors.roles.verifier import VerifierRank
 from actors.supervision.verifier_group import SupervisedVerifier

@@ -20,7 +20,8 @@ from ray._private.node import Node as RayNode
 from ray.cluster_utils import Cluster
 from ray.util import placement_group_table
 
-from actors.pipeline import Pipeline, RoleReport
+from actors.pipeline import Pipeline
+from actors.role_reports import RoleReport
 from actors.roles.coordinator import CoordinatorActor
 from actors.settings import PipelineConfig
 from actors.supervision.role_actor import ActorLostError

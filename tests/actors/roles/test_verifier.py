@@ -15,7 +15,8 @@ import pytest
 
 from actors.placement_settings import VerifierSettings
 from actors.roles import self_test
-from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank, WatchedVerifier
+from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank
+from actors.roles.watched_verifier import WatchedVerifier
 from actors.settings import PipelineConfig, parse_pipeline
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig

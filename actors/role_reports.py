@@ -1,0 +1,77 @@
+"""Where the actors of a pipeline are: their places and addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray.exceptions import RayError
+
+from actors.placement import CONTROL, Handle, Place, locate
+from actors.roles.coordinator import CoordinatorActor
+from actors.supervision.coordinator_supervisor import CoordinatorSupervisor
+from actors.supervision.drafter_supervisor import DrafterSupervisor
+from actors.supervision.role_actor import RoleActor
+from actors.supervision.verifier_group import SupervisedVerifier
+
+logger = logging.getLogger(__name__)
+
+_NAMING_SECONDS = 10.0  # for the coordinator to name the verifier's ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RoleReport:
+    """An actor's place and address; the reason if it does not serve."""
+
+    name: str
+    place: Place | None
+    address: str
+    reason: str = ""
+
+
+async def describe_roles(
+    coordinator: CoordinatorSupervisor, drafters: Sequence[DrafterSupervisor]
+) -> tuple[RoleReport, ...]:
+    """Return every actor's place and address."""
+    actor = coordinator.actor
+    address = actor.ready.address if actor is not None else ""
+    reports = [_report("coordinator", actor, address, coordinator.problem)]
+    for one in drafters:
+        roles = [(one.name, one.drafter)]
+        if one.process.needs_path_scorer:
+            roles.append((one.scorer_name, one.scorer))
+        for name, role in roles:
+            reports.append(_report(name, role, role.ready if role else "", one.problem))
+    if actor is not None:
+        reports += await _describe_ranks(actor)
+    return tuple(reports)
+
+
+def _report(name: str, actor: RoleActor[Any] | None, address: str, reason: str) -> RoleReport:
+    return RoleReport(name, actor.place if actor is not None else None, address, reason)
+
+
+async def _describe_ranks(coordinator: RoleActor[Any]) -> list[RoleReport]:
+    """Return places and address of the verifier's ranks; none while they are replaced."""
+    try:
+        async with asyncio.timeout(_NAMING_SECONDS):
+            call = coordinator.handle.__ray_call__.options(concurrency_group=CONTROL)
+            handles, address = await call.remote(_ranks)
+            places = await asyncio.gather(*map(locate, handles))
+    except (TimeoutError, RayError) as error:
+        logger.warning("the coordinator did not name the verifier's ranks: %s", error)
+        return []
+    addresses = [address, *("" for _ in places)]  # rank 0 serves for all
+    named = enumerate(zip(places, addresses, strict=False))
+    return [RoleReport(f"verifier rank {i}", *there) for i, there in named]
+
+
+def _ranks(coordinator: CoordinatorActor) -> tuple[list[Handle], str]:
+    """Return all ranks and the address of rank 0. Runs in the coordinator's process."""
+    verifier = coordinator.verifier
+    assert isinstance(verifier, SupervisedVerifier)
+    ranks = verifier.group.ranks
+    return (list(ranks.handles), ranks.address) if ranks is not None else ([], "")
