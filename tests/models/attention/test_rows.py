@@ -205,3 +205,13 @@ def test_a_kernel_whose_rows_depend_on_each_other_is_not_used(
     finally:
         rows_module._are_rows_independent.cache_clear()
     assert ("computed by torch" in caplog.text) == (difference > 0.0)
+
+
+def test_rows_do_not_see_nan_of_rows_after_them_in_a_chain() -> None:
+    rows = Rows(heads=2, kv_heads=1, dim=32, dtype=torch.float32)
+    chain = Segment(0, 70, np.arange(70, 76), np.arange(70, 76), "causal", ())
+    expected = rows.attend(rows.cache(70), chain, slice(70, 76))
+    rows.value[:, 75] = torch.nan
+    found = rows.attend(rows.cache(70), chain, slice(70, 76))
+    assert torch.equal(found[:5], expected[:5])
+    assert found[5].isnan().all()

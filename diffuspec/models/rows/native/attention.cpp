@@ -52,7 +52,8 @@ INLINE Floats where_seen(Floats numbers, const int32_t* from, const int32_t* unt
   return numbers;
 }
 
-// Adds V vectors of the values of columns from `first` on, weighted, to the outputs of N queries.
+// Adds V vectors of the values of columns from `first` to before `end`, weighted, to the outputs of N
+// queries.
 template <int N, int V>
 INLINE void add_values(
     const float weights[][kBlock], const float shrink[], const float* values, int first, int end,
@@ -75,6 +76,18 @@ INLINE void add_values(
     for (int v = 0; v < V; ++v) store(outputs + i * stride + v * kLanes, sums[i][v]);
 }
 
+// Does so for all vectors of the values.
+template <int N>
+INLINE void add_all_values(
+    const float weights[][kBlock], const float shrink[], const float* values, int first, int end,
+    float* outputs, int stride) {
+  int left = stride / kLanes;
+  for (; left >= 4; left -= 4, outputs += 4 * kLanes, values += 4 * kLanes)
+    add_values<N, 4>(weights, shrink, values, first, end, outputs, stride);
+  for (; left; --left, outputs += kLanes, values += kLanes)
+    add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
+}
+
 // Adds a block's columns to the sums of N queries.
 template <int N>
 INLINE void add_block(
@@ -90,12 +103,12 @@ INLINE void add_block(
       for (int i = 0; i < N; ++i) scores[i][j] += queries[i * stride + d] * key;
     }
   float weights[N][kBlock], shrink[N];
-  int first = kBlock, last = 0;
+  int first = kBlock, shared = kBlock;  // columns that all queries see, but for windows, until `shared`
 #pragma GCC unroll 4
   for (int i = 0; i < N; ++i) {
     const int begin = sums.first[query + i], end = sums.end[query + i];
     first = std::min(first, begin);
-    last = std::max(last, end);
+    shared = std::min(shared, end);
     Floats largest = Floats{} - kInfinity;
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) {
@@ -119,11 +132,12 @@ INLINE void add_block(
     sums.totals[query + i] = sums.totals[query + i] * shrink[i] + sum_of(total);
   }
   float* outputs = &sums.outputs[static_cast<size_t>(query) * stride];
-  int left = stride / kLanes;
-  for (; left >= 4; left -= 4, outputs += 4 * kLanes, values += 4 * kLanes)
-    add_values<N, 4>(weights, shrink, values, first, last, outputs, stride);
-  for (; left; --left, outputs += kLanes, values += kLanes)
-    add_values<N, 1>(weights, shrink, values, first, last, outputs, stride);
+  shared = std::max(first, shared);
+  add_all_values<N>(weights, shrink, values, first, shared, outputs, stride);
+  const float same = 1.f;
+  for (int i = 0; i < N; ++i)  // a column that a query does not see must not show, even if it is NaN
+    if (const int end = sums.end[query + i]; end > shared)
+      add_all_values<1>(&weights[i], &same, values, shared, end, outputs + i * stride, stride);
 }
 
 FOR_EVERY_CPU void add_block_to(
