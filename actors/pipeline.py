@@ -75,8 +75,7 @@ class Pipeline:
     @property
     def address(self) -> str:
         """The coordinator's "host:port", for a `RemoteCoordinator`; "" while there is none."""
-        actor = self._coordinator.actor if self._coordinator is not None else None
-        return actor.ready.address if actor is not None else ""
+        return self._coordinator.address if self._coordinator is not None else ""
 
     async def start(self) -> None:
         """Place and start all roles; return once prompts are answered and every drafter was tried.

@@ -37,8 +37,7 @@ async def describe_roles(
 ) -> tuple[RoleReport, ...]:
     """Return every actor's place and address."""
     actor = coordinator.actor
-    address = actor.ready.address if actor is not None else ""
-    reports = [_report("coordinator", actor, address, coordinator.problem)]
+    reports = [_report("coordinator", actor, coordinator.address, coordinator.problem)]
     for one in drafters:
         roles = [(one.name, one.drafter)]
         if one.process.needs_path_scorer:

@@ -57,6 +57,11 @@ class CoordinatorSupervisor(Supervisor[Service]):
         """The coordinator in service; None while there is none."""
         return self._thing.actor if self._thing is not None else None
 
+    @property
+    def address(self) -> str:
+        """Its "host:port"; "" while there is none."""
+        return self.actor.ready.address if self.actor is not None else ""
+
     async def serving(self) -> Service:
         """Wait for a coordinator in service. Raises ActorLostError once this is closed."""
         service = await self.current()

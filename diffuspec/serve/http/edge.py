@@ -67,9 +67,10 @@ class Edge:
         """Refuse names that are not ours: a page elsewhere could have its name lead here."""
         if self._hosts is None or scope["path"] in _PROBES:
             return
-        if scope["http_version"] == "1.0" and "host" not in Headers(scope=scope):
-            return  # as it is right there; browsers always send it
-        host = Headers(scope=scope).get("host", "").lower()
+        headers = Headers(scope=scope)
+        if scope["http_version"] == "1.0" and "host" not in headers:
+            return  # HTTP/1.0 does not ask for a host; browsers name it always
+        host = headers.get("host", "").lower()
         name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
         if name not in self._hosts:
             raise HttpError(

@@ -114,8 +114,8 @@ class Body(BaseModel):
     truncate_prompt_tokens: int | None = Field(
         None,
         ge=-1,
-        description="Use only so many tokens of the prompt; -1: as many as leave room for the "
-        "answer.",
+        description="Cut a longer prompt to this number of tokens; -1: to what the context has "
+        "room for beside the answer.",
     )
     truncation_side: Literal["left", "right"] = Field(
         "left", description="Where truncate_prompt_tokens takes tokens away."

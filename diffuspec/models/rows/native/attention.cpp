@@ -23,8 +23,8 @@ struct Sums {
     outputs.assign(queries.size(), 0.f);
     highest.assign(count, -kInfinity);
     totals.assign(count, 0.f);
-    first.assign(count, 0);
-    end.assign(count, kBlock);
+    first.resize(count);
+    end.resize(count);
   }
 
   int stride = 0;
@@ -222,21 +222,12 @@ class HeadAttention {
     columns_.put_all(0, num_before, key(start), value(start));
     listed_.clear();
     for (int first = 0, end; first < call_.num_rows; first = end) {
-      for (end = first + 1; end < call_.num_rows && goes_on(end); ++end) {}
+      for (end = first + 1; end < call_.num_rows && call_.lists.goes_on(end); ++end) {}
       list(row_at(end - 1), num_before);
       const int num_seen = num_before + call_.lists.counts[row_at(end - 1)];
       for (int b = 0; b * kBlock < num_seen; ++b)
         add_to_path(first, end, num_before, start / kBlock, b);
     }
-  }
-
-  // Whether the list of the row at a place begins with that of the row before it.
-  bool goes_on(int place) const {
-    const Lists& lists = call_.lists;
-    const int before = row_at(place - 1), row = row_at(place);
-    const int32_t* list = lists.columns + lists.starts[before];
-    return lists.counts[row] >= lists.counts[before] &&
-           std::equal(list, list + lists.counts[before], lists.columns + lists.starts[row]);
   }
 
   // Puts the columns that a row lists, but for those that stand there.

@@ -6,6 +6,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "numbers.h"
 
 namespace rows {
@@ -14,6 +16,14 @@ struct Lists {
   const int32_t* order;  // in which rows are taken: those that list the same columns together
   const int32_t *starts, *counts, *columns;  // row r lists columns[starts[r]], ..., counts[r] of them
   const int32_t* positions;                  // of the rows, for windows
+
+  // Whether the list of the row at a place of the order begins with that of the row before it.
+  bool goes_on(int place) const {
+    const int before = order[place - 1], row = order[place];
+    const int32_t* list = columns + starts[before];
+    return counts[row] >= counts[before] &&
+           std::equal(list, list + counts[before], columns + starts[row]);
+  }
 };
 
 struct Attention {

@@ -226,7 +226,7 @@ class HeadAttention {
   void add_listed_columns() {
     Tail tail(*this);
     for (int first = 0, end; first < call_.num_rows; first = end) {
-      for (end = first + 1; end < call_.num_rows && goes_on(end); ++end) {}
+      for (end = first + 1; end < call_.num_rows && call_.lists.goes_on(end); ++end) {}
       tail.list(call_.lists.order[end - 1]);
       for (int block = 0; block < tail.num_blocks(); ++block) {
         set_ends(first * group_, end * group_, tail.num_before() - block * kBlock);
@@ -247,15 +247,6 @@ class HeadAttention {
       const int seen = is_there ? num_before + call_.lists.counts[row_of(query)] : 0;
       end_of(query) = std::min(std::max(seen, 0), kBlock);
     }
-  }
-
-  // Whether the list of the row at a place begins with that of the row before it.
-  bool goes_on(int place) const {
-    const Lists& lists = call_.lists;
-    const int before = lists.order[place - 1], row = lists.order[place];
-    const int32_t* list = lists.columns + lists.starts[before];
-    return lists.counts[row] >= lists.counts[before] &&
-           std::equal(list, list + lists.counts[before], lists.columns + lists.starts[row]);
   }
 
   // The columns behind the last whole block, and those of a list after them.
