@@ -62,7 +62,7 @@ def _or_none(check: Check) -> Check:
 def _boolean_check(parameter: Parameter) -> Check:
     def check(value: Any) -> Any:
         if not isinstance(value, bool):
-            _refuse(parameter.name, value, "True or False")
+            _refuse(parameter.name, value, "true or false")
         return value
 
     return check
@@ -114,7 +114,10 @@ def _number_check(parameter: Parameter) -> Check:
     name, words, kind = parameter.name, parameter.words, parameter.kind
     abstract: type = Integral if kind is int else Real
     or_word = "".join(f", or {word!r}" for word in words)
-    right_kind = ("an integer" if kind is int else "a number") + or_word
+    if parameter.num_items is not None:
+        right_kind = "integers" if kind is int else "numbers"
+    else:
+        right_kind = ("an integer" if kind is int else "a number") + or_word
     right_range = spell(parameter.bounds) + or_word
     bounds: Any = parameter.bounds
     lowest = bounds.gt if bounds.gt is not None else bounds.ge
@@ -130,7 +133,7 @@ def _number_check(parameter: Parameter) -> Check:
                 _refuse(name, value, right_kind)
             value = value if isinstance(value, int) else kind(value)
         if not lowest <= value <= highest or value == excluded:
-            raise InvalidRequestError(f"{name} must be {right_range}, got {value}")
+            raise InvalidRequestError(f"{name} must be {right_range}, got {value!r:.80}")
         return value
 
     return check

@@ -26,7 +26,7 @@ from diffuspec.serve.http.keys import Keys
 from diffuspec.serve.http.observer import HttpSeries, Observer
 from diffuspec.serve.http.playground import add_playground
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
-from diffuspec.serve.openai.errors import HttpError
+from diffuspec.serve.openai.errors import HttpError, no_such_model
 from diffuspec.serve.openai.schema import ERROR, body_schema
 from diffuspec.serve.settings import ServeSettings
 
@@ -135,7 +135,7 @@ def _add_models(add: _Add, backend: Backend) -> None:
     async def model(name: str) -> JSONResponse:
         """Describe the served model."""
         if name != backend.model.name:
-            raise HttpError(404, "no such model: see /v1/models", "model_not_found")
+            raise no_such_model(backend.model.name)
         return JSONResponse(describe())
 
     add("/v1/models", models, methods=["GET"])

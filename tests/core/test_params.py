@@ -36,7 +36,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredO
         ("logprobs", 21, "logprobs must be from 0 to 20, got 21"),
         ("seed", 2**63, "seed must be from -9223372036854775808 to 9223372036854775807, got"),
         ("stop_token_ids", 5, "stop_token_ids must be a list of integers, got 5"),
-        ("stop_token_ids", [1.5], r"stop_token_ids must be an integer, got 1\.5"),
+        ("stop_token_ids", [1.5], r"stop_token_ids must be integers, got 1\.5"),
         ("stop_token_ids", [-1], "stop_token_ids must be from 0 to 4294967295, got -1"),
         ("allowed_token_ids", [], "allowed_token_ids must have 1 to 1024 integers, got 0"),
         ("allowed_token_ids", [1] * 1025, "must have 1 to 1024 integers, got 1025"),
@@ -46,7 +46,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredO
             r"allowed_token_ids must be a list of integers, got \{1: 2\}",
         ),
         ("allowed_token_ids", [2**32], "allowed_token_ids must be from 0 to .*, got 4294967296"),
-        ("include_stop_str_in_output", 1, "must be True or False, got 1"),
+        ("include_stop_str_in_output", 1, "must be true or false, got 1"),
         ("min_p", 1.5, r"min_p must be from 0 to 1, got 1\.5"),
         ("min_tokens", 257, "min_tokens must be at most max_tokens, 256, got 257"),
         ("logit_bias", {5: 101}, "logit_bias must be from -100 to 100, got 101"),
@@ -62,7 +62,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredO
         ("structured_output", {"regex": ""}, "regex must be a string of 1 to 32768 characters"),
         ("structured_output", {"grammar": 5}, "grammar must be a string, got 5"),
         ("structured_output", {"choice": ["a"] * 257}, "choice must have at most 256 strings"),
-        ("ignore_eos", "no", "ignore_eos must be True or False, got 'no'"),
+        ("ignore_eos", "no", "ignore_eos must be true or false, got 'no'"),
     ],
 )
 def test_wrong_sampling_parameters_are_refused(field, value, message):

@@ -133,7 +133,8 @@ def test_allowed_tokens_that_the_model_has_not_are_refused_by_name(client: OpenA
 def test_an_unknown_model_is_not_found(client: OpenAI):
     with pytest.raises(openai.NotFoundError) as caught:
         client.chat.completions.create(model="another", messages=ASKED)
-    assert caught.value.code == "model_not_found"
+    assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert MODEL in str(caught.value)
 
 
 def test_models_are_listed(client: OpenAI):

@@ -141,6 +141,20 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
             "messages.0.content must be a text or a list",
         ),
         ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage is not known"),
+        ({"stream": "yes"}, "stream must be true or false"),
+        ({"ignore_eos": "yes"}, "ignore_eos must be true or false"),
+        ({"messages": []}, "messages must have at least 1 item"),
+        ({"n": "two"}, "n must be an integer"),
+        ({"n": 9}, "n must be at most 8, got 9"),
+        ({"max_tokens": 0}, "max_tokens must be 1 or more, got 0"),
+        ({"logit_bias": {"5": 101}}, "logit_bias must be from -100 to 100, got 101"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must be from 0 to 4294967295, got -1"),
+        ({"stop_token_ids": ["a"]}, "stop_token_ids must be integers"),
+        (
+            {"bad_words": [""]},
+            "bad_words must be strings of 1 to 128 characters, got a string of 0 characters",
+        ),
+        ({"seed": 10**500}, f"seed must be from -{2**63} to {2**63 - 1}, got 1{'0' * 79}"),
     ],
 )
 def test_what_would_be_right_is_said_in_json_s_words(keys, message):
@@ -160,6 +174,19 @@ def test_prompts_alone_are_reported_whole_and_with_echo(keys, param):
     with pytest.raises(BadRequestError) as caught:
         complete(**keys)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [("temprature", "temperature"), ("guided_choices", "guided_choice"), ("message", "messages")],
+)
+def test_a_key_that_is_spelled_wrong_is_told_with_the_one_that_it_is_like(key, meant):
+    with pytest.raises(
+        BadRequestError, match=f"^unknown parameter '{key}'; did you mean '{meant}'"
+    ):
+        chat(**{key: 1})
+    with pytest.raises(BadRequestError, match=r"^unknown parameter 'colour'$"):
+        chat(colour=1)
 
 
 def test_neutral_values_and_nulls_and_labels_are_taken():

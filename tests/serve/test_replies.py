@@ -173,6 +173,26 @@ def test_echoed_prompts_have_log_probabilities_but_for_the_first_token():
     assert logprobs["text_offset"] == [0, 1, 2]
 
 
+def test_token_ids_of_a_prompt_stand_where_vllm_has_them():
+    chat = reply_to(CHAT, num_choices=2, return_token_ids=True)
+    begun = chat.begin()
+    assert [one.get("prompt_token_ids") for one in begun] == [[1, 2], None]
+    chunks = [chat.chunk(index, output("a", is_last=True)) for index in (0, 1)]
+    assert all("prompt_token_ids" not in str(chunk) for chunk in chunks)
+    whole = chat.whole()
+    assert whole["prompt_token_ids"] == [1, 2]
+    assert [list(one).count("prompt_token_ids") for one in whole["choices"]] == [0, 0]
+    text = reply_to(TEXT, return_token_ids=True)
+    chunk = text.chunk(0, output("a", is_last=True))
+    assert chunk is not None and chunk["choices"][0]["prompt_token_ids"] == [1, 2]
+    assert text.whole()["choices"][0]["prompt_token_ids"] == [1, 2]
+    echo = reply_to(TEXT, return_token_ids=True, echo=True)
+    [chunk] = echo.begin()
+    assert chunk["choices"][0]["prompt_token_ids"] == [1, 2]
+    chunk = echo.chunk(0, output("a", is_last=True))
+    assert chunk is not None and "prompt_token_ids" not in chunk["choices"][0]
+
+
 def test_a_prompt_that_was_cut_is_echoed_as_it_was_read():
     reply = reply_to(TEXT, echo=True, max_prompt_tokens=2)
     reply.add(0, output("!", is_last=True))

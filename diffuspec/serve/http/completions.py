@@ -21,7 +21,7 @@ from diffuspec.serve.http.connection import unless_gone
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event
 from diffuspec.serve.http.keys import Allowance
-from diffuspec.serve.openai.errors import HttpError, in_words_of
+from diffuspec.serve.openai.errors import in_words_of, no_such_model
 from diffuspec.serve.openai.jobs import Endpoint, Generation, Job, encode
 from diffuspec.serve.openai.parsing import check_model, parse
 from diffuspec.serve.openai.replies import Reply, make_reply
@@ -45,7 +45,7 @@ class Completions:
     async def _answer(self, endpoint: Endpoint, body: Any, state: State) -> Response:
         model = self._backend.model
         if not check_model(body, model):
-            raise HttpError(404, "no such model: see /v1/models", "model_not_found")
+            raise no_such_model(model.name)
         job = parse(endpoint, body, model)
         loop = asyncio.get_running_loop()
         tokenizer = self._backend.tokenizer

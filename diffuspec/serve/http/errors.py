@@ -18,6 +18,10 @@ from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
 logger = logging.getLogger(__name__)
 
 _CODES = {404: "not_found", 405: "method_not_allowed", 422: "invalid_request"}
+_MESSAGES = {
+    404: "no such path: /openapi.json has those of this service",
+    405: "this path does not take this method: the header Allow names those that it takes",
+}
 
 
 def install(app: FastAPI) -> None:
@@ -45,8 +49,9 @@ def answer_for(error: Exception) -> ErrorAnswer:
         headers = dict(error.headers or {})  # the methods that a path allows
         if headers.get("Allow") == "GET":
             headers["Allow"] = "GET, HEAD"  # by HeadAsGet
+        message = _MESSAGES.get(error.status_code, str(error.detail))
         answer = ErrorAnswer(
-            error.status_code, str(error.detail), "invalid_request_error", code, headers=headers
+            error.status_code, message, "invalid_request_error", code, headers=headers
         )
     else:
         answer = _answer_ours(error)

@@ -32,10 +32,17 @@ class HttpError(DiffuspecError):
         code: str,
         *,
         kind: str = "invalid_request_error",
+        param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.answer = ErrorAnswer(status, message, kind, code, headers=headers or {})
+        self.answer = ErrorAnswer(status, message, kind, code, param, headers or {})
+
+
+def no_such_model(served: str) -> HttpError:
+    """Return the refusal of a request for another model than the one that is served."""
+    message = f"no such model: this service has {served!r}"
+    return HttpError(404, message, "model_not_found", param="model")
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,10 @@ _PROBLEMS = {
     "dict_type": "must be an object",
     "list_type": "must be a list",
     "string_type": "must be a text",
+    "bool_type": "must be true or false",
+    "int_type": "must be an integer",
 }
+_NO_TEXT = re.compile(", got (?!-?[0-9]|inf|a string of |a list of )")  # of what must not be told
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
 
 B = TypeVar("B", bound=Body)
@@ -70,7 +73,7 @@ def _validate(kind: type[B], given: Mapping[str, Any]) -> B:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        problems = error.errors(include_url=False, include_input=False, include_context=False)
+        problems = error.errors(include_url=False)
         # Of a union, the kinds that fit best.
         param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
         found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
@@ -86,10 +89,15 @@ def _place(parts: Sequence[str | int]) -> str:
 
 
 def _problem(problem: ErrorDetails) -> str:
-    if problem["type"] in _PROBLEMS:
-        return _PROBLEMS[problem["type"]]
+    kind = problem["type"]
+    if kind in _PROBLEMS:
+        return _PROBLEMS[kind]
+    if kind == "greater_than_equal":
+        return f"must be {problem['ctx']['ge']} or more, got {problem['input']!r:.80}"
+    if kind == "less_than_equal":
+        return f"must be at most {problem['ctx']['le']}, got {problem['input']!r:.80}"
     what = re.sub("^(Input should|Value error, must) ", "must ", problem["msg"])
-    return re.sub(r"^List should have (.*) items? after.*", r"must have \1 items", what)
+    return re.sub("^(?:List|Dictionary) should have (.* items?) after.*", r"must have \1", what)
 
 
 def _chat(body: ChatBody, model: ServedModel) -> Job:
@@ -214,7 +222,11 @@ def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> Sampling
     extras = body.model_extra or {}
     form = read_form(extras)
     extras = {name: value for name, value in extras.items() if name not in WORDS}
-    check_rest({name: value for name, value in extras.items() if name not in known}, body.n)
+    check_rest(
+        {name: value for name, value in extras.items() if name not in known},
+        body.n,
+        known | WORDS | type(body).model_fields.keys(),
+    )
     given = {name: value for name, value in extras.items() if name in known}
     given.setdefault("temperature", DEFAULT_TEMPERATURE)
     if given.get("top_k") == -1:  # vLLM's word for all
@@ -255,6 +267,6 @@ def _make(make: Callable[..., P], given: Mapping[str, Any], prefix: str = "") ->
     except InvalidRequestError as error:
         message = str(error)
         name = next((one for one in given if message.startswith(f"{one} ")), None)
-        if name is not None and not isinstance(given[name], int | float):
-            message = message.partition(", got ")[0]
+        if name is not None:
+            message = _NO_TEXT.split(message)[0]
         raise BadRequestError(message, None if name is None else prefix + name) from None

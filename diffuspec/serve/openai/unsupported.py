@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from diffuspec.serve.openai.errors import BadRequestError
@@ -51,13 +52,18 @@ _NEUTRAL: dict[str, object] = {
 _MAX_SHOWN = 64  # characters of a key
 
 
-def check_rest(rest: Mapping[str, Any], num_choices: int) -> None:
-    """Check the keys of a body that nothing else has taken. Raises BadRequestError naming one."""
+def check_rest(rest: Mapping[str, Any], num_choices: int, known: Collection[str]) -> None:
+    """Check the keys of a body that nothing else has taken; `known` are those that it may have.
+
+    Raises BadRequestError naming one.
+    """
     for name, value in rest.items():
         if name in _IGNORED or (name == "best_of" and value == num_choices):
             continue
         if name not in _NEUTRAL:
             shown = name[:_MAX_SHOWN]
-            raise BadRequestError(f"unknown parameter {shown!r}", shown, "unknown_parameter")
+            alike = difflib.get_close_matches(shown, sorted(known), n=1, cutoff=0.8)
+            meant = f"; did you mean {alike[0]!r}?" if alike else ""
+            raise BadRequestError(f"unknown parameter {shown!r}{meant}", shown, "unknown_parameter")
         if value != _NEUTRAL[name]:
             raise BadRequestError(f"{name} is not supported", name, "unsupported_parameter")

@@ -29,10 +29,13 @@ class ChatReply(Reply):
             for answer in self._answers
         ]
         ends = {"finish_reason": None, "stop_reason": None}
-        return [self._begun([choice | ends]) for choice in choices]
+        first, *others = [self._begun([choice | ends]) for choice in choices]
+        return [first | self._prompt_ids(self._answers[0]), *others]
 
     def whole(self) -> dict[str, Any]:
-        return super().whole() | self._scores(self._answers[0])
+        """Return the object; what concerns the prompt, which all choices share, is beside them."""
+        first = self._answers[0]
+        return super().whole() | self._prompt_ids(first) | self._scores(first)
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
         index = answer.generation.index
@@ -45,7 +48,6 @@ class ChatReply(Reply):
             "stop_reason": answer.stop_reason,
         }
         if self._job.return_token_ids:
-            choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
             choice["token_ids"] = answer.token_ids
         return choice
 
@@ -58,7 +60,6 @@ class ChatReply(Reply):
             "stop_reason": output.stop_reason,
         }
         if self._job.return_token_ids:
-            choice |= self._prompt_ids(index)
             choice["token_ids"] = output.token_ids
         return choice
 

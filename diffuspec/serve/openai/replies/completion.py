@@ -24,8 +24,8 @@ class CompletionReply(Reply):
         if not self._job.echo:
             return []
         return [
-            self._begun([self._text(answer, self._prompt(answer), None, ())])
-            for answer in self._answers
+            self._begun([self._text(one, self._prompt(one), None, ()) | self._prompt_ids(one)])
+            for one in self._answers
         ]
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
@@ -39,16 +39,14 @@ class CompletionReply(Reply):
             found = [None, *answer.prompt_logprobs, *found]
         logprobs = self._logprobs(answer.generation.index, token_ids, found, num_echoed, echoed)
         choice = self._text(answer, echoed + answer.text, logprobs, answer.token_ids)
-        choice |= self._scores(answer)
-        if self._job.return_token_ids:
-            choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
-        return choice
+        return choice | self._prompt_ids(answer) | self._scores(answer)
 
     def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]:
         answer = self._answers[index]
         logprobs = self._logprobs(index, output.token_ids, output.logprobs or ())
         text = self._text(answer, output.text, logprobs, output.token_ids)
-        return text | (self._prompt_ids(index) if self._job.return_token_ids else {})
+        is_first = len(answer.steps) == 1 and not self._job.echo
+        return text | (self._prompt_ids(answer) if is_first else {})
 
     def _says(self, choice: dict[str, Any]) -> bool:
         return bool(choice["text"])

@@ -121,10 +121,9 @@ class Reply(ABC):
         is_wanted = self._job.return_token_ids or self._job.reports_drafts
         return bool(output.finish_reason or output.logprobs) or is_wanted
 
-    def _prompt_ids(self, index: int) -> dict[str, Any]:
-        """Return the prompt's token ids for the first chunk of an answer."""
-        answer = self._answers[index]
-        if len(answer.steps) > 1:
+    def _prompt_ids(self, answer: Answer) -> dict[str, Any]:
+        """Return the token ids of an answer's prompt, if they are asked for."""
+        if not self._job.return_token_ids:
             return {}
         return {"prompt_token_ids": answer.generation.prompt_token_ids.tolist()}
 
