@@ -5,8 +5,10 @@ With pages of 4 KiB, looking up where they are takes a fifth of the time.
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +26,12 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
     num_bytes = tensor.numel() * tensor.itemsize
     copy = _take(num_bytes).view(tensor.dtype).view(tensor.shape)
     return copy.copy_(tensor)
+
+
+def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return zeros in memory of their own, which is taken when it is first written."""
+    num_bytes = math.prod(size) * dtype.itemsize
+    return _chunk(num_bytes)[:num_bytes].view(dtype).view(*size)
 
 
 def _take(num_bytes: int) -> Tensor:

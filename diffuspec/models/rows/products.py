@@ -51,6 +51,7 @@ class Matrix(ctypes.Structure):
         ("offsets", ctypes.c_void_p),
         ("num_inputs", ctypes.c_int),
         ("num_outputs", ctypes.c_int),
+        ("weight_type", ctypes.c_int),
     )
 
 
@@ -74,6 +75,8 @@ class RowsProduct:
             self._scales = pad(scales, (0, padding))
             if self._layout is _Vectors:
                 self._offsets = pad(-128 * weight.sum(dim=1, dtype=torch.int32), (0, padding))
+        elif weight.dtype == torch.float32:
+            weight = _in_16_bits(weight)
         self._weights = in_huge_pages(self._layout.pack(weight))
         self.matrix = Matrix(
             self._weights.data_ptr(),
@@ -82,6 +85,7 @@ class RowsProduct:
             None if self._offsets is None else self._offsets.data_ptr(),
             num_inputs,
             num_outputs,
+            operations.TYPES.get(weight.dtype, 0),
         )
         self._address = ctypes.addressof(self.matrix)
         self._num_inputs, self._num_outputs = num_inputs, num_outputs
@@ -91,7 +95,7 @@ class RowsProduct:
         """The weight in torch's layout, [outputs, inputs]; slow."""
         weight = self._layout.unpack(self._weights)[: self._num_outputs, : self._num_inputs]
         if self._scales is None:
-            return weight
+            return weight.to(self._type)
         return (weight * self._scales[: self._num_outputs, None]).to(self._type)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -107,6 +111,15 @@ class RowsProduct:
             inputs.numel() // self._num_inputs,
         )
         return outputs
+
+
+def _in_16_bits(weight: Tensor) -> Tensor:
+    """Return a float32 weight in a type of 16 bits if its numbers stay as they are, else itself."""
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = weight.to(dtype)
+        if torch.equal(narrow.float(), weight):
+            return narrow
+    return weight
 
 
 def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,7 +164,7 @@ class _Vectors:
     @classmethod
     def pack(cls, weight: Tensor) -> Tensor:
         num_outputs, num_inputs = weight.shape
-        group = 4 // weight.element_size()
+        group = 4 if weight.dtype == torch.int8 else 1
         padded = pad(weight, (0, -num_inputs % group, 0, -num_outputs % cls.block))
         parts = padded.view(-1, cls.block, padded.shape[1] // group, group)
         return parts.transpose(1, 2)

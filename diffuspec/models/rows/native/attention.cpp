@@ -150,11 +150,28 @@ FOR_EVERY_CPU void add_block_to(
   if (count == 1) add_block<1>(sums, query, dim, keys, values, scaling);
 }
 
+// Rows of a cache that stand elsewhere in it, one after another.
+struct Gathered {
+  void reset(const Type& type, int count, int dim) {
+    size = dim * type.size;
+    keys.resize(count * size);
+    values.resize(count * size);
+  }
+  void put(int place, int count, const char* from_keys, const char* from_values) {
+    std::memcpy(&keys[place * size], from_keys, count * size);
+    std::memcpy(&values[place * size], from_values, count * size);
+  }
+
+  size_t size = 0;  // of a row, in bytes
+  std::vector<char> keys, values;
+};
+
 // What a thread computes with, kept from one head to the next.
 struct Memory {
   Sums sums;
   Columns columns;
-  std::vector<int32_t> listed;  // columns that stand behind those before `base`
+  Gathered gathered;            // columns before `base` since its block began, then those listed
+  std::vector<int32_t> listed;  // these
 };
 
 // The attention of the query heads that share one key head. Queries stand in the order in which the
@@ -165,7 +182,7 @@ class HeadAttention {
       : type_(type), call_(call), kv_head_(kv_head), group_(call.num_heads / call.num_kv_heads),
         keys_(at(call.keys, type, kv_head * call.cache_head_stride)),
         values_(at(call.values, type, kv_head * call.cache_head_stride)), sums_(memory.sums),
-        columns_(memory.columns), listed_(memory.listed) {}
+        columns_(memory.columns), gathered_(memory.gathered), listed_(memory.listed) {}
 
   void run() {
     sums_.reset(call_.num_rows * group_, call_.dim);
@@ -206,9 +223,9 @@ class HeadAttention {
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      const float* values = columns_.put_block(key(b * kBlock), value(b * kBlock));
+      columns_.put(0, kBlock, key(b * kBlock), value(b * kBlock));
       for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
-      add(0, call_.num_rows, columns_.keys(0), values);
+      add(0, call_.num_rows, 0);
     }
   }
 
@@ -219,26 +236,54 @@ class HeadAttention {
     int most = 0;
     for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
     columns_.reset(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
-    columns_.put_all(0, num_before, key(start), value(start));
     listed_.clear();
     for (int first = 0, end; first < call_.num_rows; first = end) {
-      for (end = first + 1; end < call_.num_rows && call_.lists.goes_on(end); ++end) {}
-      list(row_at(end - 1), num_before);
-      const int num_seen = num_before + call_.lists.counts[row_at(end - 1)];
+      end = end_of_path(first);
+      const int row = row_at(end - 1), num_seen = num_before + call_.lists.counts[row];
+      if (first == 0 && end == call_.num_rows && lists_next(row)) {
+        columns_.put(0, num_seen, key(start), value(start));
+      } else {
+        if (first == 0) gather_before(start, num_before, most);
+        const int next = gather(row, num_before) / kLanes * kLanes;
+        const size_t from = next * gathered_.size;
+        columns_.put(next, num_seen - next, &gathered_.keys[from], &gathered_.values[from]);
+      }
       for (int b = 0; b * kBlock < num_seen; ++b)
         add_to_path(first, end, num_before, start / kBlock, b);
     }
   }
 
-  // Puts the columns that a row lists, but for those that stand there.
-  void list(int row, int num_before) {
+  int end_of_path(int place) const {
+    do ++place;
+    while (place < call_.num_rows && call_.lists.goes_on(place));
+    return place;
+  }
+
+  // Whether a row lists the columns that follow those before `base`.
+  bool lists_next(int row) const {
+    const int32_t* columns = call_.lists.columns + call_.lists.starts[row];
+    for (int i = 0; i < call_.lists.counts[row]; ++i)
+      if (columns[i] != call_.base + i) return false;
+    return true;
+  }
+
+  void gather_before(int start, int num_before, int most) {
+    gathered_.reset(type_, num_before + most, call_.dim);
+    gathered_.put(0, num_before, key(start), value(start));
+  }
+
+  // Gathers the columns that a row lists, but for those that stand there. Returns the first place that
+  // has changed, 0 at first.
+  int gather(int row, int num_before) {
     const int32_t* columns = call_.lists.columns + call_.lists.starts[row];
     const int32_t* end = columns + call_.lists.counts[row];
     const int32_t* most = columns + std::min<size_t>(end - columns, listed_.size());
     const int32_t* next = std::mismatch(columns, most, listed_.begin()).first;
+    const bool is_first = listed_.empty();
     for (const int32_t* column = next; column < end; ++column)
-      columns_.put(num_before + (column - columns), key(*column), value(*column));
+      gathered_.put(num_before + (column - columns), 1, key(*column), value(*column));
     listed_.assign(columns, end);
+    return is_first ? 0 : num_before + (next - columns);
   }
 
   // Adds block b of what stands there to the rows of a path that see something of it.
@@ -250,7 +295,7 @@ class HeadAttention {
     };
     while (first < end && !sees(first)) ++first;  // their lists are shorter
     while (first < end && !sees(end - 1)) --end;  // their windows begin later
-    add(first, end - first, columns_.keys(b), columns_.values(b));
+    add(first, end - first, b);
   }
 
   // Lets the row at a place see a block's columns before `end`.
@@ -261,9 +306,10 @@ class HeadAttention {
     std::fill_n(&sums_.end[place * group_], group_, within(end));
   }
 
-  void add(int place, int num_rows, const float* keys, const float* values) {
+  void add(int place, int num_rows, int block) {
     add_block_to(
-        sums_, place * group_, num_rows * group_, call_.dim, keys, values, call_.scaling);
+        sums_, place * group_, num_rows * group_, call_.dim, columns_.keys(block),
+        columns_.values(block), call_.scaling);
   }
 
   void write(int place) {
@@ -283,6 +329,7 @@ class HeadAttention {
   char *keys_, *values_;  // of this head
   Sums& sums_;
   Columns& columns_;
+  Gathered& gathered_;
   std::vector<int32_t>& listed_;
 };
 

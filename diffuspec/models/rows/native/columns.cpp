@@ -36,51 +36,30 @@ void Columns::reset(const Type& type, int num_blocks, int dim) {
   stride_ = padded(dim);
   size_ = int64_t{kBlock} * stride_;
   keys_.resize(num_blocks * size_);
-  values_.resize(num_blocks * size_);
   group_.resize(kLanes * stride_);
+  if (!lies_ready()) widened_.resize(num_blocks * size_);
 }
 
-void Columns::put_key(int64_t place, const char* key) {
-  type_->widen(key, group_.data(), dim_);
-  float* keys = keys_of(place);
-  for (int i = 0; i < dim_; ++i) keys[i * kBlock] = group_[i];
-}
-
-void Columns::put_values(int64_t place, int count, const char* values) {
-  float* to = &values_[place * stride_];
-  if (stride_ == dim_) return type_->widen(values, to, count * dim_);
-  for (int i = 0; i < count; ++i) type_->widen(at(values, *type_, i * dim_), to + i * stride_, dim_);
-}
-
-void Columns::put_all(int64_t place, int count, const char* keys, const char* values) {
-  const int64_t size = dim_ * type_->size;
-  for (; count >= kLanes; count -= kLanes, place += kLanes) {
-    put_keys(place, keys);
-    put_values(place, kLanes, values);
-    keys += kLanes * size;
-    values += kLanes * size;
+void Columns::put(int64_t place, int count, const char* keys, const char* values) {
+  for (int i = 0; i < count; i += kLanes)
+    put_keys(place + i, std::min(kLanes, count - i), at(keys, *type_, i * dim_));
+  if (lies_ready()) {
+    values_ = reinterpret_cast<const float*>(values) - place * stride_;
+    return;
   }
-  for (int i = 0; i < count; ++i) put_key(place + i, keys + i * size);
-  put_values(place, count, values);
+  values_ = widened_.data();
+  for (int i = 0; i < count; ++i)
+    type_->widen(at(values, *type_, i * dim_), &widened_[(place + i) * stride_], dim_);
 }
 
-const float* Columns::put_block(const char* keys, const char* values) {
-  if (!lies_ready()) {
-    put_all(0, kBlock, keys, values);
-    return values_.data();
-  }
-  for (int i = 0; i < kBlock; i += kLanes) put_keys(i, at(keys, *type_, i * dim_));
-  return reinterpret_cast<const float*>(values);
-}
-
-void Columns::put_keys(int64_t place, const char* keys) {
+void Columns::put_keys(int64_t place, int count, const char* keys) {
   const float* group = reinterpret_cast<const float*>(keys);
-  if (!lies_ready()) {
-    for (int i = 0; i < kLanes; ++i)
+  if (!lies_ready() || count < kLanes) {
+    for (int i = 0; i < count; ++i)
       type_->widen(at(keys, *type_, i * dim_), &group_[i * stride_], dim_);
     group = group_.data();
   }
-  float* to = keys_of(place);
+  float* to = &keys_[place / kBlock * size_ + place % kBlock];
   for (int i = 0; i < stride_; i += kLanes) transpose(group + i, stride_, to + i * kBlock, kBlock);
 }
 

@@ -30,8 +30,10 @@ int divided_up(int count, int size) { return (count + size - 1) / size; }
 // At each step one number of a row is multiplied with one of each output.
 struct Float32 {
   using Number = float;
+  using Weight = float;
   using Vector = __m512;
   ON_VECTORS_INLINE static Vector load(const Number* from) { return _mm512_loadu_ps(from); }
+  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) { return load(from); }
   ON_VECTORS_INLINE static void store(Number* to, Vector sum) { _mm512_storeu_ps(to, sum); }
   ON_VECTORS_INLINE static Vector spread(Number number) { return _mm512_set1_ps(number); }
   ON_VECTORS_INLINE static Vector add(Vector sum, Vector number, Vector weights) {
@@ -39,11 +41,29 @@ struct Float32 {
   }
 };
 
+// So it is with weights that are float32 but lie in memory in 16 bits, which are enough for them.
+struct Bfloat16Weights : Float32 {
+  using Weight = uint16_t;
+  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) {
+    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+  }
+};
+
+struct Float16Weights : Float32 {
+  using Weight = uint16_t;
+  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+};
+
 // At each step four numbers of a row, each 128 too high, are multiplied with four of each output.
 struct Int8 {
   using Number = int32_t;
+  using Weight = int32_t;
   using Vector = __m512i;
   ON_VECTORS_INLINE static Vector load(const Number* from) { return _mm512_loadu_si512(from); }
+  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) { return load(from); }
   ON_VECTORS_INLINE static void store(Number* to, Vector sum) { _mm512_storeu_si512(to, sum); }
   ON_VECTORS_INLINE static Vector spread(Number numbers) { return _mm512_set1_epi32(numbers); }
   ON_VECTORS_INLINE static Vector add(Vector sum, Vector numbers, Vector weights) {
@@ -62,7 +82,8 @@ struct Sums {
 // Adds what some steps contribute to the sums of N rows.
 template <class Kind, int N, class Number = typename Kind::Number>
 ON_VECTORS_INLINE void add_group(
-    const Number* inputs, int64_t stride, const Number* weights, int num_steps, Sums<Number> sums) {
+    const Number* inputs, int64_t stride, const typename Kind::Weight* weights, int num_steps,
+    Sums<Number> sums) {
   typename Kind::Vector found[N][kVectors];
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i)
@@ -74,7 +95,7 @@ ON_VECTORS_INLINE void add_group(
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       __builtin_prefetch(weights + kAhead * kBlock + v * kLanes);
-      weight[v] = Kind::load(weights + v * kLanes);
+      weight[v] = Kind::load_weights(weights + v * kLanes);
     }
 #pragma GCC unroll 6
     for (int i = 0; i < N; ++i) {
@@ -91,8 +112,8 @@ ON_VECTORS_INLINE void add_group(
 
 template <class Kind, class Number = typename Kind::Number>
 ON_VECTORS void add_rows(
-    const Number* inputs, int64_t stride, int num_rows, const Number* weights, int num_steps,
-    Sums<Number> sums) {
+    const Number* inputs, int64_t stride, int num_rows, const typename Kind::Weight* weights,
+    int num_steps, Sums<Number> sums) {
   for (; num_rows >= kGroup; num_rows -= kGroup) {
     add_group<Kind, kGroup>(inputs, stride, weights, num_steps, sums);
     inputs += kGroup * stride;
@@ -110,7 +131,7 @@ template <class Kind, class Number = typename Kind::Number>
 void add_up(
     const Matrix& matrix, int block, const Number* inputs, int num_rows, int num_steps,
     Sums<Number> sums) {
-  const Number* weights = reinterpret_cast<const Number*>(matrix.weights);
+  const auto* weights = reinterpret_cast<const typename Kind::Weight*>(matrix.weights);
   weights += int64_t{block} * num_steps * kBlock;
   for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
     const int count = std::min(kChunk, num_steps - step);
@@ -137,6 +158,7 @@ void write(const Type& type, const Product& call, int block, const float* number
   }
 }
 
+template <class Kind>
 void multiply_in_float32(const Product& call, int num_threads) {
   const Matrix& matrix = call.matrix;
   const float* inputs = reinterpret_cast<const float*>(call.inputs);
@@ -150,7 +172,7 @@ void multiply_in_float32(const Product& call, int num_threads) {
       sums.to = padded.data();
       sums.stride = kBlock;
     }
-    add_up<Float32>(matrix, block, inputs, call.num_rows, matrix.num_inputs, sums);
+    add_up<Kind>(matrix, block, inputs, call.num_rows, matrix.num_inputs, sums);
     if (!padded.empty()) write(kTypes[kFloat32], call, block, padded.data());
   });
 }
@@ -235,8 +257,12 @@ bool has_vectors() {
 }
 
 void multiply_by_vectors(const Type& type, const Product& call, int num_threads) {
-  if (call.matrix.scales) multiply_in_int8(type, call, num_threads);
-  else multiply_in_float32(call, num_threads);
+  if (call.matrix.scales) return multiply_in_int8(type, call, num_threads);
+  switch (call.matrix.weight_type) {
+    case kFloat32: return multiply_in_float32<Float32>(call, num_threads);
+    case kBfloat16: return multiply_in_float32<Bfloat16Weights>(call, num_threads);
+    case kFloat16: return multiply_in_float32<Float16Weights>(call, num_threads);
+  }
 }
 
 #else
