@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from diffuspec.core.errors import WorkerError
-from diffuspec.models.rows import huge_pages
 from diffuspec.core.types import TokenIds, num_shared_tokens
+from diffuspec.models.rows import huge_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,10 @@ class KVCache:
         self.max_len = max_len
         size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, max_len, shape.head_dim)
         # Zeros: the values of masked rows are multiplied by 0, and 0 * NaN would be NaN.
-        self._store = (
-            huge_pages.zeros(size, dtype)
-            if torch.device(device).type == "cpu"
-            else torch.zeros(size, dtype=dtype, device=device)
-        )
+        if torch.device(device).type == "cpu":
+            self._store = huge_pages.zeros(size, dtype)
+        else:
+            self._store = torch.zeros(size, dtype=dtype, device=device)
         self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
         self._layers = [table.unbind(0) for table in self._tables]
         self._slots = [Slot(i, np.zeros(max_len, np.int32)) for i in range(num_slots)]

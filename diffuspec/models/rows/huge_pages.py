@@ -1,4 +1,4 @@
-"""Memory in huge pages, for weights that every step reads from end to end.
+"""Memory in huge pages, for weights and caches that every step reads from end to end.
 
 With pages of 4 KiB, looking up where they are takes a fifth of the time.
 """
@@ -29,7 +29,7 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
 
 
 def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return zeros in memory of their own, which is taken when it is first written."""
+    """Return zeros in memory of their own; the system provides it as it is written to."""
     num_bytes = math.prod(size) * dtype.itemsize
     return _chunk(num_bytes)[:num_bytes].view(dtype).view(*size)
 

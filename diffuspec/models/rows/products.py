@@ -3,9 +3,10 @@
 Steps have few rows, and then the time goes on reading the weights: packed, they arrive at the speed
 of memory, in a third of the time of oneDNN's layout. A row's output does not depend on the other
 rows, to the last bit. Processors that multiply tiles (AMX) have such products in bfloat16: 16 rows
-take little longer than one. Those with AVX-512 and VNNI have them in float32.
+take little longer than one. Those with AVX-512 and VNNI have them in float32, and keep weights in
+16 bits where that changes none of them: those of most checkpoints, which were saved so.
 
-In int8 there is half as much to read, or a quarter. Rows are rounded, too, each to 8 bits of its
+In int8 there is half as much to read. Rows are rounded, too, each to 8 bits of its
 largest number: good enough for drafts, which change no token.
 """
 

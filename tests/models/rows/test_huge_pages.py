@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from diffuspec.models.rows.huge_pages import in_huge_pages
+from diffuspec.models.rows.huge_pages import in_huge_pages, zeros
 
 
 def test_copies_share_a_chunk_and_nothing_else() -> None:
@@ -23,3 +23,10 @@ def test_a_copy_may_be_larger_than_a_chunk() -> None:
 
 def test_nothing_can_be_copied() -> None:
     assert in_huge_pages(torch.empty(0, 4)).shape == (0, 4)
+
+
+def test_zeros_have_memory_of_their_own() -> None:
+    first, second = zeros((3, 5), torch.bfloat16), zeros((3, 5), torch.bfloat16)
+    first.fill_(1)
+    assert second.shape == (3, 5) and second.dtype == torch.bfloat16
+    assert not second.any()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from diffuspec.models.rows import operations
 from diffuspec.models.rows.products import RowsProduct, can_multiply, has_tiles
 
 SHAPES = pytest.mark.parametrize("shape", [(64, 128), (31, 70), (130, 65), (100, 1)], ids=str)
@@ -104,3 +105,24 @@ def test_numbers_that_are_not_finite_show(kind: Kind) -> None:
     inputs[1, 2] = torch.nan
     outputs = kind.product(random_numbers(4, 40))(inputs)
     assert outputs[1].isnan().all() and outputs[[0, 2]].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("number", "dtype"),
+    [(2**-100, torch.bfloat16), (1 + 2**-10, torch.float16), (1 / 3, torch.float32)],
+    ids=str,
+)
+def test_float32_weights_are_kept_in_16_bits_where_that_changes_none(
+    number: float, dtype: torch.dtype
+) -> None:
+    if not can_multiply(torch.float32):
+        pytest.skip("this processor has no product in float32")
+    weight = random_numbers(100, 70).bfloat16().half().float()
+    weight[7, 5] = number
+    wide = torch.cat([weight, torch.full((1, 70), 1 / 3)])  # needs 32 bits
+    inputs = random_numbers(9, 70, seed=2)
+    product, same = RowsProduct(weight, None), RowsProduct(wide, None)
+    kept = [operations.TYPES[dtype], operations.TYPES[torch.float32]]
+    assert [product.matrix.weight_type, same.matrix.weight_type] == kept
+    assert torch.equal(product.weight, weight)
+    assert torch.equal(product(inputs), same(inputs)[:, :100])

@@ -12,7 +12,7 @@ struct Matrix {
   const float* biases;     // these arrays are as long as the blocks have outputs
   const int32_t* offsets;  // of int8 sums by vectors, which take inputs 128 too high; else null
   int num_inputs, num_outputs;
-  int weight_type;  // a TypeIndex, unless they are int8
+  int weight_type;  // TypeIndex of weights that are not int8
 };
 
 struct Product {

@@ -41,11 +41,15 @@ struct Float32 {
   }
 };
 
-// So it is with weights that are float32 but lie in memory in 16 bits, which are enough for them.
+ON_VECTORS_INLINE __m256i load_16_bits(const uint16_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+// The same with weights that lie in memory in 16 bits, and are widened as they are read.
 struct Bfloat16Weights : Float32 {
   using Weight = uint16_t;
   ON_VECTORS_INLINE static Vector load_weights(const Weight* from) {
-    const __m512i bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    const __m512i bits = _mm512_cvtepu16_epi32(load_16_bits(from));
     return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
   }
 };
@@ -53,7 +57,7 @@ struct Bfloat16Weights : Float32 {
 struct Float16Weights : Float32 {
   using Weight = uint16_t;
   ON_VECTORS_INLINE static Vector load_weights(const Weight* from) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    return _mm512_cvtph_ps(load_16_bits(from));
   }
 };
 

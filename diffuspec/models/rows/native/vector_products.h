@@ -12,8 +12,8 @@ namespace rows {
 // Whether this is such a processor.
 bool has_vectors();
 
-// Only on such a processor. Weights are float32, [blocks of 64 outputs, inputs, 64], or int8 where they
-// have scales, [blocks of 64 outputs, inputs / 4, 64, 4].
+// Only on such a processor. Weights for float32 rows are of any type, [blocks of 64 outputs, inputs, 64];
+// where they have scales they are int8, [blocks of 64 outputs, inputs / 4, 64, 4].
 void multiply_by_vectors(const Type& type, const Product& call, int num_threads);
 
 }  // namespace rows
