@@ -51,7 +51,7 @@ of them, --output a folder that all nodes see, and parts that are whole are not 
 \b
   python -m deploy.batch --input in.jsonl --output out.jsonl
   python -m deploy.batch --input in.jsonl --output out.jsonl --address http://127.0.0.1:8000
-  ray job submit --address http://127.0.0.1:8265 --working-dir . -- \\
+  ray job submit --address http://127.0.0.1:8265 -- \\
     python -m deploy.batch --input /data/in.jsonl --output /data/out.jsonl
 
 Exit codes: 0 every row has an answer; 1 some rows failed, and the output says why; 2 the batch

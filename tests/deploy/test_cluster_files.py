@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 from cryptography import x509
+from ray._private.runtime_env.packaging import get_excludes_from_ignore_files
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from actors.bundles import Node, explain_shortage, make_bundles
@@ -80,6 +81,20 @@ def test_directories_of_certificates_are_neither_copied_nor_committed():
     assert "certificates/**" in read(AWS)["rsync_exclude"]
     assert "certificates/" in (ROOT / ".gitignore").read_text().split()
     assert "certificates/" in (ROOT / ".rayignore").read_text().split()
+
+
+def test_the_working_dir_of_a_job_has_all_code_and_neither_models_nor_tests():
+    excluded = get_excludes_from_ignore_files(ROOT, include_gitignore=True)
+
+    def is_shipped(path: Path) -> bool:
+        return not any(is_excluded(path) for is_excluded in excluded)
+
+    code = [
+        path for name in ("diffuspec", "actors", "deploy") for path in ROOT.glob(f"{name}/**/*.py")
+    ]
+    assert not [path for path in code if not is_shipped(path)]
+    for name in ("models", "runs", "tests", "dist"):
+        assert not is_shipped(ROOT / name / "file")
 
 
 @pytest.mark.parametrize("before", [None, "", "alias ll=ls\n"], ids=["missing", "empty", "old"])
