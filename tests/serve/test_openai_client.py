@@ -12,10 +12,13 @@ from openai import OpenAI
 from tests.support.service import MODEL
 
 ASKED: Any = [{"role": "user", "content": "What is the capital of France?"}]
+FIXED = {"policy": "fixed", "num_draft_tokens": 8}  # whatever drafts cost on a busy machine
 
 
 def test_a_chat_is_answered_with_usage_and_acceptance(client: OpenAI):
-    reply = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0)
+    reply = client.chat.completions.create(
+        model=MODEL, messages=ASKED, temperature=0, extra_body={"speculation": FIXED}
+    )
     [choice] = reply.choices
     assert "Paris" in choice.message.content and choice.finish_reason == "stop"
     usage = reply.usage
@@ -148,7 +151,7 @@ def test_chunks_show_what_was_proposed_and_taken(client: OpenAI):
         messages=ASKED,
         temperature=0,
         stream=True,
-        extra_body={"speculation": {"report_drafts": True}, "return_token_ids": True},
+        extra_body={"speculation": FIXED | {"report_drafts": True}, "return_token_ids": True},
     )
     chunks = [chunk for chunk in stream if chunk.model_extra.get("speculation")]
     for chunk in chunks:
