@@ -90,10 +90,15 @@ PyObject* run_has_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
   return PyBool_FromLong(has_vectors());
 }
 
+PyObject* run_has_bfloat16_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
+  return PyBool_FromLong(has_bfloat16_vectors());
+}
+
 #define METHOD(name) {#name, reinterpret_cast<PyCFunction>(run_##name), METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
-    METHOD(decode), METHOD(has_tiles), METHOD(has_vectors), {nullptr, nullptr, 0, nullptr}};
+    METHOD(decode), METHOD(has_tiles), METHOD(has_vectors),
+    METHOD(has_bfloat16_vectors), {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_rows", nullptr, -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};
 

@@ -3,13 +3,14 @@
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_VECTORS 1
 #include <immintrin.h>
-#define ON_VECTORS __attribute__((target("arch=x86-64-v4,avx512vnni")))
+#define ON_VECTORS __attribute__((target("arch=x86-64-v4,avx512vnni,avx512bf16")))
 #define ON_VECTORS_INLINE ON_VECTORS inline __attribute__((always_inline))
 #else
 #define HAS_VECTORS 0
 #endif
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 namespace rows {
@@ -27,75 +28,88 @@ constexpr int64_t kWorthAThread = 1 << 18;  // weights
 
 int divided_up(int count, int size) { return (count + size - 1) / size; }
 
-// At each step one number of a row is multiplied with one of each output.
-struct Float32 {
-  using Number = float;
-  using Weight = float;
-  using Vector = __m512;
-  ON_VECTORS_INLINE static Vector load(const Number* from) { return _mm512_loadu_ps(from); }
-  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) { return load(from); }
-  ON_VECTORS_INLINE static void store(Number* to, Vector sum) { _mm512_storeu_ps(to, sum); }
-  ON_VECTORS_INLINE static Vector spread(Number number) { return _mm512_set1_ps(number); }
-  ON_VECTORS_INLINE static Vector add(Vector sum, Vector number, Vector weights) {
-    return _mm512_fmadd_ps(number, weights, sum);
-  }
-};
-
 ON_VECTORS_INLINE __m256i load_16_bits(const uint16_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
 
-// The same with weights that lie in memory in 16 bits, and are widened as they are read.
-struct Bfloat16Weights : Float32 {
-  using Weight = uint16_t;
-  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) {
-    const __m512i bits = _mm512_cvtepu16_epi32(load_16_bits(from));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(bits, 16));
+// At each step one number of a row is multiplied with one of each output.
+struct Float32 {
+  using Input = float;
+  using Weight = float;
+  using Sum = float;
+  ON_VECTORS_INLINE static __m512 load(const Sum* from) { return _mm512_loadu_ps(from); }
+  ON_VECTORS_INLINE static void store(Sum* to, __m512 sum) { _mm512_storeu_ps(to, sum); }
+  ON_VECTORS_INLINE static __m512 load_weights(const Weight* from) { return load(from); }
+  ON_VECTORS_INLINE static __m512 spread(Input number) { return _mm512_set1_ps(number); }
+  ON_VECTORS_INLINE static __m512 add(__m512 sum, __m512 number, __m512 weights) {
+    return _mm512_fmadd_ps(number, weights, sum);
   }
 };
 
-struct Float16Weights : Float32 {
+// The same with weights that lie in memory in 16 bits, and are widened as they are read.
+struct Float32WithBfloat16 : Float32 {
   using Weight = uint16_t;
-  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) {
+  ON_VECTORS_INLINE static __m512 load_weights(const Weight* from) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_16_bits(from)), 16));
+  }
+};
+
+struct Float32WithFloat16 : Float32 {
+  using Weight = uint16_t;
+  ON_VECTORS_INLINE static __m512 load_weights(const Weight* from) {
     return _mm512_cvtph_ps(load_16_bits(from));
+  }
+};
+
+// At each step two numbers of a row are multiplied with two of each output.
+struct Bfloat16 {
+  using Input = int32_t;
+  using Weight = int32_t;
+  using Sum = float;
+  ON_VECTORS_INLINE static __m512 load(const Sum* from) { return _mm512_loadu_ps(from); }
+  ON_VECTORS_INLINE static void store(Sum* to, __m512 sum) { _mm512_storeu_ps(to, sum); }
+  ON_VECTORS_INLINE static __m512i load_weights(const Weight* from) { return _mm512_loadu_si512(from); }
+  ON_VECTORS_INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
+  ON_VECTORS_INLINE static __m512 add(__m512 sum, __m512i numbers, __m512i weights) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)numbers, (__m512bh)weights);
   }
 };
 
 // At each step four numbers of a row, each 128 too high, are multiplied with four of each output.
 struct Int8 {
-  using Number = int32_t;
+  using Input = int32_t;
   using Weight = int32_t;
-  using Vector = __m512i;
-  ON_VECTORS_INLINE static Vector load(const Number* from) { return _mm512_loadu_si512(from); }
-  ON_VECTORS_INLINE static Vector load_weights(const Weight* from) { return load(from); }
-  ON_VECTORS_INLINE static void store(Number* to, Vector sum) { _mm512_storeu_si512(to, sum); }
-  ON_VECTORS_INLINE static Vector spread(Number numbers) { return _mm512_set1_epi32(numbers); }
-  ON_VECTORS_INLINE static Vector add(Vector sum, Vector numbers, Vector weights) {
+  using Sum = int32_t;
+  ON_VECTORS_INLINE static __m512i load(const Sum* from) { return _mm512_loadu_si512(from); }
+  ON_VECTORS_INLINE static void store(Sum* to, __m512i sum) { _mm512_storeu_si512(to, sum); }
+  ON_VECTORS_INLINE static __m512i load_weights(const Weight* from) { return load(from); }
+  ON_VECTORS_INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
+  ON_VECTORS_INLINE static __m512i add(__m512i sum, __m512i numbers, __m512i weights) {
     return _mm512_dpbusd_epi32(sum, numbers, weights);
   }
 };
 
 // The sums of rows with a block of outputs: row r's begin at `to + r * stride`.
-template <class Number>
+template <class Sum>
 struct Sums {
-  Number* to;
+  Sum* to;
   int64_t stride;
-  const Number* first;  // what they begin with, or null: they have begun
+  const Sum* first;  // what they begin with, or null: they have begun
 };
 
 // Adds what some steps contribute to the sums of N rows.
-template <class Kind, int N, class Number = typename Kind::Number>
+template <class Kind, int N>
 ON_VECTORS_INLINE void add_group(
-    const Number* inputs, int64_t stride, const typename Kind::Weight* weights, int num_steps,
-    Sums<Number> sums) {
-  typename Kind::Vector found[N][kVectors];
+    const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
+    int num_steps, Sums<typename Kind::Sum> sums) {
+  decltype(Kind::load(nullptr)) found[N][kVectors];
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v)
       found[i][v] = Kind::load((sums.first ? sums.first : sums.to + i * sums.stride) + v * kLanes);
   for (int step = 0; step < num_steps; ++step, weights += kBlock) {
-    typename Kind::Vector weight[kVectors];
+    decltype(Kind::load_weights(nullptr)) weight[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       __builtin_prefetch(weights + kAhead * kBlock + v * kLanes);
@@ -103,7 +117,7 @@ ON_VECTORS_INLINE void add_group(
     }
 #pragma GCC unroll 6
     for (int i = 0; i < N; ++i) {
-      const typename Kind::Vector number = Kind::spread(inputs[i * stride + step]);
+      const auto number = Kind::spread(inputs[i * stride + step]);
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) found[i][v] = Kind::add(found[i][v], number, weight[v]);
     }
@@ -114,10 +128,10 @@ ON_VECTORS_INLINE void add_group(
     for (int v = 0; v < kVectors; ++v) Kind::store(sums.to + i * sums.stride + v * kLanes, found[i][v]);
 }
 
-template <class Kind, class Number = typename Kind::Number>
+template <class Kind>
 ON_VECTORS void add_rows(
-    const Number* inputs, int64_t stride, int num_rows, const typename Kind::Weight* weights,
-    int num_steps, Sums<Number> sums) {
+    const typename Kind::Input* inputs, int64_t stride, int num_rows,
+    const typename Kind::Weight* weights, int num_steps, Sums<typename Kind::Sum> sums) {
   for (; num_rows >= kGroup; num_rows -= kGroup) {
     add_group<Kind, kGroup>(inputs, stride, weights, num_steps, sums);
     inputs += kGroup * stride;
@@ -131,10 +145,10 @@ ON_VECTORS void add_rows(
 }
 
 // Adds up all steps of rows, [num_rows, num_steps], with a block of outputs.
-template <class Kind, class Number = typename Kind::Number>
+template <class Kind>
 void add_up(
-    const Matrix& matrix, int block, const Number* inputs, int num_rows, int num_steps,
-    Sums<Number> sums) {
+    const Matrix& matrix, int block, const typename Kind::Input* inputs, int num_rows,
+    int num_steps, Sums<typename Kind::Sum> sums) {
   const auto* weights = reinterpret_cast<const typename Kind::Weight*>(matrix.weights);
   weights += int64_t{block} * num_steps * kBlock;
   for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
@@ -178,6 +192,40 @@ void multiply_in_float32(const Product& call, int num_threads) {
     }
     add_up<Kind>(matrix, block, inputs, call.num_rows, matrix.num_inputs, sums);
     if (!padded.empty()) write(kTypes[kFloat32], call, block, padded.data());
+  });
+}
+
+// Rows of an even number of numbers, the last of which is 0 where there is one more than there were.
+class PairedRows {
+ public:
+  explicit PairedRows(const Product& call)
+      : num_steps(divided_up(call.matrix.num_inputs, 2)), numbers_(call.inputs) {
+    const int count = call.matrix.num_inputs;
+    if (count % 2 == 0) return;
+    padded_.resize(size_t(call.num_rows) * num_steps);
+    for (int i = 0; i < call.num_rows; ++i)
+      std::memcpy(&padded_[size_t(i) * num_steps], call.inputs + int64_t{2} * i * count, 2 * count);
+    numbers_ = reinterpret_cast<const char*>(padded_.data());
+  }
+
+  const int32_t* data() const { return reinterpret_cast<const int32_t*>(numbers_); }
+
+  const int num_steps;
+
+ private:
+  const char* numbers_;
+  std::vector<int32_t> padded_;
+};
+
+void multiply_in_bfloat16(const Product& call, int num_threads) {
+  const PairedRows inputs(call);
+  const Matrix& matrix = call.matrix;
+  for_each_block(matrix, num_threads, [&](int block) {
+    Numbers sums(size_t(call.num_rows) * kBlock);
+    add_up<Bfloat16>(
+        matrix, block, inputs.data(), call.num_rows, inputs.num_steps,
+        {sums.data(), kBlock, matrix.biases + block * kBlock});
+    write(kTypes[kBfloat16], call, block, sums.data());
   });
 }
 
@@ -260,18 +308,25 @@ bool has_vectors() {
   return found;
 }
 
+bool has_bfloat16_vectors() {
+  static const bool found = has_vectors() && __builtin_cpu_supports("avx512bf16");
+  return found;
+}
+
 void multiply_by_vectors(const Type& type, const Product& call, int num_threads) {
   if (call.matrix.scales) return multiply_in_int8(type, call, num_threads);
+  if (&type == &kTypes[kBfloat16]) return multiply_in_bfloat16(call, num_threads);
   switch (call.matrix.weight_type) {
     case kFloat32: return multiply_in_float32<Float32>(call, num_threads);
-    case kBfloat16: return multiply_in_float32<Bfloat16Weights>(call, num_threads);
-    case kFloat16: return multiply_in_float32<Float16Weights>(call, num_threads);
+    case kBfloat16: return multiply_in_float32<Float32WithBfloat16>(call, num_threads);
+    case kFloat16: return multiply_in_float32<Float32WithFloat16>(call, num_threads);
   }
 }
 
 #else
 
 bool has_vectors() { return false; }
+bool has_bfloat16_vectors() { return false; }
 
 void multiply_by_vectors(const Type&, const Product&, int) {}
 
