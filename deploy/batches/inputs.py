@@ -37,7 +37,7 @@ class Line:
     part: str = ""  # of the input, where that has several
 
     @property
-    def custom_id(self) -> str | None:
+    def custom_id(self) -> str:
         """The id of its result; see `custom_id_of`."""
         place = f"line-{self.number}"
         return custom_id_of(self.content, f"{self.part}-{place}" if self.part else place)
@@ -80,9 +80,8 @@ def scan(source: Source, *, may_be_empty: bool = False) -> Index:
                 f"{source.name} has more than {MAX_LINES} lines; --engine data takes more"
             )
         blank = [0] * (line.number - len(digests))
-        name = line.custom_id
         digests.extend([*blank, line.digest])
-        ids.extend([*blank, 0 if name is None else digest_of(b"", name.encode("utf-8", "replace"))])
+        ids.extend([*blank, digest_of(b"", line.custom_id.encode("utf-8", "replace"))])
         num_rows += 1
     if not num_rows and not may_be_empty:
         raise ConfigError(f"{source.name} holds no rows")

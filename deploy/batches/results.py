@@ -33,7 +33,7 @@ class Reply:
         return self.status_code == OK
 
 
-def answered(number: int, digest: int, custom_id: str | None, reply: Reply) -> dict[str, Any]:
+def answered(number: int, digest: int, custom_id: str, reply: Reply) -> dict[str, Any]:
     """Return the result of a row that the endpoint replied to."""
     response = {
         "status_code": reply.status_code,
@@ -46,7 +46,7 @@ def answered(number: int, digest: int, custom_id: str | None, reply: Reply) -> d
 def failed(
     number: int,
     digest: int,
-    custom_id: str | None,
+    custom_id: str,
     code: str,
     message: str,
     param: str | None = None,
@@ -99,7 +99,7 @@ def encode(result: Mapping[str, Any]) -> bytes:
 def _result(
     number: int,
     digest: int,
-    custom_id: str | None,
+    custom_id: str,
     response: Mapping[str, Any] | None,
     error: Mapping[str, Any] | None,
 ) -> dict[str, Any]:

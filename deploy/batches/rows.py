@@ -42,15 +42,15 @@ class Row:
     question: Mapping[str, Any] | None = None  # Spec-Bench's question_id and category
 
 
-def custom_id_of(content: bytes, place: str) -> str | None:
-    """Return the id that a row's result gets, right or wrong; None if the row is no object.
+def custom_id_of(content: bytes, place: str) -> str:
+    """Return the id that a row's result gets, right or wrong.
 
     It is the row's own custom_id, or else the number of a question, or else `place`, where it is.
     """
     try:
         data = _object(content)
     except BadRowError:
-        return None
+        return place
     if "custom_id" not in data:
         question_id = data.get("question_id")
         return place if question_id is None else str(question_id)

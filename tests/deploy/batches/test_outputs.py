@@ -25,7 +25,9 @@ def result(index: Index, number: int) -> dict[str, object]:
 
 
 def failure(index: Index, number: int) -> dict[str, object]:
-    return failed(number, index.digests[number], None, "invalid_json", "the line is not JSON")
+    return failed(
+        number, index.digests[number], f"line-{number}", "invalid_json", "the line is not JSON"
+    )
 
 
 def ignore(result: object) -> None: ...

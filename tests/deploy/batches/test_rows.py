@@ -78,7 +78,7 @@ def test_a_wrong_row_is_refused_by_the_key_that_is_wrong(line, param, text):
         ({"question_id": 81}, "81"),
         ({"prompt": "a"}, "line-12"),
         ({"custom_id": 7}, "7"),
-        ([1], None),
+        ([1], "line-12"),
     ],
 )
 def test_every_row_has_an_id_for_its_result(row, expected):

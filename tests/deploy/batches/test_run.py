@@ -103,7 +103,7 @@ async def test_bad_rows_are_results_and_the_run_goes_on(written, answer, tmp_pat
     path = written("{", chat("wrong", custom_id="w"), {"custom_id": "n"}, chat("b"))
     counts = await answer(path, Echo())
     broken, wrong, empty, good = results_in(tmp_path / "out.jsonl")
-    assert broken["custom_id"] is None and broken["response"] is None
+    assert (broken["custom_id"], broken["response"]) == ("line-1", None)
     assert broken["error"]["code"] == "invalid_json"
     assert wrong["error"] is None and wrong["response"]["body"]["error"]["param"] == "messages"
     assert (empty["custom_id"], empty["error"]["code"]) == ("n", "invalid_row")
