@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,24 +16,35 @@ _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # o
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
 
 
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a chat template lays out messages. Not for prompts that are texts or token ids."""
+
+    tools: Sequence[Mapping[str, Any]] = ()  # functions, in OpenAI's form
+    variables: Mapping[str, Any] = field(default_factory=dict)  # others that the template has
+    adds_generation_prompt: bool = True  # the text ends where an answer begins
+    continues_final_message: bool = False  # the text ends where the last message does, unclosed
+
+
+_DEFAULT = ChatOptions()
+
+
 def encode_prompt(
     prompt: Prompt,
     tokenizer: Any,
     max_model_len: int | None,
-    tools: Sequence[Mapping[str, Any]] = (),
-    template_options: Mapping[str, Any] | None = None,
+    chat: ChatOptions = _DEFAULT,
 ) -> TokenIds:
     """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
 
     A text begins as the tokenizer begins texts, with BOS if that is its way; ids are taken as they
-    are. `tools` are functions, in OpenAI's form, that a chat's template tells the model of;
-    template_options are other variables of the template. Raises InvalidRequestError, before
-    tokenising what cannot fit; max_model_len None: the caller cuts what is too long.
+    are. Raises InvalidRequestError, before tokenising what cannot fit; max_model_len None: the
+    caller cuts what is too long.
     """
     if isinstance(prompt, str):
         return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens=True)
     if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
-        text = _render(prompt, tokenizer, tools, template_options or {})  # type: ignore[arg-type]
+        text = _render(prompt, tokenizer, chat)  # type: ignore[arg-type]
         return _tokenize(text, tokenizer, max_model_len, adds_special_tokens=False)
     return as_token_ids(prompt)
 
@@ -44,12 +56,7 @@ def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
     )
 
 
-def _render(
-    messages: Sequence[Mapping[str, Any]],
-    tokenizer: Any,
-    tools: Sequence[Mapping[str, Any]],
-    options: Mapping[str, Any],
-) -> str:
+def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOptions) -> str:
     for message in messages:
         if not (isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
             keys = sorted(map(str, message))
@@ -58,20 +65,26 @@ def _render(
             )
     if tokenizer.chat_template is None:
         raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
-    if tools and "tools" not in str(tokenizer.chat_template):
+    if chat.tools and "tools" not in str(tokenizer.chat_template):
         raise InvalidRequestError("the target's chat template takes no tools")
     taken = _TAKEN_OPTIONS | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
-    if wrong := sorted(taken & options.keys()):
+    if wrong := sorted(taken & chat.variables.keys()):
         raise InvalidRequestError(f"chat_template_kwargs must not have {', '.join(wrong)}")
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages],
-            tools=[*tools] or None,
+            tools=[*chat.tools] or None,
             tokenize=False,
-            add_generation_prompt=True,
-            **options,
+            add_generation_prompt=chat.adds_generation_prompt,
+            continue_final_message=chat.continues_final_message,
+            **chat.variables,
         )
     except Exception as error:  # a template may raise anything
+        if chat.continues_final_message and type(error) is ValueError:  # which quotes the chat
+            raise InvalidRequestError(
+                "continue_final_message needs a chat template that keeps the content of the final "
+                "message as it is"
+            ) from error
         raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
     return text
 

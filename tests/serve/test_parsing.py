@@ -103,6 +103,7 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"chat_template": "x"}, "chat_template"),
+        ({"continue_final_message": True}, "continue_final_message"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "any", "tools": [WEATHER]}, "tool_choice"),
@@ -392,6 +393,31 @@ def test_variables_of_the_template_may_be_set_but_not_what_makes_it_a_chat():
     for name in ("messages", "tools", "tokenize", "conversation"):
         with pytest.raises(InvalidRequestError, match=f"must not have {name}"):
             encode(chat(chat_template_kwargs={name: "x"}), tokenizer(), MODEL)
+
+
+@pytest.mark.parametrize(
+    ("keys", "end"),
+    [
+        ({}, "<|start|>assistant:Once <|end|><|start|>assistant:"),
+        ({"add_generation_prompt": False}, "<|start|>assistant:Once <|end|>"),
+        (
+            {"add_generation_prompt": False, "continue_final_message": True},
+            "<|start|>assistant:Once ",
+        ),
+    ],
+)
+def test_a_chat_may_end_with_its_last_message_closed_or_open(keys, end):
+    closed = CHAT_TEMPLATE.replace("{% endfor %}", "<|end|>{% endfor %}")
+    messages = [*ASKED["messages"], {"role": "assistant", "content": "Once "}]
+    [generation] = encode(chat(messages=messages, **keys), tokenizer(closed), MODEL)
+    text = tokenizer().decode(generation.prompt_token_ids)
+    assert text == f"<|start|>user:hi<|end|>{end}"
+
+
+def test_a_message_that_the_template_does_not_keep_cannot_be_continued():
+    keys = {"add_generation_prompt": False, "continue_final_message": True}
+    with pytest.raises(InvalidRequestError, match="needs a chat template that keeps"):
+        encode(chat(**keys), tokenizer("{{ messages[0]['content'][:1] }}"), MODEL)
 
 
 @pytest.mark.parametrize("arguments", ["[]", "{", "1"])

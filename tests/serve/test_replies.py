@@ -15,6 +15,7 @@ from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLo
 from diffuspec.serve.openai.jobs import Endpoint, Generation, Job
 from diffuspec.serve.openai.replies import Reply, make_reply
 from diffuspec.serve.openai.token_texts import TextOffsets, TokenTexts
+from diffuspec.text.prompt import ChatOptions
 from tests.support.checkpoints import byte_tokenizer, words_tokenizer
 
 CHAT: Endpoint = "/v1/chat/completions"
@@ -46,7 +47,7 @@ def output(text: str, is_last: bool = False, **changes: Any) -> RequestOutput:
 
 
 def test_a_call_of_a_tool_takes_the_place_of_its_text():
-    reply = reply_to(CHAT, tools=TOOLS)
+    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
     reply.add(0, output("I look." + CALL[:20]))
     reply.add(0, output(CALL[20:], is_last=True))
     [choice] = reply.whole()["choices"]
@@ -61,7 +62,7 @@ def test_a_call_of_a_tool_takes_the_place_of_its_text():
 
 
 def test_calls_are_streamed_in_parts_and_numbered():
-    reply = reply_to(CHAT, tools=TOOLS)
+    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
     chunks = [reply.chunk(0, output(CALL[:50])), reply.chunk(0, output(CALL[50:] + CALL))]
     chunks.append(reply.chunk(0, output("", is_last=True)))
     choices = [chunk["choices"][0] for chunk in chunks if chunk is not None]
@@ -81,7 +82,7 @@ def test_calls_are_streamed_in_parts_and_numbered():
 
 
 def test_a_call_that_the_request_names_ends_with_stop_as_openai_has_it():
-    reply = reply_to(CHAT, tools=TOOLS, is_call_named=True)
+    reply = reply_to(CHAT, chat=ChatOptions(TOOLS), is_call_named=True)
     reply.add(0, output(CALL, is_last=True))
     [choice] = reply.whole()["choices"]
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] is None
@@ -251,7 +252,7 @@ def test_usage_counts_a_prompt_once_and_drafts_by_position():
 
 
 def test_chunks_without_anything_new_are_not_sent():
-    begun = reply_to(CHAT, tools=TOOLS)
+    begun = reply_to(CHAT, chat=ChatOptions(TOOLS))
     assert [begun.chunk(0, output(CALL[:20])), begun.chunk(0, output(CALL[20:24]))] == [None, None]
     assert begun.chunk(0, output(CALL[24:])) is not None
     assert reply_to(TEXT).chunk(0, output("")) is None

@@ -149,6 +149,14 @@ class ChatBody(Body):
     chat_template_kwargs: Annotated[dict[str, TemplateOption], Field(max_length=16)] | None = Field(
         None, description="Variables of the model's chat template, such as enable_thinking."
     )
+    add_generation_prompt: bool = Field(
+        True, description="Have the chat template begin the answer's message."
+    )
+    continue_final_message: bool = Field(
+        False,
+        description="Have the answer go on with the final message, which stays open; needs "
+        "add_generation_prompt: false.",
+    )
     parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
 
 

@@ -69,7 +69,7 @@ class ErrorAnswer:
 
 
 _PARAMETERS = {one.name for kind in (SamplingParams, SpeculationParams) for one in declared(kind)}
-_NAMES = _PARAMETERS | {"prompt", "chat_template_kwargs"}
+_NAMES = _PARAMETERS | {"prompt", "chat_template_kwargs", "continue_final_message"}
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}  # heeded by openai-python
 _INVALID = "invalid_request_error"

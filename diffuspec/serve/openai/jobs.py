@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -10,7 +9,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.errors import BadRequestError
-from diffuspec.text.prompt import encode_prompt
+from diffuspec.text.prompt import ChatOptions, encode_prompt
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
 ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
@@ -36,8 +35,7 @@ class Job:
     reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
     return_token_ids: bool = False
     form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
-    tools: tuple[Mapping[str, Any], ...] = ()  # of a chat; calls are found in the answer
-    template_options: Mapping[str, Any] = field(default_factory=dict)  # of its chat template
+    chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names
 
     @property
@@ -82,7 +80,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
 def _encode(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
     most = job.max_prompt_tokens
     longest = model.max_model_len if most is None else None
-    token_ids = encode_prompt(prompt, tokenizer, longest, job.tools, job.template_options)
+    token_ids = encode_prompt(prompt, tokenizer, longest, job.chat)
     if most is None or len(token_ids) <= most:
         return token_ids
     return token_ids[:most] if job.is_cut_at_end else token_ids[-most:]

@@ -24,6 +24,7 @@ from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
 from diffuspec.serve.openai.tool_forms import read_tools
 from diffuspec.serve.openai.unsupported import check_rest
+from diffuspec.text.prompt import ChatOptions
 
 _MAX_ANSWERS = 16  # of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
@@ -117,11 +118,30 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         prompts=([_plain_message(message) for message in body.messages],),
         sampling=replace(sampling, structured_output=use.form),
         max_tokens=max_tokens,
-        tools=use.tools,
         form_asked_by="tools" if use.tools else _form_key(body),
-        template_options=body.chat_template_kwargs or {},
+        chat=_chat_options(body, use.tools),
         is_call_named=use.is_named,
         **_common(body, max_tokens or 1, model),
+    )
+
+
+def _chat_options(body: ChatBody, tools: Sequence[Mapping[str, Any]]) -> ChatOptions:
+    if body.continue_final_message:
+        if body.add_generation_prompt:
+            raise BadRequestError(
+                "continue_final_message needs add_generation_prompt: false",
+                "continue_final_message",
+            )
+        if body.messages[-1].tool_calls:
+            raise BadRequestError(
+                "continue_final_message needs a final message without tool_calls",
+                "continue_final_message",
+            )
+    return ChatOptions(
+        tools,
+        body.chat_template_kwargs or {},
+        adds_generation_prompt=body.add_generation_prompt,
+        continues_final_message=body.continue_final_message,
     )
 
 

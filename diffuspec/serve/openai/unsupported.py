@@ -22,13 +22,13 @@ _IGNORED = frozenset(
 )
 # What is not implemented and changes answers, with the value at which it does not.
 _NEUTRAL: dict[str, object] = {
-    "add_generation_prompt": True,
+    "add_generation_prompt": True,  # of a text, which has no template
     "add_special_tokens": True,
     "audio": {},
     "best_of": 1,
     "chat_template": "",
-    "chat_template_kwargs": {},  # of a text, which has no template
-    "continue_final_message": False,
+    "chat_template_kwargs": {},  # of a text
+    "continue_final_message": False,  # of a text
     "documents": [],
     "early_stopping": False,
     "echo": False,

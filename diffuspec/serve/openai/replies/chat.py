@@ -68,7 +68,7 @@ class ChatReply(Reply):
 
     def _message(self, index: int, text: str) -> dict[str, Any]:
         """Return the content and the calls of a whole answer."""
-        if not self._job.tools:
+        if not self._job.chat.tools:
             return {"content": text}
         reader = self._readers[index]
         pieces = [*reader.read(text), *reader.finish()]
@@ -82,7 +82,7 @@ class ChatReply(Reply):
 
     def _said(self, index: int, text: str, *, is_last: bool) -> dict[str, Any]:
         """Return the content and the parts of calls that a part of an answer completes."""
-        if not self._job.tools:
+        if not self._job.chat.tools:
             return {"content": text}
         reader = self._readers[index]
         pieces = reader.read(text) + (reader.finish() if is_last else [])
