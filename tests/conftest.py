@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from tests.support.fork_server import fork_server
+from tests.support.fork_server import LIBRARIES, MODULES, fork_server
 from tests.support.forked import SERVER_VARIABLE, forked
 from tests.support.virtual_time import VirtualTimeLoop
 
@@ -70,16 +70,17 @@ def logging_as_before() -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     if SERVER_VARIABLE not in os.environ:  # not a forked worker of xdist, which has its own
         stack = contextlib.ExitStack()
-        stack.enter_context(fork_server())  # idle until it is first asked
+        measured = config.getoption(
+            "cov_source", None
+        )  # coverage has to see what it measures imported
+        modules = LIBRARIES if measured else MODULES
+        stack.enter_context(fork_server(modules))  # idle until it is first asked
         config.add_cleanup(stack.close)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None:
-    """Fork the workers; but coverage has to see them import what it measures."""
-    if config.getoption("cov_source", None):
-        del os.environ[SERVER_VARIABLE]
-        return
+    """Fork the workers."""
     for spec in specs:
         spec.python = shlex.join(forked())
 

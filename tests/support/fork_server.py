@@ -5,7 +5,7 @@ forked one has the arguments, standard streams, environment and folder of whoeve
 one thread. tests/support/forked.py asks, from the command line. A worker of pytest-xdist is forked
 too, with a server of its own, so that the processes of its tests are below it.
 
-    python -m tests.support.fork_server SOCKET    serve until standard input ends
+    python -m tests.support.fork_server SOCKET MODULE...    serve until standard input ends
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ from typing import Any, NoReturn
 from tests.support.forked import SERVER_VARIABLE, Program, receive_program
 
 # Not Ray, which reads its settings as it is imported and keeps threads.
-_MODULES = (
+LIBRARIES = (
+    *("torch", "transformers.modeling_utils", "transformers.models.auto.modeling_auto"),
+    *("fastapi", "grpc.aio", "uvicorn", "uvloop"),
+    *("click", "jsonschema", "msgpack", "opentelemetry.sdk.trace", "requests"),
+)
+MODULES = (
+    *LIBRARIES,
     "actors.roles.coordinator",
     "actors.roles.drafter",
     "actors.roles.path_scorer",
@@ -41,20 +47,18 @@ _MODULES = (
     "diffuspec.models.ranks.lockstep",
     "diffuspec.models.target",
     "diffuspec.serve.app",
-    "grpc.aio",
-    *("click", "jsonschema", "msgpack", "opentelemetry.sdk.trace", "requests", "uvicorn", "uvloop"),
 )
 
 
 @contextlib.contextmanager
-def fork_server() -> Iterator[None]:
+def fork_server(modules: Sequence[str] = MODULES) -> Iterator[None]:
     """Run a server that processes started in this context find. Imports when it is first asked."""
     with tempfile.TemporaryDirectory(prefix="fork") as folder:
         address = os.path.join(folder, "socket")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
             listener.listen(64)
-            command = [sys.executable, "-m", __name__, str(listener.fileno())]
+            command = [sys.executable, "-m", __name__, str(listener.fileno()), *modules]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
         os.environ[SERVER_VARIABLE] = address
         try:
@@ -67,8 +71,8 @@ def fork_server() -> Iterator[None]:
 class ForkServer:
     """Has one child for each connection, which ends with the child, and the child with it."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._listener = listener
+    def __init__(self, listener: socket.socket, modules: Sequence[str]) -> None:
+        self._listener, self._modules = listener, modules
         self._selector = selectors.DefaultSelector()
         self._pids: set[int] = set()
 
@@ -92,7 +96,7 @@ class ForkServer:
         except OSError:  # whoever asked was killed
             client.close()
             return
-        _import_modules()
+        self._import_modules()
         pid = os.fork()
         if not pid:
             self._selector.close()
@@ -123,14 +127,13 @@ class ForkServer:
         self._selector.register(ended, selectors.EVENT_READ, reap)
         self._selector.register(client, selectors.EVENT_READ, kill)
 
-
-def _import_modules() -> None:
-    if _MODULES[0] not in sys.modules:
-        for name in _MODULES:
-            importlib.import_module(name)
-        gc.collect()
-        gc.freeze()  # pages stay shared with the children
-        assert threading.active_count() == 1
+    def _import_modules(self) -> None:
+        if not sys.modules.keys() >= {*self._modules}:
+            for name in self._modules:
+                importlib.import_module(name)
+            gc.collect()
+            gc.freeze()  # pages stay shared with the children
+            assert threading.active_count() == 1
 
 
 def _become(program: Program, streams: Sequence[int]) -> NoReturn:
@@ -192,7 +195,7 @@ def _fork_own_server() -> None:
     for descriptor in ends:
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ForkServer(listener).serve()
+    ForkServer(listener, MODULES).serve()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
@@ -200,7 +203,7 @@ def _fork_own_server() -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it ends with the tests
     with socket.socket(fileno=int(sys.argv[1])) as listener:
-        ForkServer(listener).serve()
+        ForkServer(listener, sys.argv[2:]).serve()
 
 
 if __name__ == "__main__":
