@@ -21,7 +21,7 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, Prompt, TokenIds, Verdict, VerifyRequest
 
-pytestmark = pytest.mark.virtual_time
+pytestmark = [pytest.mark.virtual_time, pytest.mark.no_cover]  # others run the same lines
 
 ON, OFF = SpeculationParams(), SpeculationParams(policy="off")
 
