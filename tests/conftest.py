@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 from tests.support.fork_server import LIBRARIES, MODULES, fork_server
@@ -84,6 +85,16 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: Sequence[Any]) -> None
         spec.python = shlex.join(forked())
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """End what pytest-cov measures in a worker before it knows that it is one.
+
+    Its own measurement, begun next, would be on top of it, and `no_cover` would uncover it again.
+    """
+    if hasattr(session.config, "workerinput") and (early := Coverage.current()):
+        early.stop()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first; all others stay in their order after them."""
     places = {_TESTS / name: place for place, name in enumerate(_LONGEST)}
@@ -91,7 +102,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare garbage collection a third of a second for each time that it walks through all tests."""
+    """Keep garbage collection from walking through all tests, a third of a second each time."""
     gc.freeze()
 
 

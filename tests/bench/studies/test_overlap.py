@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cache
 
 import numpy as np
 import pytest
@@ -35,6 +36,7 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asyncio, "run", run_in_virtual_time)
 
 
+@cache
 def measure(
     speculation: SpeculationParams = FIXED,
     foresight: float = 0.7,
