@@ -101,7 +101,7 @@ struct Sums {
 template <class Kind, int N>
 ON_VECTORS_INLINE void add_group(
     const typename Kind::Input* inputs, int64_t stride, const typename Kind::Weight* weights,
-    int num_steps, Sums<typename Kind::Sum> sums) {
+    int num_steps, int num_ahead, Sums<typename Kind::Sum> sums) {
   decltype(Kind::load(nullptr)) found[N][kVectors];
 #pragma GCC unroll 6
   for (int i = 0; i < N; ++i)
@@ -112,7 +112,7 @@ ON_VECTORS_INLINE void add_group(
     decltype(Kind::load_weights(nullptr)) weight[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(weights + kAhead * kBlock + v * kLanes);
+      __builtin_prefetch(weights + num_ahead * kBlock + v * kLanes);
       weight[v] = Kind::load_weights(weights + v * kLanes);
     }
 #pragma GCC unroll 6
@@ -132,16 +132,20 @@ template <class Kind>
 ON_VECTORS void add_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
     const typename Kind::Weight* weights, int num_steps, Sums<typename Kind::Sum> sums) {
-  for (; num_rows >= kGroup; num_rows -= kGroup) {
-    add_group<Kind, kGroup>(inputs, stride, weights, num_steps, sums);
-    inputs += kGroup * stride;
-    sums.to += kGroup * sums.stride;
+  int num_ahead = kAhead;
+  for (int num_groups = divided_up(num_rows, kGroup); num_groups; --num_groups) {
+    const int size = divided_up(num_rows, num_groups);
+    if (size == 6) add_group<Kind, 6>(inputs, stride, weights, num_steps, num_ahead, sums);
+    if (size == 5) add_group<Kind, 5>(inputs, stride, weights, num_steps, num_ahead, sums);
+    if (size == 4) add_group<Kind, 4>(inputs, stride, weights, num_steps, num_ahead, sums);
+    if (size == 3) add_group<Kind, 3>(inputs, stride, weights, num_steps, num_ahead, sums);
+    if (size == 2) add_group<Kind, 2>(inputs, stride, weights, num_steps, num_ahead, sums);
+    if (size == 1) add_group<Kind, 1>(inputs, stride, weights, num_steps, num_ahead, sums);
+    inputs += size * stride;
+    sums.to += size * sums.stride;
+    num_rows -= size;
+    num_ahead = kChunk;  // these weights are in the cache now: fetch those of the next chunk
   }
-  if (num_rows == 5) add_group<Kind, 5>(inputs, stride, weights, num_steps, sums);
-  if (num_rows == 4) add_group<Kind, 4>(inputs, stride, weights, num_steps, sums);
-  if (num_rows == 3) add_group<Kind, 3>(inputs, stride, weights, num_steps, sums);
-  if (num_rows == 2) add_group<Kind, 2>(inputs, stride, weights, num_steps, sums);
-  if (num_rows == 1) add_group<Kind, 1>(inputs, stride, weights, num_steps, sums);
 }
 
 // Adds up all steps of rows, [num_rows, num_steps], with a block of outputs.
