@@ -6,6 +6,8 @@ that names the directory and says what is supported.
 
 from __future__ import annotations
 
+import functools
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from diffuspec.models.rows import operations
 from diffuspec.models.rows.products import can_multiply
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
+
+logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = (ModelLoadError, NotImplementedError)  # with a reason for the user
 
@@ -84,6 +88,8 @@ def load_model(
         check_rope(path, config, max_len)
     num_rows = max_len + num_scratch_rows
     where = resolve_device(path, device)
+    if where.type == "cpu" and not operations.is_available:
+        _warn_of_missing_kernels()
     precision = resolve_dtype(dtype, where)
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     weight_bytes = checkpoint.num_weights * precision.itemsize
@@ -107,6 +113,14 @@ def load_model(
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
     return LoadedModel(runner, max_positions, _eos_token_ids(model))
+
+
+@functools.cache
+def _warn_of_missing_kernels() -> None:
+    logger.warning(
+        "models on a CPU are computed by torch, which is slower, because diffuspec's kernels were "
+        "not compiled: reinstall it where there is a C++ compiler"
+    )
 
 
 def make_runner(

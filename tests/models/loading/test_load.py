@@ -19,6 +19,7 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
 from diffuspec.models.loading import checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
+from diffuspec.models.rows import operations
 from diffuspec.models.target import CausalTarget
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.models import (
@@ -36,6 +37,7 @@ PROMPT = [3, 14, 15, 92, 65]
 NUM_NEW = 20
 
 
+@pytest.mark.skipif(not operations.is_available, reason="there was no compiler")
 def test_good_directory_loads_in_silence(
     save_target: SaveTarget, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,6 +56,16 @@ def test_good_directory_loads_in_silence(
     assert target.runner.cache.max_len == MAX_POSITIONS + 9
     assert target.runner.cache.dtype == torch.float32
     target.close()
+
+
+def test_missing_kernels_are_reported_once(
+    save_target: SaveTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(operations, "is_available", False)
+    loading._warn_of_missing_kernels.cache_clear()
+    for _ in range(2):
+        load_model(save_target("qwen2"), device="cpu", num_slots=1)
+    assert caplog.text.count("there is a C++ compiler") == 1
 
 
 def test_sharded_weights_load(save_target: SaveTarget) -> None:
