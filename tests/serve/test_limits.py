@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.settings import ServeSettings
 from tests.support.fakes import FAKE_TARGET, FakeVerifier
 from tests.support.service import Service, fake_engine, http_client
@@ -145,6 +146,15 @@ async def test_a_request_id_is_returned_or_refused():
             assert response.headers["x-request-id"] != wrong
 
 
+async def test_a_request_id_in_the_body_takes_the_place_of_one_that_a_gateway_sets():
+    body = ASKED | {"request_id": "mine"}
+    async with http_client(fake_engine()) as client:
+        for headers in ({}, {"x-request-id": "a-gateways"}):
+            response = await client.post(TEXT, json=body, headers=headers)
+            assert response.headers["x-request-id"] == "mine"
+            assert response.json()["id"] == "cmpl-mine"
+
+
 async def test_without_keys_only_loopbacks_own_names_are_answered():
     async with http_client(fake_engine()) as client:
         for host in ("localhost", "LocalHost:80", "127.0.0.1:8000", "[::1]:8000"):
@@ -228,17 +238,20 @@ async def test_what_fails_inside_is_told_without_details(error, status, caplog):
 
 
 async def test_a_bug_is_an_internal_error_and_its_log_has_no_text(caplog):
+    text = "what the user wrote"
+
     class Broken:
-        tokenizer = None
+        model = ServedModel("a-model", 0, 512, 258)
 
         @property
-        def model(self):
-            raise RuntimeError("what the user wrote")
+        def tokenizer(self):
+            raise RuntimeError(text)
 
     async with http_client(Broken()) as client:
         response = await client.post(TEXT, json=ASKED)
     assert error_of(response, 500)["message"] == "internal error"
-    assert "RuntimeError" in caplog.text and "what the user wrote" not in caplog.text
+    assert "RuntimeError" in caplog.text and text not in caplog.text
+    assert "raise RuntimeError(" in caplog.text  # where it comes from
 
 
 async def test_a_backend_that_is_not_ready_answers_503_and_stays_alive():

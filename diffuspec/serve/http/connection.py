@@ -32,9 +32,9 @@ async def unless_gone(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         raise ClientGoneError("the client closed its connection")
     finally:
         for one in (task, watcher):
-            one.cancel()
-            with contextlib.suppress(BaseException):
-                await one
+            if one.cancel():  # awaiting a finished one again would drop the frames of its error
+                with contextlib.suppress(BaseException):
+                    await one
 
 
 async def _disconnected(receive: Receive) -> None:
