@@ -130,6 +130,9 @@ def _question(data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row:
 def _body(body: dict[str, Any]) -> dict[str, Any]:
     if body.get("stream"):
         _refuse("stream", "stream must be false in a batch, whose answers are read whole", got=True)
+    if body.get("request_id") is not None:
+        right = "request_id must be left out in a batch, which makes its own; custom_id names a row"
+        _refuse("request_id", right, got=body["request_id"])
     return {key: value for key, value in body.items() if key not in ("stream", "stream_options")}
 
 

@@ -98,6 +98,7 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": "yes"}, "stream"),
         ({"suffix": "x"}, "suffix"),
+        ({"request_id": "a b"}, "request_id"),
         ({"best_of": 2}, "best_of"),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
@@ -146,6 +147,8 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
         ({"ignore_eos": "yes"}, "ignore_eos must be true or false"),
         ({"messages": []}, "messages must have at least 1 item"),
         ({"n": "two"}, "n must be an integer"),
+        ({"priority": 5}, "priority must be 0: there is no scheduling by priority"),
+        ({"request_id": ""}, "request_id must be at most 128 of A-Z a-z 0-9 . _ -"),
         ({"n": 9}, "n must be at most 8, got 9"),
         ({"max_tokens": 0}, "max_tokens must be 1 or more, got 0"),
         ({"logit_bias": {"5": 101}}, "logit_bias must be from -100 to 100, got 101"),
@@ -194,7 +197,7 @@ def test_neutral_values_and_nulls_and_labels_are_taken():
     job = chat(
         best_of=None, n=1, suffix=None, tools=[], tool_choice="none", parallel_tool_calls=True,
         user="u", metadata={"a": "b"}, store=False, use_beam_search=False, prompt_logprobs=None,
-        top_logprobs=0, chat_template_kwargs={},
+        top_logprobs=0, priority=0, chat_template_kwargs={},
     )  # fmt: skip
     assert job == chat()
 

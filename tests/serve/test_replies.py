@@ -115,6 +115,21 @@ def test_logprobs_have_texts_and_bytes_and_are_finite():
     assert len(choice["logprobs"]["top_logprobs"][0]) == 3
 
 
+@pytest.mark.parametrize("endpoint", [CHAT, TEXT])
+def test_logprobs_may_name_tokens_by_their_ids(endpoint: Endpoint):
+    sampling = SamplingParams(logprobs=2)
+    reply = reply_to(endpoint, sampling=sampling, names_tokens_by_id=True)
+    reply.add(0, output("A", True, token_ids=(65,), logprobs=ANSWER))
+    found = reply.whole()["choices"][0]["logprobs"]
+    if endpoint == CHAT:
+        [token] = found["content"]
+        assert [one["token"] for one in token["top_logprobs"]] == ["token_id:65", "token_id:5"]
+        assert (token["token"], token["bytes"]) == ("token_id:65", [*TokenTexts(TOKENIZER).raw(65)])
+    else:
+        assert found["tokens"] == ["token_id:65"]
+        assert found["top_logprobs"] == [{"token_id:65": -0.25, "token_id:5": -3.0}]
+
+
 def test_tokens_of_a_stream_have_their_places_in_the_text_though_some_of_it_is_held_back():
     reply = reply_to(TEXT, sampling=SamplingParams(logprobs=0))
     ids = byte_tokenizer().encode("a€bc").ids  # each byte is a token

@@ -7,17 +7,17 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any
 
 from starlette.datastructures import State
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from diffuspec.core.errors import InvalidRequestError, OverloadedError
-from diffuspec.serve.backend import Backend
+from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.generation import Indexed, outputs
 from diffuspec.serve.http.body import read_json
 from diffuspec.serve.http.connection import unless_gone
+from diffuspec.serve.http.edge import use_id
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event
 from diffuspec.serve.http.keys import Allowance
@@ -40,13 +40,15 @@ class Completions:
         """Answer a request, streaming or not, within the time that the settings allow."""
         settings = self._settings
         body = await read_json(request, settings.max_body_bytes, settings.body_seconds)
-        return await unless_gone(self._answer(endpoint, body, request.state), request.receive)
-
-    async def _answer(self, endpoint: Endpoint, body: Any, state: State) -> Response:
         model = self._backend.model
         if not check_model(body, model):
             raise no_such_model(model.name)
         job = parse(endpoint, body, model)
+        if job.request_id is not None:
+            use_id(request.scope, job.request_id)
+        return await unless_gone(self._answer(job, model, request.state), request.receive)
+
+    async def _answer(self, job: Job, model: ServedModel, state: State) -> Response:
         loop = asyncio.get_running_loop()
         tokenizer = self._backend.tokenizer
         generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)

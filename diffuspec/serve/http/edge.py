@@ -15,11 +15,11 @@ from diffuspec.core.errors import OverloadedError
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.errors import log_failure, respond
 from diffuspec.serve.http.keys import Allowance, Keys
+from diffuspec.serve.openai.bodies import check_request_id
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry import context
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ready")
 _LINGER_SECONDS = 2.0  # to read what is left of a refused body, so that the client reads the answer
@@ -119,9 +119,16 @@ class Edge:
 def given_id(headers: Headers) -> str | None:
     """Return the request id that a client has given. Raises BadRequestError."""
     given = headers.get("x-request-id")
-    if given is not None and not _REQUEST_ID.fullmatch(given):
-        raise BadRequestError("x-request-id must be at most 128 of A-Z a-z 0-9 . _ -")
-    return given
+    try:
+        return None if given is None else check_request_id(given)
+    except ValueError as error:
+        raise BadRequestError(f"x-request-id {error}") from None
+
+
+def use_id(scope: Scope, request_id: str) -> None:
+    """Know a request by an id: in what answers it, in its response and in the log."""
+    scope["state"]["request_id"] = request_id
+    context.request_id.set(request_id)
 
 
 class HeadAsGet:
@@ -140,23 +147,20 @@ class _Exchange:
     """One request and its response, with what is added to both."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         self._headers = Headers(scope=scope)
         self._receive = receive
         self._send = send
         self._is_read = scope["method"] in ("GET", "OPTIONS", "DELETE")
         self.is_begun = False  # the response
-        self._state = scope.setdefault("state", {})
-        self._use_id(uuid.uuid4().hex)
+        scope.setdefault("state", {})
+        use_id(scope, uuid.uuid4().hex)
 
     def check_id(self) -> None:
         """Take the client's request id if there is one. Raises BadRequestError."""
         given = given_id(self._headers)
         if given is not None:
-            self._use_id(given)
-
-    def _use_id(self, request_id: str) -> None:
-        self._id = self._state["request_id"] = request_id
-        context.request_id.set(request_id)
+            use_id(self._scope, given)
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -168,7 +172,7 @@ class _Exchange:
             self.is_begun = True
             await self._linger()
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self._id
+            headers["x-request-id"] = self._scope["state"]["request_id"]
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
             if not self._is_read:

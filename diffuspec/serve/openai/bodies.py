@@ -6,9 +6,18 @@ by their declaration, see `parsing`.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 
 from diffuspec.core.params import MAX_CHOICES, MAX_LOGPROBS
 
@@ -19,6 +28,14 @@ MAX_TOOLS = 128
 
 
 _MAX_OPTION_CHARACTERS = 256
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def check_request_id(given: str) -> str:
+    """Return a client's id of its request. Raises ValueError."""
+    if not _REQUEST_ID.fullmatch(given):
+        raise ValueError("must be at most 128 of A-Z a-z 0-9 . _ -")
+    return given
 
 
 def _check_option(given: object) -> object:
@@ -121,6 +138,12 @@ class Body(BaseModel):
         "left", description="Where truncate_prompt_tokens takes tokens away."
     )
     return_token_ids: bool = Field(False, description="Add token ids of prompt and answer.")
+    return_tokens_as_token_ids: bool = Field(
+        False, description="Name tokens of logprobs by their ids, as in token_id:123."
+    )
+    request_id: Annotated[str, AfterValidator(check_request_id)] | None = Field(
+        None, description="Takes the place of the header x-request-id, which gateways may set."
+    )
     speculation: dict[str, Any] | Literal["off"] | None = Field(
         None,
         description="How the answer is drafted; changes its speed, never its text. Keys not given "

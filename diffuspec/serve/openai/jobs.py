@@ -34,6 +34,8 @@ class Job:
     is_prompt_only: bool = False  # the one token of the answer is not reported
     reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
     return_token_ids: bool = False
+    names_tokens_by_id: bool = False  # in logprobs
+    request_id: str | None = None  # the client's own; None: a header has it, or it gets one
     form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
     chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names

@@ -191,6 +191,8 @@ def _common(body: Body, num_answer_tokens: int, model: ServedModel) -> dict[str,
         "include_usage": options is not None and options.include_usage,
         "continuous_usage": options is not None and options.continuous_usage_stats,
         "return_token_ids": body.return_token_ids,
+        "names_tokens_by_id": body.return_tokens_as_token_ids,
+        "request_id": body.request_id,
         "reports_prompt": reports_prompt,
     }
 

@@ -49,6 +49,9 @@ _NEUTRAL: dict[str, object] = {
     "verbosity": "medium",
     "web_search_options": {},
 }
+_REASONS = {
+    "priority": "priority must be 0: there is no scheduling by priority",
+}
 _MAX_SHOWN = 64  # characters of a key
 
 
@@ -66,4 +69,5 @@ def check_rest(rest: Mapping[str, Any], num_choices: int, known: Collection[str]
             meant = f"; did you mean {alike[0]!r}?" if alike else ""
             raise BadRequestError(f"unknown parameter {shown!r}{meant}", shown, "unknown_parameter")
         if value != _NEUTRAL[name]:
-            raise BadRequestError(f"{name} is not supported", name, "unsupported_parameter")
+            reason = _REASONS.get(name, f"{name} is not supported")
+            raise BadRequestError(reason, name, "unsupported_parameter")

@@ -60,6 +60,11 @@ def test_a_question_is_its_first_turn_and_later_ones():
         ('{"body": {}, "url": "/v1/embeddings"}', "url", "url must be /v1/chat/completions or"),
         ('{"prompt": "a", "url": "/v1/chat/completions"}', "url", "must be /v1/completions"),
         ('{"prompt": "a", "stream": true}', "stream", "stream must be false in a batch"),
+        (
+            '{"prompt": "a", "request_id": "r"}',
+            "request_id",
+            "request_id must be left out in a batch",
+        ),
         ('{"turns": []}', "turns", "turns must be a list of 1 to 16 texts, got []"),
         ('{"turns": ["a", 1]}', "turns", 'got ["a", 1]'),
     ],

@@ -129,5 +129,5 @@ class ChatReply(Reply):
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         raw = self._texts.raw(token_id)
-        text = self._texts.token(token_id)
-        return {"token": text, "logprob": finite(logprob), "bytes": list(raw)}
+        name = self._name(token_id, self._texts.token(token_id))
+        return {"token": name, "logprob": finite(logprob), "bytes": list(raw)}

@@ -87,7 +87,7 @@ class CompletionReply(Reply):
         """Return OpenAI's older form for the next tokens of a choice, the prompt's before all."""
         if self._job.sampling.logprobs is None:
             return None
-        tokens = [self._texts.name(token_id) for token_id in token_ids]
+        tokens = [self._named(token_id) for token_id in token_ids]
         return {
             "tokens": tokens,
             "token_logprobs": [one and finite(one.logprob) for one in found],
@@ -99,5 +99,8 @@ class CompletionReply(Reply):
 
     def _top(self, token: str, found: TokenLogprobs) -> dict[str, float]:
         """Return the likeliest tokens by their texts, and the token itself."""
-        top = {self._texts.name(place): finite(logprob) for place, logprob in found.top}
+        top = {self._named(place): finite(logprob) for place, logprob in found.top}
         return {token: finite(found.logprob)} | top
+
+    def _named(self, token_id: int) -> str:
+        return self._name(token_id, self._texts.name(token_id))

@@ -121,6 +121,10 @@ class Reply(ABC):
         is_wanted = self._job.return_token_ids or self._job.reports_drafts
         return bool(output.finish_reason or output.logprobs) or is_wanted
 
+    def _name(self, token_id: int, text: str) -> str:
+        """Return how logprobs name a token that has this text."""
+        return f"token_id:{token_id}" if self._job.names_tokens_by_id else text
+
     def _prompt_ids(self, answer: Answer) -> dict[str, Any]:
         """Return the token ids of an answer's prompt, if they are asked for."""
         if not self._job.return_token_ids:
