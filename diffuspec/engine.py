@@ -261,6 +261,7 @@ class Engine:
             sampling.stop,
             sampling.min_tokens,
             includes_stop=sampling.include_stop_str_in_output,
+            skips_special=sampling.skip_special_tokens,
             after=int(token_ids[-1]) if len(token_ids) else None,
         )
         chosen = speculation or self.default_speculation

@@ -107,16 +107,19 @@ def perturb_logits(
 def token_logprobs(logits: Tensor, chosen: Tensor, num_top: int) -> list[TokenLogprobs]:
     """Return each row's log-probabilities of its chosen token and of the num_top likeliest.
 
-    logits [R, V] are the model's own, before penalties, temperature and filters.
+    logits [R, V] are the model's own, before penalties, temperature and filters. A chosen token's
+    rank is the last of those that are as likely.
     """
     logprobs = logits.float().log_softmax(dim=-1)
-    own: list[float] = logprobs.gather(-1, chosen[:, None])[:, 0].tolist()
+    chosen_logprobs = logprobs.gather(-1, chosen[:, None])
+    own: list[float] = chosen_logprobs[:, 0].tolist()
+    ranks: list[int] = (logprobs >= chosen_logprobs).sum(dim=-1).tolist()
     values, ids = logprobs.topk(min(num_top, logprobs.shape[-1]), dim=-1)
     tops = [
         tuple(zip(row_ids, row, strict=True))
         for row_ids, row in zip(ids.tolist(), values.tolist(), strict=True)
     ]
-    return [TokenLogprobs(logprob, top) for logprob, top in zip(own, tops, strict=True)]
+    return [TokenLogprobs(*row) for row in zip(own, tops, ranks, strict=True)]
 
 
 def _argmax(logits: Tensor) -> Tensor:

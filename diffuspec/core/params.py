@@ -153,6 +153,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = declare(
         False, "Have the stop string or stop token that ends the answer in its text."
     )
+    skip_special_tokens: bool = declare(True, "Leave special tokens out of the text.")
     ignore_eos: bool = declare(False, "Go on after the end-of-sequence token, to max_tokens.")
     structured_output: StructuredOutput | None = declare(
         None, "The form that the answer must have.", option=None

@@ -209,6 +209,7 @@ class TokenLogprobs:
 
     logprob: float  # of the committed token
     top: tuple[tuple[int, float], ...]  # (token id, logprob), most probable first
+    rank: int | None = None  # of the committed token, from 1 for the likeliest; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,22 +27,27 @@ class Detokenizer:
         min_tokens: int = 0,
         *,
         includes_stop: bool = False,
+        skips_special: bool = True,
         after: int | None = None,
     ) -> None:
         """includes_stop: the text ends with the stop string, not before it.
+
+        skips_special: special tokens have no text.
 
         `after` is the last token of the prompt. Some tokenizers drop a space that begins a text,
         and the answer only goes on with one.
         """
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(_whole(tokenizer, after), skip_special_tokens=True)
+        self._skips_special = skips_special
+        self._stream = DecodeStream(self._whole(after), skip_special_tokens=skips_special)
         self._stop = stop
         self._num_unchecked = min_tokens  # tokens to come that no stop string ends with
         self._includes_stop = includes_stop
         self._end = ""  # of the text so far: may be the beginning of a stop string
         self._undecoded: list[int] = []  # ids of an incomplete character
         added = tokenizer.get_added_tokens_decoder().items()
-        self._special_ids = frozenset(token_id for token_id, token in added if token.special)
+        special_ids = (token_id for token_id, token in added if token.special)
+        self._skipped_ids = frozenset(special_ids if skips_special else ())
         self.stop_string: str | None = None  # that ended the text
 
     @property
@@ -55,7 +60,7 @@ class Detokenizer:
         return self._decode(token_id)
 
     def _decode(self, token_id: int) -> str:
-        if token_id in self._special_ids:
+        if token_id in self._skipped_ids:
             return ""
         piece: str | None = self._stream.step(self._tokenizer, token_id)
         if piece is None:
@@ -68,7 +73,7 @@ class Detokenizer:
         """Return the text held back so far; there are no more tokens."""
         if self.is_stopped:
             return ""
-        rest = self._tokenizer.decode(self._undecoded) if self._undecoded else ""
+        rest = self._text(self._undecoded) if self._undecoded else ""
         released = self._release(rest)
         held, self._end = self._end, ""
         return released if self._includes_stop else released + held
@@ -77,16 +82,26 @@ class Detokenizer:
         """Release the beginning of invalid bytes, which each push would decode again."""
         ids = self._undecoded
         cut = next(n for n in range(len(ids) - _MAX_BEGUN, 0, -1) if self._may_cut(ids, n))
-        self._stream, self._undecoded = DecodeStream(skip_special_tokens=True), []
-        released = self._release(self._tokenizer.decode(ids[:cut]))
+        self._stream, self._undecoded = DecodeStream(skip_special_tokens=self._skips_special), []
+        released = self._release(self._text(ids[:cut]))
         for token_id in ids[cut:]:
             released += "" if self.is_stopped else self._decode(token_id)
         return released
 
     def _may_cut(self, ids: list[int], cut: int) -> bool:
         """Whether the two parts have the same text apart as together."""
-        decode = self._tokenizer.decode
-        return cut == 1 or decode(ids[:cut]) + decode(ids[cut:]) == decode(ids)
+        text = self._text
+        return cut == 1 or text(ids[:cut]) + text(ids[cut:]) == text(ids)
+
+    def _whole(self, token_id: int | None) -> list[int]:
+        """Return a token if it is one, and no part of a character."""
+        if token_id is None or token_id < 0 or "\ufffd" in self._text([token_id]):
+            return []
+        return [token_id]
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skips_special)
+        return text
 
     def _release(self, piece: str) -> str:
         if not self._stop:
@@ -105,13 +120,6 @@ class Detokenizer:
         keep = max(_overlap(text, stop) for stop in self._stop)
         self._end = text[len(text) - keep :]
         return text[num_released:] if self._includes_stop else text[: len(text) - keep]
-
-
-def _whole(tokenizer: Tokenizer, token_id: int | None) -> list[int]:
-    """Return a token if it is one, and no part of a character."""
-    if token_id is None or token_id < 0 or "\ufffd" in tokenizer.decode([token_id]):
-        return []
-    return [token_id]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iffuspec/v1/types.proto\x12\x0c\x64iffuspec.v1\"\xf0\x05\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\x04\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\x04H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12\r\n\x05min_p\x18\r \x01(\x01\x12\x12\n\nmin_tokens\x18\x0e \x01(\x04\x12?\n\nlogit_bias\x18\x0f \x03(\x0b\x32+.diffuspec.v1.SamplingParams.LogitBiasEntry\x12\x11\n\tbad_words\x18\x10 \x03(\t\x12\x38\n\x13\x62\x61\x64_words_token_ids\x18\x11 \x03(\x0b\x32\x1b.diffuspec.v1.TokenSequence\x12\x39\n\x11structured_output\x18\x12 \x01(\x0b\x32\x1e.diffuspec.v1.StructuredOutput\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x05\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x14 \x03(\r\x12\"\n\x1ainclude_stop_str_in_output\x18\x15 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobs\"\xa1\x01\n\x10StructuredOutput\x12\x13\n\x0bjson_object\x18\x01 \x01(\x08\x12\x18\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05regex\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\x04 \x03(\t\x12\x14\n\x07grammar\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x0e\n\x0c_json_schemaB\x08\n\x06_regexB\n\n\x08_grammar\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x9e\x01\n\x0bPrefixDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tbase_hash\x18\x03 \x01(\x06\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.diffuspec.v1.SamplingParamsH\x00\x88\x01\x01\x42\x0b\n\t_sampling\"-\n\x0cStatesWanted\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\r\"O\n\tStateRows\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x13\n\x0bnum_columns\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x8d\x02\n\x08\x44raftRow\x12\x0e\n\x06prefix\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12+\n\ntree_shape\x18\x04 \x01(\x0e\x32\x17.diffuspec.v1.TreeShape\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x16\n\x0e\x64rafter_weight\x18\x06 \x01(\x01\x12\x18\n\x10num_alternatives\x18\x07 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\r\x12,\n\x06states\x18\t \x01(\x0b\x32\x17.diffuspec.v1.StateRowsH\x00\x88\x01\x01\x42\t\n\x07_states\"/\n\tDraftTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\"V\n\x0c\x41lternatives\x12\x13\n\x0brow_lengths\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x0c\n\x04rows\x18\x04 \x03(\r\"\xee\x02\n\x05\x44raft\x12%\n\x04tree\x18\x01 \x01(\x0b\x32\x17.diffuspec.v1.DraftTree\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x01\x12\x1d\n\x15num_tokens_before_eos\x18\x03 \x01(\x05\x12\x17\n\x0f\x64rafter_choices\x18\x04 \x03(\r\x12\x15\n\rproxy_choices\x18\x05 \x03(\r\x12\x15\n\rdraft_seconds\x18\x06 \x01(\x01\x12\x16\n\x0esearch_seconds\x18\x07 \x01(\x01\x12\x35\n\x0c\x61lternatives\x18\x08 \x01(\x0b\x32\x1a.diffuspec.v1.AlternativesH\x00\x88\x01\x01\x12\x19\n\x11transport_seconds\x18\t \x01(\x01\x12\x36\n\rstates_wanted\x18\n \x01(\x0b\x32\x1a.diffuspec.v1.StatesWantedH\x01\x88\x01\x01\x42\x0f\n\r_alternativesB\x10\n\x0e_states_wanted\"-\n\x06\x44rafts\x12#\n\x06\x64rafts\x18\x01 \x03(\x0b\x32\x13.diffuspec.v1.Draft\"\x94\x01\n\x07Lattice\x12\x15\n\rnum_positions\x18\x01 \x01(\r\x12\x16\n\x0emax_candidates\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12\x16\n\x0enum_candidates\x18\x05 \x01(\x0c\x12\x1d\n\x15num_tokens_before_eos\x18\x06 \x01(\x05\"M\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\":\n\tStepError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*m\n\tTreeShape\x12\x1a\n\x16TREE_SHAPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTREE_SHAPE_PATH\x10\x01\x12\x14\n\x10TREE_SHAPE_BEAMS\x10\x02\x12\x19\n\x15TREE_SHAPE_BEST_FIRST\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64iffuspec/v1/types.proto\x12\x0c\x64iffuspec.v1\"\xaa\x06\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05top_k\x18\x03 \x01(\x04\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12\x17\n\nmax_tokens\x18\x08 \x01(\x04H\x03\x88\x01\x01\x12\x0c\n\x04stop\x18\t \x03(\t\x12\x16\n\x0estop_token_ids\x18\n \x03(\r\x12\x12\n\nignore_eos\x18\x0b \x01(\x08\x12\x15\n\x08logprobs\x18\x0c \x01(\rH\x04\x88\x01\x01\x12\r\n\x05min_p\x18\r \x01(\x01\x12\x12\n\nmin_tokens\x18\x0e \x01(\x04\x12?\n\nlogit_bias\x18\x0f \x03(\x0b\x32+.diffuspec.v1.SamplingParams.LogitBiasEntry\x12\x11\n\tbad_words\x18\x10 \x03(\t\x12\x38\n\x13\x62\x61\x64_words_token_ids\x18\x11 \x03(\x0b\x32\x1b.diffuspec.v1.TokenSequence\x12\x39\n\x11structured_output\x18\x12 \x01(\x0b\x32\x1e.diffuspec.v1.StructuredOutput\x12\x1c\n\x0fprompt_logprobs\x18\x13 \x01(\rH\x05\x88\x01\x01\x12\x19\n\x11\x61llowed_token_ids\x18\x14 \x03(\r\x12\"\n\x1ainclude_stop_str_in_output\x18\x15 \x01(\x08\x12 \n\x13skip_special_tokens\x18\x16 \x01(\x08H\x06\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x08\n\x06_top_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x16\n\x14_skip_special_tokens\"\xa1\x01\n\x10StructuredOutput\x12\x13\n\x0bjson_object\x18\x01 \x01(\x08\x12\x18\n\x0bjson_schema\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x12\n\x05regex\x18\x03 \x01(\tH\x01\x88\x01\x01\x12\x0e\n\x06\x63hoice\x18\x04 \x03(\t\x12\x14\n\x07grammar\x18\x05 \x01(\tH\x02\x88\x01\x01\x42\x0e\n\x0c_json_schemaB\x08\n\x06_regexB\n\n\x08_grammar\"\"\n\rTokenSequence\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x9e\x01\n\x0bPrefixDelta\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\tbase_hash\x18\x03 \x01(\x06\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x33\n\x08sampling\x18\x05 \x01(\x0b\x32\x1c.diffuspec.v1.SamplingParamsH\x00\x88\x01\x01\x42\x0b\n\t_sampling\"-\n\x0cStatesWanted\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05\x66irst\x18\x02 \x01(\r\"O\n\tStateRows\x12\r\n\x05\x66irst\x18\x01 \x01(\r\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x13\n\x0bnum_columns\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x8d\x02\n\x08\x44raftRow\x12\x0e\n\x06prefix\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12+\n\ntree_shape\x18\x04 \x01(\x0e\x32\x17.diffuspec.v1.TreeShape\x12\x11\n\tmax_nodes\x18\x05 \x01(\r\x12\x16\n\x0e\x64rafter_weight\x18\x06 \x01(\x01\x12\x18\n\x10num_alternatives\x18\x07 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x08 \x01(\r\x12,\n\x06states\x18\t \x01(\x0b\x32\x17.diffuspec.v1.StateRowsH\x00\x88\x01\x01\x42\t\n\x07_states\"/\n\tDraftTree\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\"V\n\x0c\x41lternatives\x12\x13\n\x0brow_lengths\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x0c\n\x04rows\x18\x04 \x03(\r\"\xee\x02\n\x05\x44raft\x12%\n\x04tree\x18\x01 \x01(\x0b\x32\x17.diffuspec.v1.DraftTree\x12\x13\n\x0b\x63onfidences\x18\x02 \x03(\x01\x12\x1d\n\x15num_tokens_before_eos\x18\x03 \x01(\x05\x12\x17\n\x0f\x64rafter_choices\x18\x04 \x03(\r\x12\x15\n\rproxy_choices\x18\x05 \x03(\r\x12\x15\n\rdraft_seconds\x18\x06 \x01(\x01\x12\x16\n\x0esearch_seconds\x18\x07 \x01(\x01\x12\x35\n\x0c\x61lternatives\x18\x08 \x01(\x0b\x32\x1a.diffuspec.v1.AlternativesH\x00\x88\x01\x01\x12\x19\n\x11transport_seconds\x18\t \x01(\x01\x12\x36\n\rstates_wanted\x18\n \x01(\x0b\x32\x1a.diffuspec.v1.StatesWantedH\x01\x88\x01\x01\x42\x0f\n\r_alternativesB\x10\n\x0e_states_wanted\"-\n\x06\x44rafts\x12#\n\x06\x64rafts\x18\x01 \x03(\x0b\x32\x13.diffuspec.v1.Draft\"\x94\x01\n\x07Lattice\x12\x15\n\rnum_positions\x18\x01 \x01(\r\x12\x16\n\x0emax_candidates\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x10\n\x08logprobs\x18\x04 \x01(\x0c\x12\x16\n\x0enum_candidates\x18\x05 \x01(\x0c\x12\x1d\n\x15num_tokens_before_eos\x18\x06 \x01(\x05\"i\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x01\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x01\x12\x11\n\x04rank\x18\x04 \x01(\rH\x00\x88\x01\x01\x42\x07\n\x05_rank\":\n\tStepError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t*m\n\tTreeShape\x12\x1a\n\x16TREE_SHAPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fTREE_SHAPE_PATH\x10\x01\x12\x14\n\x10TREE_SHAPE_BEAMS\x10\x02\x12\x19\n\x15TREE_SHAPE_BEST_FIRST\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TREESHAPE']._serialized_start=2401
-  _globals['_TREESHAPE']._serialized_end=2510
+  _globals['_TREESHAPE']._serialized_start=2487
+  _globals['_TREESHAPE']._serialized_end=2596
   _globals['_SAMPLINGPARAMS']._serialized_start=43
-  _globals['_SAMPLINGPARAMS']._serialized_end=795
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=657
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=705
-  _globals['_STRUCTUREDOUTPUT']._serialized_start=798
-  _globals['_STRUCTUREDOUTPUT']._serialized_end=959
-  _globals['_TOKENSEQUENCE']._serialized_start=961
-  _globals['_TOKENSEQUENCE']._serialized_end=995
-  _globals['_PREFIXDELTA']._serialized_start=998
-  _globals['_PREFIXDELTA']._serialized_end=1156
-  _globals['_STATESWANTED']._serialized_start=1158
-  _globals['_STATESWANTED']._serialized_end=1203
-  _globals['_STATEROWS']._serialized_start=1205
-  _globals['_STATEROWS']._serialized_end=1284
-  _globals['_DRAFTROW']._serialized_start=1287
-  _globals['_DRAFTROW']._serialized_end=1556
-  _globals['_DRAFTTREE']._serialized_start=1558
-  _globals['_DRAFTTREE']._serialized_end=1605
-  _globals['_ALTERNATIVES']._serialized_start=1607
-  _globals['_ALTERNATIVES']._serialized_end=1693
-  _globals['_DRAFT']._serialized_start=1696
-  _globals['_DRAFT']._serialized_end=2062
-  _globals['_DRAFTS']._serialized_start=2064
-  _globals['_DRAFTS']._serialized_end=2109
-  _globals['_LATTICE']._serialized_start=2112
-  _globals['_LATTICE']._serialized_end=2260
-  _globals['_TOKENLOGPROBS']._serialized_start=2262
-  _globals['_TOKENLOGPROBS']._serialized_end=2339
-  _globals['_STEPERROR']._serialized_start=2341
-  _globals['_STEPERROR']._serialized_end=2399
+  _globals['_SAMPLINGPARAMS']._serialized_end=853
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=691
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=739
+  _globals['_STRUCTUREDOUTPUT']._serialized_start=856
+  _globals['_STRUCTUREDOUTPUT']._serialized_end=1017
+  _globals['_TOKENSEQUENCE']._serialized_start=1019
+  _globals['_TOKENSEQUENCE']._serialized_end=1053
+  _globals['_PREFIXDELTA']._serialized_start=1056
+  _globals['_PREFIXDELTA']._serialized_end=1214
+  _globals['_STATESWANTED']._serialized_start=1216
+  _globals['_STATESWANTED']._serialized_end=1261
+  _globals['_STATEROWS']._serialized_start=1263
+  _globals['_STATEROWS']._serialized_end=1342
+  _globals['_DRAFTROW']._serialized_start=1345
+  _globals['_DRAFTROW']._serialized_end=1614
+  _globals['_DRAFTTREE']._serialized_start=1616
+  _globals['_DRAFTTREE']._serialized_end=1663
+  _globals['_ALTERNATIVES']._serialized_start=1665
+  _globals['_ALTERNATIVES']._serialized_end=1751
+  _globals['_DRAFT']._serialized_start=1754
+  _globals['_DRAFT']._serialized_end=2120
+  _globals['_DRAFTS']._serialized_start=2122
+  _globals['_DRAFTS']._serialized_end=2167
+  _globals['_LATTICE']._serialized_start=2170
+  _globals['_LATTICE']._serialized_end=2318
+  _globals['_TOKENLOGPROBS']._serialized_start=2320
+  _globals['_TOKENLOGPROBS']._serialized_end=2425
+  _globals['_STEPERROR']._serialized_start=2427
+  _globals['_STEPERROR']._serialized_end=2485
 # @@protoc_insertion_point(module_scope)

@@ -277,4 +277,10 @@ def test_logprobs_are_those_of_the_unmodified_distribution():
     assert [token for token, _ in first.top] == [0, 1, 2]
     assert second.top[0] == (9, pytest.approx(math.log(0.3), abs=1e-5))
     assert second.logprob == second.top[0][1]
+    assert (first.rank, second.rank) == (3, 1)
     assert token_logprobs(logits, torch.tensor([2, 9]), 0)[0].top == ()
+
+
+def test_a_chosen_token_has_the_last_rank_of_those_that_are_as_likely():
+    [found] = token_logprobs(torch.tensor([[1.0, 3.0, 1.0, 0.0]]), torch.tensor([0]), 1)
+    assert (found.rank, found.top[0][0]) == (3, 1)

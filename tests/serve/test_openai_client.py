@@ -116,6 +116,8 @@ def test_vllms_own_parameters_are_obeyed(client: OpenAI, is_streamed: bool):
     assert ask(stop=text[5:9], include_stop_str_in_output=True)[::2] == (text[:9], text[5:9])
     assert ask(stop_token_ids=token_ids[2:3])[1:] == (token_ids[:3], token_ids[2])
     assert set(ask(allowed_token_ids=token_ids[:4])[1]) <= set(token_ids[:4])
+    shown, hidden = (ask(ignore_eos=True, skip_special_tokens=one)[0] for one in (False, True))
+    assert shown.startswith(f"{text}<|im_end|>") and "<|im_end|>" not in hidden
     cut = ask(truncate_prompt_tokens=5)
     ids = client.completions.create(
         model=MODEL, prompt=ASKED[0]["content"] * 40, max_tokens=1, temperature=0,

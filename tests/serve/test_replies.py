@@ -152,6 +152,15 @@ def test_a_special_token_has_a_place_in_a_prompt_that_shows_it_and_none_in_an_an
     assert offsets.of([end, a, end], 1, echoed) == places
 
 
+def test_a_special_token_has_a_place_in_an_answer_that_shows_it():
+    sampling = SamplingParams(logprobs=0, skip_special_tokens=False)
+    ids = tuple(TOKENIZER.encode("<|end|>a"))
+    reply = reply_to(TEXT, sampling=sampling)
+    found = (TokenLogprobs(-1.0, ()),) * 2
+    reply.add(0, output("<|end|>a", True, token_ids=ids, logprobs=found))
+    assert reply.whole()["choices"][0]["logprobs"]["text_offset"] == [0, 7]
+
+
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(["a", "é", "€", "🎉", b"\xe2", b"\x82", b"\xf0\x9f"]), max_size=9))
 def test_places_are_those_of_the_characters_that_tokens_begin(parts):
@@ -248,7 +257,16 @@ def test_log_probabilities_of_prompts_have_vllms_form(endpoint: Endpoint):
     reply.add(0, output("!", is_last=True, prompt_logprobs=PROMPT))
     whole = reply.whole()
     first, second = (whole if endpoint == CHAT else whole["choices"][0])["prompt_logprobs"]
-    assert first is None and second["2"]["logprob"] == -2.5 and second["5"]["rank"] == 1
+    assert first is None and second["2"]["logprob"] == -2.5
+    assert {token_id: one["rank"] for token_id, one in second.items()} == {"5": 1, "2": 2}
+
+
+def test_a_prompts_own_token_has_its_rank_below_the_likeliest():
+    reply = reply_to(TEXT, sampling=SamplingParams(prompt_logprobs=1), reports_prompt=True)
+    below = (TokenLogprobs(-9.5, ((5, -0.5),), 77),)
+    reply.add(0, output("!", is_last=True, prompt_logprobs=below))
+    _, second = reply.whole()["choices"][0]["prompt_logprobs"]
+    assert {token_id: one["rank"] for token_id, one in second.items()} == {"5": 1, "2": 77}
 
 
 def test_usage_counts_a_prompt_once_and_drafts_by_position():

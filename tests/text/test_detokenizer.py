@@ -56,6 +56,16 @@ def test_a_character_is_released_with_its_last_byte():
     assert stream.finish() == ""
 
 
+@pytest.mark.parametrize("after", [None, END, *encode("é")[1:]])
+def test_special_tokens_are_text_where_they_are_not_skipped(after):
+    ids = [END, *encode("aé"), END, END, *encode("€")[:2], END, *encode("b")]
+    stream = Detokenizer(BYTES, ["<|end|>b"], skips_special=False, after=after)
+    text = BYTES.decode(ids, skip_special_tokens=False)
+    assert text == "<|end|>aé<|end|><|end|>\ufffd<|end|>b"
+    assert "".join(push_all(stream, ids)) == text.removesuffix("<|end|>b")
+    assert stream.is_stopped
+
+
 def test_an_incomplete_character_is_released_at_the_end():
     stream = Detokenizer(BYTES)
     assert [stream.push(i) for i in encode("a€")[:-1]] == ["a", "", ""]

@@ -260,11 +260,13 @@ def logprobs_to_proto(logprobs: TokenLogprobs) -> types_pb2.TokenLogprobs:
         logprob=logprobs.logprob,
         top_token_ids=[token_id for token_id, _ in logprobs.top],
         top_logprobs=[logprob for _, logprob in logprobs.top],
+        rank=logprobs.rank,
     )
 
 
 def logprobs_from_proto(message: types_pb2.TokenLogprobs) -> TokenLogprobs:
-    return TokenLogprobs(message.logprob, _pairs(message.top_token_ids, message.top_logprobs))
+    top = _pairs(message.top_token_ids, message.top_logprobs)
+    return TokenLogprobs(message.logprob, top, message.rank if message.HasField("rank") else None)
 
 
 def info_to_proto(

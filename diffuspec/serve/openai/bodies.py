@@ -141,6 +141,9 @@ class Body(BaseModel):
     return_tokens_as_token_ids: bool = Field(
         False, description="Name tokens of logprobs by their ids, as in token_id:123."
     )
+    spaces_between_special_tokens: bool = Field(
+        True, description="Must be true with skip_special_tokens: false."
+    )
     request_id: Annotated[str, AfterValidator(check_request_id)] | None = Field(
         None, description="Takes the place of the header x-request-id, which gateways may set."
     )

@@ -250,6 +250,11 @@ def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> Sampling
         known | WORDS | type(body).model_fields.keys(),
     )
     given = {name: value for name, value in extras.items() if name in known}
+    if not (body.spaces_between_special_tokens or given.get("skip_special_tokens", True)):
+        raise BadRequestError(
+            "spaces_between_special_tokens must be true with skip_special_tokens: false",
+            "spaces_between_special_tokens",
+        )
     given.setdefault("temperature", DEFAULT_TEMPERATURE)
     if given.get("top_k") == -1:  # vLLM's word for all
         given["top_k"] = 0

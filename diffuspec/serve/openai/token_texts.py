@@ -58,8 +58,10 @@ class TokenTexts:
 class TextOffsets:
     """Where tokens begin in a text that they make up together, in characters."""
 
-    def __init__(self, texts: TokenTexts) -> None:
+    def __init__(self, texts: TokenTexts, *, shows_special: bool = False) -> None:
+        """shows_special: answers have special tokens, too."""
         self._texts = texts
+        self._shows_special = shows_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._num_characters = 0
 
@@ -67,12 +69,12 @@ class TextOffsets:
         """Return where each of the next tokens begins; a part of a character, where that does.
 
         The first `num_echoed` tokens are those of `echoed`, which has no tokens that a tokenizer
-        adds, such as BOS. Answers have no special tokens at all.
+        adds, such as BOS.
         """
         offsets = []
         for place, token_id in enumerate(token_ids):
             is_shown = not self._texts.is_special(token_id) or (
-                place < num_echoed and self._texts.token(token_id) in echoed
+                self._texts.token(token_id) in echoed if place < num_echoed else self._shows_special
             )
             raw = self._texts.raw(token_id) if is_shown else b""
             if raw and not 0x80 <= raw[0] < 0xC0:  # it does not go on with a character

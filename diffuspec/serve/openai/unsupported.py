@@ -40,8 +40,6 @@ _NEUTRAL: dict[str, object] = {
     "prediction": {},
     "priority": 0,
     "reasoning_effort": "none",
-    "skip_special_tokens": True,
-    "spaces_between_special_tokens": True,
     "suffix": "",
     "tool_choice": "none",
     "tools": [],

@@ -26,6 +26,7 @@ SAMPLING = st.builds(
     bad_words_token_ids=st.lists(TOKENS.filter(len).map(tuple), max_size=2).map(tuple),
     allowed_token_ids=st.none() | TOKENS.filter(len).map(tuple),
     include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
     logprobs=st.none() | st.integers(0, 20),
 )
 REQUESTS = st.builds(

@@ -70,6 +70,7 @@ samplings = st.builds(
     logit_bias=st.dictionaries(token_ids, st.floats(-100, 100), max_size=4),
     allowed_token_ids=st.none() | tuples(token_ids, 4).filter(len),
     include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
     bad_words=tuples(texts.filter(len), 4),
     bad_words_token_ids=tuples(tuples(token_ids).filter(len), 4),
 )
@@ -135,7 +136,9 @@ def lattices(draw):
     )
 
 
-token_logprobs = st.builds(TokenLogprobs, logprobs, tuples(pairs, 4))
+token_logprobs = st.builds(
+    TokenLogprobs, logprobs, tuples(pairs, 4), st.none() | st.integers(1, 2**32 - 1)
+)
 
 
 @st.composite

@@ -18,7 +18,8 @@ class CompletionReply(Reply):
 
     def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
         super().__init__(job, generations, *rest, **head)
-        self._offsets = [TextOffsets(self._texts) for _ in generations]
+        shows_special = not job.sampling.skip_special_tokens
+        self._offsets = [TextOffsets(self._texts, shows_special=shows_special) for _ in generations]
 
     def begin(self) -> list[dict[str, Any]]:
         if not self._job.echo:

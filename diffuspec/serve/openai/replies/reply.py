@@ -103,12 +103,13 @@ class Reply(ABC):
         token_ids = answer.generation.prompt_token_ids.tolist()[1:]
         found: list[dict[str, Any] | None] = [None]
         for token_id, one in zip(token_ids, answer.prompt_logprobs, strict=True):
-            ranks = {place: rank for rank, (place, _) in enumerate(one.top, 1)}
+            # Of tokens that are as likely, those at the top have the order that they have there.
+            ranks = {token_id: one.rank, **{top: n for n, (top, _) in enumerate(one.top, 1)}}
             found.append(
                 {
                     str(place): {
                         "logprob": finite(logprob),
-                        "rank": ranks.get(place),  # None: below the likeliest that are reported
+                        "rank": ranks[place],
                         "decoded_token": self._texts.token(place),
                     }
                     for place, logprob in {token_id: one.logprob, **dict(one.top)}.items()
