@@ -23,7 +23,8 @@ constexpr int kBlock = 64;  // outputs that are computed together
 constexpr int kVectors = kBlock / kLanes;
 constexpr int kGroup = 6;   // rows, whose sums fill the registers
 constexpr int kChunk = 64;  // steps, whose weights stay in the first-level cache
-constexpr int kAhead = 16;  // steps whose weights are fetched in advance
+constexpr int kAhead = 32;  // steps whose weights are fetched in advance, unless rows are one group
+constexpr int kSecondLevel = 2;  // the cache into which they are fetched
 constexpr int64_t kWorthAThread = 1 << 18;  // weights
 
 int divided_up(int count, int size) { return (count + size - 1) / size; }
@@ -112,7 +113,7 @@ ON_VECTORS_INLINE void add_group(
     decltype(Kind::load_weights(nullptr)) weight[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
-      __builtin_prefetch(weights + num_ahead * kBlock + v * kLanes);
+      if (num_ahead) __builtin_prefetch(weights + num_ahead * kBlock + v * kLanes, 0, kSecondLevel);
       weight[v] = Kind::load_weights(weights + v * kLanes);
     }
 #pragma GCC unroll 6
@@ -132,7 +133,7 @@ template <class Kind>
 ON_VECTORS void add_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
     const typename Kind::Weight* weights, int num_steps, Sums<typename Kind::Sum> sums) {
-  int num_ahead = kAhead;
+  int num_ahead = num_rows > kGroup ? kAhead : 0;  // one group reads as fast as memory gives
   for (int num_groups = divided_up(num_rows, kGroup); num_groups; --num_groups) {
     const int size = divided_up(num_rows, num_groups);
     if (size == 6) add_group<Kind, 6>(inputs, stride, weights, num_steps, num_ahead, sums);
