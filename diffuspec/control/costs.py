@@ -242,8 +242,13 @@ class StepCosts:
             self.exposed_share += SMOOTHING * (share - self.exposed_share)
 
     def observe_overhead(self, seconds: float) -> None:
-        """Learn from a step with a draft: its time that is neither drafting nor verification."""
-        self._learnt.observe_overhead(seconds)
+        """Learn from a step with a draft: its time that is neither drafting nor verification.
+
+        A draft may wait for the verification under way. What that takes longer than usual, others'
+        prompts take: they would be waited for without a draft, too.
+        """
+        longest = self.verify.at(round(self.other_rows) + 1)
+        self._learnt.observe_overhead(min(seconds, longest))
 
     def observe_plain_overhead(self, seconds: float) -> None:
         """Learn from a step in a batch without drafts: its time that is not verification."""

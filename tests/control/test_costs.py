@@ -23,6 +23,14 @@ def test_the_load_of_the_rest_of_the_batch_is_averaged():
     assert costs.overhead_seconds == pytest.approx(0.01, rel=0.01)
 
 
+def test_no_more_than_a_usual_verification_counts_as_waiting_for_others():
+    costs = StepCosts()
+    for _ in range(100):
+        costs.observe_verify(4, 4, 4, 0.02)
+        costs.observe_overhead(0.5)  # beside a long prompt of another request
+    assert costs.overhead_seconds == pytest.approx(0.02, rel=0.1)
+
+
 def test_the_exposed_share_starts_at_one_and_follows_the_waits():
     costs = StepCosts()
     costs.observe_wait(16, 1.0)

@@ -29,9 +29,12 @@ def in_huge_pages(tensor: Tensor) -> Tensor:
 
 
 def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return zeros in memory of their own; the system provides it as it is written to."""
+    """Return zeros in memory of their own.
+
+    They are written now: the system takes milliseconds to provide a huge page at its first use.
+    """
     num_bytes = math.prod(size) * dtype.itemsize
-    return _chunk(num_bytes)[:num_bytes].view(dtype).view(*size)
+    return _chunk(num_bytes)[:num_bytes].view(dtype).view(*size).zero_()
 
 
 def _take(num_bytes: int) -> Tensor:
