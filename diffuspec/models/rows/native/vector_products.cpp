@@ -33,13 +33,24 @@ ON_VECTORS_INLINE __m256i load_16_bits(const uint16_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
 }
 
-// At each step one number of a row is multiplied with one of each output.
-struct Float32 {
-  using Input = float;
-  using Weight = float;
+struct FloatSums {
   using Sum = float;
   ON_VECTORS_INLINE static __m512 load(const Sum* from) { return _mm512_loadu_ps(from); }
   ON_VECTORS_INLINE static void store(Sum* to, __m512 sum) { _mm512_storeu_ps(to, sum); }
+};
+
+// Several numbers in four bytes, of a row and of each output.
+struct FourBytes {
+  using Input = int32_t;
+  using Weight = int32_t;
+  ON_VECTORS_INLINE static __m512i load_weights(const Weight* from) { return _mm512_loadu_si512(from); }
+  ON_VECTORS_INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
+};
+
+// At each step one number of a row is multiplied with one of each output.
+struct Float32 : FloatSums {
+  using Input = float;
+  using Weight = float;
   ON_VECTORS_INLINE static __m512 load_weights(const Weight* from) { return load(from); }
   ON_VECTORS_INLINE static __m512 spread(Input number) { return _mm512_set1_ps(number); }
   ON_VECTORS_INLINE static __m512 add(__m512 sum, __m512 number, __m512 weights) {
@@ -63,28 +74,17 @@ struct Float32WithFloat16 : Float32 {
 };
 
 // At each step two numbers of a row are multiplied with two of each output.
-struct Bfloat16 {
-  using Input = int32_t;
-  using Weight = int32_t;
-  using Sum = float;
-  ON_VECTORS_INLINE static __m512 load(const Sum* from) { return _mm512_loadu_ps(from); }
-  ON_VECTORS_INLINE static void store(Sum* to, __m512 sum) { _mm512_storeu_ps(to, sum); }
-  ON_VECTORS_INLINE static __m512i load_weights(const Weight* from) { return _mm512_loadu_si512(from); }
-  ON_VECTORS_INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
+struct Bfloat16 : FloatSums, FourBytes {
   ON_VECTORS_INLINE static __m512 add(__m512 sum, __m512i numbers, __m512i weights) {
     return _mm512_dpbf16_ps(sum, (__m512bh)numbers, (__m512bh)weights);
   }
 };
 
 // At each step four numbers of a row, each 128 too high, are multiplied with four of each output.
-struct Int8 {
-  using Input = int32_t;
-  using Weight = int32_t;
+struct Int8 : FourBytes {
   using Sum = int32_t;
   ON_VECTORS_INLINE static __m512i load(const Sum* from) { return _mm512_loadu_si512(from); }
   ON_VECTORS_INLINE static void store(Sum* to, __m512i sum) { _mm512_storeu_si512(to, sum); }
-  ON_VECTORS_INLINE static __m512i load_weights(const Weight* from) { return load(from); }
-  ON_VECTORS_INLINE static __m512i spread(Input numbers) { return _mm512_set1_epi32(numbers); }
   ON_VECTORS_INLINE static __m512i add(__m512i sum, __m512i numbers, __m512i weights) {
     return _mm512_dpbusd_epi32(sum, numbers, weights);
   }
