@@ -12,7 +12,6 @@ from types import FrameType
 from typing import Any
 
 import ray
-from ray._private import utils as ray_utils
 
 from actors.placement import PlacementError, check_room
 from actors.settings import PipelineConfig
@@ -92,7 +91,7 @@ def _check_room_here(pipeline: PipelineConfig, num_pipelines: int) -> None:
 def _interrupts_held() -> Iterator[None]:
     """Handle SIGINT and SIGTERM at the end of the block; a second one within it, at once.
 
-    Where SIGTERM has a handler, Ray does not set its own, which exits with code 15 at once.
+    Handlers that are set within it have no effect: Ray's of SIGTERM exits with code 15 at once.
     """
     held: list[int] = []
 
@@ -101,18 +100,19 @@ def _interrupts_held() -> Iterator[None]:
         if len(held) > 1:
             handlers[number](number, frame)
 
+    def set_unless_held(signalnum: int, handler: Any) -> Any:
+        return hold if signalnum in handlers else set_handler(signalnum, handler)
+
     handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         if callable(handler := signal.getsignal(number)):
             handlers[number] = handler
             signal.signal(number, hold)
-    set_by_ray = ray_utils.set_sigterm_handler
-    if signal.SIGTERM in handlers:
-        ray_utils.set_sigterm_handler = lambda handler: None
+    set_handler, signal.signal = signal.signal, set_unless_held
     try:
         yield
     finally:
-        ray_utils.set_sigterm_handler = set_by_ray
+        signal.signal = set_handler
         for held_number, handler in handlers.items():
             signal.signal(held_number, handler)
     if held:
