@@ -30,7 +30,7 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.importing.gguf_file import GgufFile, gguf_path, inspect_gguf
 from diffuspec.models.loading.checkpoint import check_fits
-from diffuspec.models.loading.load import cache_shape, load_model
+from diffuspec.models.loading.load import cache_shape, check_weights, load_model
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, quiet
 
 NUM_CHECKED_TOKENS = 8
@@ -157,13 +157,7 @@ def _read_model(file: GgufFile, dtype: torch.dtype) -> Any:
             file.path.parent, gguf_file=file.path.name, dtype=dtype, output_loading_info=True
         )
     model, info = loaded
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if keys := sorted(map(str, info[problem])):
-            what = problem.removesuffix("_keys")
-            raise ModelLoadError(
-                f"{file.path}: {len(keys)} {what} weights for {type(model).__name__}: "
-                + ", ".join(keys[:3])
-            )
+    check_weights(file.path, model, info)
     if file.stop_ids:
         model.generation_config.eos_token_id = file.stop_ids
     return model.eval().requires_grad_(False)

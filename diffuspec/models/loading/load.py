@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,12 +79,7 @@ def load_model(
     if is_target:
         checkpoint.check_autoregressive("the target")
     config = _transformers_config(checkpoint)
-    max_positions = checkpoint.max_positions
-    if max_len is not None and max_len > max_positions:
-        raise ModelLoadError(
-            f"{path} was trained for {max_positions} positions, max_model_len is {max_len}"
-        )
-    max_len = max_len or max_positions
+    max_len = _checked_length(checkpoint, max_len)
     if is_target:
         check_rope(path, config, max_len)
     num_rows = max_len + num_scratch_rows
@@ -92,19 +88,15 @@ def load_model(
         _warn_of_missing_kernels()
     precision = resolve_dtype(dtype, where)
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
-    weight_bytes = checkpoint.num_weights * precision.itemsize
     sharding = sharding_options(path, config, num_ranks)
-    num_memories = 1 if where.type == "cpu" else num_ranks
-    check_fits(path, weight_bytes, 0, torch.device("cpu"))  # weights pass through its memory
-    check_fits(path, weight_bytes // num_memories, cache_bytes // num_memories, where)
+    _check_fits(checkpoint, precision, cache_bytes, where, num_ranks)
     model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
     if num_ranks > 1:
         use_local_layers(model)
     is_cheap = precision != torch.float32 or (where.type == "cpu" and can_multiply(precision))
-    wants_exact = is_cheap if is_exact is None else is_exact
+    may_be_exact = (is_cheap if is_exact is None else is_exact) and num_ranks == 1
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
-        may_be_exact = wants_exact and num_ranks == 1
         runner = make_runner(
             model, num_slots, max_len, num_rows, may_be_exact, fixed_rows, may_round
         )
@@ -112,7 +104,33 @@ def load_model(
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
-    return LoadedModel(runner, max_positions, _eos_token_ids(model))
+    return LoadedModel(runner, checkpoint.max_positions, _eos_token_ids(model))
+
+
+def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
+    """Return the length of a slot of the cache. Raises ModelLoadError."""
+    max_positions = checkpoint.max_positions
+    if max_len is not None and max_len > max_positions:
+        raise ModelLoadError(
+            f"{checkpoint.path} was trained for {max_positions} positions, max_model_len is "
+            f"{max_len}"
+        )
+    return max_len or max_positions
+
+
+def _check_fits(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    cache_bytes: int,
+    device: torch.device,
+    num_ranks: int,
+) -> None:
+    """Check that weights and cache fit into memory. Raises OutOfMemoryError."""
+    weight_bytes = checkpoint.num_weights * dtype.itemsize
+    num_memories = 1 if device.type == "cpu" else num_ranks
+    cpu = torch.device("cpu")
+    check_fits(checkpoint.path, weight_bytes, 0, cpu)  # weights pass through its memory
+    check_fits(checkpoint.path, weight_bytes // num_memories, cache_bytes // num_memories, device)
 
 
 @functools.cache
@@ -202,6 +220,17 @@ def _read_weights(
             ) from error
         raise ModelLoadError(f"{path}: cannot load its weights: {error!r}") from error
     model, info = loaded
+    check_weights(path, model, info)
+    if head_token_ids is not None:
+        use_draft_head(model, head_token_ids, path)
+    return model
+
+
+def check_weights(path: Path, model: Any, info: Mapping[str, Any]) -> None:
+    """Check what transformers says of a model that it has loaded from a directory or a file.
+
+    Raises ModelLoadError unless each of the model's weights was there and fits, and no other.
+    """
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if keys := sorted(map(str, info[problem])):
             what = problem.removesuffix("_keys")
@@ -209,9 +238,6 @@ def _read_weights(
                 f"{path}: {len(keys)} {what} weights for {type(model).__name__}: "
                 + ", ".join(keys[:3])
             )
-    if head_token_ids is not None:
-        use_draft_head(model, head_token_ids, path)
-    return model
 
 
 def cache_shape(path: Path, config: Any) -> CacheShape:
