@@ -119,6 +119,59 @@ def _add_block(
     return highest, total, output * shrink[:, None] + weighted
 
 
+@triton.jit
+def _attend_columns(
+    queries,
+    keys,
+    values,
+    of_slot,
+    listed,
+    limit,
+    lowest,
+    below,
+    begin,
+    base,
+    most,
+    scaling,
+    DIM: tl.constexpr,
+    SPLIT_SIZE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Return the running softmax of some queries over a split of columns, a block at a time.
+
+    A query sees columns above its `lowest` and below its `limit`. None is seen up to `below`, or
+    from `most` on; those from `base` on are listed.
+    """
+    TILE: tl.constexpr = queries.shape[0]
+    DIM_PADDED: tl.constexpr = queries.shape[1]
+    at = tl.arange(0, DIM_PADDED)[None, :]
+    in_dim = at < DIM
+    highest = tl.full([TILE], _LOWEST, tl.float32)
+    total = tl.zeros([TILE], tl.float32)
+    output = tl.zeros([TILE, DIM_PADDED], tl.float32)
+    for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
+        stand = start + tl.arange(0, BLOCK_SIZE)  # where the columns stand
+        is_listed = (stand >= base) & (stand < most)
+        column = tl.where(stand < base, stand, tl.load(listed + stand - base, is_listed, 0))
+        there = of_slot + column.to(tl.int64)[:, None] * DIM + at
+        is_there = ((stand > below) & (stand < most))[:, None] & in_dim
+        is_seen = (stand[None, :] < limit[:, None]) & (stand[None, :] > lowest[:, None])
+        highest, total, output = _add_block(
+            queries,
+            keys + there,
+            values + there,
+            is_there,
+            is_seen,
+            highest,
+            total,
+            output,
+            scaling,
+            PRECISION,
+        )
+    return highest, total, output
+
+
 @triton.jit(
     do_not_specialize=["first_kept", "window"],
     do_not_specialize_on_alignment=["tiles", "rows", "columns"],  # parts of one tensor
@@ -172,29 +225,24 @@ def attend(
         queries = tl.load(query + from_query, is_row[:, None] & in_dim, 0.0)
         slot = tl.load(rows + 4 * first_row).to(tl.int64)
         of_slot = slot * cache_slot_stride + kv_head * cache_head_stride
-        highest = tl.full([TILE], _LOWEST, tl.float32)
-        total = tl.zeros([TILE], tl.float32)
-        output = tl.zeros([TILE, DIM_PADDED], tl.float32)
-        for start in range(begin, tl.minimum(begin + SPLIT_SIZE, most), BLOCK_SIZE):
-            stand = start + tl.arange(0, BLOCK_SIZE)  # where the columns stand
-            is_listed = (stand >= base) & (stand < most)
-            listed = tl.load(columns + listed_at + stand - base, is_listed, 0)
-            column = tl.where(stand < base, stand, listed)
-            there = of_slot + column.to(tl.int64)[:, None] * DIM + at
-            is_there = ((stand > below) & (stand < most))[:, None] & in_dim
-            is_seen = (stand[None, :] < limit[:, None]) & (stand[None, :] > lowest[:, None])
-            highest, total, output = _add_block(
-                queries,
-                keys + there,
-                values + there,
-                is_there,
-                is_seen,
-                highest,
-                total,
-                output,
-                scaling,
-                PRECISION,
-            )
+        highest, total, output = _attend_columns(
+            queries,
+            keys,
+            values,
+            of_slot,
+            columns + listed_at,
+            limit,
+            lowest,
+            below,
+            begin,
+            base,
+            most,
+            scaling,
+            DIM,
+            SPLIT_SIZE,
+            BLOCK_SIZE,
+            PRECISION,
+        )
         num_heads, num_splits = tl.num_programs(1) * GROUP, tl.num_programs(2)
         to = ((row - first_kept).to(tl.int64) * num_heads + head) * num_splits + split
         tl.store(sums + 2 * to, highest, is_row)
