@@ -19,7 +19,6 @@ _MAX_CROWDING = 1.5
 _MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
 _FEW = 0.01  # other requests, on average: there have been none for a while
 _MUCH_LONGER = 4.0  # than a verification of one row: another prompt in it
-_LATER = 0.1  # share by which drafts may lengthen a verification that reads prompts
 
 
 class StepCosts:
@@ -151,11 +150,11 @@ class StepCosts:
     def rows_beside(self, num_read: int, most: int) -> int:
         """Return how many rows of drafts, at most `most`, may be verified while prompts are read.
 
-        Given the tokens of prompts that are read. Those rows may take as long as the ones that the
-        running requests would have there without drafts, and _LATER of the whole longer.
+        Given the tokens of prompts that are read. First tokens wait for those rows: they may take
+        as long as a verification of one row, which is what one of their own would cost more.
         """
-        seconds = self.verify.up_to(max(num_read + most, self.num_running))
-        limit = seconds[self.num_running] - seconds[1] + (1 + _LATER) * seconds[num_read]
+        seconds = self.verify.up_to(num_read + most)
+        limit = seconds[num_read] + seconds[1]
         return bisect_right(seconds, limit, num_read + 1, num_read + most + 1) - (num_read + 1)
 
     def num_read_first(self, num_unread: Sequence[int]) -> int:

@@ -152,9 +152,9 @@ def drafted(num_nodes: int) -> Request:
     ("seconds_per_row", "num_nodes", "sizes"),  # a prompt comes with each verification but the last
     [
         (0.0, 20, [4, 1]),  # 3 x 21 rows are no more than 50 of the prompt and 32
-        (0.01, 3, [4, 1]),  # and 3 x 4 take no more than 10 % longer than 3 without drafts
-        (0.01, 20, [1, 4]),
-        (0.01, 90, [1, 2, 1, 2, 1, 2]),  # at least one is let in when all were put off before
+        (0.1, 2, [4, 1]),  # and 3 x 3 take no longer than a verification of one row
+        (0.1, 20, [1, 4]),
+        (0.1, 90, [1, 2, 1, 2, 1, 2]),  # at least one is let in when all were put off before
     ],
 )
 async def test_drafts_that_would_delay_a_first_token_are_put_off_but_not_twice_in_a_row(
@@ -193,7 +193,7 @@ async def test_a_short_prompt_does_not_wait_for_much_longer_ones(
 
 
 async def test_the_time_for_which_a_draft_is_put_off_is_no_cost_of_drafting():
-    stage, request = stage_of(costs_of(0.01)), drafted(20)
+    stage, request = stage_of(costs_of(0.1)), drafted(20)
     slow_down(stage._verifier, "verify", 2.0)
     stage.queue.put(reader())
     stage.queue.put(request)
