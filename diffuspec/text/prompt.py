@@ -34,18 +34,20 @@ def encode_prompt(
     tokenizer: Any,
     max_model_len: int | None,
     chat: ChatOptions = _DEFAULT,
+    adds_special_tokens: bool | None = None,
 ) -> TokenIds:
     """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
 
-    A text begins as the tokenizer begins texts, with BOS if that is its way; ids are taken as they
-    are. Raises InvalidRequestError, before tokenising what cannot fit; max_model_len None: the
-    caller cuts what is too long.
+    Unless adds_special_tokens says otherwise, a text gets those with which the tokenizer begins
+    texts, such as BOS, and a chat none, as its template has them; ids are taken as they are. Raises
+    InvalidRequestError, before tokenising what cannot fit; max_model_len None: the caller cuts
+    what is too long.
     """
     if isinstance(prompt, str):
-        return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens=True)
+        return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens is not False)
     if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
         text = _render(prompt, tokenizer, chat)  # type: ignore[arg-type]
-        return _tokenize(text, tokenizer, max_model_len, adds_special_tokens=False)
+        return _tokenize(text, tokenizer, max_model_len, adds_special_tokens is True)
     return as_token_ids(prompt)
 
 
@@ -90,9 +92,8 @@ def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOpt
 
 
 def _tokenize(
-    text: str, tokenizer: Any, max_model_len: int | None, *, adds_special_tokens: bool
+    text: str, tokenizer: Any, max_model_len: int | None, adds_special_tokens: bool
 ) -> TokenIds:
-    """Encode a text; adds_special_tokens is False for chats, whose template has them already."""
     if max_model_len is not None and len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
         raise ContextLengthError(
             f"a prompt of {len(text)} characters cannot fit the target's maximum context length "

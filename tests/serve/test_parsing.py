@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.errors import InvalidRequestError
@@ -421,6 +422,29 @@ def test_a_chat_may_end_with_its_last_message_closed_or_open(keys, end):
     [generation] = encode(chat(messages=messages, **keys), tokenizer(closed), MODEL)
     text = tokenizer().decode(generation.prompt_token_ids)
     assert text == f"<|start|>user:hi<|end|>{end}"
+
+
+@pytest.mark.parametrize(
+    ("keys", "begins"),
+    [
+        ({}, (False, True)),
+        ({"add_special_tokens": True}, (True, True)),
+        ({"add_special_tokens": False}, (False, False)),
+    ],
+)
+def test_special_tokens_are_added_to_texts_unless_not_wanted_and_to_chats_if_wanted(keys, begins):
+    with_bos = tokenizer()
+    with_bos.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|end|> $A", special_tokens=[("<|end|>", 256)]
+    )
+    [chatted] = encode(chat(**keys), with_bos, MODEL)
+    [completed] = encode(complete(**keys), with_bos, MODEL)
+    assert (chatted.prompt_token_ids[0] == 256, completed.prompt_token_ids[0] == 256) == begins
+
+
+def test_an_answer_has_the_role_of_the_message_that_it_goes_on_with():
+    assert chat().role == "assistant"
+    assert chat(add_generation_prompt=False).role == "user"
 
 
 def test_a_message_that_the_template_does_not_keep_cannot_be_continued():

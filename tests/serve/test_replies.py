@@ -61,6 +61,14 @@ def test_a_call_of_a_tool_takes_the_place_of_its_text():
     }
 
 
+def test_the_role_of_an_answer_is_that_of_its_job():
+    reply = reply_to(CHAT, role="user")
+    [first] = reply.begin()
+    reply.add(0, output("x", is_last=True))
+    [choice] = reply.whole()["choices"]
+    assert first["choices"][0]["delta"]["role"] == choice["message"]["role"] == "user"
+
+
 def test_calls_are_streamed_in_parts_and_numbered():
     reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
     chunks = [reply.chunk(0, output(CALL[:50])), reply.chunk(0, output(CALL[50:] + CALL))]

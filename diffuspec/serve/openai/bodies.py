@@ -175,8 +175,13 @@ class ChatBody(Body):
     chat_template_kwargs: Annotated[dict[str, TemplateOption], Field(max_length=16)] | None = Field(
         None, description="Variables of the model's chat template, such as enable_thinking."
     )
+    add_special_tokens: bool = Field(
+        False, description="Add BOS and its like to what the chat template makes of the messages."
+    )
     add_generation_prompt: bool = Field(
-        True, description="Have the chat template begin the answer's message."
+        True,
+        description="Have the chat template begin the answer's message; else the answer has the "
+        "role of the final message.",
     )
     continue_final_message: bool = Field(
         False,
@@ -226,6 +231,9 @@ class CompletionBody(Body):
         ge=0,
         le=MAX_LOGPROBS,
         description="Add log-probabilities, and that many alternatives.",
+    )
+    add_special_tokens: bool = Field(
+        True, description="Begin a prompt that is a text as the tokenizer does, such as with BOS."
     )
     echo: bool = Field(
         False, description="Begin the text with the prompt, logprobs with those of its tokens."

@@ -37,6 +37,8 @@ class Job:
     names_tokens_by_id: bool = False  # in logprobs
     request_id: str | None = None  # the client's own; None: a header has it, or it gets one
     form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
+    adds_special_tokens: bool | None = None  # to prompts that are texts; None: see encode_prompt
+    role: str = "assistant"  # of the message that answers a chat
     chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names
 
@@ -82,7 +84,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
 def _encode(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
     most = job.max_prompt_tokens
     longest = model.max_model_len if most is None else None
-    token_ids = encode_prompt(prompt, tokenizer, longest, job.chat)
+    token_ids = encode_prompt(prompt, tokenizer, longest, job.chat, job.adds_special_tokens)
     if most is None or len(token_ids) <= most:
         return token_ids
     return token_ids[:most] if job.is_cut_at_end else token_ids[-most:]

@@ -120,6 +120,8 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         max_tokens=max_tokens,
         form_asked_by="tools" if use.tools else _form_key(body),
         chat=_chat_options(body, use.tools),
+        role="assistant" if body.add_generation_prompt else body.messages[-1].role,
+        adds_special_tokens=body.add_special_tokens,
         is_call_named=use.is_named,
         **_common(body, max_tokens or 1, model),
     )
@@ -169,6 +171,7 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
         sampling=sampling,
         max_tokens=max_tokens,
         form_asked_by=_form_key(body),
+        adds_special_tokens=body.add_special_tokens,
         echo=body.echo,
         is_prompt_only=is_prompt_only,
         **_common(body, max_tokens, model),

@@ -23,7 +23,6 @@ _IGNORED = frozenset(
 # What is not implemented and changes answers, with the value at which it does not.
 _NEUTRAL: dict[str, object] = {
     "add_generation_prompt": True,  # of a text, which has no template
-    "add_special_tokens": True,
     "audio": {},
     "best_of": 1,
     "chat_template": "",

@@ -23,7 +23,7 @@ class ChatReply(Reply):
         self._num_calls = [0 for _ in generations]
 
     def begin(self) -> list[dict[str, Any]]:
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": self._job.role, "content": ""}
         choices = [
             {"index": answer.generation.index, "delta": delta, "logprobs": None}
             for answer in self._answers
@@ -42,7 +42,7 @@ class ChatReply(Reply):
         message = self._message(index, answer.text)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {"role": "assistant", "refusal": None, **message},
+            "message": {"role": self._job.role, "refusal": None, **message},
             "logprobs": self._logprobs(answer.token_ids, answer.logprobs),
             "finish_reason": self._finish_reason(index, answer.finish_reason),
             "stop_reason": answer.stop_reason,
