@@ -66,9 +66,9 @@ def _takes(
 
 
 def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
-    is_flag, is_list = parameter.kind is bool, parameter.num_items is not None
+    is_list = parameter.num_items is not None
     info: Any = typer.Option(
-        f"--{parameter.option}",
+        f"--no-{parameter.option}" if parameter.default is True else f"--{parameter.option}",
         help=_help(parameter),
         metavar=_metavar(parameter),
         rich_help_panel=panel,
@@ -79,8 +79,8 @@ def _option(parameter: Parameter, panel: str) -> inspect.Parameter:
     return inspect.Parameter(
         parameter.name,
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=False if is_flag else None,
-        annotation=Annotated[bool if is_flag else (list[kind] if is_list else kind) | None, info],
+        default=None,
+        annotation=Annotated[(list[kind] if is_list else kind) | None, info],
     )
 
 
@@ -88,13 +88,13 @@ def _given(parameters: list[Parameter], values: dict[str, Any]) -> Given:
     """Take the values of parameters that were set out of all values of a command."""
     taken = [(parameter, values.pop(parameter.name)) for parameter in parameters]
     return {
-        parameter.name: _read(parameter, value)
-        for parameter, value in taken
-        if value is not None and value is not False
+        parameter.name: _read(parameter, value) for parameter, value in taken if value is not None
     }
 
 
 def _read(parameter: Parameter, value: Any) -> Any:
+    if parameter.kind is bool:  # a switch, of which only being given is an answer
+        return not parameter.default
     return _mapping(value) if parameter.is_mapping else _number_or_word(parameter, value)
 
 
@@ -121,7 +121,8 @@ def _number_or_word(parameter: Parameter, value: Any) -> Any:
 
 
 def _help(parameter: Parameter) -> str:
-    texts = [parameter.help]
+    what = parameter.help
+    texts = [f"Do not {what[0].lower()}{what[1:]}" if parameter.default is True else what]
     highest: Any = parameter.bounds.le
     if highest is not None and highest < _MAX_SHOWN:
         texts.append(f"{spell(parameter.bounds).capitalize()}.")

@@ -104,6 +104,7 @@ def test_sampling_options_arrive(diffuspec: Run, engine: type[FakeEngine]) -> No
         "--temperature 0.7 --top-p 0.9 --top-k 40 --seed -3 --repetition-penalty 1.1"
         " --presence-penalty 0.2 --frequency-penalty -0.3 --max-tokens 12"
         " --stop END --stop ### --stop-token-id 5 --stop-token-id 6 --ignore-eos"
+        " --no-skip-special-tokens"
     )
     diffuspec("generate", "Hi", *options.split())
     assert engine.last.sampling == SamplingParams(
@@ -118,6 +119,7 @@ def test_sampling_options_arrive(diffuspec: Run, engine: type[FakeEngine]) -> No
         stop=("END", "###"),
         stop_token_ids=(5, 6),
         ignore_eos=True,
+        skip_special_tokens=False,
     )
 
 
