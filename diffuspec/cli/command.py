@@ -38,26 +38,28 @@ class Command(TyperCommand):
     """A command that reports errors and warnings as lines on stderr."""
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
+        _run(super().main, *args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
         with _warnings_shown():
-            _run(super().main, *args, **options)
+            return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))
 
 
 class Server(Command):
-    """A command that configures logging itself."""
+    """A command that configures logging itself: it has no other lines of warnings."""
 
-    def main(self, *args: Any, **options: Any) -> NoReturn:
-        _run(TyperCommand.main, self, *args, **options)
+    def invoke(self, ctx: Any) -> Any:
+        return TyperCommand.invoke(self, ctx)
 
 
 class Commands(TyperGroup):
-    """A group of commands that report errors and warnings as lines on stderr."""
+    """A group of commands that report errors as lines on stderr."""
 
     def main(self, *args: Any, **options: Any) -> NoReturn:
-        with _warnings_shown():
-            _run(super().main, *args, **options)
+        _run(super().main, *args, **options)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types(super().get_params(ctx))

@@ -52,12 +52,9 @@ _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 def create_app(
     backend: Backend,
     settings: ServeSettings,
-    lifespan: Callable[[FastAPI], Any] | None = None,
     spans: RequestSpans | None = None,
 ) -> FastAPI:
-    """Return the application. `lifespan` is the application's own, as FastAPI takes it.
-
-    `spans` records every request for OpenTelemetry.
+    """Return the application. `spans` records every request for OpenTelemetry.
 
     Raises ConfigError for a file of keys that cannot be read.
     """
@@ -65,7 +62,6 @@ def create_app(
     app = FastAPI(
         title="diffuspec",
         version=package_version(),
-        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # to plain HTTP, where a gateway has ended TLS

@@ -24,6 +24,7 @@ from diffuspec.telemetry import otel
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
+_POLL_SECONDS = 0.1  # uvicorn's own, for a second Ctrl-C
 _GRACE_SECONDS = 5  # after the drain, for the last errors to be sent
 
 
@@ -85,6 +86,7 @@ class Server(uvicorn.Server):
                 http=functools.partial(BoundedProtocol, settings),  # type: ignore[arg-type]
                 server_header=False,
                 log_config=None,
+                lifespan="off",
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=round(settings.drain_seconds) + _GRACE_SECONDS,
                 ssl_certfile=None if tls is None else tls.certificate,
@@ -116,7 +118,13 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         draining = asyncio.ensure_future(self._drain())
         await super().shutdown(sockets)
-        await draining
+        while not (draining.done() or self.force_exit):
+            await asyncio.wait([draining], timeout=_POLL_SECONDS)
+        if self.force_exit:
+            draining.cancel()
+        await asyncio.wait([draining])
+        if not draining.cancelled():
+            draining.result()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from diffuspec.cli import serve
+from diffuspec.core.errors import ConfigError
 from tests.cli.conftest import error_line
 
 
@@ -17,6 +20,18 @@ def test_off_loopback_keys_are_demanded(diffuspec: Callable[..., Any]) -> None:
     assert (
         error_line(result) == "0.0.0.0 can be reached by others, which takes --api-keys FILE.yaml"
     )
+
+
+def test_a_warning_of_a_service_is_a_line_of_its_log_and_no_other(
+    diffuspec: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warned(*_: object) -> None:
+        logging.getLogger("diffuspec.serve").warning("once")
+        raise ConfigError("that is all")
+
+    monkeypatch.setattr(serve, "_tls", warned)
+    warning, error = diffuspec("serve").stderr.splitlines()
+    assert warning.endswith("WARNING diffuspec.serve once") and error == "error: that is all"
 
 
 @pytest.mark.parametrize("text", [None, "no PEM"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import subprocess
@@ -137,6 +138,25 @@ def test_the_url_of_a_server_can_be_called_on_its_machine(host, named):
     with bind(host, 0) as bound:
         server = Server(FastAPI(), bound, ServeSettings(), drain, print)
         assert server.url == f"http://{named}:{bound.getsockname()[1]}"
+
+
+async def test_a_second_interrupt_does_not_wait_for_running_requests():
+    ended: list[str] = []
+
+    def interrupt(url: str = "") -> None:
+        server.handle_exit(signal.SIGINT, None)
+
+    async def drain() -> None:
+        interrupt()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    with bind("127.0.0.1", 0) as bound:
+        server = Server(FastAPI(), bound, ServeSettings(), drain, interrupt)
+        await asyncio.wait_for(server.run_until_stopped(), 20)
+    assert ended == ["cancelled"]
 
 
 @pytest.mark.process
