@@ -27,6 +27,8 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _MAX_CONCURRENCY = 4096
 _ROWS_AT_AN_ADDRESS = 16  # in flight
+_TIMEOUT_SECONDS = 600.0
+_SHARD_BYTES = 4 * 2**20
 
 HELP = """
 Each line of the input is a row, in one of these forms:
@@ -73,11 +75,11 @@ _Address = Annotated[
     ),
 ]
 _Engine = Annotated[
-    Literal["pipeline", "process", "data"],
+    Literal["pipeline", "process", "data"] | None,
     typer.Option(
-        help="Without an address. pipeline: on the cluster that RAY_ADDRESS names, else on a "
-        "cluster of its own here; process: all roles in this process, without Ray; data: several "
-        "pipelines through Ray Data, from and to folders of JSONL or Parquet."
+        help="Without an address. pipeline, the default: on the cluster that RAY_ADDRESS names, "
+        "else on a cluster of its own here; process: all roles in this process, without Ray; data: "
+        "several pipelines through Ray Data, from and to folders of JSONL or Parquet."
     ),
 ]
 _KeyFile = Annotated[
@@ -110,27 +112,37 @@ _Patience = Annotated[
     ),
 ]
 _Timeout = Annotated[
-    float, typer.Option(metavar="SECONDS", min=1, help="Longest wait for one reply of --address.")
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=1,
+        help=f"Longest wait for one reply of --address. Default: {_TIMEOUT_SECONDS:g}.",
+    ),
 ]
 _Retry = Annotated[
     bool, typer.Option("--retry-failed", help="Answer rows again that failed in an earlier run.")
 ]
 _DATA = "Large batches (--engine data)"
 _Pipelines = Annotated[
-    int,
-    typer.Option(metavar="N", min=1, help="Pipelines that share the input.", rich_help_panel=_DATA),
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Pipelines that share the input. Default: 1.",
+        rich_help_panel=_DATA,
+    ),
 ]
 _Format = Annotated[
-    Literal["jsonl", "parquet"],
-    typer.Option(help="What the output is written as.", rich_help_panel=_DATA),
+    Literal["jsonl", "parquet"] | None,
+    typer.Option(help="What the output is written as. Default: jsonl.", rich_help_panel=_DATA),
 ]
 _ShardBytes = Annotated[
-    int,
+    int | None,
     typer.Option(
         metavar="N",
         min=1,
         help="Size of the parts into which JSONL files are split; Parquet files are split into "
-        "their row groups.",
+        f"their row groups. Default: {_SHARD_BYTES}.",
         rich_help_panel=_DATA,
     ),
 ]
@@ -144,16 +156,16 @@ def run(
     output: _Output,
     config: Config = None,
     address: _Address = "",
-    engine: _Engine = "pipeline",
+    engine: _Engine = None,
     api_key_file: _KeyFile = None,
     limit: _Limit = None,
     concurrency: _Concurrency = None,
     patience: _Patience = 600.0,
-    timeout: _Timeout = 600.0,
+    timeout: _Timeout = None,
     retry_failed: _Retry = False,
-    pipelines: _Pipelines = 1,
-    format: _Format = "jsonl",
-    shard_bytes: _ShardBytes = 4 * 2**20,
+    pipelines: _Pipelines = None,
+    format: _Format = None,
+    shard_bytes: _ShardBytes = None,
     sampling: Given = NOTHING_GIVEN,
     draft_length: options.DraftLength = None,
     speculation: Given = NOTHING_GIVEN,
@@ -161,26 +173,44 @@ def run(
     """Answer every row of a file, and write the results to another."""
     drafting = {**options.policy(draft_length), **speculation}
     SpeculationParams(**drafting)  # a wrong value is refused once, not in every row
+    _check_effects(bool(address), "--address", timeout=timeout, api_key_file=api_key_file)
+    _check_effects(
+        engine == "data",
+        "--engine data",
+        pipelines=pipelines,
+        format=format,
+        shard_bytes=shard_bytes,
+    )
     how = Options(concurrency, patience, _defaults(sampling), drafting)
     if engine == "data":
         if address or limit or retry_failed:
             raise ConfigError("--engine data takes no --address, --limit or --retry-failed")
-        large = LargeBatch(input, output, format, pipelines, shard_bytes)
+        large = LargeBatch(
+            input, output, format or "jsonl", pipelines or 1, shard_bytes or _SHARD_BYTES
+        )
         _finish(answer_folder(large, load_pipeline(config or _PIPELINE), how), output)
         return
     if address:
-        if config is not None:
-            raise ConfigError("--config and --address exclude each other")
+        for name, value in (("config", config), ("engine", engine)):
+            if value is not None:
+                raise ConfigError(f"--{name} and --address exclude each other")
         num_rows = concurrency or _ROWS_AT_AN_ADDRESS
-        place = at_address(address, api_key_file, num_rows, timeout)
+        place = at_address(address, api_key_file, num_rows, timeout or _TIMEOUT_SECONDS)
     else:
         place = _own(engine, load_pipeline(config or _PIPELINE))
     files = Files(input, output, limit, retry_failed)
     _finish(answer_file(files, place, how, Console(stderr=True, highlight=False)), output)
 
 
-def _own(engine: str, config: PipelineConfig) -> Place:
-    return on_ray(config) if engine == "pipeline" else in_process(config)
+def _check_effects(is_given: bool, needed: str, **values: object) -> None:
+    """Raise ConfigError for a value of an option that has no effect without another."""
+    for name, value in values.items():
+        if value is not None and not is_given:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect without {needed}")
+
+
+def _own(engine: str | None, config: PipelineConfig) -> Place:
+    return in_process(config) if engine == "process" else on_ray(config)
 
 
 def _defaults(sampling: Given) -> dict[str, Any]:

@@ -16,8 +16,11 @@ from diffuspec.core.errors import ConfigError
 def locked(path: Path, output: Path) -> Iterator[BinaryIO]:
     """Open a file, made if it is not there, to read and append, for one process at a time.
 
-    Raises ConfigError, which names `output`, at once if another process has it.
+    Raises ConfigError, which names `output`, for a folder or a device, and at once if another
+    process has it.
     """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"the output must be a file; {output} is none")
     try:
         file = path.open("a+b")
     except OSError as error:

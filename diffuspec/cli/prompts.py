@@ -12,7 +12,7 @@ _STDIN = "-"
 
 
 def read_prompt(argument: str | None, file: Path | None) -> str:
-    """Return the prompt, for a file or stdin without its last newline.
+    """Return the prompt, for a file or stdin without byte order mark and last newline.
 
     Raises InvalidRequestError when it is given twice, blank, unreadable or not UTF-8.
     """
@@ -48,6 +48,6 @@ def _read_stdin() -> bytes:
 
 def _decode(content: bytes, source: str) -> str:
     try:
-        return content.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        return content.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{source} is not UTF-8 text: {error}") from error

@@ -88,6 +88,11 @@ def test_json_holds_logprobs_when_asked(diffuspec: Run, engine: type[FakeEngine]
     assert logprobs[0] == {"token_id": 7, "logprob": -0.5, "top": top}
 
 
+def test_a_byte_order_mark_is_no_part_of_a_prompt(diffuspec: Run, engine: type[FakeEngine]) -> None:
+    diffuspec("generate", "--raw", stdin="\ufeffdef f(\r\n")
+    assert engine.last.prompt == "def f("
+
+
 def test_raw_prompt_is_text_and_system_is_a_message(
     diffuspec: Run, engine: type[FakeEngine]
 ) -> None:
