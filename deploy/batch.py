@@ -233,7 +233,8 @@ def _finish(outcome: Outcome, output: Path) -> None:
     state = f"{counts.state} are in {output}"
     if isinstance(problem, Interrupted | KeyboardInterrupt):
         typer.echo(f"interrupted: {state}; the same command goes on from there", err=True)
-        raise typer.Exit(getattr(problem, "exit_code", Interrupted.CTRL_C))
+        # typer.Exit(130) would be reported as an interrupt once more.
+        raise SystemExit(getattr(problem, "exit_code", Interrupted.CTRL_C))
     hint = f" ({state}; the same command goes on from there)" if counts.num_done else ""
     raise BatchStoppedError(f"{problem}{hint}") from problem
 

@@ -203,6 +203,7 @@ def test_a_key_that_is_spelled_wrong_is_told_with_the_one_that_it_is_like(key, m
 def test_neutral_values_and_nulls_and_labels_are_taken():
     job = chat(
         best_of=None, n=1, suffix=None, tools=[], tool_choice="none", parallel_tool_calls=True,
+        prediction={"type": "content", "content": "x"},
         user="u", metadata={"a": "b"}, store=False, use_beam_search=False, prompt_logprobs=None,
         top_logprobs=0, priority=0, chat_template_kwargs={},
     )  # fmt: skip

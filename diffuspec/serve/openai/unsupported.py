@@ -18,6 +18,7 @@ _IGNORED = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "guided_decoding_backend",
+        "prediction",  # of what the answer will be: OpenAI drafts with it
     )
 )
 # What is not implemented and changes answers, with the value at which it does not.
@@ -36,7 +37,6 @@ _NEUTRAL: dict[str, object] = {
     "length_penalty": 1,
     "modalities": ["text"],
     "parallel_tool_calls": True,  # of a text, which has no tools
-    "prediction": {},
     "priority": 0,
     "reasoning_effort": "none",
     "suffix": "",
