@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -25,9 +26,16 @@ from diffuspec.serve.http.edge import Edge, HeadAsGet
 from diffuspec.serve.http.keys import Keys
 from diffuspec.serve.http.observer import HttpSeries, Observer
 from diffuspec.serve.http.playground import add_playground
+from diffuspec.serve.http.tokenization import Tokenization
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import HttpError, no_such_model
 from diffuspec.serve.openai.schema import ERROR, body_schema
+from diffuspec.serve.openai.tokenization import (
+    DETOKENIZE_SCHEMA,
+    TOKENIZE_SCHEMA,
+    detokenize,
+    tokenize,
+)
 from diffuspec.serve.settings import ServeSettings
 
 _ERROR = {"content": {"application/json": {"schema": ERROR}}}
@@ -73,7 +81,9 @@ def create_app(
     app.add_middleware(HeadAsGet)
     shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]  # in /openapi.json
     add = functools.partial(app.add_api_route, responses=_RESPONSES, dependencies=shown)
-    _add_completions(add, Completions(backend, settings))
+    threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
+    _add_completions(add, Completions(backend, settings, threads))
+    _add_tokenization(add, Tokenization(backend, settings, threads))
     _add_models(add, backend)
     _add_metrics(add, backend, series)
     _add_health(app, backend)
@@ -103,14 +113,29 @@ def _add_completions(add: _Add, completions: Completions) -> None:
         ("/v1/chat/completions", chat, ChatBody),
         ("/v1/completions", complete, CompletionBody),
     ):
-        content = {"application/json": {"schema": body_schema(kind)}}
-        add(
-            path,
-            answer,
-            methods=["POST"],
-            openapi_extra={"requestBody": {"required": True, "content": content}},
-            responses=_ANSWER | _RESPONSES,
-        )
+        extra = _takes(body_schema(kind))
+        add(path, answer, methods=["POST"], openapi_extra=extra, responses=_ANSWER | _RESPONSES)
+
+
+def _takes(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what OpenAPI says of a body of this schema."""
+    content = {"application/json": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _add_tokenization(add: _Add, tokenization: Tokenization) -> None:
+    async def tokenize_prompt(request: Request) -> JSONResponse:
+        """Return the token ids of the prompt of a chat or a completion."""
+        return await tokenization.answer(tokenize, request)
+
+    async def detokenize_ids(request: Request) -> JSONResponse:
+        """Return the text of token ids."""
+        return await tokenization.answer(detokenize, request)
+
+    extra = _takes(TOKENIZE_SCHEMA)
+    add("/tokenize", tokenize_prompt, methods=["POST"], openapi_extra=extra)
+    extra = _takes(DETOKENIZE_SCHEMA)
+    add("/detokenize", detokenize_ids, methods=["POST"], openapi_extra=extra)
 
 
 def _add_models(add: _Add, backend: Backend) -> None:

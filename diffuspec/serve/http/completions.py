@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import aclosing
 
 from starlette.datastructures import State
@@ -31,10 +31,11 @@ from diffuspec.serve.settings import ServeSettings
 class Completions:
     """Answers the requests of both endpoints."""
 
-    def __init__(self, backend: Backend, settings: ServeSettings) -> None:
+    def __init__(self, backend: Backend, settings: ServeSettings, tokenizing: Executor) -> None:
+        """`tokenizing` has the threads for what takes time."""
         self._backend = backend
         self._settings = settings
-        self._tokenizing = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
+        self._tokenizing = tokenizing
 
     async def answer(self, endpoint: Endpoint, request: Request) -> Response:
         """Answer a request, streaming or not, within the time that the settings allow."""

@@ -22,6 +22,7 @@ from diffuspec.telemetry import context
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ready")
+_KEYED = ("/metrics", "/tokenize", "/detokenize")  # besides all below /v1
 _LINGER_SECONDS = 2.0  # to read what is left of a refused body, so that the client reads the answer
 _HEADERS = {
     "x-content-type-options": "nosniff",
@@ -83,7 +84,7 @@ class Edge:
     def _authenticate(self, scope: Scope) -> Allowance | None:
         """Return the allowance of the caller's key; None where no key is needed."""
         path: str = scope["path"]
-        if self._keys is None or not (path.startswith("/v1/") or path == "/metrics"):
+        if self._keys is None or not (path.startswith("/v1/") or path in _KEYED):
             return None
         kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         allowance = self._keys.find(key.strip()) if kind.lower() == "bearer" else None

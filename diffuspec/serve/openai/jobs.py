@@ -64,8 +64,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
     """
     generations: list[Generation] = []
     for prompt in job.prompts:
-        token_ids = _encode(prompt, job, tokenizer, model)
-        _check_ids(token_ids, model.vocab_size)
+        token_ids = encode_one(prompt, job, tokenizer, model)
         room = model.max_model_len - len(token_ids)
         if room < (job.max_tokens or 1):
             # Clients look for these words and this code, to send less.
@@ -81,10 +80,12 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
     return tuple(generations)
 
 
-def _encode(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
+def encode_one(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
+    """Tokenise a prompt of a job, and cut it if that is asked for. Raises InvalidRequestError."""
     most = job.max_prompt_tokens
     longest = model.max_model_len if most is None else None
     token_ids = encode_prompt(prompt, tokenizer, longest, job.chat, job.adds_special_tokens)
+    _check_ids(token_ids, model.vocab_size)
     if most is None or len(token_ids) <= most:
         return token_ids
     return token_ids[:most] if job.is_cut_at_end else token_ids[-most:]

@@ -1,0 +1,39 @@
+"""POST /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from diffuspec.serve.backend import Backend, ServedModel
+from diffuspec.serve.http.body import read_json
+from diffuspec.serve.openai.errors import no_such_model
+from diffuspec.serve.openai.parsing import check_model
+from diffuspec.serve.settings import ServeSettings
+
+Answer: TypeAlias = Callable[[object, Any, ServedModel], dict[str, Any]]
+
+
+class Tokenization:
+    """Answers requests that need the tokenizer alone."""
+
+    def __init__(self, backend: Backend, settings: ServeSettings, threads: Executor) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._threads = threads
+
+    async def answer(self, answer: Answer, request: Request) -> JSONResponse:
+        """Answer with what `answer` makes of the body, the tokenizer and the model."""
+        body = await read_json(request, self._settings.max_body_bytes, self._settings.body_seconds)
+        model, tokenizer = self._backend.model, self._backend.tokenizer
+        if not check_model(body, model):
+            raise no_such_model(model.name)
+        found = asyncio.get_running_loop().run_in_executor(
+            self._threads, lambda: JSONResponse(answer(body, tokenizer, model))
+        )
+        return await found

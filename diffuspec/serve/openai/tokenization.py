@@ -1,0 +1,73 @@
+"""Bodies and answers of /tokenize and /detokenize, in vLLM's words.
+
+Both functions compute for a while: they belong in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.jobs import encode_one
+from diffuspec.serve.openai.parsing import parse
+
+_DETOKENIZE_KEYS = ("model", "tokens")
+
+TOKENIZE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "description": "The body of a chat or of a completion with one prompt. What does not concern "
+    "the prompt is checked and has no effect.",
+    "properties": {
+        "messages": {"type": "array", "items": {"type": "object"}},
+        "prompt": {"type": "string"},
+        "return_token_strs": {"type": "boolean", "default": False},
+    },
+}
+DETOKENIZE_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "model": {"type": "string"},
+        "tokens": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["tokens"],
+}
+
+
+def tokenize(body: object, tokenizer: Any, model: ServedModel) -> dict[str, Any]:
+    """Return the token ids of the prompt of a body for either endpoint of OpenAI's API.
+
+    They may be more than the context holds. Raises InvalidRequestError.
+    """
+    given = dict(body) if isinstance(body, Mapping) else body
+    returns_texts = given.pop("return_token_strs", None) if isinstance(given, dict) else None
+    if not isinstance(returns_texts, bool | None):
+        raise BadRequestError("return_token_strs must be true or false", "return_token_strs")
+    is_chat = isinstance(given, dict) and "messages" in given
+    job = parse("/v1/chat/completions" if is_chat else "/v1/completions", given, model)
+    if len(job.prompts) != 1:
+        raise BadRequestError("prompt must be one text, or token ids", "prompt")
+    token_ids = encode_one(job.prompts[0], job, tokenizer, model).tolist()
+    return {
+        "count": len(token_ids),
+        "max_model_len": model.max_model_len,
+        "tokens": token_ids,
+        "token_strs": tokenizer.convert_ids_to_tokens(token_ids) if returns_texts else None,
+    }
+
+
+def detokenize(body: object, tokenizer: Any, model: ServedModel) -> dict[str, Any]:
+    """Return the text of token ids, special tokens included. Raises InvalidRequestError."""
+    if not isinstance(body, Mapping):
+        raise BadRequestError("the body must be a JSON object")
+    for name in body:
+        if name not in _DETOKENIZE_KEYS:
+            shown = str(name)[:64]
+            raise BadRequestError(f"unknown parameter {shown!r}", shown, "unknown_parameter")
+    tokens = body.get("tokens")
+    if not isinstance(tokens, list) or not all(type(one) is int for one in tokens):
+        raise BadRequestError("tokens must be a list of token ids", "tokens")
+    if not all(0 <= one < model.vocab_size for one in tokens):
+        raise BadRequestError(f"tokens must be from 0 to {model.vocab_size - 1}", "tokens")
+    return {"prompt": tokenizer.decode(tokens, clean_up_tokenization_spaces=False)}

@@ -1,0 +1,54 @@
+"""/tokenize and /detokenize, in vLLM's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.service import fake_engine, http_client
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+async def asked(path: str, body: object) -> dict[str, object]:
+    async with fake_engine() as engine, http_client(engine) as client:
+        found: dict[str, object] = (await client.post(path, json=body)).json()
+        return found
+
+
+async def test_a_text_has_its_token_ids_and_their_names():
+    found = await asked("/tokenize", {"prompt": "hi", "return_token_strs": True})
+    assert found["token_strs"] == ["h", "i"] and found["count"] == 2
+    assert await asked("/detokenize", {"tokens": found["tokens"]}) == {"prompt": "hi"}
+
+
+async def test_a_chat_is_tokenised_as_its_template_lays_it_out():
+    found = await asked("/tokenize", CHAT | {"add_generation_prompt": False, "temperature": 0})
+    text = await asked("/detokenize", {"tokens": found["tokens"]})
+    assert text == {"prompt": "<|start|>user:hi"} and found["token_strs"] is None
+
+
+async def test_a_prompt_may_be_longer_than_the_context():
+    found = await asked("/tokenize", {"prompt": "x" * 600})
+    assert found["count"] == 600 and found["max_model_len"] < 600
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": ["a", "b"]}, "prompt"),
+        ("/tokenize", {"prompt": "a", "return_token_strs": 1}, "return_token_strs"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"prompt": "a", "model": "other"}, "model"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/detokenize", {"tokens": [10**12]}, "tokens"),
+        ("/detokenize", {"tokens": [True]}, "tokens"),
+        ("/detokenize", {"tokens": [258]}, "tokens"),
+        ("/detokenize", {"tokens": [1], "text": "a"}, "text"),
+        ("/detokenize", [], None),
+    ],
+)
+async def test_what_is_wrong_is_refused_by_its_name(path, body, param):
+    error = (await asked(path, body))["error"]
+    assert error["type"] == "invalid_request_error" and error["param"] == param
