@@ -12,7 +12,9 @@ namespace rows {
 namespace {
 
 constexpr int kVectors = kBlock / kLanes;
-constexpr int kTile = 4;  // queries that share what is read of a block
+constexpr int kTile = 4;         // queries that share what is read of a block
+constexpr int kLine = 64;        // bytes that are fetched together
+constexpr int kSecondLevel = 2;  // the cache into which they are fetched
 
 // The running softmax of some queries: sums of weighted values, [queries, padded dim], each query's
 // highest score and the sum of its weights.
@@ -84,8 +86,9 @@ INLINE void add_all_values(
   int left = stride / kLanes;
   for (; left >= 4; left -= 4, outputs += 4 * kLanes, values += 4 * kLanes)
     add_values<N, 4>(weights, shrink, values, first, end, outputs, stride);
-  for (; left; --left, outputs += kLanes, values += kLanes)
-    add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
+  for (; left >= 2; left -= 2, outputs += 2 * kLanes, values += 2 * kLanes)
+    add_values<N, 2>(weights, shrink, values, first, end, outputs, stride);
+  if (left) add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
 }
 
 // Adds a block's columns to the sums of N queries.
@@ -150,6 +153,12 @@ FOR_EVERY_CPU void add_block_to(
   if (count == 1) add_block<1>(sums, query, dim, keys, values, scaling);
 }
 
+// Has the processor fetch an array in advance. GCC leaves out calls of what does no more than this,
+// unless it is inlined.
+INLINE void fetch(const char* from, int64_t size) {
+  for (int64_t i = 0; i < size; i += kLine) __builtin_prefetch(from + i, 0, kSecondLevel);
+}
+
 // Rows of a cache that stand elsewhere in it, one after another.
 struct Gathered {
   void reset(const Type& type, int count, int dim) {
@@ -181,8 +190,14 @@ class HeadAttention {
   HeadAttention(const Type& type, const Attention& call, int kv_head, Memory& memory)
       : type_(type), call_(call), kv_head_(kv_head), group_(call.num_heads / call.num_kv_heads),
         keys_(at(call.keys, type, kv_head * call.cache_head_stride)),
-        values_(at(call.values, type, kv_head * call.cache_head_stride)), sums_(memory.sums),
-        columns_(memory.columns), gathered_(memory.gathered), listed_(memory.listed) {}
+        values_(at(call.values, type, kv_head * call.cache_head_stride)),
+        next_keys_(call.next_keys), next_values_(call.next_values), sums_(memory.sums),
+        columns_(memory.columns), gathered_(memory.gathered), listed_(memory.listed) {
+    if (kv_head + 1 < call.num_kv_heads) {
+      next_keys_ = at(keys_, type, call.cache_head_stride);
+      next_values_ = at(values_, type, call.cache_head_stride);
+    }
+  }
 
   void run() {
     sums_.reset(call_.num_rows * group_, call_.dim);
@@ -199,6 +214,15 @@ class HeadAttention {
   int row_at(int place) const { return call_.lists.order[place]; }
   int first_column(int row) const {
     return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
+  }
+
+  // Has kLanes columns fetched of what is read next, while these are computed with: heads lie too far
+  // apart for the processor to do so by itself.
+  INLINE void fetch_next(int column) const {
+    if (!next_keys_) return;
+    const int64_t width = call_.dim * type_.size;
+    fetch(next_keys_ + column * width, kLanes * width);
+    fetch(next_values_ + column * width, kLanes * width);
   }
 
   // Copies a row's key and value into the cache.
@@ -223,7 +247,10 @@ class HeadAttention {
     int lowest = call_.base;
     for (int row = 0; row < call_.num_rows; ++row) lowest = std::min(lowest, first_column(row));
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
-      columns_.put(0, kBlock, key(b * kBlock), value(b * kBlock));
+      for (int i = 0; i < kBlock; i += kLanes) {
+        fetch_next(b * kBlock + i);
+        columns_.put(i, kLanes, key(b * kBlock + i), value(b * kBlock + i));
+      }
       for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
       add(0, call_.num_rows, 0);
     }
@@ -233,6 +260,7 @@ class HeadAttention {
   // those of a path.
   void add_listed_columns() {
     const int start = call_.base / kBlock * kBlock, num_before = call_.base - start;
+    for (int i = 0; i < num_before; i += kLanes) fetch_next(start + i);
     int most = 0;
     for (int row = 0; row < call_.num_rows; ++row) most = std::max(most, call_.lists.counts[row]);
     columns_.reset(type_, (num_before + most + kBlock - 1) / kBlock, call_.dim);
@@ -326,7 +354,8 @@ class HeadAttention {
   const Type& type_;
   const Attention& call_;
   const int kv_head_, group_;
-  char *keys_, *values_;  // of this head
+  char *keys_, *values_;                  // of this head
+  const char *next_keys_, *next_values_;  // of the next one, or null
   Sums& sums_;
   Columns& columns_;
   Gathered& gathered_;

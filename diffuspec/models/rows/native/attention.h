@@ -34,6 +34,7 @@ struct Attention {
   Lists lists;
   float scaling;
   int window;  // 0: none
+  const char *next_keys = nullptr, *next_values = nullptr;  // which are read after this call's, if known
 };
 
 // Writes keys and values of the rows into the cache, and their attention into the outputs.

@@ -25,7 +25,7 @@ class Decoding {
     rotate(type_, {qkv_.data(), batch_.cos, batch_.sin, batch_.num_rows, width_,
                    layer.num_heads + layer.num_kv_heads, layer.dim});
     fit(attended_, layer.output.num_inputs);
-    for (int i = 0; i < batch_.num_pieces; ++i) attend(batch_.pieces[i]);
+    for (int i = 0; i < batch_.num_pieces; ++i) attend(i);
     multiply(layer.output, attended_.data(), added_);
     multiply(layer.gate_up, norm(inputs, added_.data(), layer.output_norm, fit(sums_, hidden_)), gates_);
     fit(gated_, layer.down.num_inputs);
@@ -61,7 +61,13 @@ class Decoding {
                    batch_.num_threads);
   }
 
-  void attend(const Piece& piece) {
+  // This layer's part of a piece's keys or values.
+  char* cached(char* of_first_layer, const Piece& piece) const {
+    return of_first_layer + layer_->index * piece.layer_stride;
+  }
+
+  void attend(int index) {
+    const Piece& piece = batch_.pieces[index];
     const int64_t dim = layer_->dim, first = piece.first_row;
     const int64_t num_queries = layer_->num_heads * dim, num_keys = layer_->num_kv_heads * dim;
     const char* row = at(qkv_.data(), type_, first * width_);
@@ -71,8 +77,13 @@ class Decoding {
     call.new_values = at(row, type_, num_queries + num_keys);
     call.query_head_stride = call.new_head_stride = dim;
     call.query_row_stride = call.new_row_stride = width_;
-    call.keys = piece.keys + layer_->index * piece.layer_stride;
-    call.values = piece.values + layer_->index * piece.layer_stride;
+    call.keys = cached(piece.keys, piece);
+    call.values = cached(piece.values, piece);
+    if (index + 1 < batch_.num_pieces) {
+      const Piece& next = batch_.pieces[index + 1];
+      call.next_keys = cached(next.keys, next);
+      call.next_values = cached(next.values, next);
+    }
     call.cache_head_stride = piece.head_stride;
     call.outputs = at(attended_.data(), type_, first * num_queries);
     call.num_rows = piece.num_rows;
