@@ -23,12 +23,15 @@ FOR_EVERY_CPU void multiply(float* to, const float* from, int count) {
   for (int i = 0; i < count; ++i) to[i] *= from[i];
 }
 
-FOR_EVERY_CPU void turn(float* head, const float* cos, const float* sin, int half) {
-  for (int i = 0; i < half; ++i) {
-    const float low = head[i], high = head[half + i];
-    head[i] = low * cos[i] - high * sin[i];
-    head[half + i] = high * cos[half + i] + low * sin[half + i];
-  }
+FOR_EVERY_CPU void turn(
+    float* __restrict heads, const float* __restrict cos, const float* __restrict sin, int num_heads,
+    int half) {
+  for (float* head = heads; head < heads + num_heads * 2 * half; head += 2 * half)
+    for (int i = 0; i < half; ++i) {
+      const float low = head[i], high = head[half + i];
+      head[i] = low * cos[i] - high * sin[i];
+      head[half + i] = high * cos[half + i] + low * sin[half + i];
+    }
 }
 
 FOR_EVERY_CPU void silu(float* numbers, int width) {  // a multiple of kLanes
@@ -38,69 +41,76 @@ FOR_EVERY_CPU void silu(float* numbers, int width) {  // a multiple of kLanes
   }
 }
 
+// Where a row is computed with, in whole vectors: in its own place if it is such, else in `room`.
+float* place(const Type& type, void* row, int width, Numbers& room) {
+  if (&type == &kTypes[kFloat32] && width % kLanes == 0) return static_cast<float*>(row);
+  room.resize(padded(width));
+  return room.data();
+}
+
 }  // namespace
 
 void add(const Type& type, const Sum& call) {
   constexpr int kPart = 1024;  // numbers at a time
-  float sums[kPart], other[kPart];
+  Numbers sums_room, other_room;
   for (int first = 0; first < call.count; first += kPart) {
     const int count = std::min(kPart, call.count - first);
+    char* outputs = at(call.outputs, type, first);
+    float* sums = place(type, outputs, count, sums_room);
     type.widen(at(call.inputs, type, first), sums, count);
-    type.widen(at(call.added, type, first), other, count);
-    add_to(sums, other, count);
-    type.narrow(sums, at(call.outputs, type, first), count);
+    add_to(sums, widened(type, at(call.added, type, first), count, other_room), count);
+    type.narrow(sums, outputs, count);
   }
 }
 
 void normalise(const Type& type, const Norm& call) {
   const int width = call.width;
-  Numbers row(padded(width)), other(padded(width)), weight(padded(width));
-  type.widen(call.weight, weight.data(), width);
+  Numbers row_room, other_room, weight_room;
+  const float* weight = widened(type, call.weight, width, weight_room);
   for (int i = 0; i < call.num_rows; ++i) {
     const int64_t first = int64_t{i} * width;
-    type.widen(at(call.inputs, type, first), row.data(), width);
-    if (call.added) {
-      type.widen(at(call.added, type, first), other.data(), width);
-      add_to(row.data(), other.data(), width);
-      type.narrow(row.data(), at(call.sums, type, first), width);
-      type.widen(at(call.sums, type, first), row.data(), width);
-    }
-    scale_to_norm(row.data(), width, call.epsilon);
     char* outputs = at(call.outputs, type, first);
-    type.narrow(row.data(), outputs, width);  // families round before they multiply by the weight
-    type.widen(outputs, row.data(), width);
-    multiply(row.data(), weight.data(), width);
-    type.narrow(row.data(), outputs, width);
+    float* row = place(type, outputs, width, row_room);
+    type.widen(at(call.inputs, type, first), row, width);
+    if (call.added) {
+      add_to(row, widened(type, at(call.added, type, first), width, other_room), width);
+      type.narrow(row, at(call.sums, type, first), width);
+      type.widen(at(call.sums, type, first), row, width);
+    }
+    scale_to_norm(row, width, call.epsilon);
+    type.narrow(row, outputs, width);  // families round before they multiply by the weight
+    type.widen(outputs, row, width);
+    multiply(row, weight, width);
+    type.narrow(row, outputs, width);
   }
 }
 
 void rotate(const Type& type, const Rotation& call) {
   const int dim = call.dim, width = call.num_heads * dim;
-  Numbers row(width), cos(dim), sin(dim);
+  Numbers row_room, cos_room, sin_room;
   for (int i = 0; i < call.num_rows; ++i) {
     char* numbers = at(call.rows, type, int64_t{i} * call.row_stride);
-    type.widen(numbers, row.data(), width);
-    type.widen(at(call.cos, type, int64_t{i} * dim), cos.data(), dim);
-    type.widen(at(call.sin, type, int64_t{i} * dim), sin.data(), dim);
-    for (int head = 0; head < call.num_heads; ++head)
-      turn(&row[head * dim], cos.data(), sin.data(), dim / 2);
-    type.narrow(row.data(), numbers, width);
+    float* row = place(type, numbers, width, row_room);
+    type.widen(numbers, row, width);
+    turn(row, widened(type, at(call.cos, type, int64_t{i} * dim), dim, cos_room),
+         widened(type, at(call.sin, type, int64_t{i} * dim), dim, sin_room), call.num_heads, dim / 2);
+    type.narrow(row, numbers, width);
   }
 }
 
 void gate(const Type& type, const Gate& call) {
   const int width = call.width;
-  Numbers gates(padded(width)), values(width);
+  Numbers gates_room, values_room;
   for (int i = 0; i < call.num_rows; ++i) {
     const int64_t first = int64_t{i} * 2 * width;
     char* outputs = at(call.outputs, type, int64_t{i} * width);
-    type.widen(at(call.inputs, type, first), gates.data(), width);
-    silu(gates.data(), padded(width));
-    type.narrow(gates.data(), outputs, width);  // families round before they multiply
-    type.widen(outputs, gates.data(), width);
-    type.widen(at(call.inputs, type, first + width), values.data(), width);
-    multiply(gates.data(), values.data(), width);
-    type.narrow(gates.data(), outputs, width);
+    float* gates = place(type, outputs, width, gates_room);
+    type.widen(at(call.inputs, type, first), gates, width);
+    silu(gates, padded(width));
+    type.narrow(gates, outputs, width);  // families round before they multiply
+    type.widen(outputs, gates, width);
+    multiply(gates, widened(type, at(call.inputs, type, first + width), width, values_room), width);
+    type.narrow(gates, outputs, width);
   }
 }
 

@@ -19,8 +19,11 @@ INLINE float float_of(uint32_t bits) {
   return number;
 }
 
-void copy_in(const void* from, float* to, int count) { std::memcpy(to, from, count * sizeof *to); }
-void copy_out(const float* from, void* to, int count) { std::memcpy(to, from, count * sizeof *from); }
+void copy(const void* from, void* to, int count) {
+  if (from != to) std::memcpy(to, from, count * sizeof(float));
+}
+void copy_in(const void* from, float* to, int count) { copy(from, to, count); }
+void copy_out(const float* from, void* to, int count) { copy(from, to, count); }
 
 FOR_EVERY_CPU void widen_bfloat16(const void* from, float* to, int count) {
   const uint16_t* halves = static_cast<const uint16_t*>(from);

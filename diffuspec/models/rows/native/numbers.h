@@ -27,4 +27,12 @@ inline char* at(void* array, const Type& type, int64_t index) {
   return static_cast<char*>(array) + index * static_cast<int64_t>(type.size);
 }
 
+// The float32 numbers of an array: itself if it holds such, else widened into `room`.
+inline const float* widened(const Type& type, const void* from, int count, Numbers& room) {
+  if (&type == &kTypes[kFloat32]) return static_cast<const float*>(from);
+  room.resize(count);
+  type.widen(from, room.data(), count);
+  return room.data();
+}
+
 }  // namespace rows

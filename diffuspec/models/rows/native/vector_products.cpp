@@ -172,13 +172,17 @@ void for_each_block(const Matrix& matrix, int num_threads, Compute compute) {
   for (int block = 0; block < num_blocks; ++block) compute(block);
 }
 
-// Writes the numbers of a block of outputs, [num_rows, kBlock].
-void write(const Type& type, const Product& call, int block, const float* numbers) {
+// Writes a row's numbers of a block of outputs, [kBlock].
+void write_row(const Type& type, const Product& call, int row, int block, const float* numbers) {
   const int first = block * kBlock, count = std::min(kBlock, call.matrix.num_outputs - first);
-  for (int row = 0; row < call.num_rows; ++row, numbers += kBlock) {
-    const int64_t place = int64_t{row} * call.matrix.num_outputs + first;
-    type.narrow(numbers, at(call.outputs, type, place), count);
-  }
+  const int64_t place = int64_t{row} * call.matrix.num_outputs + first;
+  type.narrow(numbers, at(call.outputs, type, place), count);
+}
+
+// Writes those of all rows, [num_rows, kBlock].
+void write(const Type& type, const Product& call, int block, const float* numbers) {
+  for (int row = 0; row < call.num_rows; ++row, numbers += kBlock)
+    write_row(type, call, row, block, numbers);
 }
 
 template <class Kind>
@@ -292,16 +296,18 @@ void multiply_in_int8(const Type& type, const Product& call, int num_threads) {
   const Matrix& matrix = call.matrix;
   for_each_block(matrix, num_threads, [&](int block) {
     const int first = block * kBlock;
-    std::vector<int32_t> sums(size_t(call.num_rows) * kBlock);
-    Numbers outputs(sums.size());
+    thread_local std::vector<int32_t> sums;
+    sums.resize(std::max(sums.size(), size_t(call.num_rows) * kBlock));
     add_up<Int8>(
         matrix, block, inputs.data(), call.num_rows, inputs.num_steps,
         {sums.data(), kBlock, matrix.offsets + first});
-    for (int row = 0; row < call.num_rows; ++row)
+    for (int row = 0; row < call.num_rows; ++row) {
+      float outputs[kBlock];
       unround(
           &sums[size_t(row) * kBlock], inputs.scale(row), matrix.scales + first,
-          matrix.biases + first, &outputs[size_t(row) * kBlock]);
-    write(type, call, block, outputs.data());
+          matrix.biases + first, outputs);
+      write_row(type, call, row, block, outputs);
+    }
   });
 }
 
