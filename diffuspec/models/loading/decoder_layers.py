@@ -170,7 +170,7 @@ class RowsForward:
             return self._forward(**inputs)
         embedded = base.embed_tokens(inputs["input_ids"])
         angles = base.rotary_emb(embedded, position_ids=inputs["position_ids"])
-        kept = layers.decode(embedded, angles)[:, inputs["logits_to_keep"]]
+        kept = layers.decode(embedded, angles).index_select(1, inputs["logits_to_keep"])
         return SimpleNamespace(logits=self._head(base.norm(kept)))
 
 

@@ -60,10 +60,13 @@ class RotaryTable(nn.Module):
         like = torch.zeros(1, dtype=dtype, device=device)
         positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
         parts = [rotary(like, part) for part in torch.split(positions, max_len, dim=1)]
-        self._cos, self._sin = (torch.cat(angles, dim=1)[0] for angles in zip(*parts, strict=True))
+        angles = [torch.cat(part) for part in parts]  # of some positions, [2, positions, dim]
+        self._angles = torch.cat(angles, dim=1)
 
     def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        return self._cos[position_ids], self._sin[position_ids]
+        angles = self._angles.index_select(1, position_ids.flatten())
+        cos, sin = angles.view(2, *position_ids.shape, -1)
+        return cos, sin
 
 
 @torch.inference_mode()
