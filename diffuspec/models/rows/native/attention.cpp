@@ -216,8 +216,8 @@ class HeadAttention {
     return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
   }
 
-  // Has kLanes columns fetched of what is read next, while these are computed with: heads lie too far
-  // apart for the processor to do so by itself.
+  // Has kLanes columns fetched of what is read after this head. The processor fetches by itself what
+  // follows within a page of 4 KiB, but heads lie further apart.
   INLINE void fetch_next(int column) const {
     if (!next_keys_) return;
     const int64_t width = call_.dim * type_.size;

@@ -41,7 +41,7 @@ FOR_EVERY_CPU void silu(float* numbers, int width) {  // a multiple of kLanes
   }
 }
 
-// Where a row is computed with, in whole vectors: in its own place if it is such, else in `room`.
+// Returns where a row is computed: where it stands if that is whole vectors of float32, else `room`.
 float* place(const Type& type, void* row, int width, Numbers& room) {
   if (&type == &kTypes[kFloat32] && width % kLanes == 0) return static_cast<float*>(row);
   room.resize(padded(width));
