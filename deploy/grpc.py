@@ -120,6 +120,8 @@ def run(
     token = read_token(pipeline, token_file)
     if check:
         is_serving = asyncio.run(role_process.check(role, pipeline, token, check))
+        if not is_serving:
+            typer.echo(f"error: no {role} serves at {check}", err=True)
         raise typer.Exit(0 if is_serving else EXIT_FAILURE)
     addresses = Addresses(
         host,

@@ -59,7 +59,8 @@ class HttpClient:
             reply.raise_for_status()
             name: str = reply.json()["data"][0]["id"]
         except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
-            raise ConfigError(f"{self._url} does not answer as OpenAI's API: {error}") from error
+            reason = str(error).partition("\n")[0]  # without a page about status codes
+            raise ConfigError(f"{self._url} does not answer as OpenAI's API: {reason}") from error
         return name
 
     async def stream(self, prompt: Prompt, max_tokens: int) -> AsyncGenerator[TimedTokens]:

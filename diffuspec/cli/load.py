@@ -74,7 +74,7 @@ def run(
     make_folder(out)
     with progress(2 * (len(concurrencies) * repeats + len(per_second))) as advance:
         measuring = measure_service(
-            url.rstrip("/"),
+            url.rstrip("/").removesuffix("/v1"),
             os.environ.get("DIFFUSPEC_API_KEY"),
             asked,
             max_tokens=max_tokens,

@@ -28,6 +28,6 @@ def test_wrong_numbers_are_refused_by_name(diffuspec: Run, arguments: str, named
 
 
 def test_a_service_that_is_not_there_is_named(diffuspec: Run, tmp_path: Path) -> None:
-    result = diffuspec("load", NOBODY, "--out", tmp_path)
+    result = diffuspec("load", f"{NOBODY}/v1/", "--out", tmp_path)
     assert result.exit_code == 2
-    assert f"{NOBODY} does not answer as OpenAI's API" in result.stderr
+    assert f"error: {NOBODY} does not answer as OpenAI's API" in result.stderr

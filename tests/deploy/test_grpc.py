@@ -149,7 +149,11 @@ def test_check_exits_with_0_only_if_that_role_serves_at_the_address(roles, confi
     probes = [("coordinator", address), ("verifier", address), ("coordinator", "127.0.0.1:1")]
     with ExitStack() as stack:
         roles = [stack.enter_context(Role(config, "--role", r, "--check", a)) for r, a in probes]
-        assert [role.end() for role in roles] == [(0, ""), (1, ""), (1, "")]
+        assert [role.end() for role in roles] == [
+            (0, ""),
+            (1, f"error: no verifier serves at {address}\n"),
+            (1, "error: no coordinator serves at 127.0.0.1:1\n"),
+        ]
 
 
 @pytest.mark.parametrize("name", ["coordinator", "drafter", "path_scorer", "verifier"])
