@@ -121,11 +121,10 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
 def _read(config: Path | None, api_keys: Path | None) -> tuple[ServeSettings, EngineConfig | None]:
     """Return the service's settings, and the engine's if the file has any."""
     from diffuspec.serve.http.keys import read_keys
-    from diffuspec.serve.settings import ServeSettings
+    from diffuspec.serve.settings import ServeFile
 
     data = {} if config is None else read_yaml(config)
-    section = data.pop("serve", {})
-    settings = validate(ServeSettings, section)
+    settings = validate(ServeFile, {"serve": data.pop("serve", {})}).serve
     if api_keys is not None:
         settings = settings.model_copy(update={"api_keys": api_keys})
     if settings.api_keys is not None:

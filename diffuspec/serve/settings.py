@@ -55,3 +55,9 @@ class ServeSettings(Section):
     max_tokenizing: int = Field(
         2, ge=1, le=64, description="Threads that render chats and tokenise prompts."
     )
+
+
+class ServeFile(Section):
+    """What a file of `diffuspec serve` says besides the engine."""
+
+    serve: ServeSettings = Field(ServeSettings(), description="Keys and bounds of the service.")

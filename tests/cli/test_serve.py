@@ -48,6 +48,15 @@ def test_files_that_are_no_certificate_and_key_are_named(
     assert f"--tls-certificate {certificate} and --tls-key {key} must be" in line
 
 
+@pytest.mark.parametrize("given", ["max_waiting: 3", "drain_seconds: -1"])
+def test_what_is_wrong_in_the_section_of_the_service_is_named_with_it(
+    diffuspec: Callable[..., Any], tmp_path: Path, given: str
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(f"serve: {{{given}}}\n")
+    assert error_line(diffuspec("serve", "--config", str(file))).startswith("serve")
+
+
 def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(
     diffuspec: Callable[..., Any], tmp_path: Path
 ) -> None:
