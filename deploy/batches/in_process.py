@@ -58,7 +58,7 @@ class BackendService:
             job, generations, tokenizer, id=request_id, model=model.name, created=now
         )
         seconds = self._timeout_seconds
-        stream = outputs(backend, generations, job.speculation, request_id, seconds)
+        stream = outputs(backend, generations, request_id, seconds)
         async with aclosing(stream):
             async for index, output in stream:
                 reply.add(index, output)

@@ -6,9 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
-from diffuspec.core.types import NO_TOKENS, TokenIds, num_shared_tokens
+import numpy as np
 
+from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
+from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
+
+BOUNDARY = -1  # between texts; no token
+_LEAD = 16  # tokens at the end of a prompt, after which a prediction is expected
 _MAX_REWIND = 512  # tokens at the end of a prefix that are taken back without a new automaton
 _PIECE_TOKENS = 256  # a few milliseconds
 
@@ -23,39 +27,60 @@ def confidence_after(num_matched: int) -> float:
     return _CONFIDENCES[min(num_matched, len(_CONFIDENCES)) - 1]
 
 
+def text_of(request: DraftRequest) -> TokenIds:
+    """Return the request's prefix; with a prediction, that stands before it, as an earlier answer.
+
+    The end of the prompt precedes it, so that the answer is expected to begin as it does.
+    """
+    if not len(request.prediction):
+        return request.prefix
+    prompt = request.prefix[: request.num_prompt_tokens]
+    parts = prompt[-_LEAD:], request.prediction, [BOUNDARY], request.prefix
+    return np.concatenate(parts, dtype=np.int32)
+
+
 @dataclass(slots=True)
 class OwnText:
-    """The automaton of one request's prefix."""
+    """The automaton of one request's text."""
 
-    prefix: TokenIds = field(default_factory=lambda: NO_TOKENS)
+    text: TokenIds = field(default_factory=lambda: NO_TOKENS)
     automaton: SuffixAutomaton = field(default_factory=lambda: SuffixAutomaton((), _MAX_REWIND))
 
-    def follow(self, prefix: TokenIds) -> Match:
-        """Change the automaton into that of another prefix; return the match of its end."""
-        num_shared = num_shared_tokens(prefix, self.prefix)
+    def follow(self, text: TokenIds) -> Match:
+        """Change the automaton into that of another text; return the match of its end."""
+        num_shared = num_shared_tokens(text, self.text)
         if not self.automaton.rewind(num_shared):
             self.automaton, num_shared = SuffixAutomaton((), _MAX_REWIND), 0
-        self.automaton.extend(prefix[num_shared:].tolist())
-        self.prefix = prefix
+        self.automaton.extend(text[num_shared:].tolist())
+        self.text = text
         return self.automaton.repeat()
 
-    def pieces(self, prefix: TokenIds) -> Iterator[TokenIds]:
-        """Yield beginnings of a prefix, to be followed one after the other before it.
+    def pieces(self, text: TokenIds) -> Iterator[TokenIds]:
+        """Yield beginnings of a text, to be followed one after the other before it.
 
-        Each takes a few milliseconds; there is none where the prefix itself takes no more.
+        Each takes a few milliseconds; there is none where the text itself takes no more.
         """
-        start = num_shared_tokens(prefix, self.prefix)
-        if len(self.prefix) - start > _MAX_REWIND:
+        start = num_shared_tokens(text, self.text)
+        if len(self.text) - start > _MAX_REWIND:
             start = 0
-        for end in range(start + _PIECE_TOKENS, len(prefix), _PIECE_TOKENS):
-            yield prefix[:end]
+        for end in range(start + _PIECE_TOKENS, len(text), _PIECE_TOKENS):
+            yield text[:end]
+
+    def tokens_after(self, match: Match, most: int) -> list[int]:
+        """Return at most so many tokens that followed a match, none beyond a boundary."""
+        found: list[int] = self.text[match.end + 1 : match.end + 1 + most].tolist()
+        return found[: found.index(BOUNDARY)] if BOUNDARY in found else found
 
     def token_after(self, match: Match) -> tuple[int, int] | None:
         """Return the token that followed a match at its earliest place, and the match's length.
 
-        Of a match that only ends where the text ends, the longest part that also ends elsewhere
+        Of a match that only ends where a text ends, the longest part that also ends elsewhere
         counts. None: nothing matches.
         """
-        while match.num_tokens and match.end + 1 == len(self.prefix):
+        while match.num_tokens and self._is_at_an_end(match):
             match = self.automaton.shorten(match)
-        return (int(self.prefix[match.end + 1]), match.num_tokens) if match.num_tokens else None
+        return (int(self.text[match.end + 1]), match.num_tokens) if match.num_tokens else None
+
+    def _is_at_an_end(self, match: Match) -> bool:
+        next_one = match.end + 1
+        return next_one == len(self.text) or self.text[next_one] == BOUNDARY

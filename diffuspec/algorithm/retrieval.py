@@ -1,8 +1,8 @@
 """What followed the same words earlier, as one more candidate beside a lattice's.
 
 After each node of a draft tree, the longest end of the text so far (prompt, answer and the nodes'
-tokens) that stood in prompt and answer before says which token may come (SAM decoding, arXiv
-2411.10666). It joins the candidates of the lattice's column, so that both grow one tree.
+tokens) that stood in prediction, prompt or answer before says which token may come (SAM decoding,
+arXiv 2411.10666). It joins the candidates of the lattice's column, so that both grow one tree.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection
 from typing import NamedTuple
 
-from diffuspec.algorithm.own_text import OwnText, confidence_after
+from diffuspec.algorithm.own_text import OwnText, confidence_after, text_of
 from diffuspec.algorithm.per_request import PerRequest
 from diffuspec.algorithm.scoring import Column, Node, make_column
 from diffuspec.algorithm.suffix_automaton import Match
@@ -38,14 +38,20 @@ class Found(NamedTuple):
 class Retrieval:
     """Finds continuations in the texts of the requests that it is asked about."""
 
-    def __init__(self, max_requests: int, eos_token_ids: Collection[int] = ()) -> None:
+    def __init__(
+        self, max_requests: int, eos_token_ids: Collection[int] = (), predicted_only: bool = False
+    ) -> None:
+        """`predicted_only`: nothing is found for requests without a prediction."""
+        self._predicted_only = predicted_only
         self._texts = PerRequest(OwnText, max_requests)
         self._eos_token_ids = frozenset(eos_token_ids)
 
-    def follow(self, request: DraftRequest) -> Continuations:
+    def follow(self, request: DraftRequest) -> Continuations | None:
         """Return what may follow a request's prefix, until the next call for it."""
+        if self._predicted_only and not len(request.prediction):
+            return None
         text = self._texts.of(request.request_id)
-        return Continuations(text, text.follow(request.prefix), self._eos_token_ids)
+        return Continuations(text, text.follow(text_of(request)), self._eos_token_ids)
 
 
 class Continuations:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from diffuspec.control.drafter_weight import AdaptiveWeight
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.types import MAX_ALTERNATIVES, Draft, DraftRequest, TokenIds, Verdict
@@ -21,6 +23,7 @@ class DraftTerms:
         self._num_prompt_tokens = num_prompt_tokens
         self._sampling = sampling
         self._speculation = speculation
+        self._prediction = np.array(speculation.prediction, np.int32)
         self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
 
     def request(self, prefix: TokenIds, length: int) -> DraftRequest:
@@ -42,6 +45,7 @@ class DraftTerms:
             sampling=self._sampling,
             num_alternatives=MAX_ALTERNATIVES if is_pre_drafting else 0,
             num_prompt_tokens=self._num_prompt_tokens,
+            prediction=self._prediction,
         )
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from diffuspec.algorithm.draft_tree import validate
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
@@ -34,6 +36,8 @@ def check_request(
         raise InvalidRequestError(
             f"max_nodes must be at most {info.max_tree_nodes}, got {speculation.max_nodes}"
         )
+    if speculation.prediction:
+        _check_token_ids("prediction", np.array(speculation.prediction), info.vocab_size)
     sampling.check_token_ids(info.vocab_size)
     if sampling.bad_words:
         raise InvalidRequestError("bad_words must be encoded: see encode_bad_words")

@@ -36,6 +36,7 @@ MAX_DRAFT_TOKENS = 128
 MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
 MAX_DRAFTER_NAME_CHARACTERS = 64
+MAX_PREDICTED_TOKENS = 16_384
 AUTO_DRAFTER = "auto"  # in place of a name: the coordinator chooses
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
 _NUM_SEEDS = 2**64
@@ -283,6 +284,12 @@ class SpeculationParams:
     )
     report_drafts: bool = declare(
         False, "Send the verified draft tree with the tokens of each step.", option=None
+    )
+    prediction: Annotated[tuple[TokenId, ...], Len(0, MAX_PREDICTED_TOKENS)] = declare(
+        (),
+        "Token ids that the answer is likely to have much of: a text to be edited, say. Drafters "
+        "with a path search, samd and samd_recycling draft from it.",
+        option=None,
     )
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ These values cross the borders between the roles; none of them knows torch, Ray 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar, Literal, TypeAlias
 
@@ -153,6 +153,7 @@ class DraftRequest:
     num_alternatives: int = 0  # wanted at each node, at most MAX_ALTERNATIVES
     num_prompt_tokens: int = 0  # of the prefix; the others are the answer so far
     states: StateRows | None = None  # that the drafter said it lacks
+    prediction: TokenIds = field(default_factory=lambda: NO_TOKENS)  # in part the answer
 
 
 @dataclass(frozen=True, slots=True)

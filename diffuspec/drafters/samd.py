@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from diffuspec.algorithm.own_text import OwnText, confidence_after
+from diffuspec.algorithm.own_text import BOUNDARY, OwnText, confidence_after, text_of
 from diffuspec.algorithm.per_request import PerRequest
 from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
 from diffuspec.core.drafter_config import SuffixAutomatonConfig
@@ -27,7 +27,6 @@ from diffuspec.drafters.tree_builder import TreeBuilder, draft_each
 _MAX_MATCH = 64  # tokens compared with the texts; a longer match drafts no more
 TEXT_BIAS = 5  # tokens that a match in the texts must be longer by than one in the own text
 _MAX_WIDTH = 8  # nodes at one depth of the tree from the texts
-_BOUNDARY = -1  # between texts; no token
 
 
 class SuffixAutomatonDrafter:
@@ -65,13 +64,13 @@ class SuffixAutomatonDrafter:
         """Follow long prefixes in pieces, and let others use the event loop in between."""
         for request in requests:
             own = self._own.of(request.request_id)
-            for beginning in own.pieces(request.prefix):
+            for beginning in own.pieces(text_of(request)):
                 own.follow(beginning)
                 await asyncio.sleep(0)
 
     def find(self, request: DraftRequest) -> tuple[Match, Match]:
         """Return the longest matches of the prefix in its own text and in the texts given."""
-        own = self._own.of(request.request_id).follow(request.prefix)
+        own = self._own.of(request.request_id).follow(text_of(request))
         return own, self._texts.match(request.prefix)
 
     def draft_after(self, request: DraftRequest, own: Match, given: Match) -> Draft:
@@ -80,9 +79,10 @@ class SuffixAutomatonDrafter:
         if given.num_tokens - TEXT_BIAS > own.num_tokens:
             self._texts.grow(builder, given, self._length(given, request))
         elif own.num_tokens:
-            start, length = own.end + 1, self._length(own, request)
-            confidences = [confidence_after(own.num_tokens + depth) for depth in range(length)]
-            builder.add_chain(request.prefix[start : start + length].tolist(), confidences)
+            text = self._own.of(request.request_id)
+            found = text.tokens_after(own, self._length(own, request))
+            confidences = [confidence_after(own.num_tokens + depth) for depth in range(len(found))]
+            builder.add_chain(found, confidences)
         return builder.draft()
 
     def _draft(self, request: DraftRequest) -> Draft:
@@ -99,7 +99,7 @@ class _Texts:
     """The automaton of texts that were given beforehand."""
 
     def __init__(self, texts: Iterable[Sequence[int]], max_tokens: int) -> None:
-        token_ids = (one for text in texts for one in (*text, _BOUNDARY))
+        token_ids = (one for text in texts for one in (*text, BOUNDARY))
         self._automaton = SuffixAutomaton(islice(token_ids, max_tokens))
         self._counts = self._automaton.counts()
 
@@ -117,7 +117,7 @@ class _Texts:
         def expand(state: int, depth: int) -> Iterator[tuple[int, float, int]]:
             right = confidence_after(match.num_tokens + depth - 1)
             for token_id, after in automaton.after(state).items():
-                if token_id != _BOUNDARY:
+                if token_id != BOUNDARY:
                     yield token_id, right + math.log(counts[after] / counts[state]), after
 
         builder.add_likeliest(match.state, expand, num_tokens, num_tokens, _MAX_WIDTH)

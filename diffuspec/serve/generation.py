@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import TypeAlias
 
-from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.openai.jobs import Generation
@@ -20,7 +19,6 @@ _MAX_UNREAD = 64  # outputs of all generations; a backend waits for a client tha
 async def outputs(
     backend: Backend,
     generations: Sequence[Generation],
-    speculation: SpeculationParams | None,
     request_id: str,
     max_seconds: float,
 ) -> AsyncGenerator[Indexed]:
@@ -30,7 +28,7 @@ async def outputs(
     are not finished in time.
     """
     deadline = asyncio.get_running_loop().time() + max_seconds
-    streams = [_indexed(backend, generation, speculation, request_id) for generation in generations]
+    streams = [_indexed(backend, generation, request_id) for generation in generations]
     merged = streams[0] if len(streams) == 1 else _merge(streams)
     async with aclosing(merged):
         while True:
@@ -42,13 +40,10 @@ async def outputs(
 
 
 async def _indexed(
-    backend: Backend,
-    generation: Generation,
-    speculation: SpeculationParams | None,
-    request_id: str,
+    backend: Backend, generation: Generation, request_id: str
 ) -> AsyncGenerator[Indexed]:
     stream = backend.stream(
-        generation.prompt_token_ids, generation.sampling, speculation, request_id
+        generation.prompt_token_ids, generation.sampling, generation.speculation, request_id
     )
     async with aclosing(stream):
         async for output in stream:

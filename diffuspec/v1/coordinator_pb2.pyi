@@ -54,7 +54,7 @@ class Chat(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
 
 class SpeculationParams(_message.Message):
-    __slots__ = ("policy", "num_draft_tokens", "tree_shape", "max_nodes", "fixed_drafter_weight", "adaptive_drafter_weight", "num_outcomes", "auto_outcomes", "drafter", "report_drafts")
+    __slots__ = ("policy", "num_draft_tokens", "tree_shape", "max_nodes", "fixed_drafter_weight", "adaptive_drafter_weight", "num_outcomes", "auto_outcomes", "drafter", "report_drafts", "prediction")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +65,7 @@ class SpeculationParams(_message.Message):
     AUTO_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     REPORT_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTION_FIELD_NUMBER: _ClassVar[int]
     policy: DraftLengthPolicy
     num_draft_tokens: int
     tree_shape: _types_pb2.TreeShape
@@ -75,7 +76,8 @@ class SpeculationParams(_message.Message):
     auto_outcomes: bool
     drafter: str
     report_drafts: bool
-    def __init__(self, policy: _Optional[_Union[DraftLengthPolicy, str]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[_types_pb2.TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., fixed_drafter_weight: _Optional[float] = ..., adaptive_drafter_weight: bool = ..., num_outcomes: _Optional[int] = ..., auto_outcomes: bool = ..., drafter: _Optional[str] = ..., report_drafts: bool = ...) -> None: ...
+    prediction: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, policy: _Optional[_Union[DraftLengthPolicy, str]] = ..., num_draft_tokens: _Optional[int] = ..., tree_shape: _Optional[_Union[_types_pb2.TreeShape, str]] = ..., max_nodes: _Optional[int] = ..., fixed_drafter_weight: _Optional[float] = ..., adaptive_drafter_weight: bool = ..., num_outcomes: _Optional[int] = ..., auto_outcomes: bool = ..., drafter: _Optional[str] = ..., report_drafts: bool = ..., prediction: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "text", "tokens", "chat", "sampling", "speculation", "committed_token_ids")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,32 @@ def test_a_match_goes_on_along_a_path(
     for token_id in path:
         match = own.automaton.step(match, token_id)
     assert own.token_after(match) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ([], [6, 7, 8]),  # the answer begins as the prediction does
+        ([6], [7, 8]),
+        ([6, 9, 7], [8]),  # and goes on with it after words of its own
+        ([6, 7, 8], []),  # up to its end
+    ],
+)
+@pytest.mark.parametrize("predicted_only", [False, True])
+def test_a_prediction_is_drafted(
+    answer: list[int], expected: list[int], predicted_only: bool
+) -> None:
+    search = PathSearch(None, retrieval=Retrieval(2, (), predicted_only))
+    asked = replace(
+        request([1, 2, 3, *answer]), num_prompt_tokens=3, prediction=np.array([6, 7, 8], np.int32)
+    )
+    draft = search.search_one(asked, lattice_of(*({50 + i: 0.5} for i in range(len(expected)))))
+    path = [token_id for token_id in draft.tree.token_ids if token_id < 50]
+    assert path[: len(expected)] == expected
+
+
+def test_nothing_is_looked_for_without_a_prediction_if_that_alone_is_drafted_from() -> None:
+    assert Retrieval(2, predicted_only=True).follow(request([1, 2, 1])) is None
 
 
 def test_a_token_that_both_propose_is_one_node_surer_than_either() -> None:

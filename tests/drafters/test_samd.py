@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ def request(
 def drafter(texts: list[list[int]] | None = None, **settings: Any) -> SuffixAutomatonDrafter:
     config = SuffixAutomatonConfig.model_validate(settings)
     return SuffixAutomatonDrafter(config, (EOS,), 2, texts or [])
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [([], (6, 7, 8)), ([6, 5, 7], (8,)), ([6, 7, 8], ())],  # nothing beyond its end
+)
+async def test_a_prediction_is_drafted(answer: list[int], expected: tuple[int, ...]) -> None:
+    asked = replace(
+        request([1, 2, *answer]), num_prompt_tokens=2, prediction=np.array([6, 7, 8], np.int32)
+    )
+    [draft] = await drafter().draft([asked])
+    assert draft.tree.token_ids == expected
 
 
 @pytest.mark.parametrize(

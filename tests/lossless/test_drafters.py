@@ -91,6 +91,7 @@ def a_job(draw: st.DrawFn) -> Job:
         max_nodes=draw(st.integers(1, 64)),
         drafter_weight=draw(st.sampled_from([0.5, "adaptive"])),
         num_outcomes=draw(st.sampled_from([0, 1, 3, 16, "auto"])),
+        prediction=tuple(draw(st.lists(st.integers(0, 49), max_size=20))),
     )
     prompt = tuple(draw(st.lists(st.integers(0, 49), min_size=1, max_size=40)))
     return Job(prompt, draw(a_sampling()), speculation)
@@ -238,6 +239,10 @@ def test_no_repetition_that_is_found_changes_what_a_target_says(
         replace(
             job,
             prompt=tuple(i % num_tokens for i in job.prompt),
+            speculation=replace(
+                job.speculation,
+                prediction=tuple(i % num_tokens for i in job.speculation.prediction),
+            ),
             sampling=replace(job.sampling, stop_token_ids=()),
         )
         for job in jobs

@@ -28,6 +28,19 @@ def test_a_chat_is_answered_with_usage_and_acceptance(client: OpenAI):
     assert usage.model_extra["speculation"]["acceptance_length"] > 1
 
 
+def test_a_prediction_makes_steps_fewer_and_changes_no_answer(client: OpenAI):
+    how: Any = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 64}
+    body = {"speculation": {"policy": "fixed", "num_draft_tokens": 24}}
+    alone = client.chat.completions.create(**how, extra_body=body)
+    text = alone.choices[0].message.content
+    predicted = client.chat.completions.create(
+        **how, extra_body=body, prediction={"type": "content", "content": text}
+    )
+    assert predicted.choices[0].message.content == text
+    steps = [one.usage.model_extra["speculation"]["steps"] for one in (alone, predicted)]
+    assert steps[1] < steps[0]
+
+
 def test_a_streamed_chat_has_the_same_text(client: OpenAI):
     whole = client.chat.completions.create(model=MODEL, messages=ASKED, temperature=0)
     chunks = list(

@@ -203,11 +203,21 @@ def test_a_key_that_is_spelled_wrong_is_told_with_the_one_that_it_is_like(key, m
 def test_neutral_values_and_nulls_and_labels_are_taken():
     job = chat(
         best_of=None, n=1, suffix=None, tools=[], tool_choice="none", parallel_tool_calls=True,
-        prediction={"type": "content", "content": "x"},
         user="u", metadata={"a": "b"}, store=False, use_beam_search=False, prompt_logprobs=None,
         top_logprobs=0, priority=0, chat_template_kwargs={},
     )  # fmt: skip
     assert job == chat()
+
+
+@pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": t} for t in "ab"]])
+def test_a_prediction_is_a_text_or_parts_of_one(content):
+    assert chat(prediction={"type": "content", "content": content}).prediction == "ab"
+
+
+@pytest.mark.parametrize("prediction", ["ab", {"type": "other", "content": "ab"}, {"content": 1}])
+def test_another_prediction_is_refused(prediction):
+    with pytest.raises(BadRequestError, match=r"^prediction"):
+        chat(prediction=prediction)
 
 
 def test_a_client_may_send_back_what_it_was_answered():

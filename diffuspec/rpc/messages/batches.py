@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.types import DraftRequest, Lattice, TokenIds, VerifyRequest
+from diffuspec.core.types import NO_TOKENS, DraftRequest, Lattice, TokenIds, VerifyRequest
 from diffuspec.rpc.messages.bounds import Bounds
 from diffuspec.rpc.messages.prefixes import (
     Held,
@@ -106,7 +106,9 @@ def _encode_prefixes(
         for row in rows:
             rest = requests[row].prefix[len(shared) :]
             places[row] = _Place(len(deltas), rest.tolist())
-        deltas.append(encode_delta(store, request_id, shared, requests[rows[0]].sampling))
+        first = requests[rows[0]]
+        prediction = first.prediction if isinstance(first, DraftRequest) else NO_TOKENS
+        deltas.append(encode_delta(store, request_id, shared, first.sampling, prediction))
     store.trim()
     return deltas, places
 
@@ -151,6 +153,7 @@ class BatchReader:
                 num_alternatives=row.num_alternatives,
                 num_prompt_tokens=row.num_prompt_tokens,
                 states=states_from_proto(row),
+                prediction=held[row.prefix].prediction,
             )
             for row, prefix in zip(batch.rows, prefixes, strict=True)
         ]

@@ -13,7 +13,12 @@ import numpy as np
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import MAX_DRAFT_TOKENS, MAX_TREE_NODES, SamplingParams
+from diffuspec.core.params import (
+    MAX_DRAFT_TOKENS,
+    MAX_PREDICTED_TOKENS,
+    MAX_TREE_NODES,
+    SamplingParams,
+)
 from diffuspec.core.types import MAX_ALTERNATIVES, MAX_PRE_DRAFTS, Lattice
 from diffuspec.v1.types_pb2 import DraftRow, PrefixDelta
 from diffuspec.v1.verifier_pb2 import VerifyRow
@@ -45,6 +50,8 @@ class Bounds:
         length = delta.base_length + len(delta.token_ids)
         _require("tokens of a prefix", length, 0, self.target.max_model_len)
         self._check_token_ids(delta.token_ids)
+        _require("tokens of a prediction", len(delta.prediction), 0, MAX_PREDICTED_TOKENS)
+        self._check_token_ids(delta.prediction)
 
     def check_prefix(self, num_tokens: int, hypothetical: Sequence[int]) -> None:
         """Check a row's whole prefix, of which `hypothetical` are the tokens not yet checked."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from diffuspec.core.errors import InvalidRequestError, StalePrefixError
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import TokenIds
+from diffuspec.core.types import NO_TOKENS, TokenIds
 from diffuspec.rpc.messages.values import sampling_from_proto, sampling_to_proto
 from diffuspec.v1.types_pb2 import PrefixDelta
 
@@ -30,6 +30,7 @@ class Held(NamedTuple):
     data: bytes  # the tokens, little-endian int32
     hasher: hashlib.blake2b  # over all of data
     sampling: SamplingParams
+    prediction: TokenIds = NO_TOKENS
 
     @property
     def num_tokens(self) -> int:
@@ -41,13 +42,15 @@ class Held(NamedTuple):
             return self.hasher
         return _hasher(self.data[: num_tokens * TOKEN_SIZE])
 
-    def extended(self, num_tokens: int, tail: bytes, sampling: SamplingParams) -> Held:
+    def extended(
+        self, num_tokens: int, tail: bytes, sampling: SamplingParams, prediction: TokenIds
+    ) -> Held:
         """Return the first `num_tokens` tokens, followed by those of `tail`."""
         hasher = self.hasher_at(num_tokens)
         if tail:
             hasher = hasher.copy()
             hasher.update(tail)
-        return Held(self.data[: num_tokens * TOKEN_SIZE] + tail, hasher, sampling)
+        return Held(self.data[: num_tokens * TOKEN_SIZE] + tail, hasher, sampling, prediction)
 
 
 class PrefixStore:
@@ -93,7 +96,11 @@ class PrefixStore:
 
 
 def encode_delta(
-    store: PrefixStore, request_id: str, prefix: TokenIds, sampling: SamplingParams
+    store: PrefixStore,
+    request_id: str,
+    prefix: TokenIds,
+    sampling: SamplingParams,
+    prediction: TokenIds = NO_TOKENS,
 ) -> PrefixDelta:
     """Return what the receiver lacks of a prefix, and remember it as sent."""
     held = store.get(request_id)
@@ -110,9 +117,11 @@ def encode_delta(
         base_hash=_digest(base.hasher_at(length)) if length else 0,
         token_ids=prefix[length:].tolist(),
     )
-    if held is None or (sampling is not held.sampling and sampling != held.sampling):
+    if held is None or not _are_same(held, sampling, prediction):
         delta.sampling.CopyFrom(sampling_to_proto(sampling))
-    store.put(request_id, base.extended(length, data[length * TOKEN_SIZE :], sampling))
+        delta.prediction.extend(prediction.tolist())
+    tail = data[length * TOKEN_SIZE :]
+    store.put(request_id, base.extended(length, tail, sampling, prediction))
     return delta
 
 
@@ -129,11 +138,12 @@ def apply_delta(store: PrefixStore, delta: PrefixDelta) -> Held:
         raise StalePrefixError(f"the first {length} tokens of request {request_id} are not held")
     if delta.HasField("sampling"):
         sampling = sampling_from_proto(delta.sampling)
+        prediction = to_token_ids(pack_token_ids(delta.prediction))
     elif held is None:
         raise StalePrefixError(f"no sampling parameters of request {request_id} are held")
     else:
-        sampling = held.sampling
-    extended = base.extended(length, pack_token_ids(delta.token_ids), sampling)
+        sampling, prediction = held.sampling, held.prediction
+    extended = base.extended(length, pack_token_ids(delta.token_ids), sampling, prediction)
     store.put(request_id, extended)
     return extended
 
@@ -164,6 +174,12 @@ def num_common_tokens(prefixes: Sequence[bytes]) -> int:
     first, last = min(prefixes), max(prefixes)  # all others have in common what these two have
     differs = np.frombuffer(first, "<i4", num_tokens) != np.frombuffer(last, "<i4", num_tokens)
     return int(differs.argmax())
+
+
+def _are_same(held: Held, sampling: SamplingParams, prediction: TokenIds) -> bool:
+    if sampling is not held.sampling and sampling != held.sampling:
+        return False
+    return prediction is held.prediction or np.array_equal(prediction, held.prediction)
 
 
 def _nothing(sampling: SamplingParams) -> Held:

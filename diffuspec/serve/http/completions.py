@@ -79,7 +79,7 @@ class Completions:
         self, job: Job, generations: Sequence[Generation], state: State
     ) -> AsyncGenerator[Indexed]:
         seconds = self._settings.request_seconds
-        stream = outputs(self._backend, generations, job.speculation, state.request_id, seconds)
+        stream = outputs(self._backend, generations, state.request_id, seconds)
         allowance: Allowance | None = state.allowance
         if allowance is None:
             return stream

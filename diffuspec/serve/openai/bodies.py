@@ -118,6 +118,13 @@ class StreamOptions(Part):
     include_obfuscation: bool = Field(False, description="Ignored.")
 
 
+class Prediction(Part):
+    """A text that the answer will have much of."""
+
+    type: Literal["content"]
+    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
+
+
 class Body(BaseModel):
     """What both endpoints take. Other keys are sorted out in `parsing`."""
 
@@ -151,6 +158,11 @@ class Body(BaseModel):
         None,
         description="How the answer is drafted; changes its speed, never its text. Keys not given "
         'are the deployment\'s; "off" decodes plainly.',
+    )
+    prediction: Prediction | None = Field(
+        None,
+        description="A text that the answer will have much of, as one to be edited: it is drafted "
+        "from, which changes speed and nothing else.",
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.params import MAX_PREDICTED_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.errors import BadRequestError
@@ -25,6 +25,7 @@ class Job:
     sampling: SamplingParams  # max_tokens is set when the length of the prompt is known
     max_tokens: int | None  # None: to the end of the context
     speculation: SpeculationParams | None  # None: the deployment's
+    prediction: str = ""  # that answers may have much of
     max_prompt_tokens: int | None = None  # what is longer is cut; None: refused, if it cannot fit
     is_cut_at_end: bool = False  # a prompt that is cut; else it loses its beginning
     stream: bool = False
@@ -55,6 +56,7 @@ class Generation:
     index: int
     prompt_token_ids: TokenIds
     sampling: SamplingParams
+    speculation: SpeculationParams | None = None  # None: the deployment's
 
 
 def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ...]:
@@ -63,6 +65,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
     Raises InvalidRequestError, also for prompts that leave no room for an answer.
     """
     generations: list[Generation] = []
+    speculation = _speculation(job, tokenizer, model)
     for prompt in job.prompts:
         token_ids = encode_one(prompt, job, tokenizer, model)
         room = model.max_model_len - len(token_ids)
@@ -76,8 +79,19 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
             )
         sampling = replace(job.sampling, max_tokens=job.max_tokens or room)
         for choice in range(job.num_choices):
-            generations.append(Generation(len(generations), token_ids, sampling.choice(choice)))
+            index, drawn = len(generations), sampling.choice(choice)
+            generations.append(Generation(index, token_ids, drawn, speculation))
     return tuple(generations)
+
+
+def _speculation(job: Job, tokenizer: Any, model: ServedModel) -> SpeculationParams | None:
+    """Return how the answers are drafted, with the prediction's tokens: as many as there may be."""
+    if not job.prediction:
+        return job.speculation
+    prediction = encode_prompt(job.prediction, tokenizer, None, adds_special_tokens=False)
+    most = min(MAX_PREDICTED_TOKENS, model.max_model_len)
+    speculation = job.speculation or model.speculation
+    return replace(speculation, prediction=tuple(prediction[:most].tolist()))
 
 
 def encode_one(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:

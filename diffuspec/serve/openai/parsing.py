@@ -18,7 +18,14 @@ from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.serve.backend import ServedModel
-from diffuspec.serve.openai.bodies import Body, ChatBody, CompletionBody, Message, ToolCall
+from diffuspec.serve.openai.bodies import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    Message,
+    TextPart,
+    ToolCall,
+)
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
@@ -188,6 +195,7 @@ def _common(body: Body, num_answer_tokens: int, model: ServedModel) -> dict[str,
     return {
         "num_choices": body.n,
         "speculation": _speculation(body.speculation, model.speculation),
+        "prediction": "" if body.prediction is None else _text(body.prediction.content),
         "max_prompt_tokens": _max_prompt_tokens(body, model.max_model_len - num_answer_tokens),
         "is_cut_at_end": body.truncation_side == "right",
         "stream": body.stream,
@@ -216,11 +224,8 @@ def _max_prompt_tokens(body: Body, room: int) -> int | None:
 
 def _plain_message(message: Message) -> dict[str, Any]:
     """Return a message as chat templates read it: content as one text, arguments as an object."""
-    content = message.content
-    if isinstance(content, list):
-        content = "".join(part.text for part in content)
     role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": content or ""}
+    plain: dict[str, Any] = {"role": role, "content": _text(message.content or "")}
     if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:
@@ -228,6 +233,10 @@ def _plain_message(message: Message) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     return plain
+
+
+def _text(content: str | Sequence[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:

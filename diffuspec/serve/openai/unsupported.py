@@ -18,7 +18,6 @@ _IGNORED = frozenset(
         "prompt_cache_key",
         "prompt_cache_retention",
         "guided_decoding_backend",
-        "prediction",  # of what the answer will be: OpenAI drafts with it
     )
 )
 # What is not implemented and changes answers, with the value at which it does not.

@@ -86,6 +86,7 @@ speculations = st.builds(
     drafter_weight=st.floats(0, 1) | st.just("adaptive"),
     num_outcomes=st.integers(0, MAX_OUTCOMES) | st.just("auto"),
     report_drafts=st.booleans(),
+    prediction=tuples(token_ids, 12),
 )
 
 

@@ -70,9 +70,8 @@ def assert_same(found, sent):
         np.testing.assert_array_equal(one.prefix, other.prefix)
         same = replace(one, request_id=other.request_id, prefix=other.prefix)
         for name in type(one).__dataclass_fields__:
-            assert getattr(same, name) is getattr(other, name) or (
-                getattr(same, name) == getattr(other, name)
-            )
+            mine, theirs = getattr(same, name), getattr(other, name)
+            assert mine is theirs or np.all(mine == theirs)
 
 
 @given(st.lists(st.lists(strategies.draft_requests, max_size=4), max_size=5))
@@ -113,6 +112,15 @@ def test_only_what_is_new_is_sent():
     assert not pipe.message.prefixes[0].HasField("sampling")
     pipe.draft(request(1, 2, 3, 4))
     assert pipe.num_tokens_sent == 0
+
+
+def test_a_prediction_is_sent_once():
+    pipe, prediction = Pipe(), np.array([7, 8], np.int32)
+    batch = [replace(request(1, 2), prediction=prediction)]
+    assert_same(pipe.draft(*batch), batch)
+    [later] = pipe.draft(replace(request(1, 2, 3), prediction=prediction))
+    assert later.prediction.tolist() == [7, 8] and not pipe.message.prefixes[0].prediction
+    assert_same(pipe.draft(request(1, 2, 3)), [request(1, 2, 3)])  # another request of that name
 
 
 def test_hypotheses_share_their_prefix():
