@@ -11,6 +11,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from diffuspec.control.costs import BusyTime, StepCosts
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
+_MAX_WAITS = 3  # of a prompt, for shorter ones to be read first
 _NUM_ROWS_BESIDE = 32  # of drafts, besides as many as are read of prompts, at most
 
 
@@ -60,7 +62,7 @@ class VerifyStage:
         self._batch: Sequence[Request] = ()  # taken last
         self._was_plain = False  # nothing was drafted in or beside the last verification
         self._put_off: list[Request] = []  # in the last batch, for the sake of first tokens
-        self._waiting: Sequence[Request] = ()  # with longer prompts than those of the last batch
+        self._waits = Counter[Request]()  # for shorter prompts, of those that wait now
         self._has_let_in = True  # drafts, into the last batch, if there were any
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
@@ -146,14 +148,16 @@ class VerifyStage:
         return chosen
 
     def _choose_prompts(self, reading: Sequence[Request]) -> list[Request]:
-        """Return whose prompts are read now; queue much longer ones again, each once at most."""
-        waited = self._waiting
-        prompts = sorted(reading, key=lambda one: (one not in waited, self._num_to_read(one)))
+        """Return whose prompts are read now; queue much longer ones again, _MAX_WAITS times."""
+        waits = self._waits
+        num_due = sum(waits[request] == _MAX_WAITS for request in reading)
+        prompts = sorted(reading, key=lambda one: (waits[one] < _MAX_WAITS, self._num_to_read(one)))
         count = self._costs[0].num_read_first([self._num_to_read(request) for request in prompts])
-        self._waiting = [request for request in prompts[count:] if request not in waited]
-        for request in self._waiting:
+        waiting = prompts[max(count, num_due) :]
+        self._waits = Counter({request: waits[request] + 1 for request in waiting})
+        for request in waiting:
             self.queue.put(request)
-        return [request for request in reading if request not in self._waiting]
+        return [request for request in reading if request not in self._waits]
 
     def _num_to_read(self, request: Request) -> int:  # tokens, in the next verification
         return min(request.reading.num_unread, self._max_chunk_tokens)

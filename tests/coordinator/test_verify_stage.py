@@ -177,7 +177,8 @@ async def test_drafts_that_would_delay_a_first_token_are_put_off_but_not_twice_i
         (0.0, [400, 20, 30], [[400, 20, 30]]),  # a target that reads 450 tokens as fast as 20
         (0.1, [400, 20, 30], [[20, 30], [400]]),
         (0.1, [20, 40], [[20, 40]]),  # 4 s more, where a verification takes at least 1.1 s
-        (0.1, [300, 20, 200], [[20], [200, 300]]),  # none waits twice
+        (0.1, [300, 20, 200], [[20], [200], [300]]),
+        (0.1, [500, 20, 100, 200, 300, 400], [[20], [100], [200], [300, 400, 500]]),  # 3 waits
     ],
 )
 async def test_a_short_prompt_does_not_wait_for_much_longer_ones(
