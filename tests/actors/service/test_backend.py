@@ -141,7 +141,7 @@ async def opened(pipelines: Pipelines, patience: float = 30.0) -> AsyncIterator[
 @pytest.fixture
 async def backend(pipelines: Pipelines) -> AsyncIterator[PipelinesBackend]:
     async with opened(pipelines) as backend:
-        await until(lambda: len(backend.pool.usable()) == 2)
+        await until(lambda: sum(one.is_healthy for one in backend.pool.usable().values()) == 2)
         yield backend
 
 
