@@ -28,9 +28,10 @@ def confidence_after(num_matched: int) -> float:
 
 
 def text_of(request: DraftRequest) -> TokenIds:
-    """Return the request's prefix; with a prediction, that stands before it, as an earlier answer.
+    """Return a request's prefix, and before it the prediction, if any, as an earlier answer.
 
-    The end of the prompt precedes it, so that the answer is expected to begin as it does.
+    Before the prediction stands the end of the prompt, so that the answer is expected to begin like
+    the prediction.
     """
     if not len(request.prediction):
         return request.prefix
@@ -82,5 +83,5 @@ class OwnText:
         return (int(self.text[match.end + 1]), match.num_tokens) if match.num_tokens else None
 
     def _is_at_an_end(self, match: Match) -> bool:
-        next_one = match.end + 1
-        return next_one == len(self.text) or self.text[next_one] == BOUNDARY
+        place = match.end + 1
+        return place == len(self.text) or self.text[place] == BOUNDARY

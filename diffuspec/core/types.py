@@ -140,7 +140,8 @@ class DraftRequest:
 
     The prefix is read-only and complete; a drafter may recognise it from its own cache. A batch may
     hold several requests with one id: the hypothetical continuations of one committed prefix. The
-    sampling parameters let the drafter add the target's own sampling noise to its guesses.
+    sampling parameters let the drafter add the target's own sampling noise to its guesses. The
+    prediction is a text that the answer may have much of; most requests have none.
     """
 
     request_id: str
@@ -153,7 +154,7 @@ class DraftRequest:
     num_alternatives: int = 0  # wanted at each node, at most MAX_ALTERNATIVES
     num_prompt_tokens: int = 0  # of the prefix; the others are the answer so far
     states: StateRows | None = None  # that the drafter said it lacks
-    prediction: TokenIds = field(default_factory=lambda: NO_TOKENS)  # in part the answer
+    prediction: TokenIds = field(default_factory=lambda: NO_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
