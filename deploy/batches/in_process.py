@@ -18,7 +18,7 @@ from diffuspec.core.errors import (
 )
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.generation import outputs
-from diffuspec.serve.openai.errors import answer_to, no_such_model
+from diffuspec.serve.openai.errors import answer_to
 from diffuspec.serve.openai.jobs import ENDPOINTS, encode
 from diffuspec.serve.openai.parsing import check_model, parse
 from diffuspec.serve.openai.replies import make_reply
@@ -48,8 +48,7 @@ class BackendService:
     async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
         """Return the object that the endpoint replies with. Raises what a backend does."""
         backend, model = self._backend, self._backend.model
-        if not check_model(body, model):
-            raise no_such_model(model.name)
+        check_model(body, model)
         [endpoint] = [one for one in ENDPOINTS if one == url]
         job = parse(endpoint, body, model)
         tokenizer, now = backend.tokenizer, int(time.time())

@@ -68,7 +68,7 @@ class OwnText:
             yield text[:end]
 
     def tokens_after(self, match: Match, most: int) -> list[int]:
-        """Return at most so many tokens that followed a match, none beyond a boundary."""
+        """Return `most` tokens that followed a match in its text, or as many as there are."""
         found: list[int] = self.text[match.end + 1 : match.end + 1 + most].tolist()
         return found[: found.index(BOUNDARY)] if BOUNDARY in found else found
 

@@ -21,7 +21,7 @@ from diffuspec.serve.http.edge import use_id
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event
 from diffuspec.serve.http.keys import Allowance
-from diffuspec.serve.openai.errors import in_words_of, no_such_model
+from diffuspec.serve.openai.errors import in_words_of
 from diffuspec.serve.openai.jobs import Endpoint, Generation, Job, encode
 from diffuspec.serve.openai.parsing import check_model, parse
 from diffuspec.serve.openai.replies import Reply, make_reply
@@ -42,8 +42,7 @@ class Completions:
         settings = self._settings
         body = await read_json(request, settings.max_body_bytes, settings.body_seconds)
         model = self._backend.model
-        if not check_model(body, model):
-            raise no_such_model(model.name)
+        check_model(body, model)
         job = parse(endpoint, body, model)
         if job.request_id is not None:
             use_id(request.scope, job.request_id)

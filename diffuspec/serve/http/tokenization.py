@@ -12,7 +12,6 @@ from starlette.responses import JSONResponse
 
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.http.body import read_json
-from diffuspec.serve.openai.errors import no_such_model
 from diffuspec.serve.openai.parsing import check_model
 from diffuspec.serve.settings import ServeSettings
 
@@ -31,8 +30,7 @@ class Tokenization:
         """Answer with what `answer` makes of the body, the tokenizer and the model."""
         body = await read_json(request, self._settings.max_body_bytes, self._settings.body_seconds)
         model, tokenizer = self._backend.model, self._backend.tokenizer
-        if not check_model(body, model):
-            raise no_such_model(model.name)
+        check_model(body, model)
         found = asyncio.get_running_loop().run_in_executor(
             self._threads, lambda: JSONResponse(answer(body, tokenizer, model))
         )

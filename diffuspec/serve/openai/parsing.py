@@ -26,7 +26,7 @@ from diffuspec.serve.openai.bodies import (
     TextPart,
     ToolCall,
 )
-from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.errors import BadRequestError, no_such_model
 from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
 from diffuspec.serve.openai.tool_forms import read_tools
@@ -64,10 +64,11 @@ def parse(endpoint: Endpoint, body: object, model: ServedModel) -> Job:
     return _completion(_validate(CompletionBody, given), model)
 
 
-def check_model(body: object, model: ServedModel) -> bool:
-    """Return whether a body is for this model: by its name, or by none."""
+def check_model(body: object, model: ServedModel) -> None:
+    """Raise HttpError for a body that names another model than this one; it need not name any."""
     name = body.get("model") if isinstance(body, Mapping) else None
-    return name is None or name == model.name
+    if name is not None and name != model.name:
+        raise no_such_model(model.name)
 
 
 def _given(body: object) -> dict[str, Any]:
