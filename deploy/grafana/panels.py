@@ -78,10 +78,15 @@ ROWS: dict[str, list[Panel]] = {
             "reqps",
         ),
         Panel(
-            "Target's cache in use",
-            "Share of the tokens that all slots can hold. Low with all slots taken: a smaller "
-            "max_model_len leaves room for more slots.",
-            {"in use": f"avg(diffuspec_kv_cache_usage_perc{{{_OF}}})"},
+            "Target's cache",
+            "In use: share of the tokens that all slots can hold. Low with all slots taken: a "
+            "smaller max_model_len leaves room for more slots. Found: share of prompt tokens that "
+            "need not be computed again.",
+            {
+                "in use": f"avg(diffuspec_kv_cache_usage_perc{{{_OF}}})",
+                "found": f"{_rate('prefix_cache_hits_total')} / "
+                f"{_rate('prefix_cache_queries_total')}",
+            },
             "percentunit",
         ),
         Panel(

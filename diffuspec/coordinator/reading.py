@@ -19,6 +19,7 @@ class Reading:
     ) -> None:
         """`scoring` is None where the prompt's tokens are not reported."""
         self.num_read = 0  # tokens of the prefix that are in the target's cache
+        self._num_cached: int | None = None  # before this request's first verification
         self._request_id = request_id
         self._prefix = prefix
         self._feed = feed
@@ -38,6 +39,16 @@ class Reading:
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
         """Those of the prompt's tokens that were scored; empty if they are not reported."""
         return self._scoring.logprobs if self._scoring is not None else ()
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Tokens of the prompt that other requests had left in the target's cache."""
+        return min(self._num_cached or 0, self._prefix.num_prompt_tokens)
+
+    def note_cached(self, verdict: Verdict) -> None:
+        """Take note of what a request's first verdict says of the cache."""
+        if self._num_cached is None:
+            self._num_cached = verdict.num_cached_tokens
 
     def finish(self) -> None:
         """Note that a verdict is committed: all but the target's own last token is read."""

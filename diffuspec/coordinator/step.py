@@ -43,6 +43,7 @@ def step_stats(
         num_wasted_draft_tokens=0 if pre_drafts is None else pre_drafts.num_wasted_tokens,
         verify_idle_seconds=max(seconds - verify_busy, 0.0),
         draft_idle_seconds=max(seconds - draft_busy, 0.0),
+        num_cached_tokens=request.reading.num_cached_tokens if request.num_steps == 1 else 0,
     )
 
 
@@ -94,7 +95,8 @@ class StepObserver:
             times = request.timeline
             times.first_token_at = now
             seconds = now - times.submitted_at, now - times.admitted_at
-            self._metrics.observe_first_token(*seconds, request.num_prompt_tokens)
+            sizes = request.num_prompt_tokens, step.num_cached_tokens
+            self._metrics.observe_first_token(*seconds, *sizes)
         else:
             costs = self._costs[request.drafter]
             costs.num_running = self._admission.num_running

@@ -224,6 +224,7 @@ class VerifyStage:
             for request, chunk, verdict in zip(batch.requests, batch.chunks, verdicts, strict=True):
                 request.stalled_since = None
                 request.feed.take(verdict.states)
+                request.reading.note_cached(verdict)
                 if chunk is None or request.is_finished:
                     leave(_left(request), Verified(verdict, started, seconds, alone, are_plain))
                     continue

@@ -224,6 +224,7 @@ class Verdict:
     verify_seconds: float = 0.0  # of the whole batch that this verdict comes from
     transport_seconds: float = 0.0  # between processes, beyond the worker's own time
     states: StateRows | None = None  # of the prefix and the accepted tokens, as far as wanted
+    num_cached_tokens: int = 0  # of the prefix, in the target's cache before the verification
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -249,6 +250,7 @@ class StepStats:
     num_wasted_draft_tokens: int = 0  # pre-drafted for outcomes that did not happen
     verify_idle_seconds: float = 0.0  # of the step, with no verification in flight
     draft_idle_seconds: float = 0.0  # of the step, with no draft call in flight
+    num_cached_tokens: int = 0  # of the prompt, left in the target's cache by others; first step
 
 
 @dataclass(frozen=True, slots=True)

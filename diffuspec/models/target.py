@@ -168,6 +168,7 @@ class CausalTarget:
                 row_logprobs,
                 seconds,
                 states=rows,
+                num_cached_tokens=plan.num_cached,
             )
             for plan, acceptance, row_logprobs, rows in zip(
                 plans, acceptances, logprobs, states, strict=True

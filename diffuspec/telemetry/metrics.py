@@ -44,6 +44,7 @@ class RequestStats:
     transport_seconds: float = 0.0
     verify_idle_seconds: float = 0.0
     draft_idle_seconds: float = 0.0
+    num_cached_tokens: int = 0  # of the prompt
 
     @property
     def pre_draft_hit_rate(self) -> float:
@@ -81,6 +82,7 @@ def summarize(steps: Sequence[StepStats], num_prompt_tokens: int) -> RequestStat
         transport_seconds=sum(step.transport_seconds for step in steps),
         verify_idle_seconds=sum(step.verify_idle_seconds for step in steps),
         draft_idle_seconds=sum(step.draft_idle_seconds for step in steps),
+        num_cached_tokens=steps[0].num_cached_tokens if steps else 0,
     )
 
 
@@ -124,6 +126,12 @@ class Metrics:
     def _add_requests(self) -> None:
         counter, histogram = self.table.counter, self.table.histogram
         self._prompt_tokens = counter("prompt_tokens_total", "Prompt tokens read.").at()
+        self._prefix_queries = counter(
+            "prefix_cache_queries_total", "Prompt tokens looked for in the target's cache."
+        ).at()
+        self._prefix_hits = counter(
+            "prefix_cache_hits_total", "Prompt tokens found there, which were not computed again."
+        ).at()
         self._tokens = counter("generation_tokens_total", "Committed tokens.").at()
         self._finished = counter(
             "request_success_total",
@@ -258,12 +266,14 @@ class Metrics:
         self._queue.observe(queue_seconds)
 
     def observe_first_token(
-        self, seconds: float, prefill_seconds: float, num_prompt_tokens: int
+        self, seconds: float, prefill_seconds: float, num_prompt_tokens: int, num_cached_tokens: int
     ) -> None:
         """Count a request's first token, by the times since its submission and its admission."""
         self._first.observe(seconds)
         self._prefill.observe(prefill_seconds)
         self._prompt_tokens.value += num_prompt_tokens
+        self._prefix_queries.value += num_prompt_tokens
+        self._prefix_hits.value += num_cached_tokens
 
     def observe_finish(
         self, reason: FinishReason, num_prompt_tokens: int, num_tokens: int, times: RequestTimes

@@ -98,7 +98,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., tokens: _Optional[_Union[_types_pb2.TokenSequence, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling: _Optional[_Union[_types_pb2.SamplingParams, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationParams, _Mapping]] = ..., committed_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepStats(_message.Message):
-    __slots__ = ("num_draft_tokens", "num_tree_nodes", "num_accepted_tokens", "num_committed_tokens", "tree_depth", "draft_seconds", "search_seconds", "verify_seconds", "step_seconds", "fallback", "transport_seconds", "pre_draft", "num_wasted_draft_tokens", "verify_idle_seconds", "draft_idle_seconds")
+    __slots__ = ("num_draft_tokens", "num_tree_nodes", "num_accepted_tokens", "num_committed_tokens", "tree_depth", "draft_seconds", "search_seconds", "verify_seconds", "step_seconds", "fallback", "transport_seconds", "pre_draft", "num_wasted_draft_tokens", "verify_idle_seconds", "draft_idle_seconds", "num_cached_tokens")
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +114,7 @@ class StepStats(_message.Message):
     NUM_WASTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     num_draft_tokens: int
     num_tree_nodes: int
     num_accepted_tokens: int
@@ -129,7 +130,8 @@ class StepStats(_message.Message):
     num_wasted_draft_tokens: int
     verify_idle_seconds: float
     draft_idle_seconds: float
-    def __init__(self, num_draft_tokens: _Optional[int] = ..., num_tree_nodes: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_committed_tokens: _Optional[int] = ..., tree_depth: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., fallback: _Optional[str] = ..., transport_seconds: _Optional[float] = ..., pre_draft: _Optional[_Union[PreDraftResult, str]] = ..., num_wasted_draft_tokens: _Optional[int] = ..., verify_idle_seconds: _Optional[float] = ..., draft_idle_seconds: _Optional[float] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, num_draft_tokens: _Optional[int] = ..., num_tree_nodes: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., num_committed_tokens: _Optional[int] = ..., tree_depth: _Optional[int] = ..., draft_seconds: _Optional[float] = ..., search_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., fallback: _Optional[str] = ..., transport_seconds: _Optional[float] = ..., pre_draft: _Optional[_Union[PreDraftResult, str]] = ..., num_wasted_draft_tokens: _Optional[int] = ..., verify_idle_seconds: _Optional[float] = ..., draft_idle_seconds: _Optional[float] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class VerifiedDraft(_message.Message):
     __slots__ = ("tree", "confidences", "accepted_nodes")

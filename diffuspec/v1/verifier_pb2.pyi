@@ -34,20 +34,22 @@ class VerifyRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[_types_pb2.PrefixDelta, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[VerifyRow, _Mapping]]] = ..., released_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states")
+    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states", "num_cached_tokens")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
     verify_seconds: float
     transport_seconds: float
     states: _types_pb2.StateRows
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ...) -> None: ...
+    num_cached_tokens: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdicts(_message.Message):
     __slots__ = ("verdicts",)

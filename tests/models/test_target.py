@@ -186,6 +186,7 @@ async def test_accepted_branch_is_kept_in_the_cache(qwen2: CausalTarget) -> None
     assert cached == len(PROMPT) + 3
     verdict = await verify_one(qwen2, request(PROMPT + truth[:4], chain(truth[4:8])))
     assert verdict.token_ids == tuple(truth[4:9])
+    assert verdict.num_cached_tokens == len(PROMPT) + 3
 
 
 class Watcher:

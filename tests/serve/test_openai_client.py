@@ -28,6 +28,14 @@ def test_a_chat_is_answered_with_usage_and_acceptance(client: OpenAI):
     assert usage.model_extra["speculation"]["acceptance_length"] > 1
 
 
+def test_usage_tells_what_of_the_prompt_was_cached(client: OpenAI):
+    asked: Any = [{"role": "user", "content": "What is the largest city of Peru?"}]
+    how: Any = {"model": MODEL, "messages": asked, "temperature": 0, "max_tokens": 8}
+    usages = [client.chat.completions.create(**how).usage for _ in range(2)]
+    fresh, again = (usage.prompt_tokens_details.cached_tokens for usage in usages)
+    assert fresh < again == usages[1].prompt_tokens - 1  # the last token's row gives the answer
+
+
 def test_a_prediction_makes_steps_fewer_and_changes_no_answer(client: OpenAI):
     how: Any = {"model": MODEL, "messages": ASKED, "temperature": 0, "max_tokens": 64}
     body = {"speculation": {"policy": "fixed", "num_draft_tokens": 24}}

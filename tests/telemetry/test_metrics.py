@@ -73,11 +73,13 @@ def test_rates_without_steps_are_zero():
 
 def test_a_finished_request_counts_with_its_reason_sizes_and_times():
     metrics = Metrics()
-    metrics.observe_first_token(2.0, 1.5, 12)
+    metrics.observe_first_token(2.0, 1.5, 12, 8)
     metrics.observe_finish(FinishReason.LENGTH, 12, 30, RequestTimes(10.0, 10.5, 12.0, 15.0))
     assert value(metrics, "request_success_total", finished_reason="length") == 1
     assert value(metrics, "request_success_total", finished_reason="stop") == 0
     assert value(metrics, "prompt_tokens_total") == 12
+    assert value(metrics, "prefix_cache_queries_total") == 12
+    assert value(metrics, "prefix_cache_hits_total") == 8
     sums = {
         "time_to_first_token_seconds": 2.0,
         "request_prefill_time_seconds": 1.5,

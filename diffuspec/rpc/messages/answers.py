@@ -57,6 +57,7 @@ _SAME_STEP_FIELDS = (
     "num_wasted_draft_tokens",
     "verify_idle_seconds",
     "draft_idle_seconds",
+    "num_cached_tokens",
 )
 
 _REQUEST_FIELDS = tuple(field.name for field in fields(RequestStatus))

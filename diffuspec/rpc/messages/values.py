@@ -229,6 +229,7 @@ def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
         verify_seconds=verdict.verify_seconds,
         transport_seconds=verdict.transport_seconds,
         states=states_to_proto(verdict.states),
+        num_cached_tokens=verdict.num_cached_tokens,
     )
 
 
@@ -252,6 +253,7 @@ def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float =
         verify_seconds=message.verify_seconds,
         transport_seconds=message.transport_seconds + transport_seconds,
         states=states_from_proto(message),
+        num_cached_tokens=message.num_cached_tokens,
     )
 
 

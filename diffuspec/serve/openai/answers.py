@@ -36,12 +36,13 @@ class Answer:
 
 
 def usage(answers: Sequence[Answer], num_choices: int) -> dict[str, Any]:
-    """Return OpenAI's usage block. A prompt counts once for all its choices.
+    """Return OpenAI's usage block. A prompt counts once for all its choices, by the first of them.
 
     `speculation` is our own: steps, acceptance, hits of pre-drafts.
     """
-    prompts = [answer.generation.prompt_token_ids for answer in answers[::num_choices]]
-    num_prompt_tokens = sum(map(len, prompts))
+    prompts = answers[::num_choices]
+    num_prompt_tokens = sum(len(answer.generation.prompt_token_ids) for answer in prompts)
+    num_cached_tokens = sum(answer.steps[0].num_cached_tokens for answer in prompts if answer.steps)
     num_tokens = sum(len(answer.token_ids) for answer in answers)
     steps = [step for answer in answers for step in answer.steps]
     accepted = sum(step.num_accepted_tokens for step in steps)
@@ -50,6 +51,7 @@ def usage(answers: Sequence[Answer], num_choices: int) -> dict[str, Any]:
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
         "total_tokens": num_prompt_tokens + num_tokens,
+        "prompt_tokens_details": {"cached_tokens": num_cached_tokens, "audio_tokens": 0},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,

@@ -147,7 +147,10 @@ def verdicts(draw):
     tokens = draw(st.lists(token_ids, min_size=1, max_size=6).map(tuple))
     known = draw(st.none() | st.tuples(*[token_logprobs] * len(tokens)))
     nodes = tuple(draw(counts) for _ in tokens[1:])
-    return Verdict(tokens, nodes, known, draw(seconds), draw(seconds))
+    cached = draw(counts)
+    return Verdict(
+        tokens, nodes, known, draw(seconds), draw(seconds), num_cached_tokens=cached
+    )
 
 
 prefixes = st.lists(token_ids, min_size=1, max_size=12).map(
