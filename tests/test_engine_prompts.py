@@ -107,3 +107,13 @@ def test_the_reason_of_a_chat_template_that_refuses_is_passed_on(engine, monkeyp
     )
     with pytest.raises(InvalidRequestError, match="refused the messages: roles must alternate"):
         engine.encode(MESSAGES)
+
+
+def test_a_long_prompt_that_is_cached_is_not_read_again(target_path: Callable[[str], Path]):
+    question, long = "Once upon a time ", [n % 50 + 3 for n in range(150)]
+    with make_engine(target_path("qwen2"), coordinator={"prefill_chunk_tokens": 32}) as engine:
+        [first] = engine.generate([long], SHORT)
+        longer = [*long, *first.token_ids, *ids(question)]
+        [again] = engine.generate([longer], SHORT)
+    assert first.stats.num_cached_tokens == 0
+    assert again.stats.num_cached_tokens == len(long) + len(first.token_ids) - 1

@@ -40,10 +40,6 @@ class Prefix:
         if self.finish_reason is not None:
             raise InvalidRequestError("the committed tokens end the request already")
 
-    def first(self, num_tokens: int) -> TokenIds:
-        """Return the first tokens, read-only."""
-        return self._read_only[:num_tokens]
-
     @property
     def token_ids(self) -> TokenIds:
         """All tokens so far, read-only."""

@@ -35,11 +35,16 @@ class PromptScoring:
         """One for each token of the prompt after the first, as far as they are known."""
         return tuple(self._found)
 
-    def next_chunk(self, request_id: str, max_nodes: int) -> VerifyRequest:
+    def next_chunk(
+        self, request_id: str, max_nodes: int, max_read_tokens: int | None = None
+    ) -> VerifyRequest:
         """Return the next chain, which is the same until its verdict is taken."""
         start, end = self.num_scored, min(self.num_scored + max_nodes, len(self._prompt))
         tree = chain(self._prompt[start:end].tolist())
-        return VerifyRequest(request_id, self._prompt[:start], end, tree, self._sampling)
+        prefix = self._prompt[:start]
+        return VerifyRequest(
+            request_id, prefix, end, tree, self._sampling, max_read_tokens=max_read_tokens
+        )
 
     def take(self, chunk: VerifyRequest, verdict: Verdict) -> None:
         """Keep what a verdict says of a chain. Raises VerifierError for one of another chain."""

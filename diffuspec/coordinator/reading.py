@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from diffuspec.coordinator.prefix import Prefix
 from diffuspec.coordinator.prompt_scoring import PromptScoring
-from diffuspec.coordinator.state_feed import StateFeed
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, TokenLogprobs, Verdict, VerifyRequest
+from diffuspec.core.errors import VerifierError
+from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 
 _FEW_TOKENS = 8  # the target reads them in the time of a decoding step
 
 
 class Reading:
-    """Lets the target read a long prefix in chunks, ahead of the step."""
+    """Lets the target read a long prefix in several verifications, ahead of the step.
 
-    def __init__(
-        self, request_id: str, prefix: Prefix, feed: StateFeed, scoring: PromptScoring | None
-    ) -> None:
+    How much of it is cached already the target alone knows: it is given the whole prefix with a
+    limit on what it reads at a time, and says how much it left.
+    """
+
+    def __init__(self, request_id: str, prefix: Prefix, scoring: PromptScoring | None) -> None:
         """`scoring` is None where the prompt's tokens are not reported."""
         self.num_read = 0  # tokens of the prefix that are in the target's cache
         self._num_cached: int | None = None  # before this request's first verification
+        self._is_stuck = False  # the last verification left more unread than the one before
         self._request_id = request_id
         self._prefix = prefix
-        self._feed = feed
         self._scoring = scoring
 
     @property
@@ -45,31 +46,45 @@ class Reading:
         """Tokens of the prompt that other requests had left in the target's cache."""
         return min(self._num_cached or 0, self._prefix.num_prompt_tokens)
 
-    def note_cached(self, verdict: Verdict) -> None:
-        """Take note of what a request's first verdict says of the cache."""
-        if self._num_cached is None:
-            self._num_cached = verdict.num_cached_tokens
-
     def finish(self) -> None:
         """Note that a verdict is committed: all but the target's own last token is read."""
         self.num_read = self._prefix.num_tokens - 1
 
-    def next_chunk(self, max_tokens: int, max_nodes: int = 1) -> VerifyRequest | None:
-        """Return the next chunk of the prefix to prefill ahead of the step, if much is unread.
+    def limit(self, most: int) -> int | None:
+        """Return how many tokens a verification may read: `most`, or None for all of them.
 
-        A prompt that is scored is read in chunks of at most `max_nodes`, up to its end.
+        All where the last one took the reading no further, because the verifier has lost its cache
+        or gives the place to others: it might come to no end.
         """
-        scoring = self._scoring if self._scoring and not self._scoring.is_finished else None
-        num_wanted = self._prefix.num_tokens if scoring is None else scoring.num_scored
-        if num_wanted - self.num_read <= max_tokens:
-            return scoring.next_chunk(self._request_id, max_nodes) if scoring else None
-        chunk = self._prefix.first(self.num_read + max_tokens)
-        nothing, wanted = SamplingParams(), self._feed.wanted
-        return VerifyRequest(self._request_id, chunk, len(chunk), EMPTY_TREE, nothing, wanted)
+        return None if self._is_stuck else most
 
-    def finish_chunk(self, chunk: VerifyRequest, verdict: Verdict) -> None:
-        """Take note that a chunk is read. Raises VerifierError for a wrong verdict."""
-        read = len(chunk.prefix) + chunk.tree.num_nodes
-        self.num_read = min(read, self._prefix.num_tokens - 1)
-        if chunk.is_of_prompt and self._scoring is not None:
-            self._scoring.take(chunk, verdict)
+    def next_scored(self, max_nodes: int, most: int) -> VerifyRequest | None:
+        """Return the next part of a prompt that is scored, of at most `max_nodes` tokens."""
+        if self._scoring is None or self._scoring.is_finished:
+            return None
+        return self._scoring.next_chunk(self._request_id, max_nodes, self.limit(most))
+
+    def take(self, asked: VerifyRequest, verdict: Verdict) -> bool:
+        """Take note of what is read; return whether that is all, and the verdict is of the draft.
+
+        Raises VerifierError for a wrong verdict.
+        """
+        if self._num_cached is None:
+            self._num_cached = verdict.num_cached_tokens
+        if verdict.num_unread_tokens:
+            num_read = len(asked.prefix) - verdict.num_unread_tokens
+            if num_read < 1 or asked.max_read_tokens is None:
+                raise VerifierError(
+                    f"the verifier left {verdict.num_unread_tokens} tokens unread of "
+                    f"{len(asked.prefix)}, with a limit of {asked.max_read_tokens}"
+                )
+            self._is_stuck = num_read <= self.num_read
+            self.num_read = num_read
+            return False
+        self._is_stuck = False
+        if asked.is_of_prompt and self._scoring is not None:
+            read = len(asked.prefix) + asked.tree.num_nodes
+            self.num_read = min(read, self._prefix.num_tokens - 1)
+            self._scoring.take(asked, verdict)
+            return False
+        return True

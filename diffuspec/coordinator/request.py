@@ -104,7 +104,7 @@ class Request:
         scoring = None
         if sampling.prompt_logprobs is not None and not self.is_resumed:
             scoring = PromptScoring(prompt_token_ids, sampling.prompt_logprobs)
-        self.reading = Reading(request_id, self._prefix, self.feed, scoring)
+        self.reading = Reading(request_id, self._prefix, scoring)
         self._speculation = speculation
         self._terms = DraftTerms(request_id, self.num_prompt_tokens, sampling, speculation)
 
@@ -276,7 +276,8 @@ class Request:
         """Return those of the prompt with the first step, else none."""
         return self.reading.prompt_logprobs if self.num_steps == 1 else ()
 
-    def verify_request(self) -> VerifyRequest:
+    def verify_request(self, max_read_tokens: int) -> VerifyRequest:
+        """Return the coming step as the verifier is asked for it; it may read the prefix first."""
         return VerifyRequest(
             self.request_id,
             self.prefix,
@@ -284,6 +285,7 @@ class Request:
             self.draft.tree,
             self.sampling,
             self.feed.wanted,
+            self.reading.limit(max_read_tokens),
         )
 
     def verified_draft(self, verdict: Verdict) -> VerifiedDraft | None:

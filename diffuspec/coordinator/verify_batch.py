@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
@@ -10,18 +11,19 @@ from diffuspec.core.types import Verdict, VerifyRequest
 
 
 class VerifyBatch(NamedTuple):
-    """Requests to be verified together; one with a chunk reads that piece of its prefix first."""
+    """Requests to be verified together, and what the verifier is asked for each."""
 
     requests: Sequence[Request]
-    chunks: Sequence[VerifyRequest | None]
+    asked: Sequence[VerifyRequest]
 
     @property
     def decoding(self) -> list[Request]:
-        """The requests whose draft is verified now."""
+        """The requests whose draft is verified now, whatever of their prefix is cached."""
         return [
             request
-            for request, chunk in zip(self.requests, self.chunks, strict=True)
-            if chunk is None
+            for request, asked in zip(self.requests, self.asked, strict=True)
+            if not asked.is_of_prompt
+            and request.reading.num_unread <= (asked.max_read_tokens or math.inf)
         ]
 
     @property
@@ -32,8 +34,8 @@ class VerifyBatch(NamedTuple):
     def halves(self) -> tuple[VerifyBatch, VerifyBatch]:
         half = len(self.requests) // 2
         return (
-            VerifyBatch(self.requests[:half], self.chunks[:half]),
-            VerifyBatch(self.requests[half:], self.chunks[half:]),
+            VerifyBatch(self.requests[:half], self.asked[:half]),
+            VerifyBatch(self.requests[half:], self.asked[half:]),
         )
 
 

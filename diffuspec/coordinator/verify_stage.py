@@ -82,8 +82,12 @@ class VerifyStage:
         self._batch = requests = self._choose(ready)
         for request in requests:
             request.is_in_verifier = True
-        most = self._max_chunk_tokens, self._verifier.info.max_tree_nodes
-        return VerifyBatch(requests, [request.reading.next_chunk(*most) for request in requests])
+        return VerifyBatch(requests, [self._asked(request) for request in requests])
+
+    def _asked(self, request: Request) -> VerifyRequest:
+        most = self._max_chunk_tokens
+        scored = request.reading.next_scored(self._verifier.info.max_tree_nodes, most)
+        return scored or request.verify_request(most)
 
     async def _take_ready(self) -> list[Request]:
         """Wait for requests; return those that are ready, with others if it pays to wait for them.
@@ -221,27 +225,24 @@ class VerifyStage:
             for request in self._put_off:
                 request.times.yielded_seconds += seconds
             self._learn(batch, num_rows, verdicts, seconds, drafting)
-            for request, chunk, verdict in zip(batch.requests, batch.chunks, verdicts, strict=True):
+            for request, asked, verdict in zip(batch.requests, batch.asked, verdicts, strict=True):
                 request.stalled_since = None
                 request.feed.take(verdict.states)
-                request.reading.note_cached(verdict)
-                if chunk is None or request.is_finished:
-                    leave(_left(request), Verified(verdict, started, seconds, alone, are_plain))
-                    continue
                 try:
-                    self._requeue_after_chunk(request, chunk, verdict)
+                    is_read = request.reading.take(asked, verdict)
                 except VerifierError as error:
                     leave(_left(request), error)
+                    continue
+                if is_read or request.is_finished:
+                    leave(_left(request), Verified(verdict, started, seconds, alone, are_plain))
+                else:
+                    self._requeue_to_read(request, verdict)
 
     async def _ask(self, batch: VerifyBatch, started: float) -> list[Verdict]:
         """Raises what the verifier raises, and VerifierError when it miscounts."""
-        requests = [
-            chunk or request.verify_request()
-            for request, chunk in zip(batch.requests, batch.chunks, strict=True)
-        ]
         self.busy.begin(started)
         try:
-            verdicts = await self._verifier.verify(requests)
+            verdicts = await self._verifier.verify(batch.asked)
         except Exception:
             trace_failure(self._tracer, "verifier", started)
             raise
@@ -249,9 +250,9 @@ class VerifyStage:
             self.busy.end(time.monotonic())
             self._changed.set()
         self._backoff.succeeded()
-        if len(verdicts) != len(requests):
-            raise VerifierError(f"{len(verdicts)} verdicts for {len(requests)} requests")
-        trace_verdicts(self._tracer, requests, verdicts, started)
+        if len(verdicts) != len(batch.asked):
+            raise VerifierError(f"{len(verdicts)} verdicts for {len(batch.asked)} requests")
+        trace_verdicts(self._tracer, batch.asked, verdicts, started)
         return verdicts
 
     def _learn(
@@ -263,16 +264,13 @@ class VerifyStage:
         drafting: float,
     ) -> None:
         """Learn from decoding steps alone: how much of a prompt was cached is not known here."""
-        if not any(batch.chunks) and all([one.reading.num_unread == 1 for one in batch.requests]):
+        if all([one.reading.num_unread == 1 for one in batch.requests]):
             num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
             num_requests = len(batch.requests)
             for costs in self._costs:
                 costs.observe_verify(num_rows, num_requests, num_tokens, seconds, drafting)
 
-    def _requeue_after_chunk(
-        self, request: Request, chunk: VerifyRequest, verdict: Verdict
-    ) -> None:
-        request.reading.finish_chunk(chunk, verdict)
+    def _requeue_to_read(self, request: Request, verdict: Verdict) -> None:
         request.times.prefill_seconds += verdict.verify_seconds
         request.times.prefill_transport_seconds += verdict.transport_seconds
         request.lifecycle.waits_for = f"prefill, {request.reading.num_unread} tokens to read"

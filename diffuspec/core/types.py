@@ -190,6 +190,9 @@ class VerifyRequest:
     Where the prompt is longer than the prefix, the tree is a chain that ends with the prompt or
     within it: all of it is accepted, and the verdict has its log-probabilities if they are asked
     for.
+
+    Where more than max_read_tokens of the prefix are not cached, the target reads as many, and
+    verifies nothing: see `Verdict.num_unread_tokens`.
     """
 
     request_id: str
@@ -198,6 +201,7 @@ class VerifyRequest:
     tree: DraftTree
     sampling: SamplingParams
     states_wanted: StatesWanted | None = None  # those in the cache are computed again
+    max_read_tokens: int | None = None  # None: no limit
 
     @property
     def is_of_prompt(self) -> bool:
@@ -225,6 +229,7 @@ class Verdict:
     transport_seconds: float = 0.0  # between processes, beyond the worker's own time
     states: StateRows | None = None  # of the prefix and the accepted tokens, as far as wanted
     num_cached_tokens: int = 0  # of the prefix, in the target's cache before the verification
+    num_unread_tokens: int = 0  # of the prefix, not in it yet: the tokens are none of the answer's
 
     @property
     def num_accepted_tokens(self) -> int:

@@ -22,7 +22,8 @@ from diffuspec.algorithm.sampling import (
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
-from diffuspec.core.types import Verdict, VerifyRequest
+from diffuspec.core.params import SamplingParams
+from diffuspec.core.types import EMPTY_TREE, Verdict, VerifyRequest
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
@@ -169,29 +170,36 @@ class CausalTarget:
                 seconds,
                 states=rows,
                 num_cached_tokens=plan.num_cached,
+                num_unread_tokens=len(request.prefix) - len(plan.request.prefix),
             )
-            for plan, acceptance, row_logprobs, rows in zip(
-                plans, acceptances, logprobs, states, strict=True
+            for request, plan, acceptance, row_logprobs, rows in zip(
+                requests, plans, acceptances, logprobs, states, strict=True
             )
         ]
 
     def _plan(
         self, requests: Sequence[VerifyRequest], hidden_layers: Sequence[int]
     ) -> list[VerifyPlan]:
-        verified = [self._choose_nodes(request) for request in requests]
-        cache = self.runner.cache
-        cache.begin_step()
+        self.runner.cache.begin_step()
+        places = [self._acquire(request) for request in requests]
+        verified = [
+            self._choose_nodes(_up_to_limit(request, cached))
+            for request, (_, cached) in zip(requests, places, strict=True)
+        ]
         plans, first_logits = [], 0
-        for request, nodes, masks in verified:
-            most, wanted = len(request.prefix) - 1, request.states_wanted
-            if wanted is not None:
-                most = min(most, wanted.first)
-            slot, cached = cache.acquire(request.request_id, request.prefix, most)
+        for (request, nodes, masks), (slot, cached) in zip(verified, places, strict=True):
             fed = HiddenStates(hidden_layers) if hidden_layers else None
             start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
             plans.append(VerifyPlan(request, slot, cached, start, first_logits, nodes, masks, fed))
             first_logits += 1 + len(nodes)
         return plans
+
+    def _acquire(self, request: VerifyRequest) -> tuple[int, int]:
+        """Return a request's slot and the number of tokens cached in it that are of use."""
+        most, wanted = len(request.prefix) - 1, request.states_wanted
+        if wanted is not None:
+            most = min(most, wanted.first)
+        return self.runner.cache.acquire(request.request_id, request.prefix, most)
 
     def _choose_nodes(
         self, request: VerifyRequest
@@ -280,3 +288,15 @@ class CausalTarget:
         token_ids += acceptance.token_ids[:-1]
         rows = [num_tail + node for node in acceptance.accepted_nodes]
         self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
+
+
+def _up_to_limit(request: VerifyRequest, num_cached: int) -> VerifyRequest:
+    """Return a request; with more unread than its limit, one that only reads as much of it."""
+    limit = request.max_read_tokens
+    if limit is None or len(request.prefix) - num_cached <= limit:
+        return request
+    prefix = request.prefix[: num_cached + limit]
+    wanted = request.states_wanted
+    return VerifyRequest(
+        request.request_id, prefix, len(prefix), EMPTY_TREE, SamplingParams(), wanted
+    )

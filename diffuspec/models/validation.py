@@ -33,6 +33,8 @@ def _check_request(request: VerifyRequest, info: TargetInfo) -> None:
         raise InvalidRequestError(f"prefix must have 1 to {limit} tokens, got {len(prefix)}")
     if (wrong := unknown_token_id(prefix, vocab_size)) is not None:
         raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
+    if request.max_read_tokens == 0:
+        raise InvalidRequestError("max_read_tokens must be 1 or more, got 0")
     if request.sampling.lacks_seed:
         raise InvalidRequestError("seed must be given to sample, got None")
     request.sampling.check_token_ids(vocab_size)

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyRow(_message.Message):
-    __slots__ = ("prefix", "num_prompt_tokens", "tree", "token_ids", "states_wanted")
+    __slots__ = ("prefix", "num_prompt_tokens", "tree", "token_ids", "states_wanted", "max_read_tokens")
     PREFIX_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TREE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     STATES_WANTED_FIELD_NUMBER: _ClassVar[int]
+    MAX_READ_TOKENS_FIELD_NUMBER: _ClassVar[int]
     prefix: int
     num_prompt_tokens: int
     tree: _types_pb2.DraftTree
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     states_wanted: _types_pb2.StatesWanted
-    def __init__(self, prefix: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., tree: _Optional[_Union[_types_pb2.DraftTree, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., states_wanted: _Optional[_Union[_types_pb2.StatesWanted, _Mapping]] = ...) -> None: ...
+    max_read_tokens: int
+    def __init__(self, prefix: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., tree: _Optional[_Union[_types_pb2.DraftTree, _Mapping]] = ..., token_ids: _Optional[_Iterable[int]] = ..., states_wanted: _Optional[_Union[_types_pb2.StatesWanted, _Mapping]] = ..., max_read_tokens: _Optional[int] = ...) -> None: ...
 
 class VerifyRequest(_message.Message):
     __slots__ = ("step_id", "prefixes", "rows", "released_request_ids")
@@ -34,7 +36,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[_types_pb2.PrefixDelta, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[VerifyRow, _Mapping]]] = ..., released_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states", "num_cached_tokens")
+    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states", "num_cached_tokens", "num_unread_tokens")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +44,7 @@ class Verdict(_message.Message):
     TRANSPORT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STATES_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNREAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
@@ -49,7 +52,8 @@ class Verdict(_message.Message):
     transport_seconds: float
     states: _types_pb2.StateRows
     num_cached_tokens: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ...) -> None: ...
+    num_unread_tokens: int
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., num_unread_tokens: _Optional[int] = ...) -> None: ...
 
 class Verdicts(_message.Message):
     __slots__ = ("verdicts",)

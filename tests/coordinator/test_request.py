@@ -10,10 +10,10 @@ import pytest
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.control.draft_length import FixedDraftLength
 from diffuspec.coordinator.request import Request
-from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.errors import InvalidRequestError, VerifierError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import EMPTY_TREE, Draft, FinishReason, Verdict
+from diffuspec.core.types import Draft, FinishReason, Verdict
 from diffuspec.text.detokenizer import Detokenizer
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.fakes import make_draft
@@ -137,19 +137,44 @@ def test_the_draft_is_never_longer_than_what_may_still_be_committed():
     assert lengths == [3, 2, 1, 0]
 
 
-def test_a_long_prompt_is_read_in_chunks_and_the_rest_with_the_first_step():
+def read(request: Request, limit: int, *num_unread: int) -> list[bool]:
+    """Take verdicts that leave so many tokens unread; return which of them were the draft's."""
+    return [
+        request.reading.take(request.verify_request(limit), Verdict((5,), (), num_unread_tokens=n))
+        for n in num_unread
+    ]
+
+
+def test_a_long_prompt_is_read_within_the_limit_and_the_rest_with_the_first_step():
     request = make(SamplingParams())
-    chunks = []
-    while (chunk := request.reading.next_chunk(1)) is not None:
-        chunks.append(chunk.prefix.tolist())
-        assert request.reading.next_chunk(1).prefix.tolist() == chunks[-1], (
-            "the same until it is read"
-        )
-        request.reading.num_read = len(chunk.prefix)
-        assert chunk.tree == EMPTY_TREE
-        assert chunk.num_prompt_tokens == len(chunk.prefix)
-    assert chunks == [[1], [1, 2]]
-    assert request.verify_request().prefix.tolist() == [1, 2, 3]
+    asked = request.verify_request(1)
+    assert asked.prefix.tolist() == [1, 2, 3] and asked.max_read_tokens == 1
+    assert read(request, 1, 2, 1, 0) == [False, False, True]
+    assert request.reading.num_read == 2
+
+
+def test_a_verifier_that_reads_no_further_is_asked_without_a_limit():
+    request = make(SamplingParams())
+    read(request, 1, 2, 1)
+    assert request.verify_request(1).max_read_tokens == 1
+    read(request, 1, 2)
+    assert request.verify_request(1).max_read_tokens is None
+    read(request, 1, 0)
+    assert request.verify_request(1).max_read_tokens == 1
+
+
+@pytest.mark.parametrize("num_unread", [3, 7])
+def test_a_verdict_that_leaves_the_whole_prefix_unread_is_refused(num_unread):
+    with pytest.raises(VerifierError, match=f"left {num_unread} tokens unread of 3"):
+        read(make(SamplingParams()), 1, num_unread)
+
+
+def test_what_was_cached_is_told_by_the_first_verdict():
+    request = make(SamplingParams())
+    for number in (1, 2):
+        asked = request.verify_request(1)
+        request.reading.take(asked, Verdict((5,), (), num_cached_tokens=number))
+    assert request.reading.num_cached_tokens == 1
 
 
 def test_committed_tokens_count_as_read_until_the_cache_is_lost():
@@ -158,16 +183,7 @@ def test_committed_tokens_count_as_read_until_the_cache_is_lost():
     commit(request, 7, 8)
     assert request.reading.num_unread == 1
     request.reading.num_read = 0
-    lengths = []
-    while (chunk := request.reading.next_chunk(2)) is not None:
-        lengths.append(len(chunk.prefix))
-        request.reading.num_read = len(chunk.prefix)
-    assert lengths == [2, 4] and request.reading.num_unread == 1
-
-
-@pytest.mark.parametrize("max_tokens", [3, 4])
-def test_a_short_prompt_is_not_chunked(max_tokens):
-    assert make(SamplingParams()).reading.next_chunk(max_tokens) is None
+    assert read(request, 2, 3, 1) == [False, False] and request.reading.num_unread == 1
 
 
 def test_a_draft_deeper_than_asked_is_cut():

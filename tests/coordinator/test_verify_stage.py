@@ -338,23 +338,17 @@ class ForgetfulVerifier(FakeVerifier):
         self.num_losses = 0
         self._max_unread, self._period = max_unread, period
         self._num_left = period
-        self._num_read: dict[str, int] = {}
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        for request in requests:
-            num_read = self._num_read.get(request.request_id, 0)
-            if len(request.prefix) - num_read > self._max_unread:
+        for request in map(self._up_to_limit, requests):
+            if len(request.prefix) - self.num_read.get(request.request_id, 0) > self._max_unread:
                 raise VerifierUnavailableError("late")
         self._num_left -= 1
         if not self._num_left:
-            self._num_left, self._num_read = self._period, {}
+            self._num_left, self.num_read = self._period, {}
             self.num_losses += 1
             raise VerifierUnavailableError("the cache is lost")
-        verdicts = await super().verify(requests)
-        for request, verdict in zip(requests, verdicts, strict=True):
-            num_committed = len(verdict.token_ids)
-            self._num_read[request.request_id] = len(request.prefix) + num_committed - 1
-        return verdicts
+        return await super().verify(requests)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

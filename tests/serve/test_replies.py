@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,10 @@ def reply_to(endpoint: Endpoint, num_choices: int = 1, **options: Any) -> Reply:
     return make_reply(job, generations, tokenizer, id="7", model="m", created=5)
 
 
-def output(
-    text: str, is_last: bool = False, num_cached_tokens: int = 0, **changes: Any
-) -> RequestOutput:
+def output(text: str, is_last: bool = False, **changes: Any) -> RequestOutput:
     """An output of a step that drafted four tokens, of which two were accepted."""
     reason = FinishReason.STOP if is_last else None
-    times = {"verify_seconds": 0.2, "step_seconds": 0.3}
-    step = StepStats(4, 4, 2, 3, **times, num_cached_tokens=num_cached_tokens)
+    step = StepStats(4, 4, 2, 3, verify_seconds=0.2, step_seconds=0.3)
     values = {"logprobs": None, "token_ids": (65, 66, 67)} | changes
     pieces = (text, *("" for _ in values["token_ids"][1:]))
     return RequestOutput(
@@ -282,12 +280,14 @@ def test_a_prompts_own_token_has_its_rank_below_the_likeliest():
 
 def test_usage_counts_a_prompt_once_and_drafts_by_position():
     reply = reply_to(TEXT, num_choices=2)
+    first = output("a")
+    first = replace(first, step=replace(first.step, num_cached_tokens=1))
     for index in (0, 1):
-        reply.add(index, output("a", num_cached_tokens=1))
+        reply.add(index, first)
         reply.add(index, output("b", is_last=True))
     usage = reply.whole()["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 12)
     assert usage["prompt_tokens_details"]["cached_tokens"] == 1
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2, 12)
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 8
     speculation = usage["speculation"]

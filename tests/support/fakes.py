@@ -70,7 +70,8 @@ class FakeVerifier:
         self.gate = Gate()
         self.error: BaseException | None = None
         self.release_error: Exception | None = None
-        self.batches: list[list[VerifyRequest]] = []
+        self.batches: list[list[VerifyRequest]] = []  # as far as prefixes were read
+        self.num_read: dict[str, int] = {}  # tokens of requests' prefixes
         self.held: set[str] = set()  # ids of requests verified and not released yet
         self.released: list[str] = []  # ids, one for each call
         self.observers: list[Observer] = []
@@ -87,12 +88,27 @@ class FakeVerifier:
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         ids = [request.request_id for request in requests]
         assert 1 <= len(ids) <= self.info.max_sequences and len(set(ids)) == len(ids)
-        self.batches.append(list(requests))
+        read = [self._up_to_limit(request) for request in requests]
+        self.batches.append(read)
         self.held.update(ids)
         await self.gate.passage()
         if self.error is not None:
             raise self.error
-        return [self._verify(request) for request in requests]
+        verdicts = []
+        for request, one in zip(requests, read, strict=True):
+            verdict, num_unread = self._verify(one), len(request.prefix) - len(one.prefix)
+            self.num_read[one.request_id] = len(one.prefix) + verdict.num_accepted_tokens
+            verdicts.append(replace(verdict, num_unread_tokens=num_unread))
+        return verdicts
+
+    def _up_to_limit(self, request: VerifyRequest) -> VerifyRequest:
+        """Return a request, or only as much of its prefix as may be read of it now."""
+        name, prefix, limit = request.request_id, request.prefix, request.max_read_tokens
+        num_read = self.num_read.get(name, 0)
+        if limit is None or len(prefix) - num_read <= limit:
+            return request
+        prefix = prefix[: num_read + limit]
+        return VerifyRequest(name, prefix, len(prefix), EMPTY_TREE, SamplingParams())
 
     async def release(self, request_id: str) -> None:
         await asyncio.sleep(0)

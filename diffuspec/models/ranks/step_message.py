@@ -70,6 +70,7 @@ def _describe(request: VerifyRequest) -> dict[str, Any]:
         "parents": request.tree.parents,
         "sampling": asdict(request.sampling),
         "states_wanted": request.states_wanted and asdict(request.states_wanted),
+        "max_read_tokens": request.max_read_tokens,
     }
 
 
@@ -81,6 +82,7 @@ def _request(fields: dict[str, Any], prefix: TokenIds) -> VerifyRequest:
         tree=DraftTree(tuple(fields["token_ids"]), tuple(fields["parents"])),
         sampling=SamplingParams(**fields["sampling"]),
         states_wanted=_states_wanted(fields["states_wanted"]),
+        max_read_tokens=fields["max_read_tokens"],
     )
 
 

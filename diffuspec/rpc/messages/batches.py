@@ -85,6 +85,7 @@ def encode_verify_rows(
                 num_prompt_tokens=request.num_prompt_tokens,
                 tree=tree_to_proto(request.tree),
                 states_wanted=wanted_to_proto(request.states_wanted),
+                max_read_tokens=request.max_read_tokens,
             )
             for request, place in zip(requests, places, strict=True)
         ]
@@ -186,6 +187,7 @@ class BatchReader:
                 tree=tree_from_proto(row.tree),
                 sampling=held[row.prefix].sampling,
                 states_wanted=wanted_from_proto(row),
+                max_read_tokens=row.max_read_tokens if row.HasField("max_read_tokens") else None,
             )
             for row, prefix in zip(batch.rows, prefixes, strict=True)
         ]

@@ -230,6 +230,7 @@ def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
         transport_seconds=verdict.transport_seconds,
         states=states_to_proto(verdict.states),
         num_cached_tokens=verdict.num_cached_tokens,
+        num_unread_tokens=verdict.num_unread_tokens,
     )
 
 
@@ -254,6 +255,7 @@ def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float =
         transport_seconds=message.transport_seconds + transport_seconds,
         states=states_from_proto(message),
         num_cached_tokens=message.num_cached_tokens,
+        num_unread_tokens=message.num_unread_tokens,
     )
 
 

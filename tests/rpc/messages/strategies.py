@@ -147,10 +147,8 @@ def verdicts(draw):
     tokens = draw(st.lists(token_ids, min_size=1, max_size=6).map(tuple))
     known = draw(st.none() | st.tuples(*[token_logprobs] * len(tokens)))
     nodes = tuple(draw(counts) for _ in tokens[1:])
-    cached = draw(counts)
-    return Verdict(
-        tokens, nodes, known, draw(seconds), draw(seconds), num_cached_tokens=cached
-    )
+    times = draw(seconds), draw(seconds)
+    return Verdict(tokens, nodes, known, *times, None, draw(counts), draw(counts))
 
 
 prefixes = st.lists(token_ids, min_size=1, max_size=12).map(
@@ -175,7 +173,10 @@ def verify_requests(draw):
     prefix = draw(prefixes)
     num_prompt_tokens = draw(st.integers(1, len(prefix)))
     name, sampling = draw(st.sampled_from("abc")), draw(seeded_samplings)
-    return VerifyRequest(name, prefix, num_prompt_tokens, draw(trees()), sampling)
+    limit = draw(st.none() | st.integers(1, 2**32 - 1))
+    return VerifyRequest(
+        name, prefix, num_prompt_tokens, draw(trees()), sampling, max_read_tokens=limit
+    )
 
 
 infos = st.builds(
