@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from diffuspec.core.interfaces import LAST_LAYER
 from diffuspec.core.types import StateRows
@@ -26,10 +27,13 @@ class HiddenStates:
     @contextlib.contextmanager
     def record(self, model: Any) -> Iterator[None]:
         """Take the hidden states of the one forward inside."""
-        base = model.base_model
+        decoder = (
+            model.get_decoder()
+        )  # what gives the head its input: of OPT, a part of the base model
+        layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
         handles = []
         for layer in self._parts:
-            module = base if layer == LAST_LAYER else base.layers[layer]
+            module = decoder if layer == LAST_LAYER else [*layers.children()][layer]
             handles.append(module.register_forward_hook(self._hook(layer)))
         try:
             yield

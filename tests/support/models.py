@@ -26,6 +26,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -87,6 +89,17 @@ PARTIAL_ROTARY: dict[str, Any] = {
     "use_qkv_bias": True,
 }
 
+BESIDE_A_DECODER: dict[str, Any] = {  # a base model that the head's does not call
+    **{key: SHAPE[key] for key in ("vocab_size", "hidden_size", "num_attention_heads")},
+    **{key: SHAPE[key] for key in ("num_hidden_layers", "max_position_embeddings")},
+    "ffn_dim": 64,
+    "word_embed_proj_dim": 48,
+    "init_std": 0.2,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+}
+
 SOFT_CAPS: dict[str, Any] = {
     "head_dim": 12,
     "query_pre_attn_scalar": 12,
@@ -114,6 +127,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**SHAPE, **SOFT_CAPS)),
     "gpt-oss": lambda: GptOssForCausalLM(GptOssConfig(**SHAPE, **EXPERTS)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**LEARNED_POSITIONS)),
+    "opt": lambda: OPTForCausalLM(OPTConfig(**BESIDE_A_DECODER)),
 }
 
 
