@@ -155,13 +155,15 @@ def _alternatives(hint: Any) -> list[Any]:
     return [part for part in parts if part is not type(None)]
 
 
-def read_yaml(path: Path) -> dict[str, object]:
+def read_yaml(path: Path, *, may_be_empty: bool = False) -> dict[str, object]:
     """Read a YAML file that holds one mapping. Raises ConfigError."""
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"cannot read configuration {path}: {reason}") from error
+    if data is None and may_be_empty:
+        return {}
     if not isinstance(data, dict):
         raise ConfigError(f"configuration {path} must be a mapping with named sections")
     return data

@@ -139,3 +139,24 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not(
     assert keys.find(alice) is before
     path.write_text(f"bob: {{sha256: {key_hash(bob)}}}")
     assert keys.find(alice) is None and keys.find(bob) is not None
+
+
+def test_the_last_key_can_be_withdrawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(keys_module, "_RELOAD_SECONDS", 0)
+    path = tmp_path / "keys.yaml"
+    alice = add_key(path, "alice")
+    keys = Keys(path)
+    path.write_text("# alice left\n")
+    assert keys.find(alice) is None
+    bob = add_key(path, "bob")
+    assert keys.find(bob) is not None
+
+
+@pytest.mark.parametrize("text", ["", "\n", "ann: {sha256: " + "a" * 64 + "}"])
+def test_a_key_is_appended_to_any_file(tmp_path: Path, text: str):
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    add_key(path, "null")  # which is a word of YAML
+    assert "null" in read_keys(path)
+    with pytest.raises(ConfigError, match="has a key null already"):
+        add_key(path, "null")

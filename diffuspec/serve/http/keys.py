@@ -118,7 +118,7 @@ class Keys:
             return
         self._version = version
         try:
-            keys = read_keys(self._path)
+            keys = _read(self._path)
         except ConfigError as error:
             logger.error("API keys stay as they were: %s", error)
             return
@@ -133,9 +133,17 @@ class Keys:
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
-    """Return the keys of a file by name. Raises ConfigError."""
+    """Return the keys of a file by name. Raises ConfigError, also for a file without any."""
+    keys = _read(path)
+    if not keys:
+        raise ConfigError(f"{path} has no keys: `diffuspec keys add` makes one")
+    return keys
+
+
+def _read(path: Path) -> dict[str, ApiKey]:
+    """Return the keys of a file, from which all may have been removed. Raises ConfigError."""
     keys = {}
-    for name, data in read_yaml(path).items():
+    for name, data in read_yaml(path, may_be_empty=True).items():
         try:
             keys[str(name)] = validate(ApiKey, data)
         except ConfigError:  # its message would have the value, which may be the key itself
@@ -143,8 +151,6 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
                 f"{path}: {name} must have `sha256` (64 digits and letters a to f), and may have "
                 "`max_requests` and `tokens_per_minute`"
             ) from None
-    if not keys:
-        raise ConfigError(f"{path} has no keys: `diffuspec keys add` makes one")
     return keys
 
 
@@ -157,14 +163,17 @@ def add_key(
     path: Path, name: str, max_requests: int | None = None, tokens_per_minute: int | None = None
 ) -> str:
     """Append a new key to a file, made if it is not there, and return it. Raises ConfigError."""
-    if path.exists() and path.read_text(encoding="utf-8").strip() and name in read_keys(path):
+    is_there = path.exists()
+    if is_there and name in _read(path):
         raise ConfigError(f"{path} has a key {name} already")
     key = _PREFIX + secrets.token_urlsafe(_RANDOM_BYTES)
-    lines = [f"{name}:", f'  sha256: "{key_hash(key)}"']
+    lines = [f'"{name}":', f'  sha256: "{key_hash(key)}"']
     if max_requests is not None:
         lines.append(f"  max_requests: {max_requests}")
     if tokens_per_minute is not None:
         lines.append(f"  tokens_per_minute: {tokens_per_minute}")
+    if is_there and not path.read_text(encoding="utf-8").endswith("\n"):
+        lines.insert(0, "")  # ends the line that somebody left open
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as file:
         file.write("\n".join(lines) + "\n")
