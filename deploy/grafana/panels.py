@@ -209,9 +209,13 @@ ROWS: dict[str, list[Panel]] = {
             {
                 "{{route}}": "histogram_quantile(0.95, "
                 f"{_rate('http_request_duration_seconds_bucket', 'le, route')})",
-                "in progress": _now("http_requests_open"),
             },
             "s",
+        ),
+        Panel(
+            "In progress",
+            "Requests that are being answered, of all routes.",
+            {"requests": _now("http_requests_open")},
         ),
         Panel(
             "Errors told",
