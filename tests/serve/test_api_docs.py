@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 
+import jsonschema
 import pytest
 
+from diffuspec.serve.openai.bodies import ChatBody
+from diffuspec.serve.openai.schema import body_schema
 from tests.support.browser import CHROMIUM, Page
 from tests.support.service import Service, fake_engine, http_client
 
@@ -21,6 +24,19 @@ async def test_the_page_loads_only_what_the_service_has_itself():
     assert len(parts) == 3 and "http" not in page.text
     assert policy == page.headers["content-security-policy"]
     assert "script-src 'self';" in policy and "http" not in policy
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [{"stop": "."}, {"stop": [".", "!"]}, {"bad_words": "no"}, {"top_k": -1}, {"user": "a"}],
+    ids=str,
+)
+async def test_the_schema_has_what_clients_of_openai_and_vllm_send(extra: dict[str, object]):
+    body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **extra}
+    async with fake_engine() as engine, http_client(engine) as client:
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    jsonschema.validate(body, body_schema(ChatBody))
 
 
 @pytest.mark.process

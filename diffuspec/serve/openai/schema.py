@@ -10,6 +10,7 @@ from pydantic import TypeAdapter
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.serve.openai.bodies import Body
 from diffuspec.serve.openai.parsing import DEFAULT_TEMPERATURE
+from diffuspec.serve.openai.unsupported import IGNORED
 
 ERROR: dict[str, Any] = {
     "type": "object",
@@ -46,6 +47,7 @@ _FORMS: dict[str, Any] = {
     "guided_choice": {"type": "array", "items": {"type": "string"}},
     "guided_grammar": {"type": "string", "description": "Lark or GBNF."},
 }
+_LABELS: dict[str, Any] = {name: {"description": "Taken, without effect."} for name in IGNORED}
 
 
 def body_schema(kind: type[Body]) -> dict[str, Any]:
@@ -54,11 +56,27 @@ def body_schema(kind: type[Body]) -> dict[str, Any]:
     sampling = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
     speculation = _inlined(TypeAdapter(SpeculationParams).json_schema())
     sampling["temperature"]["default"] = DEFAULT_TEMPERATURE
-    properties = {**sampling, **_FORMS, **schema["properties"]}
+    sampling["top_k"]["minimum"] = -1  # vLLM's word for all
+    for name in ("stop", "bad_words"):
+        sampling[name] = _one_or_several(sampling[name])
+    properties = {**sampling, **_FORMS, **schema["properties"], **_LABELS}
     text = properties["speculation"]["description"]
     choices = [speculation, {"const": "off"}, {"type": "null"}]
     properties["speculation"] = {"anyOf": choices, "description": text}
-    return {**schema, "properties": properties, "additionalProperties": False}
+    description = f"{schema['description']} A key that is null is the same as one not given."
+    return {
+        **schema,
+        "description": description,
+        "properties": properties,
+        "additionalProperties": False,
+    }
+
+
+def _one_or_several(several: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a list that may also be one of its items alone."""
+    outer = {key: several[key] for key in ("title", "description", "default")}
+    inner = {key: value for key, value in several.items() if key not in outer}
+    return {**outer, "anyOf": [several["items"], inner]}
 
 
 def _inlined(schema: Mapping[str, Any]) -> dict[str, Any]:

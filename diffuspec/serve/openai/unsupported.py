@@ -8,7 +8,7 @@ from typing import Any
 
 from diffuspec.serve.openai.errors import BadRequestError
 
-_IGNORED = frozenset(
+IGNORED = frozenset(
     (
         "user",
         "metadata",
@@ -57,7 +57,7 @@ def check_rest(rest: Mapping[str, Any], num_choices: int, known: Collection[str]
     Raises BadRequestError naming one.
     """
     for name, value in rest.items():
-        if name in _IGNORED or (name == "best_of" and value == num_choices):
+        if name in IGNORED or (name == "best_of" and value == num_choices):
             continue
         if name not in _NEUTRAL:
             shown = name[:_MAX_SHOWN]
