@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from typing import Any
 
@@ -12,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from diffuspec.serve.settings import ServeSettings
 
 _MAX_HEADER_BYTES = 64 * 1024
+_UPGRADE = re.compile(rb"^upgrade:", re.IGNORECASE | re.MULTILINE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -25,6 +27,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._settings = settings
         self._waiting: asyncio.TimerHandle | None = None  # for headers
         self._num_header_bytes = 0
+        self._is_in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -40,7 +43,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._num_header_bytes += len(data)
-        super().data_received(data)
+        super().data_received(data if self._is_in_body else _without_upgrade(data))
         if self._waiting is not None and self._num_header_bytes > _MAX_HEADER_BYTES:
             self.transport.abort()
 
@@ -51,9 +54,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._have_headers()
+        self._is_in_body = True
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UnchunkedCycle  # its application has not begun
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
 
     def _await_headers(self) -> None:
         self._num_header_bytes = 0
@@ -71,6 +79,15 @@ class BoundedProtocol(HttpToolsProtocol):
         with contextlib.suppress(OSError, AttributeError):
             if option is not None:
                 connected.setsockopt(socket.IPPROTO_TCP, option, milliseconds)
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """Return data whose head asks for no other protocol, which a server need not heed.
+
+    Java's client offers HTTP/2 in this way, and httptools takes no body of a request that does.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"x-upgrade:", head) + end + rest
 
 
 class UnchunkedCycle(RequestResponseCycle):

@@ -84,6 +84,7 @@ class Server(uvicorn.Server):
                 app,
                 access_log=False,
                 http=functools.partial(BoundedProtocol, settings),  # type: ignore[arg-type]
+                ws="none",
                 server_header=False,
                 log_config=None,
                 lifespan="off",

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 
 import httpx2
@@ -50,6 +51,25 @@ def test_a_connection_whose_headers_do_not_end_is_closed(service: Service, begun
     with connect(service) as connection:
         connection.sendall(begun)
         assert is_closed(connection)
+
+
+@pytest.mark.parametrize("protocol", [b"h2c", b"websocket"])
+def test_a_request_that_offers_another_protocol_is_answered_all_the_same(
+    service: Service, protocol: bytes
+):
+    body = b'{"prompt": "hello", "max_tokens": 2}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAA\r\n"
+        b"Upgrade: %b\r\ncontent-length: %d\r\n\r\n" % (protocol, len(body))
+    )
+    with connect(service) as connection:
+        for parts in ((head + body,), (head, body)):  # one after the other on one connection
+            for part in parts:
+                connection.sendall(part)
+            response = HTTPResponse(connection)
+            response.begin()
+            assert (response.status, b"choices" in response.read()) == (200, True)
 
 
 def test_headers_that_do_not_end_are_cut_at_their_size(service: Service):
