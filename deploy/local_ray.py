@@ -31,13 +31,11 @@ def ray_cluster(address: str, pipeline: PipelineConfig, num_pipelines: int = 1) 
     if a cluster of its own, which does not grow, can never hold `num_pipelines`
     pipelines.
     """
+    option = "--address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or _OWN
     if address != _OWN:
-        _connect(address)
-        try:
+        with running_cluster(address, option):
             yield
-        finally:
-            ray.shutdown()
         return
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
         try:
@@ -50,15 +48,21 @@ def ray_cluster(address: str, pipeline: PipelineConfig, num_pipelines: int = 1) 
                 ray.shutdown(wait_for_processes=True)  # they write into the directory
 
 
-def _connect(address: str) -> None:
+@contextlib.contextmanager
+def running_cluster(address: str, option: str) -> Iterator[None]:
+    """Connect to the cluster at the address that an option gave. Raises ConfigError."""
     if ":" in address and "://" not in address:
-        check_reachable("--address", address)  # Ray would try for minutes
+        check_reachable(option, address)  # Ray would try for minutes
     try:
         with _interrupts_held():
             ray.init(address=address, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"--address: no Ray cluster at {address}: {reason}") from error
+        reason = str(error).strip().split("\n")[0].partition(". ")[0]  # Ray's advice comes after
+        raise ConfigError(f"{option}: no Ray cluster at {address}: {reason}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def _start(directory: str) -> None:

@@ -6,8 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import ray
-
+from deploy.local_ray import running_cluster
 from diffuspec.core.errors import ConfigError
 
 _EVERYWHERE = ("0.0.0.0", "::", "")
@@ -18,20 +17,14 @@ def running_app() -> str:
 
     Raises ConfigError if there is no such cluster, and unless it serves one application.
     """
-    try:
-        ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"--address auto: no Ray cluster: {reason}") from error
-    try:
+    given = os.environ.get("RAY_ADDRESS")
+    with running_cluster(given or "auto", "RAY_ADDRESS" if given else "--address"):
         from ray.serve.context import _get_global_client
 
         client = _get_global_client(raise_if_no_controller_running=False)
         if client is None:
             raise ConfigError("--address auto: this cluster does not run Ray Serve")
         return url_of(client.http_config, client.get_serve_details())
-    finally:
-        ray.shutdown()
 
 
 class HttpOptions(Protocol):

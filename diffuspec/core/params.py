@@ -127,8 +127,8 @@ class SamplingParams:
     allowed_token_ids: Annotated[tuple[TokenId, ...], Len(1, MAX_ALLOWED_TOKEN_IDS)] | None = (
         declare(
             None,
-            "Draw these tokens only; null: all. Without EOS among them, an answer goes on to "
-            "max_tokens or a stop string. Gives way where structured_output allows none of them.",
+            "Draw no tokens but these. Without EOS among them, an answer goes on to max_tokens or "
+            "a stop string. Gives way where structured_output allows none of them.",
             option="allowed-token-id",
         )
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from actors.settings import parse_pipeline
+from deploy.batches.serve_app import running_app
 from deploy.local_ray import _interrupts_held, ray_cluster
 from diffuspec.core.errors import ConfigError
 
@@ -82,6 +83,21 @@ def test_an_address_without_a_cluster_is_named(address: str) -> None:
     pipeline = parse_pipeline({"engine": {"preset": "tiny"}})
     with pytest.raises(ConfigError, match=f"--address.*{address}"), ray_cluster(address, pipeline):
         pass
+
+
+def test_without_a_cluster_to_be_found_the_message_has_the_reason_and_not_the_advice_of_ray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def find_none(**_: object) -> None:
+        raise ConnectionError("Could not find any Ray instance. Please set the `--address` flag.")
+
+    monkeypatch.setattr("ray.init", find_none)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=r"^--address: no Ray cluster .*: Could .* instance$"):
+        running_app()
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"^RAY_ADDRESS: cannot reach 127.0.0.1:1: "):
+        running_app()
 
 
 @pytest.mark.process
