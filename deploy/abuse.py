@@ -27,6 +27,7 @@ from deploy.processes import service_processes
 TEXT = "/v1/completions"
 _GRAMMAR = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
 _LONG = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 1, "seed": 1}
+_TIMES = 20  # that a client leaves in each phase
 _MAX_WAIT_SECONDS = 120.0
 _MIB = 2**20
 _CLOSED = "connection closed"
@@ -176,7 +177,7 @@ def requests(target: Target) -> dict[str, Callable[[], Awaitable[str]]]:
     }
 
 
-async def leave_everywhere(target: Target, times: int = 20) -> str:
+async def leave_everywhere(target: Target) -> str:
     """Leave in every phase of a request; return the number of requests that still run then."""
     body = json.dumps(_LONG | {"stream": True}).encode()
     whole = target.head(TEXT, len(body)) + body
@@ -184,7 +185,7 @@ async def leave_everywhere(target: Target, times: int = 20) -> str:
         (b"", 0), (whole[:40], 0), (whole[:-20], 0), (whole, 0), (whole, 1), (whole, 4),
     ]  # fmt: skip
     for sent, num_events in phases:
-        await asyncio.gather(*(target.leave(sent, num_events=num_events) for _ in range(times)))
+        await asyncio.gather(*(target.leave(sent, num_events=num_events) for _ in range(_TIMES)))
     return await _until_idle(target)
 
 

@@ -57,7 +57,7 @@ class DrafterSupervisor(Supervisor[Service]):
             if scorer is not None:
                 self.scorer = await self._start_scorer(scorer, target)
                 if self.drafter is not None:
-                    await self._ask_drafter("use_scorer", self.scorer.ready)
+                    await self._use_scorer(self.drafter, self.scorer.ready)
             if drafter is not None:
                 address = self.scorer.ready if self.scorer is not None else ""
                 self.drafter = await self._start_drafter(drafter, target, address)
@@ -133,10 +133,9 @@ class DrafterSupervisor(Supervisor[Service]):
 
         return await start_actor(self.name, handle, start, self._deadlines.start_seconds)
 
-    async def _ask_drafter(self, method: str, *arguments: object) -> None:
-        assert self.drafter is not None
+    async def _use_scorer(self, drafter: RoleActor[str], address: str) -> None:
         try:
-            await self.drafter.call(method, *arguments, seconds=self._deadlines.search_seconds)
+            await drafter.call("use_scorer", address, seconds=self._deadlines.search_seconds)
         except DiffuspecError:
             self._drop_drafter()
             raise

@@ -38,7 +38,7 @@ class _Append(NamedTuple):
 class SuffixAutomaton:
     """Takes tokens at its end, and gives up to `max_rewind` of the latest back."""
 
-    def __init__(self, token_ids: Iterable[int] = (), max_rewind: int = 0) -> None:
+    def __init__(self, token_ids: Iterable[int], max_rewind: int = 0) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._links = [_NONE]
         self._lengths = [0]  # of a state's longest substring

@@ -31,9 +31,9 @@ class RateRun:
         return sum(answer.num_tokens for answer in self.answers) / self.seconds
 
 
-def arrival_times(rate: float, count: int, seed: int = 0) -> list[float]:
+def arrival_times(rate: float, count: int) -> list[float]:
     """Return when requests of a Poisson process come, in seconds after the first."""
-    source = random.Random(seed)
+    source = random.Random(0)
     times = [0.0]
     while len(times) < count:
         times.append(times[-1] + source.expovariate(rate))

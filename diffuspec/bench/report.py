@@ -54,8 +54,8 @@ class Results:
     rows: tuple[Row, ...]
     mismatches: tuple[Mismatch, ...]
     skipped: tuple[tuple[int, int], ...]  # (question id, turn)
-    draft_costs: tuple[DraftCost, ...] = ()
-    step_overheads: tuple[StepOverhead, ...] = ()
+    draft_costs: tuple[DraftCost, ...]
+    step_overheads: tuple[StepOverhead, ...]
     missing: Mapping[str, str] = field(default_factory=dict)  # why, by system
 
     def tables(self) -> list[TextTable]:

@@ -41,7 +41,7 @@ class SuffixAutomatonDrafter:
         config: SuffixAutomatonConfig,
         eos_token_ids: Sequence[int],
         max_requests: int,
-        texts: Iterable[Sequence[int]] = (),
+        texts: Iterable[Sequence[int]],
     ) -> None:
         """`texts` are lists of token ids; see SuffixAutomatonConfig.texts."""
         self._config = config

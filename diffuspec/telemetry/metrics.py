@@ -102,8 +102,8 @@ class Metrics:
     The gauges, and the totals of busy time, are read from the coordinator when they are collected.
     """
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
         self.table = SeriesTable(self.registry)
         self._add_load()
         self._add_requests()

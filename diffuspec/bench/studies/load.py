@@ -126,17 +126,17 @@ async def compare_load(
     return rows, num_different
 
 
-def load_tables(rows: Sequence[LoadRow], system: str = ON, baseline: str = OFF) -> list[TextTable]:
-    """Return throughput and times of a system beside those of the baseline."""
+def load_tables(rows: Sequence[LoadRow]) -> list[TextTable]:
+    """Return throughput and times with drafts beside those without."""
     found = {(row.system, row.concurrency): row for row in rows}
     pairs = [
-        (found[system, concurrency], found[baseline, concurrency])
+        (found[ON, concurrency], found[OFF, concurrency])
         for concurrency in dict.fromkeys(row.concurrency for row in rows)
     ]
-    return [_speed_table(pairs, system, baseline), _time_table(pairs, system, baseline)]
+    return [_speed_table(pairs), _time_table(pairs)]
 
 
-def _speed_table(pairs: Sequence[tuple[LoadRow, LoadRow]], system: str, baseline: str) -> TextTable:
+def _speed_table(pairs: Sequence[tuple[LoadRow, LoadRow]]) -> TextTable:
     first = pairs[0][0].tokens_per_second
     cells = [
         (
@@ -152,17 +152,17 @@ def _speed_table(pairs: Sequence[tuple[LoadRow, LoadRow]], system: str, baseline
     ]
     columns = (
         "at a time",
-        f"{system} tokens/s",
-        f"{baseline} tokens/s",
+        f"{ON} tokens/s",
+        f"{OFF} tokens/s",
         "ratio",
         f"over {pairs[0][0].concurrency}",
-        f"{system} CPU ms/token",
-        f"{baseline} CPU ms/token",
+        f"{ON} CPU ms/token",
+        f"{OFF} CPU ms/token",
     )
     return TextTable("Throughput by requests at a time", columns, tuple(cells))
 
 
-def _time_table(pairs: Sequence[tuple[LoadRow, LoadRow]], system: str, baseline: str) -> TextTable:
+def _time_table(pairs: Sequence[tuple[LoadRow, LoadRow]]) -> TextTable:
     cells = [
         (
             str(own.concurrency),
@@ -183,7 +183,7 @@ def _time_table(pairs: Sequence[tuple[LoadRow, LoadRow]], system: str, baseline:
         "per token p50",
         "ratio",
     )
-    title = f"Milliseconds, {system} / {baseline}, by requests at a time"
+    title = f"Milliseconds, {ON} / {OFF}, by requests at a time"
     return TextTable(title, columns, tuple(cells))
 
 

@@ -31,6 +31,8 @@ _FIXED_PATH = SpeculationParams(policy="fixed", num_draft_tokens=16, tree_shape=
 
 FanOut: TypeAlias = int | Literal["auto"]
 
+_FAN_OUTS: Sequence[FanOut] = (0, 1, 2, 4, 8, "auto")
+
 
 @dataclass(frozen=True, slots=True)
 class Pace:
@@ -63,7 +65,6 @@ def measure_overlap(
     verifier: Verifier,
     drafter: Drafter,
     prompts: Sequence[TokenIds],
-    fan_outs: Sequence[FanOut] = (0, 1, 2, 4, 8, "auto"),
     speculation: SpeculationParams = _FIXED_PATH,
     pace: Pace = Pace(),
     max_tokens: int = 96,
@@ -76,7 +77,7 @@ def measure_overlap(
     tracer records the last fan-out.
     """
     ways: list[tuple[str, FanOut]] = [(SEQUENTIAL, 0)]
-    ways += [(OVERLAPPED, fan_out) for fan_out in fan_outs]
+    ways += [(OVERLAPPED, fan_out) for fan_out in _FAN_OUTS]
     known = _Known(verifier, drafter)
     systems = [
         _System(name, fan_out, known, pace, speculation, max_tokens, tracer if last else None)

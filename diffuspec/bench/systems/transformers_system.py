@@ -24,7 +24,7 @@ class TransformersSystem:
         name: str,
         model: Any,
         eos_token_ids: Sequence[int],
-        prompt_lookup_num_tokens: int | None = None,
+        prompt_lookup_num_tokens: int | None,
     ) -> None:
         self._name = name
         self._model = model

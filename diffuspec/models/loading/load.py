@@ -55,7 +55,7 @@ class LoadedModel:
 def load_model(
     path: Path,
     *,
-    device: Device = "auto",
+    device: Device,
     dtype: DType = "auto",
     num_slots: int,
     max_len: int | None = None,

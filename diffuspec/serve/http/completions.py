@@ -92,7 +92,7 @@ class Completions:
         except BaseException:
             await stream.aclose()
             raise
-        return EventStream(_events(reply, first, stream), {}, self._settings.write_seconds)
+        return EventStream(_events(reply, first, stream), self._settings.write_seconds)
 
 
 async def _charged(

@@ -28,11 +28,9 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncGenerator[bytes], headers: Mapping[str, str], write_seconds: float
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], write_seconds: float) -> None:
         """`events` must not raise: errors are events too."""
-        super().__init__(headers={"x-accel-buffering": "no", **headers})
+        super().__init__(headers={"x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._write_seconds = write_seconds

@@ -52,7 +52,7 @@ class ErrorAnswer:
     status: int
     message: str
     kind: str
-    code: str | None = None
+    code: str | None
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 

@@ -24,6 +24,8 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END]
 
+_NUM_CONVERSATIONS = 40_000  # that it is trained on
+
 # A contraction; a word with at most one leading space or sign; one digit; signs; line ends; spaces.
 PIECES = (
     r"'(?:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
@@ -73,9 +75,9 @@ def train_tokenizer(conversations: Iterable[Conversation]) -> PreTrainedTokenize
     )
 
 
-def build_tokenizer(directory: Path, num_conversations: int = 40_000, seed: int = 1) -> None:
+def build_tokenizer(directory: Path) -> None:
     """Train on a sample of the training corpus, and save."""
-    sample = itertools.islice(training_conversations(seed), num_conversations)
+    sample = itertools.islice(training_conversations(seed=1), _NUM_CONVERSATIONS)
     train_tokenizer(sample).save_pretrained(directory)
 
 
