@@ -11,10 +11,10 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from diffuspec.control.costs import BusyTime, StepCosts
+from diffuspec.coordinator.batch_choice import BatchChoice
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.request_queue import RequestQueue
@@ -31,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
-_MAX_WAITS = 3  # of a prompt, for shorter ones to be read first
-_NUM_ROWS_BESIDE = 32  # of drafts, besides as many as are read of prompts, at most
 
 
 class VerifyStage:
@@ -56,22 +54,16 @@ class VerifyStage:
         self._max_chunk_tokens = config.prefill_chunk_tokens
         self._max_outage_seconds = config.max_verifier_outage_seconds
         self._costs = tuple(costs)
+        self._choice = BatchChoice(self.queue, self._costs[0], config.prefill_chunk_tokens)
         self._tracer = tracer
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._num_outages = 0
         self._batch: Sequence[Request] = ()  # taken last
         self._was_plain = False  # nothing was drafted in or beside the last verification
-        self._put_off: list[Request] = []  # in the last batch, for the sake of first tokens
-        self._waits = Counter[Request]()  # for shorter prompts, of those that wait now
-        self._has_let_in = True  # drafts, into the last batch, if there were any
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
     async def take(self) -> VerifyBatch:
-        """Wait for requests; return those that are ready as one batch.
-
-        A batch that reads prompts takes in only as many rows of drafts as `StepCosts.rows_beside`
-        allows, because its first tokens wait for them; the other drafts come in the next batch.
-        """
+        """Wait for requests; return those to be verified now as one batch."""
         await asyncio.sleep(0)  # verifiers may not suspend: let consumers have a turn
         ready = await self._take_ready()
         for request in ready:
@@ -79,7 +71,7 @@ class VerifyStage:
                 # The verifier may be another one, with nothing read. The whole prefix in one
                 # step could miss the deadline again and again: it is read in chunks.
                 request.num_outages, request.reading.num_read = self._num_outages, 0
-        self._batch = requests = self._choose(ready)
+        self._batch = requests = self._choice.choose(ready)
         for request in requests:
             request.is_in_verifier = True
         return VerifyBatch(requests, [self._asked(request) for request in requests])
@@ -123,54 +115,6 @@ class VerifyStage:
         saved = self._costs[0].saved_by_joining(rows, (positions[0], positions[1]))
         return now + saved if ends_at - now < saved else now
 
-    def _choose(self, ready: Sequence[Request]) -> Sequence[Request]:
-        """Return the requests to verify now, and queue the others again."""
-        reading = [request for request in ready if request.reading.is_long]
-        if not reading:
-            self._put_off, self._has_let_in = [], True
-            return ready
-        chosen = self._choose_prompts(reading)
-        num_reading, self._put_off = len(chosen), []
-        num_read = sum(map(self._num_to_read, chosen))
-        room = num_read + _NUM_ROWS_BESIDE
-        # All drafts may be put off for first tokens, but not twice in a row.
-        may_put_off = self._has_let_in and all(map(self._ends_reading, chosen))
-        if may_put_off:
-            room = self._costs[0].rows_beside(num_read, room)
-        for request in ready:
-            if request.reading.is_long:
-                continue
-            num_nodes = request.draft.tree.num_nodes
-            room -= 1 + num_nodes
-            is_due = len(chosen) == num_reading and not may_put_off
-            if room >= 0 or is_due or not num_nodes:
-                chosen.append(request)
-            else:
-                self.queue.put(request)
-                self._put_off.append(request)
-        self._has_let_in = num_reading < len(chosen) or not self._put_off
-        return chosen
-
-    def _choose_prompts(self, reading: Sequence[Request]) -> list[Request]:
-        """Return whose prompts are read now; queue much longer ones again, _MAX_WAITS times."""
-        waits = self._waits
-        num_due = sum(waits[request] == _MAX_WAITS for request in reading)
-        prompts = sorted(reading, key=lambda one: (waits[one] < _MAX_WAITS, self._num_to_read(one)))
-        count = self._costs[0].num_read_first([self._num_to_read(request) for request in prompts])
-        waiting = prompts[max(count, num_due) :]
-        self._waits = Counter({request: waits[request] + 1 for request in waiting})
-        for request in waiting:
-            self.queue.put(request)
-        return [request for request in reading if request not in self._waits]
-
-    def _num_to_read(self, request: Request) -> int:  # tokens, in the next verification
-        return min(request.reading.num_unread, self._max_chunk_tokens)
-
-    def _ends_reading(self, request: Request) -> bool:
-        """Whether the next verification gives a request its first token."""
-        is_ready = request.state == "verifying" and request.reading.is_long
-        return is_ready and request.reading.num_unread <= self._max_chunk_tokens
-
     async def let_prompts_go_first(self, drafting_seconds: float) -> None:
         """Wait for first tokens that a draft call which takes that long would delay too much.
 
@@ -180,8 +124,8 @@ class VerifyStage:
             return
         await asyncio.sleep(0)  # those whose answers have ended may ask the next question
         batch = [request for request in self._batch if request.is_in_verifier] or self.queue
-        reading = [request for request in batch if self._ends_reading(request)]
-        while any(map(self._ends_reading, reading)):
+        reading = [request for request in batch if self._choice.ends_reading(request)]
+        while any(map(self._choice.ends_reading, reading)):
             self._changed.clear()
             await self._changed.wait()
 
@@ -222,7 +166,7 @@ class VerifyStage:
             alone = self._costs[0].alone(num_rows, seconds, drafting)
             is_plain = num_rows == len(batch.requests) and not drafting
             are_plain, self._was_plain = is_plain and self._was_plain, is_plain
-            for request in self._put_off:
+            for request in self._choice.put_off:
                 request.times.yielded_seconds += seconds
             self._learn(batch, num_rows, verdicts, seconds, drafting)
             for request, asked, verdict in zip(batch.requests, batch.asked, verdicts, strict=True):
