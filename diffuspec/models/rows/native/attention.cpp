@@ -1,9 +1,10 @@
 #include "attention.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <vector>
 
+#include "block_sums.h"
 #include "columns.h"
 #include "tile_attention.h"
 #include "vectors.h"
@@ -11,147 +12,8 @@
 namespace rows {
 namespace {
 
-constexpr int kVectors = kBlock / kLanes;
-constexpr int kTile = 4;         // queries that share what is read of a block
 constexpr int kLine = 64;        // bytes that are fetched together
 constexpr int kSecondLevel = 2;  // the cache into which they are fetched
-
-// The running softmax of some queries: sums of weighted values, [queries, padded dim], each query's
-// highest score and the sum of its weights.
-struct Sums {
-  void reset(int count, int dim) {
-    stride = padded(dim);
-    queries.assign(static_cast<size_t>(count) * stride, 0.f);
-    outputs.assign(queries.size(), 0.f);
-    highest.assign(count, -kInfinity);
-    totals.assign(count, 0.f);
-    first.resize(count);
-    end.resize(count);
-  }
-
-  int stride = 0;
-  Numbers queries, outputs, highest, totals;
-  std::vector<int> first, end;  // the columns that each query sees of the block that is added
-};
-
-// Which of a block's columns are seen: from kSeen[kBlock - n] on, not the first n; from
-// kSeen[2 * kBlock - n] on, the first n alone.
-const std::vector<int32_t> kSeen = [] {
-  std::vector<int32_t> seen(3 * kBlock, 0);
-  std::fill_n(&seen[kBlock], kBlock, -1);
-  return seen;
-}();
-
-// The numbers where all bits of `seen` are set, -infinity where none is, even for NaN.
-INLINE Floats where_seen(Floats numbers, const int32_t* from, const int32_t* until) {
-  Ints bits, first, last;
-  std::memcpy(&bits, &numbers, sizeof bits);
-  std::memcpy(&first, from, sizeof first);
-  std::memcpy(&last, until, sizeof last);
-  const Ints seen = first & last;
-  bits = (bits & seen) | (static_cast<int32_t>(0xff800000) & ~seen);
-  std::memcpy(&numbers, &bits, sizeof bits);
-  return numbers;
-}
-
-// Adds V vectors of the values of columns from `first` to before `end`, weighted, to the outputs of N
-// queries.
-template <int N, int V>
-INLINE void add_values(
-    const float weights[][kBlock], const float shrink[], const float* values, int first, int end,
-    float* outputs, int stride) {
-  Floats sums[N][V];
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sums[i][v] = load(outputs + i * stride + v * kLanes) * shrink[i];
-  for (int column = first; column < end; ++column)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const Floats value = load(values + column * stride + v * kLanes);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) sums[i][v] += weights[i][column] * value;
-    }
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) store(outputs + i * stride + v * kLanes, sums[i][v]);
-}
-
-// Does so for all vectors of the values.
-template <int N>
-INLINE void add_all_values(
-    const float weights[][kBlock], const float shrink[], const float* values, int first, int end,
-    float* outputs, int stride) {
-  int left = stride / kLanes;
-  for (; left >= 4; left -= 4, outputs += 4 * kLanes, values += 4 * kLanes)
-    add_values<N, 4>(weights, shrink, values, first, end, outputs, stride);
-  for (; left >= 2; left -= 2, outputs += 2 * kLanes, values += 2 * kLanes)
-    add_values<N, 2>(weights, shrink, values, first, end, outputs, stride);
-  if (left) add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
-}
-
-// Adds a block's columns to the sums of N queries.
-template <int N>
-INLINE void add_block(
-    Sums& sums, int query, int dim, const float* keys, const float* values, float scaling) {
-  const int stride = sums.stride;
-  const float* queries = &sums.queries[static_cast<size_t>(query) * stride];
-  Floats scores[N][kVectors] = {};
-  for (int d = 0; d < dim; ++d)
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      const Floats key = load(keys + d * kBlock + j * kLanes);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) scores[i][j] += queries[i * stride + d] * key;
-    }
-  float weights[N][kBlock], shrink[N];
-  int first = kBlock, shared = kBlock;  // columns that all queries see, but for windows, until `shared`
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i) {
-    const int begin = sums.first[query + i], end = sums.end[query + i];
-    first = std::min(first, begin);
-    shared = std::min(shared, end);
-    Floats largest = Floats{} - kInfinity;
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      scores[i][j] = where_seen(
-          scores[i][j] * scaling, &kSeen[kBlock + j * kLanes - begin],
-          &kSeen[2 * kBlock + j * kLanes - end]);
-      largest = larger(scores[i][j], largest);
-    }
-    const float before = sums.highest[query + i];
-    const float highest = std::max(before, largest_of(largest));
-    const float offset = highest == -kInfinity ? 0.f : highest;
-    Floats total = {};
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      const Floats weight = exponential(scores[i][j] - offset);
-      store(&weights[i][j * kLanes], weight);
-      total += weight;
-    }
-    shrink[i] = exponential(Floats{} + (before - offset))[0];
-    sums.highest[query + i] = highest;
-    sums.totals[query + i] = sums.totals[query + i] * shrink[i] + sum_of(total);
-  }
-  float* outputs = &sums.outputs[static_cast<size_t>(query) * stride];
-  shared = std::max(first, shared);
-  add_all_values<N>(weights, shrink, values, first, shared, outputs, stride);
-  const float same = 1.f;
-  for (int i = 0; i < N; ++i)  // a column that a query does not see must not show, even if it is NaN
-    if (const int end = sums.end[query + i]; end > shared)
-      add_all_values<1>(&weights[i], &same, values, shared, end, outputs + i * stride, stride);
-}
-
-FOR_EVERY_CPU void add_block_to(
-    Sums& sums, int query, int count, int dim, const float* keys, const float* values,
-    float scaling) {
-  for (; count >= kTile; count -= kTile, query += kTile)
-    add_block<kTile>(sums, query, dim, keys, values, scaling);
-  if (count == 3) add_block<3>(sums, query, dim, keys, values, scaling);
-  if (count == 2) add_block<2>(sums, query, dim, keys, values, scaling);
-  if (count == 1) add_block<1>(sums, query, dim, keys, values, scaling);
-}
 
 // Has the processor fetch an array in advance. GCC leaves out calls of what does no more than this,
 // unless it is inlined.
@@ -177,7 +39,7 @@ struct Gathered {
 
 // What a thread computes with, kept from one head to the next.
 struct Memory {
-  Sums sums;
+  BlockSums sums;
   Columns columns;
   Gathered gathered;            // columns before `base` since its block began, then those listed
   std::vector<int32_t> listed;  // these
@@ -335,9 +197,9 @@ class HeadAttention {
   }
 
   void add(int place, int num_rows, int block) {
-    add_block_to(
-        sums_, place * group_, num_rows * group_, call_.dim, columns_.keys(block),
-        columns_.values(block), call_.scaling);
+    sums_.add(
+        place * group_, num_rows * group_, columns_.keys(block), columns_.values(block),
+        call_.scaling);
   }
 
   void write(int place) {
@@ -356,7 +218,7 @@ class HeadAttention {
   const int kv_head_, group_;
   char *keys_, *values_;                  // of this head
   const char *next_keys_, *next_values_;  // of the next one, or null
-  Sums& sums_;
+  BlockSums& sums_;
   Columns& columns_;
   Gathered& gathered_;
   std::vector<int32_t>& listed_;

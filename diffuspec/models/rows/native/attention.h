@@ -12,6 +12,8 @@
 
 namespace rows {
 
+constexpr int kBlock = 64;  // columns that are taken together
+
 struct Lists {
   const int32_t* order;  // in which rows are taken: those that list the same columns together
   const int32_t *starts, *counts, *columns;  // row r lists columns[starts[r]], ..., counts[r] of them

@@ -2,12 +2,11 @@
 
 #pragma once
 
+#include "attention.h"
 #include "numbers.h"
 #include "vectors.h"
 
 namespace rows {
-
-constexpr int kBlock = 64;  // columns that are taken together
 
 // Block after block: keys transposed, [padded dim, kBlock], and values, [kBlock, padded dim].
 class Columns {

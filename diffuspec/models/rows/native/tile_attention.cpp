@@ -4,163 +4,13 @@
 #include <cstring>
 #include <vector>
 
-#include "tiles.h"
-#include "vectors.h"
+#include "tile_sums.h"
 
 namespace rows {
 
 #if HAS_TILES
 
 namespace {
-
-constexpr int kSize = 2;    // bytes of a number
-constexpr int kBlock = 64;  // columns
-constexpr int kPairs = 32;  // numbers of a line
-
-// Sixteen queries, one in each lane, and their running softmax.
-struct alignas(kLine) Queries {
-  explicit Queries(int dim) : tiles(dim / kPairs * kTileRows), outputs(dim / kLanes * kTileRows) {
-    std::fill_n(highest, kLanes, -kInfinity);
-  }
-
-  std::vector<Line> tiles;    // as the second factor: [dim / 32, 16 pairs of numbers]
-  std::vector<Line> outputs;  // [dim / 16, 16 queries], float32
-  alignas(kLine) float highest[kLanes];
-  alignas(kLine) float totals[kLanes] = {};
-  alignas(kLine) int32_t ends[kLanes] = {};  // how many columns of the next block a query sees
-};
-
-// Turns lines of 16 pairs of numbers into lines of one pair of each.
-ON_TILES_INLINE void transpose(__m512i lines[kTileRows]) {
-  __m512i turned[kTileRows];
-  for (int half = kTileRows / 2; half; half /= 2) {
-    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-    for (int i = 0; i < kTileRows / 2; ++i) {
-      turned[2 * i] = _mm512_permutex2var_epi32(lines[i], low, lines[i + kTileRows / 2]);
-      turned[2 * i + 1] = _mm512_permutex2var_epi32(lines[i], high, lines[i + kTileRows / 2]);
-    }
-    std::copy(turned, turned + kTileRows, lines);
-  }
-}
-
-// Interleaves pairs of rows of a block's values, [kBlock, dim], from pair `first` to before `end`:
-// the second factor of a product, [dim / 16, kBlock / 32, 16 pairs of columns].
-ON_TILES void pair_up(const char* values, int dim, int first, int end, Line* to) {
-  for (int pair = first; pair < end; ++pair)
-    for (int part = 0; part < dim / kLanes; ++part) {
-      const char* from = values + (int64_t{2} * pair * dim + part * kLanes) * kSize;
-      const auto* even = reinterpret_cast<const __m256i*>(from);
-      const auto* odd = reinterpret_cast<const __m256i*>(from + dim * kSize);
-      const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(even));
-      const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(odd));
-      const int half = part * kBlock / kPairs + pair / kTileRows;
-      _mm512_store_si512(
-          &to[half * kTileRows + pair % kTileRows],
-          _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-    }
-}
-
-// Computes the scores of 16 queries for a block: line c has column c's.
-ON_TILES_INLINE void score(const Queries& queries, const char* keys, int dim, Line* scores) {
-  settle();
-  for (int tile = 0; tile < kBlock / kTileRows; ++tile) {
-    _tile_zero(0);
-    for (int part = 0; part < dim / kPairs; ++part) {
-      _tile_loadd(4, keys + (int64_t{tile} * kTileRows * dim + part * kPairs) * kSize, dim * kSize);
-      _tile_loadd(6, &queries.tiles[part * kTileRows], kLine);
-      _tile_dpbf16ps(0, 4, 6);
-    }
-    _tile_stored(0, scores + tile * kTileRows, kLine);
-  }
-}
-
-// 2^x, to a hundredth of what bfloat16 resolves; exactly 1 for 0.
-ON_TILES_INLINE __m512 power_of_two(__m512 x) {
-  const __m512 whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT);
-  const __m512 rest = _mm512_sub_ps(x, whole);  // Taylor's series of 2^rest
-  __m512 sum = _mm512_set1_ps(0.0096181291f);
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.0555041087f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.2402265070f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(0.6931471806f));
-  sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.f));
-  return _mm512_scalef_ps(sum, whole);
-}
-
-// Turns the scores of a block into weights, rounded, in the same place: as the first factor,
-// [kBlock / 32, 16 queries, 32 columns]. Returns what the sums before are multiplied by.
-ON_TILES_INLINE __m512 weigh(Queries& queries, float scaling, Line* scores) {
-  const __m512i ends = _mm512_load_si512(queries.ends);
-  const __m512 factor = _mm512_set1_ps(scaling * 1.44269504f);  // weights are powers of two
-  const __m512 nothing = _mm512_set1_ps(-kInfinity), before = _mm512_load_ps(queries.highest);
-  __m512 highest = before;
-  for (int column = 0; column < kBlock; ++column) {
-    const __mmask16 seen = _mm512_cmpgt_epi32_mask(ends, _mm512_set1_epi32(column));
-    const __m512 scaled = _mm512_mul_ps(_mm512_load_ps(&scores[column]), factor);
-    const __m512 found = _mm512_mask_blend_ps(seen, nothing, scaled);
-    highest = _mm512_max_ps(highest, found);
-    _mm512_store_ps(&scores[column], found);
-  }
-  const __mmask16 is_empty = _mm512_cmp_ps_mask(highest, nothing, _CMP_EQ_OQ);
-  const __m512 offset = _mm512_mask_blend_ps(is_empty, highest, _mm512_setzero_ps());
-  __m512 total = _mm512_setzero_ps();
-  __m512i lines[kTileRows];
-  for (int part = 0; part < kBlock / kPairs; ++part) {
-    for (int i = 0; i < kTileRows; ++i) {
-      __m512i halves[2];
-      for (int odd = 0; odd < 2; ++odd) {
-        const __m512 scored = _mm512_load_ps(&scores[part * kPairs + 2 * i + odd]);
-        const __mmask16 seen = _mm512_cmp_ps_mask(scored, nothing, _CMP_NEQ_UQ);
-        const __m512 weight = power_of_two(_mm512_sub_ps(scored, offset));
-        const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(_mm512_maskz_mov_ps(seen, weight));
-        halves[odd] = _mm512_cvtepu16_epi32(rounded);
-        total = _mm512_add_ps(total, (__m512)_mm512_slli_epi32(halves[odd], 16));
-      }
-      lines[i] = _mm512_or_si512(halves[0], _mm512_slli_epi32(halves[1], 16));
-    }
-    transpose(lines);
-    for (int i = 0; i < kTileRows; ++i)
-      _mm512_store_si512(&scores[part * kTileRows + i], lines[i]);
-  }
-  const __mmask16 had_any = _mm512_cmp_ps_mask(before, nothing, _CMP_NEQ_UQ);
-  const __m512 shrink =
-      _mm512_maskz_mov_ps(had_any, power_of_two(_mm512_sub_ps(before, offset)));
-  _mm512_store_ps(queries.highest, highest);
-  _mm512_store_ps(
-      queries.totals,
-      _mm512_add_ps(_mm512_mul_ps(_mm512_load_ps(queries.totals), shrink), total));
-  return shrink;
-}
-
-ON_TILES_INLINE void shrink_outputs(Queries& queries, __m512 shrink) {
-  if (_mm512_cmp_ps_mask(shrink, _mm512_set1_ps(1.f), _CMP_EQ_OQ) == 0xffff) return;
-  alignas(kLine) float factors[kLanes];
-  _mm512_store_ps(factors, shrink);
-  for (size_t i = 0; i < queries.outputs.size(); ++i) {
-    Line* sums = &queries.outputs[i];
-    const __m512 factor = _mm512_set1_ps(factors[i % kTileRows]);
-    _mm512_store_ps(sums, _mm512_mul_ps(_mm512_load_ps(sums), factor));
-  }
-}
-
-// Adds a block of columns to the sums of 16 queries.
-ON_TILES void add_block(
-    Queries& queries, const char* keys, const Line* values, int dim, float scaling) {
-  Line scores[kBlock];
-  score(queries, keys, dim, scores);
-  shrink_outputs(queries, weigh(queries, scaling, scores));
-  settle();
-  for (int part = 0; part < dim / kLanes; ++part) {
-    Line* sums = &queries.outputs[part * kTileRows];
-    _tile_loadd(0, sums, kLine);
-    for (int half = 0; half < kBlock / kPairs; ++half) {
-      _tile_loadd(4, &scores[half * kTileRows], kLine);
-      _tile_loadd(6, &values[(part * kBlock / kPairs + half) * kTileRows], kLine);
-      _tile_dpbf16ps(0, 4, 6);
-    }
-    _tile_stored(0, sums, kLine);
-  }
-}
 
 // The attention of the query heads that share one key head. Queries stand in the order in which the
 // call takes its rows.
@@ -172,7 +22,7 @@ class HeadAttention {
         keys_(static_cast<char*>(call.keys) + kv_head * call.cache_head_stride * kSize),
         values_(static_cast<char*>(call.values) + kv_head * call.cache_head_stride * kSize),
         paired_(kBlock / 2 * call.dim / kLanes),
-        queries_((num_queries_ + kLanes - 1) / kLanes, Queries(call.dim)) {}
+        queries_((num_queries_ + kLanes - 1) / kLanes, QueryTile(call.dim)) {}
 
   ON_TILES void run() {
     shape_tiles(kTileRows);
@@ -216,7 +66,7 @@ class HeadAttention {
     for (int block = 0; block < call_.base / kBlock; ++block) {
       const int64_t first = int64_t{block} * kBlock * width_;
       pair_up(values_ + first, call_.dim, 0, kBlock / 2, paired_.data());
-      for (Queries& queries : queries_)
+      for (QueryTile& queries : queries_)
         add_block(queries, keys_ + first, paired_.data(), call_.dim, call_.scaling);
     }
   }
@@ -314,7 +164,7 @@ class HeadAttention {
   };
 
   ON_TILES void write(int query) {
-    const Queries& queries = queries_[query / kLanes];
+    const QueryTile& queries = queries_[query / kLanes];
     const int lane = query % kLanes;
     const __m512 scale = _mm512_set1_ps(1.f / queries.totals[lane]);
     const int64_t head = int64_t{row_of(query)} * call_.num_heads + head_of(query);
@@ -330,7 +180,7 @@ class HeadAttention {
   const int kv_head_, group_, width_, num_queries_;  // width_: bytes of a key
   char *keys_, *values_;                             // of this head
   std::vector<Line> paired_;                         // values of a block
-  std::vector<Queries> queries_;
+  std::vector<QueryTile> queries_;
 };
 
 }  // namespace
