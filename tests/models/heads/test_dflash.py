@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from transformers.cache_utils import DFlashCache
 
 from diffuspec.algorithm.lattice import Pruning
-from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
@@ -22,7 +21,7 @@ from diffuspec.models.draft_rows import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.dflash_rows import DFlashLattices
 from diffuspec.models.heads.features import Features
-from diffuspec.models.heads.target_layers import TargetLayers, target_layers
+from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.loading.decoder_layers import RowsDecoderLayer
 from diffuspec.models.rows import operations
 from diffuspec.models.target import CausalTarget
@@ -31,20 +30,6 @@ from tests.support.models import edit_json
 
 H, V = 32, 264  # of the random targets
 ALL = Pruning(1.0, V, ())  # nothing is pruned
-
-
-@pytest.fixture(scope="module")
-def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(
-        TargetConfig(path=target_path("qwen2"), device="cpu", max_sequences=2)
-    )
-    yield target
-    target.close()
-
-
-@pytest.fixture(scope="module")
-def layers(target: CausalTarget) -> TargetLayers:
-    return target_layers(target, None)
 
 
 def reference(

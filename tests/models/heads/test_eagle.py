@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
@@ -18,7 +17,7 @@ from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.eagle_rows import EagleDraftModel
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.nodes import DraftNode
-from diffuspec.models.heads.target_layers import TargetLayers, target_layers
+from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.loading.decoder_layers import RowsDecoderLayer
 from diffuspec.models.rows import operations
 from diffuspec.models.target import CausalTarget
@@ -27,20 +26,6 @@ from tests.support.models import edit_json
 
 H, V = 32, 264  # of the random targets
 Weights = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module")
-def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(
-        TargetConfig(path=target_path("qwen2"), device="cpu", max_sequences=2)
-    )
-    yield target
-    target.close()
-
-
-@pytest.fixture(scope="module")
-def layers(target: CausalTarget) -> TargetLayers:
-    return target_layers(target, None)
 
 
 def reference(

@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.hydra import HydraDraftModel, HydraHeads
 from diffuspec.models.heads.nodes import DraftNode
-from diffuspec.models.heads.target_layers import TargetLayers, target_layers
+from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.target import CausalTarget
 from tests.support.heads import save_hydra
 from tests.support.models import edit_json
 
 H, V, NUM_KNOWN = 32, 264, 258  # of the random targets
-
-
-@pytest.fixture(scope="module")
-def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(
-        TargetConfig(path=target_path("qwen2"), device="cpu", max_sequences=2)
-    )
-    yield target
-    target.close()
-
-
-@pytest.fixture(scope="module")
-def layers(target: CausalTarget) -> TargetLayers:
-    return target_layers(target, None)
 
 
 def request(name: str, last: int) -> DraftRequest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,30 +11,17 @@ import torch
 from safetensors.torch import save_file
 
 from diffuspec.algorithm.sampling import gumbel_noise
-from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.models.heads.medusa import MedusaDraftModel, MedusaHeads
-from diffuspec.models.heads.target_layers import TargetLayers, target_layers
+from diffuspec.models.heads.target_layers import TargetLayers
 from diffuspec.models.target import CausalTarget
 from tests.support.heads import save_medusa
 from tests.support.models import edit_json
 
 H = 32  # the hidden size of the random targets
 GREEDY = SamplingParams()
-
-
-@pytest.fixture(scope="module")
-def target(target_path: Callable[[str], Path]) -> Iterator[CausalTarget]:
-    target = CausalTarget.load(TargetConfig(path=target_path("qwen2"), device="cpu"))
-    yield target
-    target.close()
-
-
-@pytest.fixture(scope="module")
-def layers(target: CausalTarget) -> TargetLayers:
-    return target_layers(target, None)
 
 
 def request(sampling: SamplingParams = GREEDY, num_tokens: int = 3) -> DraftRequest:
