@@ -25,7 +25,7 @@ class CacheModel:
     """Makes a proxy for each request out of one for all."""
 
     def __init__(self, proxy: CausalProxy, weight: float, max_requests: int) -> None:
-        """`weight`: what the text's n-grams have at most, w."""
+        """`weight`: largest weight of the text's n-grams, w."""
         self._proxy = proxy
         self._weight = weight
         self._texts = PerRequest(TextCounts, max_requests)

@@ -1,4 +1,4 @@
-"""The text of a request as a suffix automaton: where its end stood before, and what followed."""
+"""The text of a request as a suffix automaton, and what followed its suffix earlier."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONFIDENCES = tuple(math.log(prior) for prior in _PRIORS)
 
 
 def confidence_after(num_matched: int) -> float:
-    """Return ln P(what followed a match of this length, 1 or more, follows again)."""
+    """Return ln P(the token after a match of this length, 1 or more, follows again)."""
     return _CONFIDENCES[min(num_matched, len(_CONFIDENCES)) - 1]
 
 
@@ -48,7 +48,7 @@ class OwnText:
     automaton: SuffixAutomaton = field(default_factory=lambda: SuffixAutomaton((), _MAX_REWIND))
 
     def follow(self, text: TokenIds) -> Match:
-        """Change the automaton into that of another text; return the match of its end."""
+        """Change the automaton into that of another text; return its longest repeated suffix."""
         num_shared = num_shared_tokens(text, self.text)
         if not self.automaton.rewind(num_shared):
             self.automaton, num_shared = SuffixAutomaton((), _MAX_REWIND), 0
@@ -57,7 +57,7 @@ class OwnText:
         return self.automaton.repeat()
 
     def pieces(self, text: TokenIds) -> Iterator[TokenIds]:
-        """Yield beginnings of a text, to be followed one after the other before it.
+        """Yield prefixes of a text, to be followed one after the other before it.
 
         Each takes a few milliseconds; there is none where the text itself takes no more.
         """

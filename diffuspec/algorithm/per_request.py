@@ -1,4 +1,4 @@
-"""Something kept for each request that is only a cache: of requests not released, the latest's."""
+"""A cache with one value per request, for the requests used last."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class PerRequest(Generic[T]):
-    """Keeps one thing for each of the latest requests."""
+    """Makes a request's value on first use; drops those of the requests not used for longest."""
 
     def __init__(self, make: Callable[[], T], max_requests: int) -> None:
         self._make = make
@@ -19,11 +19,11 @@ class PerRequest(Generic[T]):
 
     @property
     def request_ids(self) -> list[str]:
-        """Those that something is kept for, the latest last."""
+        """The requests that have a value, the one used last at the end."""
         return list(self._kept)
 
     def of(self, request_id: str) -> T:
-        """Return what is kept for a request, or a new one."""
+        """Return a request's value, made now if it has none."""
         if (kept := self._kept.get(request_id)) is None:
             kept = self._kept[request_id] = self._make()
         self._kept.move_to_end(request_id)

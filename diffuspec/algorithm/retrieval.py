@@ -1,8 +1,9 @@
-"""What followed the same words earlier, as one more candidate beside a lattice's.
+"""Retrieval: the token that followed the same text earlier, as one more candidate of a lattice's.
 
-After each node of a draft tree, the longest end of the text so far (prompt, answer and the nodes'
-tokens) that stood in prediction, prompt or answer before says which token may come (SAM decoding,
-arXiv 2411.10666). It joins the candidates of the lattice's column, so that both grow one tree.
+After each node of a draft tree, the longest suffix of the text so far (prompt, answer and the
+nodes' tokens) that occurred before in prediction, prompt or answer says which token may come (SAM
+decoding, arXiv 2411.10666). It joins the candidates of the lattice's column, so that both grow one
+tree.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Continuations:
         self._matches: dict[int, Match] = {-1: match}  # by id of the node; -1: of the prefix
 
     def after(self, node: Node | None) -> Found | None:
-        """Return what followed before where a node ends; None: nothing, or the end of an answer."""
+        """Return the token that followed the text up to a node before; None: none, or EOS."""
         found = self._text.token_after(self._match(node))
         if found is None or found[0] in self._eos_token_ids:
             return None

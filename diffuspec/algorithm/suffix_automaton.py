@@ -1,4 +1,4 @@
-"""The suffix automaton of a growing sequence of tokens: where its end stood before, at once.
+"""The suffix automaton of a growing sequence of tokens: finds earlier occurrences of its suffixes.
 
 A state stands for substrings that end at the same places. Transitions on the tokens of a substring
 lead from state 0 to its state; a state's link leads to its longest suffix that also ends elsewhere.
@@ -16,7 +16,7 @@ _NONE = -1
 
 
 class Match(NamedTuple):
-    """The longest end of a sequence that stands in a text: how long it is, and where it ends."""
+    """The longest suffix of a sequence that occurs in a text, and where it ends there."""
 
     num_tokens: int  # 0: not even the last token
     end: int  # index of its last token in the text, at the earliest such place
@@ -36,7 +36,7 @@ class _Append(NamedTuple):
 
 
 class SuffixAutomaton:
-    """Takes tokens at its end, and gives up to `max_rewind` of the latest back."""
+    """Grows by tokens at the end; up to `max_rewind` of the latest can be taken back."""
 
     def __init__(self, token_ids: Iterable[int], max_rewind: int = 0) -> None:
         self._next: list[dict[int, int]] = [{}]
@@ -72,11 +72,11 @@ class SuffixAutomaton:
         return True
 
     def repeat(self) -> Match:
-        """Return the longest end of the sequence that also ends at an earlier place."""
+        """Return the longest suffix of the sequence that occurs earlier in it, too."""
         return self.shorten(Match(self.num_tokens, _NONE, self._last))
 
     def match(self, token_ids: Sequence[int]) -> Match:
-        """Return the longest end of other tokens that stands in this sequence."""
+        """Return the longest suffix of other tokens that occurs in this sequence."""
         match = Match(0, _NONE, ROOT)
         for token_id in token_ids:
             match = self.step(match, token_id)
@@ -94,7 +94,7 @@ class SuffixAutomaton:
         return self._match(state, length)
 
     def shorten(self, match: Match) -> Match:
-        """Return the longest end of a match, of one token or more, that ends at more places."""
+        """Return the longest suffix of a match, of one token or more, that ends at more places."""
         state = max(self._links[match.state], ROOT)
         return self._match(state, self._lengths[state])
 
@@ -104,7 +104,7 @@ class SuffixAutomaton:
 
     def counts(self) -> list[int]:
         """Return at how many places each state's substrings end, [num_states]."""
-        # 1 for the states of the sequence's beginnings; 0 for the others, which were split off.
+        # 1 for the states of the sequence's prefixes; 0 for the others, which were split off.
         ends = zip(self._lengths, self._ends, strict=True)
         counts = [int(length == end + 1) for length, end in ends]
         counts[ROOT] = 0

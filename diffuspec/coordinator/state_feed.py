@@ -8,7 +8,7 @@ _MAX_BYTES = 1 << 26  # waiting to be sent, of one request: more are dropped, an
 
 
 class StateFeed:
-    """What one request's drafter knows of the hidden states, and what is there to be sent to it.
+    """The hidden states that one request's drafter has, and those that wait to be sent to it.
 
     A drafter says with each draft which states it lacks. They are asked of the verifier from then
     on, and sent with the next draft requests. A drafter that has lost some says so, too: then the
@@ -31,11 +31,11 @@ class StateFeed:
         return self._waiting[-1].end if self._waiting else self._known
 
     def expect(self, layers: tuple[int, ...]) -> None:
-        """Ask for states of these layers from the beginning: others' drafter has wanted them."""
+        """Ask for states of these layers at once: the drafter wanted them of other requests."""
         self._layers = self._layers or layers
 
     def take(self, states: StateRows | None) -> None:
-        """Keep what a verdict brought."""
+        """Keep the states that came with a verdict."""
         if states is None or states.first != self._end or not self._layers:
             return
         self._waiting.append(states)
@@ -54,7 +54,7 @@ class StateFeed:
         return head
 
     def answered(self, wanted: StatesWanted | None) -> int | None:
-        """Take what a draft said that it lacks.
+        """Note which states a draft said are lacking.
 
         Returns the first prefix token to be read again, if the drafter has lost states.
         """

@@ -18,7 +18,7 @@ from diffuspec.telemetry.trace import Argument, Colour, Tracer
 def step_stats(
     request: Request, result: Verified, num_committed_tokens: int, next_step: StepTimes
 ) -> StepStats:
-    """Return the statistics of a request's step that ended as the next began: tokens committed."""
+    """Return the statistics of a request's step, which ended as `next_step` began."""
     draft, times, verdict = request.draft, request.times, result.verdict
     seconds = next_step.started_at - times.started_at
     verify_busy = next_step.verify_busy_seconds - times.verify_busy_seconds

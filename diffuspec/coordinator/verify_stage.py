@@ -45,7 +45,7 @@ class VerifyStage:
         drafters: DrafterPool,
         tracer: Tracer | None = None,
     ) -> None:
-        """`draft_busy`: of the drafters."""
+        """`draft_busy` runs while drafts are being made."""
         self.queue = RequestQueue()
         self.busy = BusyTime()
         self._draft_busy = draft_busy

@@ -18,7 +18,7 @@ from diffuspec.models.worker import Worker
 
 
 class FedDrafter:
-    """A Drafter of lattices that are made of hidden states, and a path search.
+    """Makes lattices from the hidden states sent to it, and has them searched.
 
     It keeps the states of the prefixes drafted for last. Each draft says which states are lacking;
     the draft itself is empty unless all are known but a few at the end.

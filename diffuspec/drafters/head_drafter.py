@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class DraftHeads(Protocol):
-    """What makes drafts of hidden states."""
+    """Makes drafts from hidden states."""
 
     def draft(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> list[Draft]:
         """Return one draft per request, in order. Called from one thread at a time."""
@@ -29,11 +29,11 @@ class DraftHeads(Protocol):
 
 
 class FeatureLattices(Protocol):
-    """What makes lattices of hidden states."""
+    """Makes lattices from hidden states."""
 
     @property
     def max_unknown(self) -> int:
-        """Tokens before a prefix's last that it can do without the states of."""
+        """Tokens before a prefix's last whose states may be missing."""
         ...
 
     def lattices(
@@ -61,7 +61,7 @@ def layers_beside(target: Target) -> TargetLayers:
 
 
 class StateReader:
-    """An Observer of the verifier in this process: it finds hidden states for what drafts of them.
+    """Observes the verifier in this process, and runs drafters on the hidden states that it kept.
 
     It observes every verification: a prefix may have been read before anybody asks for its draft.
     A request whose last state is not known has no draft: one that the target read before this
@@ -79,7 +79,7 @@ class StateReader:
         keeps_all: bool = True,
         max_unknown: int = 0,
     ) -> None:
-        """max_unknown: tokens before a prefix's last that the work can do without the states of."""
+        """max_unknown: tokens before a prefix's last whose states may be missing."""
         assert target.verifier is not None, "it observes the target in this process"
         self.hidden_layers = hidden_layers
         self._max_unknown = max_unknown

@@ -1,4 +1,4 @@
-"""Draft trees of heads that look at what was drafted: grown level by level, then chosen from."""
+"""Draft trees of autoregressive heads: grown level by level, then cut to the likeliest nodes."""
 
 from __future__ import annotations
 

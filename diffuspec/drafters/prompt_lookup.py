@@ -53,7 +53,7 @@ class PromptLookupDrafter:
 def find_repeat(text: TokenIds, max_ngram_tokens: int, num_following: int) -> tuple[int, int]:
     """Return where a draft of num_following tokens starts in a text, and how many tokens matched.
 
-    (0, 0): the text's end stands nowhere else with so many tokens behind it.
+    (0, 0): no n-gram at the end of the text occurs earlier with that many tokens after it.
     """
     for size in range(min(max_ngram_tokens, len(text)), 0, -1):
         num_places = len(text) - size - num_following + 1

@@ -1,4 +1,4 @@
-"""SAM decoding (SAMD): what followed the longest end of the text that was seen before is drafted.
+"""SAM decoding (SAMD): drafts what followed an earlier occurrence of the text's longest suffix.
 
 Rule and constants of Spec-Bench's model/samd without an auxiliary drafter ("sam_only"), after Hu et
 al., SAM Decoding (arXiv 2411.10666). One suffix automaton for each request over its own prompt and
@@ -50,7 +50,7 @@ class SuffixAutomatonDrafter:
         self._texts = _Texts(texts, config.max_text_tokens)
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """Return one draft per request, in order; an empty one where nothing stood before."""
+        """Return one draft per request, in order; an empty one where nothing matches."""
         await self.read(requests)
         return draft_each(requests, self._draft)
 
@@ -104,7 +104,7 @@ class _Texts:
         self._counts = self._automaton.counts()
 
     def match(self, prefix: TokenIds) -> Match:
-        """Return the longest end of a prefix that stands in a text."""
+        """Return the longest suffix of a prefix that occurs in a text."""
         return self._automaton.match(prefix[-_MAX_MATCH:].tolist())
 
     def grow(self, builder: TreeBuilder, match: Match, num_tokens: int) -> None:

@@ -20,12 +20,12 @@ from diffuspec.drafters.tree_builder import draft_each
 
 
 class SamdRecyclingDrafter:
-    """A Drafter of two, one of which observes the verifier in this process."""
+    """Asks one of two drafters for each draft; Token Recycling observes the verifier meanwhile."""
 
     def __init__(
         self, samd: SuffixAutomatonDrafter, recycling: TokenRecyclingDrafter, min_match_tokens: int
     ) -> None:
-        """Both drafters become its own."""
+        """Both drafters are closed with this one."""
         self._samd = samd
         self._recycling = recycling
         self._min_match_tokens = min_match_tokens

@@ -1,4 +1,4 @@
-"""Trials whether a runner computes a row alone as it does among others."""
+"""Tests whether a runner computes a row to the same bits alone and among others."""
 
 from __future__ import annotations
 

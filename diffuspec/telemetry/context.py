@@ -1,4 +1,4 @@
-"""What the tasks of one request know of it: they inherit it from the task that sets it."""
+"""The id and the trace of the request that a task serves; tasks that it starts inherit them."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def follow_trace(given: str) -> None:
-    """Be part of a trace from elsewhere; of none, if `given` is no traceparent."""
+    """Join the trace of a traceparent; without a valid one, the request is not traced."""
     traceparent.set(given if _TRACEPARENT.fullmatch(given) else "")

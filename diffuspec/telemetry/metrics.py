@@ -88,7 +88,7 @@ def summarize(steps: Sequence[StepStats], num_prompt_tokens: int) -> RequestStat
 
 @dataclass(slots=True)
 class RequestTimes:
-    """When things happened to a request, by time.monotonic(); 0: not yet."""
+    """Times of a request's events, by time.monotonic(); 0: not yet."""
 
     submitted_at: float
     admitted_at: float = 0.0

@@ -1,4 +1,4 @@
-"""Where answers stand in their grammars, token by token, and where drafts would take them."""
+"""Matchers of structured outputs: they follow each answer through its grammar, and try drafts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Admitted:
 
 
 class AnswerMatchers:
-    """The matchers of running answers, by request id: a cache only, made again from the tokens.
+    """The matchers of running answers, by request id: a cache; lost ones are made from the tokens.
 
     Belongs to one thread at a time.
     """

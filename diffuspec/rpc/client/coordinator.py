@@ -97,7 +97,7 @@ class RemoteCoordinator:
                 yield request_output_from_proto(response)
 
     async def cancel(self, request_id: str) -> bool:
-        """End what runs under an id; return whether anything did."""
+        """See `Frontend.cancel`."""
         response = await self._connection.call(
             COORDINATOR_SERVICE,
             "Cancel",
@@ -108,7 +108,7 @@ class RemoteCoordinator:
         return response.was_running
 
     async def status(self) -> ServiceStatus:
-        """Tell how the roles are."""
+        """See `Frontend.status`."""
         response = await self._connection.call(
             COORDINATOR_SERVICE,
             "GetStatus",

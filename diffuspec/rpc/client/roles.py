@@ -96,7 +96,7 @@ class _RemoteRole:
         return self._steps.num_bytes_received
 
     async def _meet(self) -> None:
-        """Learn whether the server is there, takes the token and is the one known before."""
+        """Raise unless the server answers, takes the token and is the one connected to before."""
         await self._connection.health(self.method.service, self._greeting_seconds)
 
     async def _step(
