@@ -23,7 +23,8 @@ from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, Verdict, VerifyRequest
+from diffuspec.core.types import EMPTY_TREE, Verdict, VerifyRequest, num_shared_tokens
+from diffuspec.models.attention.cache import MANY_TOKENS
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner
@@ -181,18 +182,37 @@ class CausalTarget:
         self, requests: Sequence[VerifyRequest], hidden_layers: Sequence[int]
     ) -> list[VerifyPlan]:
         self.runner.cache.begin_step()
-        places = [self._acquire(request) for request in requests]
-        verified = [
-            self._choose_nodes(_up_to_limit(request, cached))
-            for request, (_, cached) in zip(requests, places, strict=True)
-        ]
-        plans, first_logits = [], 0
-        for (request, nodes, masks), (slot, cached) in zip(verified, places, strict=True):
+        plans: list[VerifyPlan] = []
+        reading: list[VerifyPlan] = []  # those with much to read
+        first_logits = 0
+        for asked in requests:
+            self._read_shared(reading, asked)
+            slot, cached = self._acquire(asked)
+            request, nodes, masks = self._choose_nodes(_up_to_limit(asked, cached))
             fed = HiddenStates(hidden_layers) if hidden_layers else None
             start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
             plans.append(VerifyPlan(request, slot, cached, start, first_logits, nodes, masks, fed))
             first_logits += 1 + len(nodes)
+            if plans[-1].num_tail > MANY_TOKENS:
+                reading.append(plans[-1])
         return plans
+
+    def _read_shared(self, reading: Sequence[VerifyPlan], request: VerifyRequest) -> None:
+        """Read what a request's prefix begins with now if one before it is to read that, too.
+
+        Then the request finds it in the cache: the choices of one prompt are computed once, and so
+        is what prompts that come together begin with.
+        """
+        if not reading or request.states_wanted is not None:
+            return
+        shared = [
+            num_shared_tokens(one.request.prefix[:-1], request.prefix[:-1]) for one in reading
+        ]
+        end = max(shared)
+        plan = reading[shared.index(end)]
+        if end - plan.start > MANY_TOKENS:
+            token_ids = request.prefix[plan.start : end]
+            plan.start = self.runner.feed(plan.slot, token_ids, plan.start, plan.hidden_states)
 
     def _acquire(self, request: VerifyRequest) -> tuple[int, int]:
         """Return a request's slot and the number of tokens cached in it that are of use."""

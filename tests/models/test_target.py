@@ -303,6 +303,32 @@ async def test_a_limit_on_what_is_read_lets_a_prefix_take_several_steps(
     assert read[-1].token_ids[:1] == alone.token_ids[:1]
 
 
+async def test_what_prompts_of_one_batch_begin_with_is_read_once(
+    save_target: Callable[[str], Path],
+) -> None:
+    target, watcher = load(save_target("qwen2")), Watcher(hidden_layers=(0,))
+    target.add_observer(watcher)
+    shared = [n % 50 + 3 for n in range(60)]
+    prefixes = [[*shared, 5, 6], [*shared, 7], [*shared, 5, 6], [9, 8]]
+    first, again, whole, other = (
+        request(prefix, chain([7, 7]), SAMPLED, name)
+        for name, prefix in zip("abcd", prefixes, strict=True)
+    )
+    before = target.runner.num_forwards
+    verdicts = [*await target.verify([first, again, whole]), await verify_one(target, other)]
+    assert [one.num_cached_tokens for one in verdicts] == [0, 60, 60, 0]
+    assert target.runner.num_forwards == before + 3  # what is shared, the rest, the other
+    rows = [len(seen.hidden_states[0]) for seen in watcher.seen]
+    assert rows == [62 + 2, 1 + 2, 2 + 2, 2 + 2]
+    target.remove_observer(watcher)
+    for prefix, verdict in zip(prefixes, verdicts, strict=True):
+        alone = load(save_target("qwen2"))
+        expected = await verify_one(alone, request(prefix, chain([7, 7]), SAMPLED))
+        assert verdict.token_ids == expected.token_ids
+        alone.close()
+    target.close()
+
+
 async def test_prefill_in_chunks_is_the_same(
     qwen2: CausalTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:

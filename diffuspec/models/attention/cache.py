@@ -17,6 +17,8 @@ from diffuspec.core.errors import WorkerError
 from diffuspec.core.types import TokenIds, num_shared_tokens
 from diffuspec.models.rows import huge_pages
 
+MANY_TOKENS = 32  # to be computed: a pass of their own, or a copy of their rows, is worth it
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
@@ -98,14 +100,16 @@ class KVCache:
         At most max_cached tokens count as cached: by default all but the last, whose row is needed
         for its logits. A request without a slot takes a free one, else the least recently used of
         those not acquired in this step; the longest matching prefix of any slot is reused or
-        copied. Raises WorkerError if every slot was acquired in this step, or the prefix is longer
-        than a slot.
+        copied, and by a request with much to read, too, that has a slot. Raises WorkerError if
+        every slot was acquired in this step, or the prefix is longer than a slot.
         """
         if len(prefix) > self.max_len:
             raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")
         slot = self._by_request.get(request_id)
         if slot is None:
             slot = self._assign(request_id, prefix)
+        elif len(prefix) - slot.length > MANY_TOKENS:
+            self._copy_longest(slot, prefix)
         slot.last_step = self._step
         limit = len(prefix) - 1 if max_cached is None else max_cached
         slot.length = min(slot.common_prefix(prefix), limit)
@@ -173,8 +177,7 @@ class KVCache:
         return keys, values
 
     def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
-        shared = [slot.common_prefix(prefix) for slot in self._slots]
-        best = max(self._slots, key=lambda slot: shared[slot.index])
+        best, num_shared = self._longest(prefix)
         idle = [slot for slot in self._slots if slot.last_step != self._step]
         free = [slot for slot in idle if slot.request_id is None]
         if not idle:
@@ -183,12 +186,23 @@ class KVCache:
             slot = best
         else:
             slot = min(free or idle, key=lambda slot: slot.last_step)
-            self._copy(best, slot, shared[best.index])
+            self._copy(best, slot, num_shared)
         if slot.request_id is not None:
             del self._by_request[slot.request_id]
         slot.request_id = request_id
         self._by_request[request_id] = slot
         return slot
+
+    def _longest(self, prefix: TokenIds) -> tuple[Slot, int]:
+        """Return the slot with most of a prefix, and the number of its tokens."""
+        shared = [slot.common_prefix(prefix) for slot in self._slots]
+        best = max(self._slots, key=lambda slot: shared[slot.index])
+        return best, shared[best.index]
+
+    def _copy_longest(self, slot: Slot, prefix: TokenIds) -> None:
+        best, num_shared = self._longest(prefix)
+        if num_shared - slot.common_prefix(prefix) > MANY_TOKENS:
+            self._copy(best, slot, num_shared)
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
         if source is not target:

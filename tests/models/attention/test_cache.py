@@ -66,6 +66,17 @@ def test_the_prefix_of_a_busy_slot_is_copied() -> None:
     assert cache.acquire("a", tokens(1, 2, 3, 4, 5)) == (0, 4)
 
 
+def test_a_slot_with_much_to_read_takes_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffuspec.models.attention.cache.MANY_TOKENS", 2)
+    cache = make_cache()
+    prefix = tokens(1, 2, 3, 4, 5, 6)
+    first, _ = feed(cache, "a", prefix[:1])
+    feed(cache, "b", prefix[:5])
+    assert cache.acquire("a", prefix) == (first, 5)
+    assert cache.layers(first)[0][0, :5, 0].tolist() == [1, 2, 3, 4, 5]
+    assert cache.acquire("b", tokens(1, 2, 7, 8, 9))[1] == 2
+
+
 def test_free_slot_is_taken_over_where_it_is() -> None:
     cache = make_cache()
     feed(cache, "a", tokens(1, 2, 3))
