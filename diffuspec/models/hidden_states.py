@@ -27,9 +27,7 @@ class HiddenStates:
     @contextlib.contextmanager
     def record(self, model: Any) -> Iterator[None]:
         """Take the hidden states of the one forward inside."""
-        decoder = (
-            model.get_decoder()
-        )  # what gives the head its input: of OPT, a part of the base model
+        decoder = model.get_decoder()  # which OPT's head calls, not the base model around it
         layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
         handles = []
         for layer in self._parts:
