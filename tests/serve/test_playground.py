@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -88,9 +89,15 @@ def test_a_browser_shows_the_same_tokens_with_and_without_speculation(
 
 @pytest.fixture
 def narrow(page: Page) -> Iterator[Page]:
-    size = {"width": 360, "height": 640, "deviceScaleFactor": 1, "mobile": True}
+    with _sized(page, 360, 640, mobile=True):
+        yield page
+
+
+@contextmanager
+def _sized(page: Page, width: int, height: int, *, mobile: bool) -> Iterator[None]:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
     page.call("Emulation.setDeviceMetricsOverride", **size)
-    yield page
+    yield
     page.call("Emulation.clearDeviceMetricsOverride")
 
 
@@ -103,6 +110,22 @@ def test_in_a_narrow_window_nothing_is_cut_off_or_shrunk(service: Service, narro
     assert scale == pytest.approx(1, abs=0.01)
     missing = narrow.evaluate(_MISSING_WIDTHS)
     assert len(missing) == 2 and max(missing) <= 0
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_the_first_time_line_is_drawn_again_when_the_second_answer_takes_half_of_its_place(
+    service: Service, page: Page
+):
+    with _sized(page, 1280, 800, mobile=False):
+        _run(page, service)
+        page.wait_for(
+            "[...document.querySelectorAll('.timeline')]"
+            ".every((one) => Math.abs(one.getScreenCTM().a - 1) < 0.01)"
+        )
+        widths = "[...document.querySelectorAll('.timeline')].map((one) => one.clientWidth)"
+        first, second = page.evaluate(widths)
+    assert first == second < 640
 
 
 # How much wider each list of options would be if it were as wide as its longest one.

@@ -38,6 +38,7 @@ export class AnswerView {
     this._timeline = element("div");
     root.replaceChildren(element("h2", {}, title), this._figures, this._text, this._note, this._timeline);
     root.hidden = false;
+    new ResizeObserver(() => this._drawTimeline()).observe(this._timeline);
     this._listen();
     this.refresh();
   }
@@ -67,8 +68,14 @@ export class AnswerView {
     const pairs = Object.entries(figures).map(([name, value]) =>
       element("div", {}, element("dt", {}, name), element("dd", {}, String(value))));
     this._figures.replaceChildren(...pairs);
-    if (!answer.finishReason) return;
-    this._timeline.replaceChildren(drawTimeline(answer.steps, this._timeline.clientWidth));
+    this._drawTimeline();
+  }
+
+  /** Draw the time line of a finished answer, as wide as its place is now. */
+  _drawTimeline() {
+    const width = this._timeline.clientWidth;
+    if (!width || !this._answer.finishReason) return;
+    this._timeline.replaceChildren(drawTimeline(this._answer.steps, width));
   }
 
   _listen() {
