@@ -17,7 +17,7 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DrafterConfig
 from diffuspec.core.validation import FilePath, Section, read_yaml, validate
 from diffuspec.drafters import Home, kind_of
-from diffuspec.pairs import find_pair
+from diffuspec.pairs import fill_in_preset
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security, TlsFiles
 
@@ -244,20 +244,6 @@ def parse_pipeline(data: dict[str, Any]) -> PipelineConfig:
     Raises ConfigError.
     """
     engine = data.get("engine")
-    if isinstance(engine, dict) and "preset" in engine:
-        data = {**data, "engine": _fill_in(engine)}
+    if isinstance(engine, dict):
+        data = {**data, "engine": fill_in_preset(engine, "engine.preset")}
     return validate(PipelineConfig, data)
-
-
-def _fill_in(engine: dict[str, Any]) -> dict[str, Any]:
-    """Lay what is given over the preset, section by section."""
-    given = dict(engine)
-    preset = given.pop("preset")
-    filled: dict[str, Any] = find_pair(preset, "engine.preset").load_config().model_dump()
-    for name, section in given.items():
-        below = filled.get(name)
-        if isinstance(below, dict) and isinstance(section, dict):
-            is_other_kind = section.get("kind", below.get("kind")) != below.get("kind")
-            section = section if is_other_kind else {**below, **section}
-        filled[name] = section
-    return filled

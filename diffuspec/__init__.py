@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffuspec.completion import Completion
-    from diffuspec.core.config import EngineConfig, load_config, parse_config
+    from diffuspec.core.config import EngineConfig
     from diffuspec.core.errors import DiffuspecError
     from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
     from diffuspec.core.types import FinishReason, RequestOutput
     from diffuspec.engine import Engine
+    from diffuspec.pairs import load_config, parse_config
 
 __all__ = [
     "Completion",
@@ -38,8 +39,8 @@ _MODULES = {
     "SamplingParams": "core.params",
     "SpeculationParams": "core.params",
     "StructuredOutput": "core.params",
-    "load_config": "core.config",
-    "parse_config": "core.config",
+    "load_config": "pairs",
+    "parse_config": "pairs",
 }
 
 

@@ -58,7 +58,9 @@ search:
 speculation: {policy: cost_aware, tree_shape: best_first}
 ```
 
-`parse_config(mapping)` of `diffuspec` takes the same as a Python mapping.
+`preset: tiny` stands for the embedded pair, `preset: smollm2` for the one that `make smollm2`
+fetches; keys given beside it override the preset's. `parse_config(mapping)` of `diffuspec` takes
+the same as a Python mapping.
 """
 
 _PIPELINE = """\
@@ -75,8 +77,6 @@ deadlines:
   start_seconds: 300
 ```
 
-`engine.preset: tiny` stands for the embedded pair, `engine.preset: smollm2` for the one that
-`make smollm2` fetches; keys given beside it override the preset's.
 Whole files: [deploy/pipeline.yaml](../deploy/pipeline.yaml) (the embedded pair on CPUs) and
 [deploy/dream_qwen.yaml](../deploy/dream_qwen.yaml) (Dream-7B and Qwen2.5-32B on GPUs).
 """

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from diffuspec.audit import Auditor, Divergence, audit
-from diffuspec.core.config import parse_config
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from diffuspec.serve.local import EngineBackend
 from diffuspec.text.prompt import as_token_ids
 from diffuspec.text.tokenizer import load_tokenizer

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.core.config import parse_config
 from diffuspec.core.errors import (
     InvalidRequestError,
     RequestCancelledError,
@@ -23,6 +22,7 @@ from diffuspec.core.errors import (
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.engines import FOREVER, PROMPT, SHORT, ids, make_engine

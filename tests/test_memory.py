@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from diffuspec.core.config import parse_config
 from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 
 NUM_WARM_UP = 1000  # requests after which oneDNN has compiled its kernels for all sizes of batches
 NUM_SAMPLES = 5  # of the resident memory

@@ -17,11 +17,11 @@ from diffuspec.bench.systems.naming import (
     find_drafter,
     speculation_for,
 )
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.drafters import kind_of
-from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair
+from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair, parse_config
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
 SPEC_BENCH = "spec-bench"

@@ -233,9 +233,9 @@ def _parse_layers(text: str) -> int | tuple[int, ...]:
 
 
 def _write_answers(target: Path, path: Path, num_answers: int, prompts: Sequence[Path]) -> None:
-    from diffuspec.core.config import parse_config
     from diffuspec.engine import Engine
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
+    from diffuspec.pairs import parse_config
     from diffuspec.pairs.factory.answers import write_answers
 
     length = min(MAX_CONTEXT, inspect_checkpoint(target).max_positions)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 import typer
 
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_fields, takes_parameters
-from diffuspec.core.config import EngineConfig, TargetConfig, load_config, parse_config
+from diffuspec.core.config import EngineConfig, TargetConfig
 from diffuspec.core.devices import DType
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import (
@@ -21,7 +21,7 @@ from diffuspec.core.params import (
     StructuredOutput,
 )
 from diffuspec.drafters import KINDS, DrafterKind as AnyDrafterKind
-from diffuspec.pairs import DEFAULT_PAIR, PAIRS, Pair, find_pair
+from diffuspec.pairs import DEFAULT_PAIR, PAIRS, Pair, find_pair, load_config, parse_config
 from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:

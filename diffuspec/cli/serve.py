@@ -12,9 +12,10 @@ import uvloop
 
 from diffuspec.cli import options
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
+from diffuspec.pairs import parse_config
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.telemetry import logs, otel
 

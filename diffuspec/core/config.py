@@ -7,7 +7,6 @@ constants (arXiv 2510.02358).
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -21,7 +20,7 @@ from diffuspec.core.params import (
     MAX_TREE_NODES,
     SpeculationParams,
 )
-from diffuspec.core.validation import FilePath, FromMapping, Section, read_yaml, validate
+from diffuspec.core.validation import FilePath, FromMapping, Section
 
 _DRAFTER_NAME = re.compile(rf"[a-z0-9][a-z0-9_.-]{{0,{MAX_DRAFTER_NAME_CHARACTERS - 1}}}")
 
@@ -217,13 +216,3 @@ class EngineConfig(Section):
                 f"speculation.max_nodes {nodes} is above target.max_tree_nodes {limit}"
             )
         return self
-
-
-def load_config(path: Path) -> EngineConfig:
-    """Read a YAML file. Raises ConfigError naming the key, the value and what would be right."""
-    return parse_config(read_yaml(path))
-
-
-def parse_config(data: dict[str, object]) -> EngineConfig:
-    """Validate plain data. Raises ConfigError."""
-    return validate(EngineConfig, data)

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import read_yaml, validate
 from diffuspec.pairs import smollm2, tiny
 
-__all__ = ["DEFAULT_PAIR", "PAIRS", "Pair", "find_pair"]
+__all__ = [
+    "DEFAULT_PAIR",
+    "PAIRS",
+    "Pair",
+    "fill_in_preset",
+    "find_pair",
+    "load_config",
+    "parse_config",
+]
 
 DEFAULT_PAIR = "tiny"
 
@@ -45,3 +55,34 @@ def find_pair(name: object, option: str) -> Pair:
     if not isinstance(name, str) or name not in PAIRS:
         raise ConfigError(f"{option} must be {' or '.join(PAIRS)}, got {name!r:.80}")
     return PAIRS[name]
+
+
+def load_config(path: Path) -> EngineConfig:
+    """Read an engine's YAML file; see `parse_config`."""
+    return parse_config(read_yaml(path))
+
+
+def parse_config(data: Mapping[str, Any]) -> EngineConfig:
+    """Validate an engine's configuration; the pair that `preset` names fills in what is not given.
+
+    Raises ConfigError naming the key, the value and what would be right.
+    """
+    return validate(EngineConfig, fill_in_preset(data, "preset"))
+
+
+def fill_in_preset(engine: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return an engine's sections, laid over those of the pair that `preset` names, if any.
+
+    key: the whole name of `preset`, for the message. Raises ConfigError.
+    """
+    given = dict(engine)
+    if "preset" not in given:
+        return given
+    filled: dict[str, Any] = find_pair(given.pop("preset"), key).load_config().model_dump()
+    for name, section in given.items():
+        below = filled.get(name)
+        if isinstance(below, dict) and isinstance(section, dict):
+            is_other_kind = section.get("kind", below.get("kind")) != below.get("kind")
+            section = section if is_other_kind else {**below, **section}
+        filled[name] = section
+    return filled

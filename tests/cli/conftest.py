@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from diffuspec.cli.app import app
 from diffuspec.completion import Completion
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (
     FinishReason,
@@ -23,7 +23,7 @@ from diffuspec.core.types import (
     TokenIds,
     TokenLogprobs,
 )
-from diffuspec.pairs import PAIRS
+from diffuspec.pairs import PAIRS, parse_config
 from diffuspec.telemetry.trace import Tracer
 
 STEP = StepStats(

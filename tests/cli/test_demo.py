@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from diffuspec.bench.systems.engine_system import EngineSystem
-from diffuspec.core.config import EngineConfig, parse_config
-from diffuspec.pairs import PAIRS
+from diffuspec.core.config import EngineConfig
+from diffuspec.pairs import PAIRS, parse_config
 from tests.cli.test_ngram import write_lines
 
 Run = Callable[..., Any]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from diffuspec.core.config import parse_config
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from tests.support.checkpoints import save_target
 
 Run = Callable[..., Any]

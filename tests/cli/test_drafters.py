@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from diffuspec.cli.options import EngineOptions, engine_config
-from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ConfigError
+from diffuspec.pairs import parse_config
 
 FILE = parse_config(
     {

@@ -43,7 +43,7 @@ module.Engine, module.Completion, module.Prompt = Engine, object, object
 
 from dataclasses import replace
 from diffuspec.cli.app import app
-from diffuspec.core.config import parse_config
+from diffuspec.pairs import parse_config
 from diffuspec.pairs import PAIRS
 from diffuspec.core.types import RequestOutput
 from diffuspec.core.types import StepStats

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.core.config import EngineConfig, load_config, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig, PromptLookupConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SpeculationParams
+from diffuspec.pairs import load_config, parse_config
 
 TARGET = {"path": "model"}
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from diffuspec.core.config import load_config, parse_config
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml
+from diffuspec.pairs import load_config, parse_config
 
 TARGET = {"path": "model"}
 
@@ -42,7 +42,7 @@ def test_a_value_of_another_type_is_refused_though_it_could_be_converted(
     data = {"target": dict(TARGET)}
     data.setdefault(section, {})[key] = value
     with pytest.raises(ConfigError) as caught:
-        parse_config(data)  # type: ignore[arg-type]
+        parse_config(data)
     assert str(caught.value) == f"{section}.{key} must be {right}, got {value!r}"
 
 

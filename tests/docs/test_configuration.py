@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from actors.settings import parse_pipeline
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.validation import validate
+from diffuspec.pairs import parse_config
 from diffuspec.serve.settings import ServeSettings
 from tests.support.documents import ROOT, Block, blocks
 

@@ -16,11 +16,12 @@ from typing import Any, Literal, Protocol
 import pytest
 import pytest_asyncio
 
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import RequestCancelledError
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams, TreeShape
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from tests.support.heads import save_dflash, save_eagle, save_hydra, save_medusa
 from tests.support.lossless import PLAIN, Answer, Arrival, Job, answer_all
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
-from diffuspec.pairs import PAIRS, find_pair, smollm2
-from diffuspec.pairs.tiny import DRAFTER
+from diffuspec.pairs import PAIRS, find_pair, load_config, parse_config, smollm2
+from diffuspec.pairs.tiny import DRAFTER, TARGET
 
 
 def test_a_pair_has_the_draft_heads_that_are_where_training_is_to_put_them(
@@ -34,3 +35,14 @@ def test_the_shipped_drafters_draft_as_causal_lms_too(
     section = PAIRS["smollm2"].other_drafters()["sps"]
     assert section["path"] == smollm2.DRAFTER
     assert inspect_checkpoint(smollm2.DRAFTER).diffusion.continues_text
+
+
+def test_a_file_names_a_pair_and_overrides_keys_of_its_sections(tmp_path: Path) -> None:
+    file = tmp_path / "engine.yaml"
+    file.write_text("preset: tiny\ntarget: {max_sequences: 3}\n")
+    config = load_config(file)
+    assert (config.target.path, config.target.max_sequences) == (TARGET, 3)
+    assert config.drafter == PAIRS["tiny"].load_config().drafter
+    assert parse_config({"preset": "tiny", "drafter": None}).drafter is None
+    with pytest.raises(ConfigError, match=r"^preset must be tiny or smollm2, got 'small'$"):
+        parse_config({"preset": "small"})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diffuspec.core.config import parse_config
 from diffuspec.core.params import SamplingParams
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from tests.support.checkpoints import byte_tokenizer
 
 PROMPT = "The quick brown fox"

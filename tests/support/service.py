@@ -14,8 +14,8 @@ import httpx2
 import uvloop
 from transformers import PreTrainedTokenizerFast
 
-from diffuspec.core.config import parse_config
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from diffuspec.serve.app import create_app
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.server import Server, Tls, bind

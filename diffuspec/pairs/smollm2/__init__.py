@@ -10,9 +10,10 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.devices import DType, has_bfloat16_products
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import validate
 
 __all__ = ["DRAFTER", "NGRAM", "QUESTIONS", "TARGET", "other_drafters", "smollm2_config"]
 
@@ -49,12 +50,12 @@ def smollm2_config(**overrides: object) -> EngineConfig:
     sections: dict[str, object] = {"target": {"path": path, "dtype": dtype}}
     if not _has_drafter(path):
         sections["drafter"] = {"kind": "samd"}
-        return parse_config(sections | overrides)
+        return validate(EngineConfig, sections | overrides)
     sections["drafter"] = {"path": DRAFTER, "dtype": dtype}
     sections["search"] = {"retrieval": True}
     if importlib.util.find_spec("kenlm") is not None:
         sections["search"] = {"retrieval": True, "ngram": NGRAM}
-    return parse_config(sections | overrides)
+    return validate(EngineConfig, sections | overrides)
 
 
 def other_drafters() -> dict[str, dict[str, object]]:

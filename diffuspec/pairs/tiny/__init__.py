@@ -10,8 +10,9 @@ import importlib.util
 import logging
 from pathlib import Path
 
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import validate
 
 __all__ = [
     "DRAFTER",
@@ -55,7 +56,7 @@ def tiny_config(**overrides: object) -> EngineConfig:
     if importlib.util.find_spec("kenlm") is None:
         logger.warning("kenlm is not installed: drafting without the n-gram model")
         del sections["search"]
-    return parse_config(sections | overrides)
+    return validate(EngineConfig, sections | overrides)
 
 
 def other_drafters() -> dict[str, dict[str, object]]:

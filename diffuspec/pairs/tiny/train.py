@@ -15,12 +15,11 @@ import typer
 from rich.console import Console
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from diffuspec.core.config import parse_config
 from diffuspec.engine import Engine
 from diffuspec.models.ngram.arpa import write_arpa
 from diffuspec.models.ngram.estimate import estimate
 from diffuspec.models.ngram.kenlm_file import build_binary
-from diffuspec.pairs import tiny
+from diffuspec.pairs import parse_config, tiny
 from diffuspec.pairs.factory.examples import Example
 from diffuspec.pairs.factory.heads.training import HeadKind, HeadPlan, HeadTraining
 from diffuspec.pairs.factory.optimisation import (

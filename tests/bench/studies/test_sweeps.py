@@ -14,8 +14,9 @@ from diffuspec.bench.studies.sweeps import (
     run_settings,
     sweep_results,
 )
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 
 QUESTIONS = [Question(1, "qa", ("hello",)), Question(2, "writing", ("well", "so?"))]
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from diffuspec.bench.systems.naming import config_for, find_drafter, speculation_for
-from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SpeculationParams
+from diffuspec.pairs import parse_config
 
 
 def test_names_say_how_to_draft() -> None:

@@ -18,12 +18,13 @@ from diffuspec.bench.systems.naming import (
 )
 from diffuspec.bench.systems.opening import open_systems
 from diffuspec.bench.systems.transformers_system import TransformersSystem, load_transformers_model
-from diffuspec.core.config import EngineConfig, parse_config
+from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import AutoregressiveConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.models.attention.cache import KVCache
+from diffuspec.pairs import parse_config
 
 PROMPT = [1, 20, 30, 40, 20, 30]
 OURS = [name for name in ALL_SYSTEMS if name != BASELINE and not name.startswith("transformers")]

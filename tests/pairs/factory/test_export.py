@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.load import load_model
+from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
 from diffuspec.pairs.factory.layers import keep_layers
 from tests.support.checkpoints import MASK_TOKEN_ID

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from diffuspec.core.config import parse_config
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.training import DrafterPlan, DrafterTraining
 
 
