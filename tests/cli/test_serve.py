@@ -62,6 +62,6 @@ def test_a_file_of_the_service_alone_leaves_the_models_to_the_options(
 ) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text("serve: {playground: false}\n")
-    result = diffuspec("serve", "--config", str(file), "--target", "nowhere")
+    result = diffuspec("serve", "--config", str(file), "--target", "nowhere", "--port", "0")
     assert result.exit_code == 2
     assert result.stderr.endswith("error: model directory nowhere does not exist\n")
