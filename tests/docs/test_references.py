@@ -179,3 +179,16 @@ def entry_point(words: list[str]) -> tuple[Any, list[str]]:
     if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in TOP_LEVEL:
         return typer.main.get_command(importlib.import_module(words[2]).app), words[3:]
     return None, []
+
+
+def test_every_folder_of_code_has_its_place_in_the_tree_of_the_architecture() -> None:
+    path = ROOT / "docs" / "architecture.md"
+    [tree] = [block.text for block in blocks(path) if "  core/ " in block.text]
+    sources = [
+        file.relative_to(ROOT)
+        for top in ("actors", "deploy", "diffuspec")
+        for pattern in ("*.py", "*.cpp", "*.js", "*.yaml", "Dockerfile")
+        for file in (ROOT / top).rglob(pattern)
+    ]
+    folders = {part for file in sources for part in file.parts[:-1]}
+    assert set(re.findall(r"\w+(?=/)", tree)) == folders
