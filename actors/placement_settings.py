@@ -25,7 +25,7 @@ _NODE = "Nodes that it may run on."
 Strategy = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 Share = Annotated[float, Field(ge=_MIN_SHARE, le=1_000_000), AfterValidator(round_share)]
 
-# Kubernetes' syntax, which is Ray's; a value may be a selector, as in !in(a,b).
+# Kubernetes' syntax of labels, which Ray has, too; a value may be a selector, as in !in(a,b).
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"([A-Za-z0-9.-]{{0,252}}[A-Za-z0-9]/)?{_LABEL}")
 _LABEL_VALUE = re.compile(rf"(!?{_LABEL}|!?(in)?\({_LABEL}(,{_LABEL})*\))?")

@@ -68,7 +68,7 @@ def running_cluster(address: str, option: str) -> Iterator[None]:
 def _start(directory: str) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")  # else actors are slower than this process
-    # Its warning tells that the cluster asks for a token, and how to switch that off.
+    # Ray would warn that the cluster asks for a token, and say how to switch that off.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     ray.init(
         address=_OWN,

@@ -146,7 +146,7 @@ class CostAwareDraftLength:
         self._num_nodes += _SMOOTHING * (num_nodes - self._num_nodes)
         if num_nodes == len(reach):
             return draft
-        # Parents first: reach only falls.
+        # Parents first: no node is likelier to be reached than its parent.
         order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)
         return prune_draft(draft, order[:num_nodes])
 

@@ -43,7 +43,7 @@ class DrafterRates:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
         self.sums = {name: _Sums() for name in names}
-        # Steps without a drafter, as the request counted that took a step last.
+        # Steps since each drafter was used last, counted by the request that took the latest step.
         self.num_steps_without = dict.fromkeys(names, 0)
 
 
@@ -89,7 +89,7 @@ class DrafterChoice:
         return found
 
     def _find_due(self, sums: Mapping[str, _Sums], best: _Sums) -> str | None:
-        """Return the drafter to be tried now, the one that is due for longest; None: none is."""
+        """Return the drafter whose trial is overdue by the most steps; None: none is due."""
         late = {
             name: self._num_steps_without[name] - self._pause(one, best)
             for name, one in sums.items()

@@ -17,7 +17,7 @@ class AutoDrafter:
     def __init__(self, lengths: Mapping[str, DraftLength], rates: DrafterRates) -> None:
         self._lengths = lengths
         self._choice = DrafterChoice(rates)
-        # Lane and is_known_to_drafter of the request, for the names that it was taken from.
+        # The request's lane and is_known_to_drafter by the names of drafters that it has left.
         self._left: dict[str, tuple[DraftLane | None, bool]] = {}
         self._knows_request = False  # the drafter of this step, when it began
 

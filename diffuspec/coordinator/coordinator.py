@@ -66,7 +66,7 @@ class Coordinator:
         self._pool = pool = drafters or DrafterPool()
         length = draft_length.max_draft_tokens
         crowding = 0.0 if config.overlap else 1.0  # of roles that share a machine
-        # By the drafters' name: what one costs and what is accepted of it tell nothing of another.
+        # By the drafters' names: the costs and the acceptance of one say nothing about another's.
         self._economics = {name: Economics(length, crowding) for name in pool.names}
         costs = {name: economics.costs for name, economics in self._economics.items()}
         self._factory = RequestFactory(

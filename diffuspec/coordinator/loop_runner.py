@@ -26,7 +26,7 @@ class LoopRunner:
         return bool(self._tasks)
 
     def start(self, loop: Loop) -> None:
-        # Not in the context of the request that the coordinator is started for.
+        # In a context of its own: that of the caller may belong to one request.
         task = asyncio.create_task(self._keep_running(loop), context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from contextvars import ContextVar
 
-# The id that its client knows it by; "": none.
+# The request's id, as its client knows it; "": none.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
 
-# W3C's traceparent of the span around it: 00-TRACE_ID-SPAN_ID-FLAGS; "": it is not traced.
+# W3C's traceparent of the enclosing span: 00-TRACE_ID-SPAN_ID-FLAGS; "": not traced.
 traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 
 _TRACEPARENT = re.compile(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")

@@ -78,7 +78,7 @@ class Grammars:
                 return matcher.deep_copy()
         grammar = _grammar(form)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
-        # The first mask does what compiling has put off.
+        # llguidance puts work off until the first mask is computed.
         if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
             raise InvalidRequestError(
                 f"structured_output cannot be used: {describe_failure(matcher)}"

@@ -57,11 +57,11 @@ def lattice_of(*columns):
     return Lattice(token_ids, logprobs, sizes, len(columns))
 
 
-def random_columns(seed, max_columns=4, max_size=3):
+def random_columns(seed, max_columns=4):
     rng = np.random.default_rng(seed)
     columns = []
     for _ in range(rng.integers(1, max_columns + 1)):
-        size = rng.integers(1, max_size + 1)
+        size = rng.integers(1, 4)
         probabilities = np.sort(rng.dirichlet(np.ones(size)))[::-1] * rng.uniform(0.6, 0.999) + 1e-4
         tokens = rng.choice(12, size, replace=False).tolist()
         columns.append(dict(zip(tokens, probabilities.tolist(), strict=True)))

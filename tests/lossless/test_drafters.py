@@ -55,7 +55,6 @@ from tests.support.stage import pool_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # thousands of tokens, on a busy machine
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed", "off")
-REPEATING = ("pld", "samd", "token_recycling", "samd_recycling", "lookahead", "merged")
 STRATEGIES = (*HONEST, *DISHONEST)
 
 

@@ -135,14 +135,10 @@ async def rest_of(stream: AsyncGenerator[RequestOutput]) -> list[int]:
     return [i async for output in stream for i in output.token_ids]
 
 
-def make_request(
-    prompt: Sequence[int] = PROMPT,
-    sampling: SamplingParams = SHORT,
-    speculation: SpeculationParams = FIXED,
-) -> Request:
+def make_request(prompt: Sequence[int] = PROMPT) -> Request:
     """Return a request that no coordinator knows."""
-    length = FixedDraftLength(speculation.num_draft_tokens)
-    return Request("a", np.array(prompt, np.int32), sampling, speculation, length, (EOS,))
+    length = FixedDraftLength(FIXED.num_draft_tokens)
+    return Request("a", np.array(prompt, np.int32), SHORT, FIXED, length, (EOS,))
 
 
 def fake_drafter(strategy: Strategy = sometimes_right, hit_rate: float = 1.0) -> FakeDrafter:

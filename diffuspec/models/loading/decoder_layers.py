@@ -230,7 +230,7 @@ def _tried(layer: Any, base: Any) -> RowsDecoderLayer | None:
     angles = base.rotary_emb(rows, positions)
     if angles[0].shape[-1] != layer.self_attn.head_dim:
         return None
-    with attending(_OfItself()) as attention:
+    with attending(_TrialAttention()) as attention:
         expected = layer(
             rows, attention_mask=None, position_ids=positions, position_embeddings=angles
         )
@@ -243,8 +243,8 @@ def _tried(layer: Any, base: Any) -> RowsDecoderLayer | None:
     return replacement if is_same else None
 
 
-class _OfItself:
-    """An `Attention` of rows that see themselves only; the queries' and keys' product scales it."""
+class _TrialAttention:
+    """A stand-in for attention: each row gets its own value, scaled by its query and a key."""
 
     def __init__(self) -> None:
         self.scoring: Scoring | None = None

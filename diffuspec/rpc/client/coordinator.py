@@ -28,7 +28,7 @@ from diffuspec.v1 import coordinator_pb2
 
 _CALL_SECONDS = 10.0
 
-# The most that is sent of an answer that is not read: about 100 outputs. The default is 64 KiB.
+# Bytes that a server may send ahead of a slow reader: about 100 outputs. The default is 64 KiB.
 _OPTIONS = (("grpc.http2.lookahead_bytes", 16 * 1024),)
 _GREEDY = SamplingParams()
 

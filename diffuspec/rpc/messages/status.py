@@ -48,7 +48,7 @@ _CODES: dict[type[DiffuspecError], grpc.StatusCode] = {
 }
 _BY_NUMBER = {code.value[0]: code for code in grpc.StatusCode}
 
-# What a code means that comes without a name of ours.
+# The error for a status that does not name one of ours.
 _FALLBACKS: dict[grpc.StatusCode, type[DiffuspecError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: errors.InvalidRequestError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.OverloadedError,

@@ -35,10 +35,10 @@ class Kept(list[Any]):
     async def flush(self) -> None: ...
 
 
-async def answer_in_memory(path: Path, service: Echo, concurrency: int = 2) -> Kept:
+async def answer_in_memory(path: Path, service: Echo) -> Kept:
     source, results = jsonl_file(path), Kept()
     lines = read(source, scan(source), bytearray(100))
-    how = Options(**(USUAL | {"concurrency": concurrency}))
+    how = Options(**(USUAL | {"concurrency": 2}))
     await Run(service, results, how, lambda _: None).finish(lines)
     return results
 
