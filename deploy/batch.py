@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from actors.settings import PipelineConfig, load_pipeline
+from actors.settings import load_pipeline
 from deploy.batches.command import Files, Outcome, answer_file
 from deploy.batches.data.engine import LargeBatch, answer_folder
 from deploy.batches.interrupts import Interrupted
-from deploy.batches.places import API_KEY_VARIABLE, Place, at_address, in_process, on_ray
+from deploy.batches.places import API_KEY_VARIABLE, at_address, in_process, on_ray
 from deploy.batches.run import Options
 from deploy.batches.services import BatchStoppedError
 from deploy.batches.summary import summary_table
@@ -197,7 +197,8 @@ def run(
         num_rows = concurrency or _ROWS_AT_AN_ADDRESS
         place = at_address(address, api_key_file, num_rows, timeout or _TIMEOUT_SECONDS)
     else:
-        place = _own(engine, load_pipeline(config or _PIPELINE))
+        pipeline = load_pipeline(config or _PIPELINE)
+        place = in_process(pipeline) if engine == "process" else on_ray(pipeline)
     files = Files(input, output, limit, retry_failed)
     _finish(answer_file(files, place, how, Console(stderr=True, highlight=False)), output)
 
@@ -207,10 +208,6 @@ def _check_effects(is_given: bool, needed: str, **values: object) -> None:
     for name, value in values.items():
         if value is not None and not is_given:
             raise ConfigError(f"--{name.replace('_', '-')} has no effect without {needed}")
-
-
-def _own(engine: str | None, config: PipelineConfig) -> Place:
-    return in_process(config) if engine == "process" else on_ray(config)
 
 
 def _defaults(sampling: Given) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 
 _BLOCK_BYTES = 1 << 16  # a message up to this size takes one broadcast
 _LENGTH_BYTES = 8
+_HEAD_BYTES = _BLOCK_BYTES - _LENGTH_BYTES  # of a message, sent with its length
 _MAX_MESSAGE_BYTES = 1 << 30
 
 
@@ -107,7 +108,7 @@ class RankGroup:
         """Return rank 0's message. Other ranks' argument is ignored."""
         block = self._block
         if self.rank == 0:
-            head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[: _room_in_block()]
+            head = len(message).to_bytes(_LENGTH_BYTES, "little") + message[:_HEAD_BYTES]
             block[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         self._send(block)
         received = block.numpy().tobytes()
@@ -168,7 +169,3 @@ def _wait_for_all(store: TCPStore, rank: int, num_ranks: int, limits: RankLimits
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), repr(error))
-
-
-def _room_in_block() -> int:
-    return _BLOCK_BYTES - _LENGTH_BYTES
