@@ -14,6 +14,7 @@ from diffuspec.core.errors import (
     InvalidRequestError,
 )
 from diffuspec.engine import Engine
+from diffuspec.pairs import parse_config
 from tests.support.checkpoints import MAX_POSITIONS
 from tests.support.engines import MESSAGES, SHORT, ids, make_engine
 
@@ -117,3 +118,15 @@ def test_a_long_prompt_that_is_cached_is_not_read_again(target_path: Callable[[s
         [again] = engine.generate([longer], SHORT)
     assert first.stats.num_cached_tokens == 0
     assert again.stats.num_cached_tokens == len(long) + len(first.token_ids) - 1
+
+
+@pytest.mark.parametrize(("slots", "cached"), [(0, 0), (1, 19)])
+def test_prefix_slots_keep_what_others_asked_before(
+    target_path: Callable[[str], Path], slots: int, cached: int
+):
+    one, other = list(range(10, 30)), list(range(40, 60))
+    target = {"path": target_path("qwen2"), "device": "cpu", "max_sequences": 1}
+    with Engine.from_config(parse_config({"target": target | {"prefix_slots": slots}})) as engine:
+        answers = [engine.generate([prompt], SHORT)[0] for prompt in (one, other, one)]
+    assert [answer.stats.num_cached_tokens for answer in answers] == [0, 0, cached]
+    assert answers[2].token_ids == answers[0].token_ids

@@ -40,6 +40,13 @@ class TargetConfig(Section):
     max_sequences: int = Field(
         8, ge=1, le=1024, description="Requests verified at the same time; sizes the KV cache."
     )
+    prefix_slots: int = Field(
+        0,
+        ge=0,
+        le=4096,
+        description="Further slots of the KV cache, in which prefixes of this many requests more "
+        "are kept after their end, for conversations that go on.",
+    )
     exact: bool | None = Field(
         None,
         description="Compute every token from the tokens before it alone, to the last bit, so that "

@@ -70,7 +70,7 @@ class CausalTarget:
             config.path,
             device=config.device,
             dtype=config.dtype,
-            num_slots=config.max_sequences,
+            num_slots=config.max_sequences + config.prefix_slots,
             max_len=config.max_model_len,
             num_scratch_rows=config.max_tree_nodes,
             is_exact=config.exact,

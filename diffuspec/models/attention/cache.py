@@ -98,10 +98,11 @@ class KVCache:
         """Return the request's slot and the number of leading prefix tokens cached in it.
 
         At most max_cached tokens count as cached: by default all but the last, whose row is needed
-        for its logits. A request without a slot takes a free one, else the least recently used of
-        those not acquired in this step; the longest matching prefix of any slot is reused or
-        copied, and by a request with much to read, too, that has a slot. Raises WorkerError if
-        every slot was acquired in this step, or the prefix is longer than a slot.
+        for its logits. The longest matching prefix of any slot is reused: a request without a slot
+        takes that one if it is free and the prefix is most of it, else the least recently used one
+        that is free, or else that was not acquired in this step, and the rows are copied. They are,
+        too, for a request that has a slot and much to read. Raises WorkerError if every slot was
+        acquired in this step, or the prefix is longer than a slot.
         """
         if len(prefix) > self.max_len:
             raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")
@@ -182,7 +183,7 @@ class KVCache:
         free = [slot for slot in idle if slot.request_id is None]
         if not idle:
             raise WorkerError(f"all {self.num_slots} cache slots are in use by this step")
-        if best in free:
+        if best in free and 2 * num_shared > best.length:
             slot = best
         else:
             slot = min(free or idle, key=lambda slot: slot.last_step)

@@ -86,6 +86,16 @@ def test_free_slot_is_taken_over_where_it_is() -> None:
     assert cache.acquire("c", tokens(1, 2, 4)) == (0, 2)
 
 
+def test_a_free_slot_of_which_little_matches_keeps_the_rest() -> None:
+    cache = make_cache()
+    first, _ = feed(cache, "a", tokens(1, 2, 3, 4, 5))
+    cache.release("a")
+    cache.begin_step()
+    slot, cached = cache.acquire("b", tokens(1, 2, 9))
+    assert slot != first and cached == 2
+    assert cache.tokens(first).tolist() == [1, 2, 3, 4, 5]
+
+
 def test_least_recently_used_free_slot_goes_first() -> None:
     cache = make_cache(3)
     for name, first in (("a", 10), ("b", 20), ("c", 30)):
