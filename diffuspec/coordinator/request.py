@@ -36,6 +36,7 @@ from diffuspec.core.types import (
     VerifiedDraft,
     VerifyRequest,
 )
+from diffuspec.telemetry import context
 from diffuspec.telemetry.logs import about
 from diffuspec.telemetry.metrics import RequestTimes
 from diffuspec.text.detokenizer import Detokenizer
@@ -69,6 +70,7 @@ class Request:
         """
         self.request_id = request_id  # unique within the coordinator
         self.client_request_id = client_request_id  # the caller's own, perhaps shared; None: none
+        self._traceparent = context.traceparent.get()
         self.num_prompt_tokens = len(prompt_token_ids)
         self.sampling = sampling
         self.draft_length = draft_length
@@ -152,7 +154,7 @@ class Request:
     @property
     def about(self) -> dict[str, str]:
         """The `extra` of a log line about this request."""
-        return about(self.client_request_id or self.request_id)
+        return about(self.client_request_id or self.request_id, self._traceparent)
 
     @property
     def is_finished(self) -> bool:

@@ -44,9 +44,9 @@ def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
         logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
-def about(request_id: str) -> dict[str, str]:
+def about(request_id: str, traceparent: str = "") -> dict[str, str]:
     """Return the `extra` of a line about a request that the context does not know."""
-    return {"request_id": request_id}
+    return {"request_id": request_id, "traceparent": traceparent}
 
 
 class JsonLines(logging.Formatter):
@@ -61,7 +61,7 @@ class JsonLines(logging.Formatter):
         }
         if request_id := _request_id(record):
             line["request_id"] = request_id
-        if traceparent := context.traceparent.get():
+        if traceparent := getattr(record, "traceparent", context.traceparent.get()):
             line["trace_id"] = traceparent.split("-")[1]
         if record.exc_info:
             line["error"] = self.formatException(record.exc_info)

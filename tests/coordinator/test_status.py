@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import json
 import logging
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -12,6 +14,7 @@ import pytest
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.types import Verdict, VerifyRequest
 from diffuspec.telemetry import context
+from diffuspec.telemetry.logs import JsonLines
 from tests.support.stage import FOREVER, PROMPT, SHORT, Stage, on_stage, until
 
 pytestmark = pytest.mark.virtual_time
@@ -78,6 +81,19 @@ async def test_the_status_during_an_outage_names_the_verifier(quiet: None) -> No
         await until(lambda: places(stage).get("request-1", ("", ""))[1].endswith("unavailable"))
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_the_log_of_a_finished_request_names_its_trace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
+    async with on_stage() as stage:
+        context.follow_trace(f"00-{trace_id}-00f067aa0ba902b7-01")  # the loop runs already
+        await stage.start(request_id="a")
+    [record] = [r for r in caplog.records if "request a-1" in r.getMessage()]
+    line = contextvars.Context().run(JsonLines().format, record)
+    assert json.loads(line)["trace_id"] == trace_id
 
 
 async def test_the_log_of_a_finished_request_names_the_seconds_in_each_state(
