@@ -97,6 +97,18 @@ def test_a_call_that_the_request_names_ends_with_stop_as_openai_has_it():
     assert choice["finish_reason"] == "stop" and choice["message"]["content"] is None
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"), [(CALL[:-20], "stop"), (CALL.partition("\n</")[0], "tool_calls")]
+)
+def test_a_call_that_a_stop_string_cuts_is_none_to_carry_out(text: str, reason: str):
+    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
+    chunk = reply.chunk(0, output(text, is_last=True, stop_reason="x"))
+    assert chunk is not None and chunk["choices"][0]["finish_reason"] == reason
+    reply = reply_to(CHAT, chat=ChatOptions(TOOLS))
+    reply.add(0, output(text, is_last=True, stop_reason="x"))
+    assert reply.whole()["choices"][0]["finish_reason"] == reason
+
+
 def test_without_tools_a_call_is_text():
     reply = reply_to(CHAT)
     reply.add(0, output(CALL, is_last=True))

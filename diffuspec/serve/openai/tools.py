@@ -65,6 +65,11 @@ class CallReader:
         self._num_calls = 0
         self._has_content = False
 
+    @property
+    def is_within_arguments(self) -> bool:
+        """Whether the latest call is not whole."""
+        return self._read_on == self._in_arguments
+
     def read(self, text: str) -> list[Piece]:
         """Return what a further part of the text completes."""
         self._text += text

@@ -111,10 +111,10 @@ class ChatReply(Reply):
         return f"call_{self._head['id']}-{index}-{place}"
 
     def _finish_reason(self, index: int, reason: FinishReason | None) -> str | None:
-        """Return OpenAI's reason: a call that the request itself names ends with stop."""
+        """Return OpenAI's reason: tool_calls for whole calls that the model chose to make."""
         may_tell = reason == FinishReason.STOP and not self._job.is_call_named
-        has_called = may_tell and self._num_calls[index] > 0
-        return "tool_calls" if has_called else reason
+        has_called = self._num_calls[index] > 0 and not self._readers[index].is_within_arguments
+        return "tool_calls" if may_tell and has_called else reason
 
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
