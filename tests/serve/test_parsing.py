@@ -156,6 +156,10 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
         ({"n": "two"}, "n must be an integer"),
         ({"priority": 5}, "priority must be 0: there is no scheduling by priority"),
         ({"request_id": ""}, "request_id must be at most 128 of A-Z a-z 0-9 . _ -"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools.0.function.name must match pattern .*",
+        ),
         ({"n": 9}, "n must be at most 8, got 9"),
         ({"max_tokens": 0}, "max_tokens must be 1 or more, got 0"),
         ({"logit_bias": {"5": 101}}, "logit_bias must be from -100 to 100, got 101"),

@@ -105,7 +105,7 @@ def _problem(problem: ErrorDetails) -> str:
         return f"must be {problem['ctx']['ge']} or more, got {problem['input']!r:.80}"
     if kind == "less_than_equal":
         return f"must be at most {problem['ctx']['le']}, got {problem['input']!r:.80}"
-    what = re.sub("^(Input should|Value error, must) ", "must ", problem["msg"])
+    what = re.sub("^(Input should|String should|Value error, must) ", "must ", problem["msg"])
     return re.sub("^(?:List|Dictionary) should have (.* items?) after.*", r"must have \1", what)
 
 
