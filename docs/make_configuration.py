@@ -269,11 +269,15 @@ def _range(value: Schema) -> str:
         return ", ".join(text for text in (count, _length(value["items"])) if text)
     if "additionalProperties" in value:
         return _range(value["additionalProperties"])
-    least, above, most = (value.get(k) for k in ("minimum", "exclusiveMinimum", "maximum"))
-    if least is not None and most is not None:
-        return f"{_plain(least)} to {_plain(most)}"
-    found = [(least, "{} or more"), (above, "above {}"), (most, "at most {}")]
-    return ", ".join(text.format(_plain(one)) for one, text in found if one is not None)
+    if "minimum" in value and "maximum" in value:
+        return f"{_plain(value['minimum'])} to {_plain(value['maximum'])}"
+    bounds = {
+        "minimum": "{} or more",
+        "exclusiveMinimum": "above {}",
+        "maximum": "at most {}",
+        "exclusiveMaximum": "below {}",
+    }
+    return ", ".join(text.format(_plain(value[k])) for k, text in bounds.items() if k in value)
 
 
 def _length(value: Schema) -> str:

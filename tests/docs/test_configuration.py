@@ -35,6 +35,12 @@ def test_a_stale_reference_is_refused_and_made_again(tmp_path: Path):
     assert stale.read_text(encoding="utf-8") == REFERENCE.read_text(encoding="utf-8")
 
 
+def test_bounds_that_are_themselves_wrong_are_told_from_those_that_are_right():
+    values = GENERATOR["_values"]
+    assert values({"type": "number", "minimum": 0, "exclusiveMaximum": 1}) == "0 or more, below 1"
+    assert values({"type": "number", "exclusiveMinimum": 0, "maximum": 1}) == "above 0, at most 1"
+
+
 @pytest.mark.parametrize("block", yaml_blocks(), ids=str)
 def test_every_example_can_be_loaded(block: Block):
     data = yaml.safe_load(block.text)
