@@ -78,7 +78,8 @@ def test_it_answers_until_it_is_interrupted_and_leaves_nothing():
         said = said_until("Ctrl-C stops it.\n", process)
         assert said[0] == f"serving diffuspec-tiny on http://127.0.0.1:{port}\n"
         assert "curl http://" in "".join(said) and "from openai import OpenAI" in "".join(said)
-        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 4}).encode()
+        asked_for = {"prompt": "Once upon a time", "max_tokens": 4, "ignore_eos": True}
+        body = json.dumps(asked_for).encode()
         asked = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/completions", body, {"content-type": "application/json"}
         )
