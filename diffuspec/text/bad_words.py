@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import MAX_BAD_WORDS, SamplingParams
 
 
 def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams:
     """Return the parameters with their bad words as token ids.
 
     Each word is encoded as it begins a text and as it follows a space; other ways to spell it in
-    tokens are not banned. Raises InvalidRequestError for text that no tokenizer takes.
+    tokens are not banned. Raises InvalidRequestError for text that no tokenizer takes, and for more
+    sequences than there may be.
     """
     if not sampling.bad_words:
         return sampling
@@ -27,4 +28,9 @@ def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams
                 raise InvalidRequestError(f"bad_words must be valid Unicode: {error}") from error
             sequences[tuple(encoding.ids)] = None
     sequences.pop((), None)  # of a word that is spaces only, and of what a tokenizer drops
+    if len(sequences) > 2 * MAX_BAD_WORDS:
+        raise InvalidRequestError(
+            f"bad_words and bad_words_token_ids must make at most {2 * MAX_BAD_WORDS} sequences of "
+            f"tokens together, a word one or two, got {len(sequences)}"
+        )
     return replace(sampling, bad_words=(), bad_words_token_ids=tuple(sequences))

@@ -33,3 +33,11 @@ def test_parameters_without_bad_words_stay_the_same_object() -> None:
 def test_text_that_is_no_unicode_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="valid Unicode"):
         encode_bad_words(SamplingParams(bad_words=("\ud800",)), TOKENIZER)
+
+
+def test_words_and_sequences_that_are_too_many_together_are_refused_by_both_names() -> None:
+    words = tuple(f"w{n}" for n in range(64))
+    assert encode_bad_words(SamplingParams(bad_words=words), TOKENIZER)
+    sampling = SamplingParams(bad_words=words, bad_words_token_ids=((1, 2),))
+    with pytest.raises(InvalidRequestError, match="bad_words and bad_words_token_ids"):
+        encode_bad_words(sampling, TOKENIZER)
