@@ -21,7 +21,7 @@ class Reading:
         """`scoring` is None where the prompt's tokens are not reported."""
         self.num_read = 0  # tokens of the prefix that are in the target's cache
         self._num_cached: int | None = None  # before this request's first verification
-        self._is_stuck = False  # the last verification left more unread than the one before
+        self._is_stuck = False  # the last verification left as much unread as the one before
         self._request_id = request_id
         self._prefix = prefix
         self._scoring = scoring

@@ -208,6 +208,16 @@ class VerifyRequest:
         """Whether the tree is a part of the prompt."""
         return self.num_prompt_tokens > len(self.prefix)
 
+    def up_to_limit(self, num_cached: int) -> VerifyRequest:
+        """Return this request, or if it has more to read than its limit, one that reads as much."""
+        limit = self.max_read_tokens
+        if limit is None or len(self.prefix) - num_cached <= limit:
+            return self
+        prefix, wanted = self.prefix[: num_cached + limit], self.states_wanted
+        return VerifyRequest(
+            self.request_id, prefix, len(prefix), EMPTY_TREE, SamplingParams(), wanted
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:

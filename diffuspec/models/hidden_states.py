@@ -28,10 +28,11 @@ class HiddenStates:
     def record(self, model: Any) -> Iterator[None]:
         """Take the hidden states of the one forward inside."""
         decoder = model.get_decoder()  # which OPT's head calls, not the base model around it
-        layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
+        lists = (child for child in decoder.children() if isinstance(child, nn.ModuleList))
+        layers: Any = next(lists)
         handles = []
         for layer in self._parts:
-            module = decoder if layer == LAST_LAYER else [*layers.children()][layer]
+            module = decoder if layer == LAST_LAYER else layers[layer]
             handles.append(module.register_forward_hook(self._hook(layer)))
         try:
             yield

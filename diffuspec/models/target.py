@@ -22,8 +22,7 @@ from diffuspec.algorithm.sampling import (
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
-from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import EMPTY_TREE, Verdict, VerifyRequest, num_shared_tokens
+from diffuspec.core.types import Verdict, VerifyRequest, num_shared_tokens
 from diffuspec.models.attention.cache import MANY_TOKENS
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
@@ -188,7 +187,7 @@ class CausalTarget:
         for asked in requests:
             self._read_shared(reading, asked)
             slot, cached = self._acquire(asked)
-            request, nodes, masks = self._choose_nodes(_up_to_limit(asked, cached))
+            request, nodes, masks = self._choose_nodes(asked.up_to_limit(cached))
             fed = HiddenStates(hidden_layers) if hidden_layers else None
             start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
             plans.append(VerifyPlan(request, slot, cached, start, first_logits, nodes, masks, fed))
@@ -308,15 +307,3 @@ class CausalTarget:
         token_ids += acceptance.token_ids[:-1]
         rows = [num_tail + node for node in acceptance.accepted_nodes]
         self.runner.cache.commit(plan.slot, token_ids, num_tail, rows)
-
-
-def _up_to_limit(request: VerifyRequest, num_cached: int) -> VerifyRequest:
-    """Return a request; with more unread than its limit, one that only reads as much of it."""
-    limit = request.max_read_tokens
-    if limit is None or len(request.prefix) - num_cached <= limit:
-        return request
-    prefix = request.prefix[: num_cached + limit]
-    wanted = request.states_wanted
-    return VerifyRequest(
-        request.request_id, prefix, len(prefix), EMPTY_TREE, SamplingParams(), wanted
-    )

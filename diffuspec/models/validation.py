@@ -33,8 +33,8 @@ def _check_request(request: VerifyRequest, info: TargetInfo) -> None:
         raise InvalidRequestError(f"prefix must have 1 to {limit} tokens, got {len(prefix)}")
     if (wrong := unknown_token_id(prefix, vocab_size)) is not None:
         raise InvalidRequestError(f"token ids must be below {vocab_size}, got {wrong}")
-    if request.max_read_tokens == 0:
-        raise InvalidRequestError("max_read_tokens must be 1 or more, got 0")
+    if (most := request.max_read_tokens) is not None and most < 1:
+        raise InvalidRequestError(f"max_read_tokens must be 1 or more, got {most}")
     if request.sampling.lacks_seed:
         raise InvalidRequestError("seed must be given to sample, got None")
     request.sampling.check_token_ids(vocab_size)

@@ -138,7 +138,7 @@ def test_the_draft_is_never_longer_than_what_may_still_be_committed():
 
 
 def read(request: Request, limit: int, *num_unread: int) -> list[bool]:
-    """Take verdicts that leave so many tokens unread; return which of them were the draft's."""
+    """Take a verdict for each number of unread tokens; return whether it verified the draft."""
     return [
         request.reading.take(request.verify_request(limit), Verdict((5,), (), num_unread_tokens=n))
         for n in num_unread

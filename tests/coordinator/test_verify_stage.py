@@ -201,8 +201,9 @@ class ForgetfulVerifier(FakeVerifier):
         self._num_left = period
 
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        for request in map(self._up_to_limit, requests):
-            if len(request.prefix) - self.num_read.get(request.request_id, 0) > self._max_unread:
+        for request in requests:
+            num_read = self.num_read.get(request.request_id, 0)
+            if len(request.up_to_limit(num_read).prefix) - num_read > self._max_unread:
                 raise VerifierUnavailableError("late")
         self._num_left -= 1
         if not self._num_left:

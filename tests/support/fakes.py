@@ -88,7 +88,7 @@ class FakeVerifier:
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         ids = [request.request_id for request in requests]
         assert 1 <= len(ids) <= self.info.max_sequences and len(set(ids)) == len(ids)
-        read = [self._up_to_limit(request) for request in requests]
+        read = [one.up_to_limit(self.num_read.get(one.request_id, 0)) for one in requests]
         self.batches.append(read)
         self.held.update(ids)
         await self.gate.passage()
@@ -100,15 +100,6 @@ class FakeVerifier:
             self.num_read[one.request_id] = len(one.prefix) + verdict.num_accepted_tokens
             verdicts.append(replace(verdict, num_unread_tokens=num_unread))
         return verdicts
-
-    def _up_to_limit(self, request: VerifyRequest) -> VerifyRequest:
-        """Return a request, or only as much of its prefix as may be read of it now."""
-        name, prefix, limit = request.request_id, request.prefix, request.max_read_tokens
-        num_read = self.num_read.get(name, 0)
-        if limit is None or len(prefix) - num_read <= limit:
-            return request
-        prefix = prefix[: num_read + limit]
-        return VerifyRequest(name, prefix, len(prefix), EMPTY_TREE, SamplingParams())
 
     async def release(self, request_id: str) -> None:
         await asyncio.sleep(0)
