@@ -19,7 +19,7 @@ _MAX_WEIGHT = 400.0  # a cell's counts are halved when they reach this, so that 
 
 
 class Calibration:
-    """P(right) by stated probability, counted in cells.
+    """P(right) by the probability that a drafter states, counted in cells.
 
     The prior of a cell is its value in the wider calibration, or the stated probability without
     one.
@@ -29,7 +29,7 @@ class Calibration:
         self._wider = wider
         self._seen = [0.0] * len(_CENTRES)
         self._right = [0.0] * len(_CENTRES)
-        self._priors: list[float] | None = None  # that _values were computed with; None: changed
+        self._priors: list[float] | None = None  # _values were computed with; None: out of date
         self._values: list[float] = []
 
     def probability(self, logprob: float) -> float:

@@ -16,10 +16,10 @@ from diffuspec.core.types import Draft, DraftTree, Verdict
 # Pauses between trials, in steps times a trial's cost; each trial that does not pay doubles it.
 _FIRST_PAUSE, _LAST_PAUSE = 4.0, 20.0
 _MAX_TRIAL_TOKENS = 8
-_TRIAL_SHARE = 0.02  # of the time of a plain batch of several, that trials may cost
-_GOOD_TRIAL = 1.5  # tokens committed, times the trial's cost: the next trial follows at once
+_TRIAL_SHARE = 0.02  # most time that trials may cost a batch of several without drafts
+_GOOD_TRIAL = 1.5  # a trial that commits its cost times this is followed by another at once
 _SMOOTHING = 0.3
-_SHARED_DRAFTS = 12  # of each request update shared statistics, so that long requests do not lead
+_SHARED_DRAFTS = 12  # the first of each request, so that long ones do not rule shared statistics
 _LENGTHS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 
 
@@ -45,13 +45,13 @@ class _Plan(NamedTuple):
 class CostAwareDraftLength:
     """Maximises the expected number of committed tokens per second.
 
-    Of a draft, the likeliest nodes are verified, as many as maximise (1 + sum of their reach) /
-    (time of the step). The draft length maximises the same ratio, with the reach by depth averaged
-    over the last drafts. If plain decoding is faster than both, the request decodes without drafts
-    except for trials. A trial is a short draft that is verified whole, to notice when drafts have
-    become better. Statistics of other requests may not hold for this one, so trials are frequent at
-    the start of a request, and a good trial is followed by another at once. Those of several
-    requests share a batch: together they may cost no more than _TRIAL_SHARE of its time.
+    The number of nodes verified, the likeliest ones of a draft, maximises (1 + sum of their reach)
+    / (time of the step). The draft length maximises the same ratio, with the reach by depth
+    averaged over the last drafts. If plain decoding is faster than both, the request decodes
+    without drafts except for trials. A trial is a short draft that is verified whole, to notice
+    when drafts have become better. Statistics of other requests may not hold for this one, so
+    trials are frequent at the start of a request, and a good trial is followed by another at once.
+    The trials of all requests in a batch may cost no more than _TRIAL_SHARE of its time.
     """
 
     def __init__(self, economics: Economics) -> None:
@@ -60,8 +60,8 @@ class CostAwareDraftLength:
         self._lengths = economics.lengths
         self._expected = economics.expected
         self._num_nodes = 16.0
-        self._kept_share = 1.0  # of the expected tokens of drafts, with the nodes that are verified
-        self._nodes_per_token = 1.0  # of drafts, verified or not
+        self._kept_share = 1.0  # of a draft's expected tokens, after trimming
+        self._nodes_per_token = 1.0  # nodes of a draft before trimming, by its length
         self._steps_without_draft = 0
         self._pause = 0.0  # before the next trial; 0: the first draft is always made
         self._trial_cost = 1.0  # of the last trial's step, in steps of plain decoding
@@ -89,9 +89,9 @@ class CostAwareDraftLength:
     def _plan(self, limit: int) -> _Plan:
         """Return the length with the highest rate, and whether drafts beat plain decoding.
 
-        The length is the best one beside what the others draft now. Whether to draft at all is
-        decided as if all did the same. A request whose drafts would not pay then goes with the
-        others where theirs do: without a draft it would wait for theirs.
+        The length is the best one given what other requests draft now. Whether to draft at all is
+        decided as if all requests drafted alike. Where the others' drafts pay, a request drafts
+        even if its own would not pay: without a draft it would wait for theirs.
         """
         costs = self._shared.costs
         lengths, expected = _up_to(limit, self._lengths, self._expected)
@@ -161,7 +161,7 @@ class CostAwareDraftLength:
         """Return the length of a trial, or 0 during the pause before the next one."""
         shared = self._shared
         if shared.costs.num_running < 2:
-            shared.trial_credit = 0.0  # what is owed is owed to a batch, which has ended
+            shared.trial_credit = 0.0  # the debt was to a batch of several
         if self._steps_without_draft < self._pause * plan.cost or shared.trial_credit < 0:
             self._steps_without_draft += 1
             shared.trial_credit = min(shared.trial_credit + _TRIAL_SHARE, 0.0)
@@ -179,7 +179,7 @@ class CostAwareDraftLength:
         return num_draft_tokens
 
     def _best_num_nodes(self, accepted: Sequence[float]) -> int:
-        """Return the number of nodes to verify, given the expected tokens of 0, 1, ... nodes."""
+        """Return the number of nodes to verify; accepted[n]: expected tokens of n nodes."""
         costs, curve = self._shared.costs, self._shared.costs.verify
         most = len(accepted) - 1
         if not curve.is_known:
@@ -193,7 +193,7 @@ class CostAwareDraftLength:
         return rates.index(max(rates))
 
     def _learn_expected(self, draft: Draft, reach: Sequence[float]) -> None:
-        """Average what each length would yield, extrapolated geometrically past the draft's end."""
+        """Average the yield of each length, extrapolated geometrically past the draft's end."""
         most = self._lengths[-1]
         seen = _by_depth(draft.tree, reach, most)
         end = min(self._drafted, most)
@@ -206,13 +206,16 @@ class CostAwareDraftLength:
             self._shared.expected = self._moved(self._shared.expected, accepted, 0.02)
 
     def _moved(self, means: Sequence[float], accepted: Sequence[float], rate: float) -> list[float]:
-        """Return the means of all lengths after one more draft, given its tokens by depth."""
+        """Return the means of all lengths, moved towards the tokens of one more draft.
+
+        accepted[k]: expected tokens of its first k depths.
+        """
         lengths = zip(means, self._lengths, strict=True)
         return [mean + rate * (accepted[length] - mean) for mean, length in lengths]
 
 
 def _by_depth(tree: DraftTree, reach: Sequence[float], max_depth: int) -> list[float]:
-    """Return the accepted tokens to be expected at each depth, up to `max_depth` or beyond."""
+    """Return the expected accepted tokens at each depth, from 0 to `max_depth` or beyond."""
     rest = [0.0] * (max_depth - len(reach))
     if is_chain(tree):
         return [0.0, *reach, *rest]
@@ -225,7 +228,7 @@ def _by_depth(tree: DraftTree, reach: Sequence[float], max_depth: int) -> list[f
 def _up_to(
     limit: int, lengths: Sequence[int], expected: Sequence[float]
 ) -> tuple[Sequence[int], Sequence[float]]:
-    """Return the lengths up to a limit and the limit itself, with what is expected of each."""
+    """Return the lengths below a limit and the limit itself, with the expected tokens of each."""
     if limit >= lengths[-1]:
         return lengths, expected
     place = bisect_left(lengths, limit)

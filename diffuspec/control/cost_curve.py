@@ -11,10 +11,10 @@ from itertools import count, islice, pairwise
 _BUCKET_STARTS = (1, 2, 5, 9, 13, 17, 21, 25, 29, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
 SMOOTHING = 0.1  # of moving averages: the share of a new measurement
 _MAX_JUMP = 3.0  # clip outliers to 3x the mean, and the mean to 3x the measurement
-_MIN_SECONDS = 1e-9  # of any size: costs are divided by
-_NEWS = 0.02  # the share by which a point must move for a table to be made again
+_MIN_SECONDS = 1e-9  # of any size: callers divide by costs
+_MIN_MOVE = 0.02  # share by which a point must move before the table is made again
 _MIN_SIZES = 32  # of a table
-_DEFAULT_SLOPE = 0.02  # of the cost per additional token, while only one size was measured
+_DEFAULT_SLOPE = 0.02  # cost of an additional token, while only one size was measured
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class _Point:
         self.tokens += rate * (num_tokens - self.tokens)
         self.seconds += rate * (seconds - self.seconds)
         tokens, seconds = self.tabled
-        has_moved = abs(self.seconds - seconds) > _NEWS * seconds
-        return has_moved or abs(self.tokens - tokens) > _NEWS * tokens
+        has_moved = abs(self.seconds - seconds) > _MIN_MOVE * seconds
+        return has_moved or abs(self.tokens - tokens) > _MIN_MOVE * tokens
 
 
 class CostCurve:
@@ -85,7 +85,7 @@ class CostCurve:
         return self._table
 
     def _tabulate(self, num_sizes: int) -> list[float]:
-        """Return the seconds for as many sizes, from 0 on, by the points as they are now."""
+        """Return the seconds for `num_sizes` sizes, from 0 on, by the present points."""
         if not self._points:
             return [0.0] * num_sizes
         corners: list[tuple[float, float]] = []

@@ -1,6 +1,6 @@
 """The cost of drafting and verifying on this hardware, measured while decoding.
 
-A measured time is all that a role's answer takes: the forward, waiting for the worker and
+A measured time is that of a role's whole answer: the forward, waiting for the worker and
 transport. Nothing is assumed in advance: a curve without measurements has is_known False.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from diffuspec.control.cost_curve import SMOOTHING, CostCurve
 from diffuspec.control.learnt_costs import LearntCosts
 
-_MAX_WAIT = 3.0  # for a draft, in times of what one takes
-_ALONE = 0.05  # a verification counts as alone up to this share of it with drafting beside it
+_MAX_WAIT = 3.0  # most that one wait counts in exposed_share
+_ALONE = 0.05  # a verification with drafting beside it for at most this share counts as alone
 _MAX_CROWDING = 1.5
-_MAX_CROWDED = 64  # verifications in a row; after them the cost of one alone is out of date
-_FEW = 0.01  # other requests, on average: there have been none for a while
-_MUCH_LONGER = 4.0  # than a verification of one row: another prompt in it
+_MAX_CROWDED = 64  # verifications in a row; later ones update the cost of one alone
+_FEW = 0.01  # with fewer other requests on average, there have been none for a while
+_MUCH_LONGER = 4.0  # verifications of one row: what reading one more prompt may add
 
 
 class StepCosts:
@@ -28,19 +28,20 @@ class StepCosts:
     batches: the other requests of a batch, rows they fed to the target, masked positions they fed
     to the drafter, and tokens they committed. They make a request in a full batch draft less than
     one alone.
-    exposed_share is the part of a draft's time that is waited for: 1 unless there are pre-drafts.
+    exposed_share is the part of a draft's time that its request waits: 1 unless there are
+    pre-drafts.
     crowding is the number of seconds that one second of drafting adds to a verification at the same
-    time: 0 if the roles share nothing, up to 1 if they share a processor.
+    time: 0 if the roles share nothing, about 1 if they share a processor.
     """
 
     def __init__(self, crowding: float = 0.0) -> None:
         """`crowding` is assumed until it is measured."""
         self.crowding = crowding
-        self.num_crowded = 0  # verifications in a row with drafting at the same time
-        self.num_alone = 0  # verifications without, in total
-        self._num_rates = 0  # of crowding, measured
+        self.num_crowded = 0  # latest verifications in a row with drafting beside them
+        self.num_alone = 0  # all verifications without drafting beside them
+        self._num_rates = 0  # measurements of crowding
         self.exposed_share = 1.0
-        self.reading_seconds = 0.0  # of the drafter, per token of a prompt
+        self.reading_seconds = 0.0  # the drafter's, for one token of a prompt
         self._num_readings = 0
         self.other_requests = 0.0
         self.other_rows = 0.0
@@ -100,14 +101,15 @@ class StepCosts:
         self.other_tokens += SMOOTHING * (num_tokens * others - self.other_tokens)
 
     def of_drafting(self, lengths: Sequence[int], num_nodes: Sequence[int]) -> list[float]:
-        """Return a step's cost with drafts of these rising lengths, in steps of plain decoding.
+        """Return the cost of a step in which all requests draft, for each of the rising lengths.
 
-        If all requests draft so, and verify that many nodes. What pays for all of them may not pay
-        for one alone to begin, nor to stop what does not.
+        The unit is a step of plain decoding; `num_nodes` are verified of a draft of each length.
+        All requests are counted as drafting, since drafts that pay for all may not pay for the
+        first request to begin, nor may a single request gain by stopping when they do not pay.
         """
         running, crowding, learnt = self._num_running, self.crowding, self._learnt
-        count = max(1 + self.other_requests, running / 2)  # halves may take turns
-        turns = max(running / count, 1.0)  # at both roles
+        count = max(1 + self.other_requests, running / 2)  # in one batch; two may alternate
+        turns = max(running / count, 1.0)  # batches until each request has had a step
         share, plain = min(self.exposed_share, 1.0), learnt.plain_step(running)
         draft = learnt.draft.up_to(round(count * lengths[-1]))
         verify = learnt.verify.up_to(round(count * (1 + num_nodes[-1])))
@@ -121,10 +123,11 @@ class StepCosts:
         return found
 
     def of_trial(self, length: int, num_nodes: int, num_unread: int) -> float:
-        """Return what a draft of this size for one request costs a plain batch of several.
+        """Return what a draft of one request costs a batch that otherwise decodes without drafts.
 
-        In steps of plain decoding, of all requests together: one waits for the draft, for which the
-        drafter may have a prompt to read; the others are slowed down by that, and by more rows.
+        The unit is a plain step of one request. Its own request waits for the draft, and for the
+        drafter to read `num_unread` tokens; every other request is slowed down by that, and by the
+        additional rows.
         """
         count = self.num_running
         if count < 2:
@@ -135,11 +138,10 @@ class StepCosts:
         return (drafting + others) / self._learnt.plain_step(count)
 
     def saved_by_joining(self, rows: tuple[int, int], positions: tuple[int, int]) -> float:
-        """Return the seconds that a step of all requests takes less than one of either half.
+        """Return the seconds by which one batch of all requests beats two halves that alternate.
 
-        Given the rows that both halves verify, and the masked positions that they draft. Together,
-        all draft and then all verify. In halves one drafts while the other verifies, each slowing
-        the other down.
+        `rows` and `positions`: what each half verifies and drafts. In one batch, all draft and then
+        all verify. As halves, one drafts while the other verifies, and they slow each other down.
         """
         drafting = sum(self.draft.at(number) for number in positions)
         verifying = sum(self.verify.at(number) for number in rows)
@@ -148,20 +150,20 @@ class StepCosts:
         return longer + self.crowding * shorter - (together + self.verify.at(sum(rows)))
 
     def rows_beside(self, num_read: int, most: int) -> int:
-        """Return how many rows of drafts, at most `most`, may be verified while prompts are read.
+        """Return how many rows of drafts, up to `most`, to verify beside `num_read` prompt tokens.
 
-        Given the tokens of prompts that are read. First tokens wait for those rows: they may take
-        as long as a verification of one row, which is what one of their own would cost more.
+        First tokens wait for those rows. They may add as much as a verification of one row takes:
+        a verification of their own would cost that in addition.
         """
         seconds = self.verify.up_to(num_read + most)
         limit = seconds[num_read] + seconds[1]
         return bisect_right(seconds, limit, num_read + 1, num_read + most + 1) - (num_read + 1)
 
     def num_read_first(self, num_unread: Sequence[int]) -> int:
-        """Return how many of some prompts are read now, given their tokens, the shortest first.
+        """Return how many prompts to read now, given their unread tokens, shortest first.
 
-        The others wait for the next verification: they would hold the first tokens of those up for
-        much longer than a verification takes at least.
+        The next prompt waits for another verification if it would delay the first tokens of the
+        shorter ones by more than _MUCH_LONGER.
         """
         seconds = self.verify.up_to(sum(num_unread))
         num_read = num_unread[0]
@@ -172,9 +174,9 @@ class StepCosts:
         return len(num_unread)
 
     def delays_reading(self, drafting_seconds: float) -> bool:
-        """Return whether a draft call slows a reading of prompts at the same time down too much.
+        """Return whether a draft call would slow the reading of prompts beside it down too much.
 
-        That is by more than the rows that the running requests would have there without drafts.
+        The limit is what the rows of the running requests add to a verification without drafts.
         """
         curve = self._learnt.of_plain_batches
         rows = curve.at(self.num_running) - curve.at(1)
@@ -196,7 +198,7 @@ class StepCosts:
         self, num_rows: int, num_requests: int, seconds: float, drafting_seconds: float
     ) -> None:
         if drafting_seconds <= _ALONE * seconds:
-            if self.num_alone == 0 and self.num_crowded:  # it held estimates only: measure afresh
+            if self.num_alone == 0 and self.num_crowded:  # so far only estimated: measure afresh
                 self._learnt.forget_verifying()
             self.num_crowded = 0
             self.num_alone += 1
@@ -219,7 +221,7 @@ class StepCosts:
         self.other_positions += SMOOTHING * (num_positions * others - self.other_positions)
 
     def observe_reading(self, num_tokens: int, num_positions: int, seconds: float) -> None:
-        """Learn from a batch of drafts for which the drafter read that many tokens of prompts."""
+        """Learn from a batch of drafts for which the drafter read `num_tokens` of prompts."""
         each = max(seconds - self.draft.at(num_positions), 0.0) / num_tokens
         self._num_readings += 1
         self.reading_seconds += max(SMOOTHING, 1 / self._num_readings) * (
@@ -233,7 +235,8 @@ class StepCosts:
     def observe_wait(self, num_positions: int, seconds: float) -> None:
         """Learn how long a request waited for its draft; 0 seconds if a pre-draft was there.
 
-        Compared with a batch of the usual size: others' drafts in it are no longer to wait for.
+        The wait is a share of the time of a batch of the usual size, so that drafting for other
+        requests in the same batch counts as no longer wait.
         """
         whole = self.draft.at(num_positions + round(self.other_positions))
         if whole > 0:
@@ -243,8 +246,8 @@ class StepCosts:
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a step with a draft: its time that is neither drafting nor verification.
 
-        A draft may wait for the verification under way. What that takes longer than usual, others'
-        prompts take: they would be waited for without a draft, too.
+        At most the time of a usual verification counts. A draft may wait for a longer one that
+        reads other requests' prompts, but so would its request without a draft.
         """
         longest = self.verify.at(round(self.other_rows) + 1)
         self._learnt.observe_overhead(min(seconds, longest))

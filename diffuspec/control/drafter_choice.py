@@ -1,9 +1,9 @@
-"""Which of several drafters to ask: the one with which the most tokens per second are committed.
+"""Chooses between several drafters: asks the one that commits the most tokens per second.
 
 A bandit over measured rates. A request's own averages decay from step to step and begin with those
 of the requests before it. The drafter with the highest rate is asked. Each of the others is tried
-now and then: only as often as all trials lose a small share of the time, so that one that is nearly
-as good is tried often, and a much slower one rarely.
+now and then, so rarely that all trials together lose only a small share of the time: one that is
+nearly as good is tried often, a much slower one rarely.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 _DECAY = 0.9  # of a request's own sums, per step with the drafter
 _SHARED_DECAY = 0.98  # of the sums of all requests
-_PRIOR_STEPS = 4.0  # that the shared sums count for in a request
-_TRIAL_SHARE = 0.05  # of the time, that trials may lose
+_PRIOR_STEPS = 4.0  # weight of the shared sums in a request's own
+_TRIAL_SHARE = 0.05  # most of the time that trials may lose
 _MAX_PAUSE = 400.0  # steps without a drafter before it is tried, however slow it was
 
 
@@ -79,7 +79,7 @@ class DrafterChoice:
         self._on_trial = None
 
     def _with_prior(self, name: str) -> _Sums:
-        """Return the request's own sums with a few steps of the others' before them."""
+        """Return the request's own sums, begun with _PRIOR_STEPS of the shared ones."""
         own, shared, found = self._own[name], self._shared.sums[name], _Sums()
         if shared.num_steps:
             share = min(_PRIOR_STEPS / shared.num_steps, 1.0)

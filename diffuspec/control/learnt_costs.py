@@ -1,4 +1,4 @@
-"""What steps cost, learnt while one request is running, or while several are."""
+"""The costs of steps, learnt separately for one running request and for several."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from diffuspec.control.cost_curve import SMOOTHING, CostCurve
 
-_NEARLY_PLAIN = 1.5  # rows of a batch for each request, at most
+_NEARLY_PLAIN = 1.5  # with fewer rows per request, a batch counts as one without drafts
 
 
 @dataclass(slots=True)
 class LearntCosts:
     """The costs that differ between one request and several.
 
-    As many rows take longer for several requests, and a step with a draft waits for others.
+    The same rows take longer if they belong to several, and a step with a draft waits for others.
     """
 
     verify: CostCurve = field(default_factory=CostCurve)  # by rows fed to the target
@@ -26,16 +26,16 @@ class LearntCosts:
     def of_plain_batches(self) -> CostCurve:
         """Seconds by requests of a batch without drafts.
 
-        From such batches alone, wherever one was measured: an estimate that is too low is soon
-        corrected by decoding so, one that is too high would never be.
+        Measured on such batches alone, once there was one: if the estimate is too low, requests
+        decode without drafts and correct it; if it were too high, they never would.
         """
         return self.plain if self.plain.is_known else self.verify
 
     def plain_step(self, num_requests: int) -> float:
         """Return the expected seconds of a step if no request drafts, and all share a batch.
 
-        More requests than ever decoded so are thought to cost what their rows do, which is rather
-        too low.
+        Each request beyond the largest batch measured adds at most the cost of one row, which is
+        rather too low.
         """
         number, plain = max(num_requests, 1), self.of_plain_batches
         seconds, largest = plain.at(number), plain.largest
@@ -47,7 +47,7 @@ class LearntCosts:
     def verifying(self, num_rows: int, num_requests: int) -> float:
         """Return the expected seconds of a verification.
 
-        Rows of many requests cost more than those of few, which the curve may know alone.
+        Rows of many requests cost more than those of few, and `verify` may know only few.
         """
         return max(self.verify.at(num_rows), self.plain.at(num_requests))
 
@@ -56,7 +56,7 @@ class LearntCosts:
         self.verify, self.plain = CostCurve(), CostCurve()
 
     def observe_verify(self, num_rows: int, num_requests: int, seconds: float) -> None:
-        """Learn from one verified batch what its time would be with no drafting beside it."""
+        """Learn from one verified batch and the time it takes with no drafting beside it."""
         self.verify.observe(num_rows, seconds)
         if num_rows < _NEARLY_PLAIN * num_requests:
             more = self.verify.at(num_rows) - self.verify.at(num_requests)

@@ -86,9 +86,8 @@ class OutcomeRanking:
                 self._repeats_at[node] = self._repeats.after(contexts[node + 1], children[node + 1])
                 ends = max(ending[node + 1], _MIN_ENDING * reached)
                 self._score(scores, draft, node, reached, ends, children[node + 1])
-        positive = [
-            item for item in scores.items() if item[1] > 0
-        ]  # drops NaN, which a drafter may have sent
+        # No comparison holds for a NaN, which a drafter may have sent: it is dropped.
+        positive = [item for item in scores.items() if item[1] > 0]
         best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
         chances = [self._scores.probability(math.log(score)) for _, score in best]
         certain = max(sum(chances), 1.0)  # at most one of them happens
@@ -107,7 +106,7 @@ class OutcomeRanking:
         ends: float,
         children: set[int],
     ) -> None:
-        """Add the outcomes at one node. Tokens of children are none: they would be accepted."""
+        """Add the outcomes at one node. A child's token is none of them: it would be accepted."""
         for token_id, logprob in draft.alternatives[node + 1] if draft.alternatives else ():
             if token_id not in children:
                 likely = math.exp(min(logprob, 0.0))
