@@ -21,7 +21,7 @@ class Acceptance:
 
 
 def accept_whole(chain: DraftTree, target_token_ids: Sequence[int]) -> Acceptance:
-    """Accept a chain whatever the target would have said: it is a part of the prompt."""
+    """Accept every token of a chain, which is a part of the prompt."""
     nodes = tuple(range(chain.num_nodes))
     return Acceptance(nodes, (*chain.token_ids, target_token_ids[chain.num_nodes]))
 

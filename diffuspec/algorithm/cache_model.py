@@ -1,9 +1,9 @@
-"""A cache language model: the causal proxy, mixed with what this request's text has said so far.
+"""A cache language model: the causal proxy, mixed with the n-grams of this request's own text.
 
-An n-gram model of a corpus knows nothing of the names and turns of phrase of one conversation. The
+An n-gram model of a corpus does not know the names and turns of phrase of one conversation; the
 n-grams of prompt and answer do (Kuhn and De Mori, A Cache-Based Natural Language Model for Speech
-Recognition, IEEE PAMI 1990). After a context that stood before n times, they have the weight
-w * n / (n + 1/2), and the proxy has the rest; a context that is new leaves the proxy alone.
+Recognition, IEEE PAMI 1990). After a context that occurred n times before, they have the weight
+w * n / (n + 1/2), and the proxy has the rest: all of it after a new context.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from diffuspec.algorithm.per_request import PerRequest
 from diffuspec.core.interfaces import CausalProxy, ProxyState
 from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
 
-_CONTEXT_SIZES = (2, 1)  # tokens of a context; the longer counts where it is known
-_DOUBT = 0.5  # places of a context at which its counts have half of w
+_CONTEXT_SIZES = (2, 1)  # tokens of a context; the shorter is used if the longer is new
+_DOUBT = 0.5  # the 1/2 of n + 1/2
 
 _Counts = dict[tuple[int, ...], dict[int, int]]
 
 
 class CacheModel:
-    """Makes a proxy for each request out of one for all."""
+    """Makes each request's proxy out of one that all share."""
 
     def __init__(self, proxy: CausalProxy, weight: float, max_requests: int) -> None:
         """`weight`: largest weight of the text's n-grams, w."""
@@ -52,7 +52,7 @@ class TextCounts:
         self._text = text
 
     def after(self, context: tuple[int, ...]) -> dict[int, int]:
-        """Return the tokens that followed the longest known end of a context, with their counts."""
+        """Return the tokens that followed a context's longest known suffix, with their counts."""
         for size in _CONTEXT_SIZES:
             if size <= len(context) and (found := self._after.get(context[-size:])):
                 return found

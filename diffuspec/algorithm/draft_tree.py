@@ -53,7 +53,7 @@ def validate(tree: DraftTree) -> None:
 
 
 def _is_sound(tree: DraftTree) -> bool:
-    """Whether `validate` passes, by a faster test without the name of the bad node."""
+    """Return whether `validate` passes. Faster, but does not tell which node is bad."""
     token_ids, parents = tree.token_ids, tree.parents
     if is_chain(tree):
         return min(token_ids, default=0) >= 0
@@ -82,7 +82,7 @@ def _depth(parents: tuple[int, ...]) -> int:
     return max(_depths(parents), default=0)
 
 
-@lru_cache(maxsize=64)  # several ask about a tree while it is verified
+@lru_cache(maxsize=64)  # needed several times while a tree is verified
 def _depths(parents: tuple[int, ...]) -> tuple[int, ...]:
     found: list[int] = []
     for parent in parents:
@@ -150,7 +150,7 @@ def prune_draft(draft: Draft, keep: Iterable[int]) -> Draft:
 
 
 def cut_draft(draft: Draft, max_depth: int) -> Draft:
-    """Return the part of a draft up to a depth: with more, it could not be committed."""
+    """Return the part of a draft up to a depth: as deep as tokens may still be committed."""
     if draft.tree.num_nodes > max_depth:
         kept = [node for node, depth in enumerate(depths(draft.tree)) if depth <= max_depth]
         if len(kept) < draft.tree.num_nodes:
@@ -161,9 +161,9 @@ def cut_draft(draft: Draft, max_depth: int) -> Draft:
 
 
 def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
-    """Return the part of a draft below the branch of these tokens; EMPTY_DRAFT if it has no such.
+    """Return the draft for the prefix with these tokens committed: the part below their branch.
 
-    It is a draft for the prefix with those tokens committed.
+    EMPTY_DRAFT if the draft has no such branch.
     """
     tree, root = draft.tree, -1
     branch: list[int] = []
@@ -194,7 +194,7 @@ def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
 
 def _select(tree: DraftTree, kept: list[int]) -> DraftTree:
     size = len(kept)
-    if not size or kept[-1] == size - 1:  # the first ones: parents come before children
+    if not size or kept[-1] == size - 1:  # a leading part has its nodes' parents
         return DraftTree(tree.token_ids[:size], tree.parents[:size])
     new_index = {-1: -1} | {node: index for index, node in enumerate(kept)}
     for node in kept:

@@ -9,7 +9,7 @@ from typing import Protocol
 from diffuspec.algorithm.scoring import EMPTY_COLUMN, Column, Node, make_column
 from diffuspec.core.types import DraftRequest
 
-_FORCED_LOGPROB = math.log(0.99)  # of a token without alternative; its text may be split otherwise
+_FORCED_LOGPROB = math.log(0.99)  # the text is certain, its split into tokens is not
 
 
 class Guide(Protocol):
@@ -40,9 +40,9 @@ class Guides(Protocol):
 
 
 def admitted(column: Column, parent: Node | None, guide: Guide) -> Column:
-    """Return a column with the tokens that may come after a node, or the forced one.
+    """Return the part of a column that may come after a node.
 
-    Where no candidate fits, there is at most the forced one.
+    Where the form dictates the next token, that alone, whether or not it is in the column.
     """
     token_ids = guide.next_tokens(path_of(parent), column.token_ids)
     if not token_ids:
@@ -59,7 +59,7 @@ def admitted(column: Column, parent: Node | None, guide: Guide) -> Column:
 
 
 def drop_others(nodes: Sequence[Node], guide: Guide) -> list[Node]:
-    """Return the nodes that the guide lets come after their parents, if those stay."""
+    """Return the nodes that the guide admits after their parents, without those below others."""
     kept: list[Node] = []
     ids: set[int] = set()
     for node in nodes:

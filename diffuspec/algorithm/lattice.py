@@ -41,14 +41,14 @@ def build_lattices(
 ) -> list[Lattice]:
     """Build one lattice per request from all their logits, [sum of lengths, V], in order.
 
-    column_ids: the token ids of the columns, [V], if they are not all ids.
+    column_ids: the token id of each of the V logits, unless they are 0 to V - 1.
 
     Log-probabilities are normalised over the full vocabulary; ids whose logit is -inf are never
     candidates. A column keeps the fewest candidates whose mass reaches tau, at most M_max (Eq. 7).
     The first column whose most probable token is EOS is the last one, and holds EOS tokens only.
     (EOS is not forced into other columns: paths that end early would win for having fewer terms in
-    their sum.) keeps_runners_up says for each request whether to keep, as runners-up, those of the
-    top M_max tokens that Eq. 7 drops. Raises ValueError for logits that are NaN.
+    their sum.) keeps_runners_up says for each request whether the tokens of the top M_max that
+    Eq. 7 drops are kept as runners-up. Raises ValueError for logits that are NaN.
 
     The code after the top-k is plain Python on short lists: right after a forward the array
     library's code is out of the processor's caches, and every call into it costs more.

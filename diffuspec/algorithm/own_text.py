@@ -1,4 +1,4 @@
-"""The text of a request as a suffix automaton, and what followed its suffix earlier."""
+"""The text of a request as a suffix automaton, to find what followed its latest tokens earlier."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
 from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
 
 BOUNDARY = -1  # between texts; no token
-_LEAD = 16  # tokens at the end of a prompt, after which a prediction is expected
-_MAX_REWIND = 512  # tokens at the end of a prefix that are taken back without a new automaton
+_LEAD = 16  # last tokens of the prompt, repeated before a prediction
+_MAX_REWIND = 512  # latest tokens that can be taken back without a new automaton
 _PIECE_TOKENS = 256  # a few milliseconds
 
-# P(token right | parent right) by the number of tokens before it that matched: 1, 2, and so on, the
-# drafted ones included. Measured on the embedded pair's questions.
+# P(token right | parent right) after 1, 2, ... matching tokens, drafted ones included. Measured on
+# the embedded pair's questions.
 _PRIORS = (0.31, 0.57, 0.66, 0.82, 0.82, 0.82, 0.87, 0.87, 0.87, 0.93)
 _CONFIDENCES = tuple(math.log(prior) for prior in _PRIORS)
 
@@ -28,10 +28,10 @@ def confidence_after(num_matched: int) -> float:
 
 
 def text_of(request: DraftRequest) -> TokenIds:
-    """Return a request's prefix, and before it the prediction, if any, as an earlier answer.
+    """Return a request's prefix, preceded by its prediction, if any, as if by an earlier answer.
 
-    Before the prediction stands the end of the prompt, so that the answer is expected to begin like
-    the prediction.
+    The end of the prompt is repeated before the prediction, so that the beginning of the prediction
+    is found at the beginning of the answer.
     """
     if not len(request.prediction):
         return request.prefix
@@ -48,7 +48,7 @@ class OwnText:
     automaton: SuffixAutomaton = field(default_factory=lambda: SuffixAutomaton((), _MAX_REWIND))
 
     def follow(self, text: TokenIds) -> Match:
-        """Change the automaton into that of another text; return its longest repeated suffix."""
+        """Turn the automaton into that of `text`; return its longest suffix that occurs earlier."""
         num_shared = num_shared_tokens(text, self.text)
         if not self.automaton.rewind(num_shared):
             self.automaton, num_shared = SuffixAutomaton((), _MAX_REWIND), 0
@@ -57,9 +57,9 @@ class OwnText:
         return self.automaton.repeat()
 
     def pieces(self, text: TokenIds) -> Iterator[TokenIds]:
-        """Yield prefixes of a text, to be followed one after the other before it.
+        """Yield growing prefixes of a long text; `follow` takes a few milliseconds for each.
 
-        Each takes a few milliseconds; there is none where the text itself takes no more.
+        A caller that follows them first has as little left of the text itself.
         """
         start = num_shared_tokens(text, self.text)
         if len(self.text) - start > _MAX_REWIND:
@@ -68,15 +68,15 @@ class OwnText:
             yield text[:end]
 
     def tokens_after(self, match: Match, most: int) -> list[int]:
-        """Return `most` tokens that followed a match in its text, or as many as there are."""
+        """Return the tokens that followed a match in its text, at most `most`."""
         found: list[int] = self.text[match.end + 1 : match.end + 1 + most].tolist()
         return found[: found.index(BOUNDARY)] if BOUNDARY in found else found
 
     def token_after(self, match: Match) -> tuple[int, int] | None:
         """Return the token that followed a match at its earliest place, and the match's length.
 
-        Of a match that only ends where a text ends, the longest part that also ends elsewhere
-        counts. None: nothing matches.
+        A match that occurs only at the end of a text is shortened until it occurs elsewhere. None:
+        nothing is left of it.
         """
         while match.num_tokens and self._is_at_an_end(match):
             match = self.automaton.shorten(match)

@@ -1,9 +1,9 @@
-"""Retrieval: the token that followed the same text earlier, as one more candidate of a lattice's.
+"""Retrieval: adds the token that followed the same text earlier to the candidates of a lattice.
 
-After each node of a draft tree, the longest suffix of the text so far (prompt, answer and the
-nodes' tokens) that occurred before in prediction, prompt or answer says which token may come (SAM
-decoding, arXiv 2411.10666). It joins the candidates of the lattice's column, so that both grow one
-tree.
+At each node of a draft tree, the text so far is prompt, answer and the tokens down to the node. Its
+longest suffix that occurred before, in prediction, prompt or answer, tells which token may come
+next (SAM decoding, arXiv 2411.10666). That token joins the candidates of the lattice's column, so
+that one tree grows from both.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from diffuspec.algorithm.scoring import Column, Node, make_column
 from diffuspec.algorithm.suffix_automaton import Match
 from diffuspec.core.types import DraftRequest
 
-# Share of what a column leaves to other tokens that the lattice would give to the one found.
+# The lattice's probability of a token found that is no candidate: a share of the mass that its
+# column leaves to other tokens.
 _OTHER_SHARE = math.log(0.05)
 _LEAST_OTHERS = math.log(1e-3)
-_LEAST = 1e-6  # probability that a candidate has and leaves to others, at least
+_LEAST = 1e-6  # probabilities stay this far from 0 and 1
 
-# ln odds(right) = bias + a * ln odds by lattice and proxy + b * ln odds by what was found: fitted
-# to the embedded pair's answers, for tokens that were candidates anyway, and for others.
-_KNOWN = (1.9, 0.58, 0.79)
-_UNKNOWN = (0.15, 0.93, 0.91)
+# ln odds(right) = bias + a * ln odds by lattice and proxy + b * ln odds by the earlier text: fitted
+# to the embedded pair's answers, for tokens found that were candidates and for those that were not.
+_CANDIDATE = (1.9, 0.58, 0.79)
+_NO_CANDIDATE = (0.15, 0.93, 0.91)
 
 
 class Found(NamedTuple):
@@ -37,7 +38,7 @@ class Found(NamedTuple):
 
 
 class Retrieval:
-    """Finds continuations in the texts of the requests that it is asked about."""
+    """Finds continuations in each request's own text."""
 
     def __init__(
         self, max_requests: int, eos_token_ids: Collection[int] = (), predicted_only: bool = False
@@ -64,7 +65,7 @@ class Continuations:
         self._matches: dict[int, Match] = {-1: match}  # by id of the node; -1: of the prefix
 
     def after(self, node: Node | None) -> Found | None:
-        """Return the token that followed the text up to a node before; None: none, or EOS."""
+        """Return the token that followed the text down to a node earlier; None: none, or EOS."""
         found = self._text.token_after(self._match(node))
         if found is None or found[0] in self._eos_token_ids:
             return None
@@ -95,17 +96,18 @@ def joined(column: Column, found: Found, weight: float) -> Column:
 def raised(
     confidences: list[float], joined_column: Column, column: Column, found: Found
 ) -> list[float]:
-    """Return the confidences of a joined column's candidates, from those without what was found.
+    """Return the confidences of a joined column's candidates with the earlier text counted in.
 
-    The odds of the token found are those of both sides multiplied, each to a power that was
-    measured; the others share what it leaves, in the old proportions. Where the lattice has no
-    column, or the token was dropped since, nothing changes. `column`: the lattice's.
+    `confidences` are those by lattice and proxy. The token found gets the odds of both sides
+    multiplied, each raised to a measured power; the others share the rest in the old proportions.
+    Nothing changes where the lattice has no column (`column` is the lattice's), or a guide has
+    dropped the token.
     """
     if not column.token_ids or found.token_id not in joined_column.token_ids:
         return confidences
     place = joined_column.token_ids.index(found.token_id)
     before = min(max(math.exp(confidences[place]), _LEAST), 1 - _LEAST)
-    bias, ours, theirs = _KNOWN if found.token_id in column.token_ids else _UNKNOWN
+    bias, ours, theirs = _CANDIDATE if found.token_id in column.token_ids else _NO_CANDIDATE
     log_odds = bias + ours * _logit(before) + theirs * _logit(math.exp(found.confidence))
     after = 1 / (1 + math.exp(-log_odds))
     shift = math.log1p(-after) - math.log1p(-before)

@@ -5,8 +5,7 @@ is a hash of seed, absolute position and token id alone: the target's token at a
 the tokens before it, does not depend on the draft, the batch or the worker. A drafter that adds the
 same noise to its own logits guesses the drawn token and not the likeliest one.
 
-What is drawn from, and in which order parameters shape it, is in `shaping`. Ties go to the lowest
-token id throughout.
+`shaping` makes the distribution that is drawn from. Ties go to the lowest token id throughout.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def target_tokens(
     """Return the target's token at the root and at every node of each request, [R] int64.
 
     logits [R, V] holds, request by request, the row of the last prefix token and then the rows of
-    the tree's nodes in order; masks hold for each request those of the same rows, if it has a
-    structured output (see `History`). The result stays on the logits' device.
+    the tree's nodes in order. masks has an entry for each request: the masks of its rows if it has
+    a structured output (see `History`). The result stays on the logits' device.
     """
     if is_plain_argmax(requests):
         return _argmax(logits)

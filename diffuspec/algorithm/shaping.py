@@ -2,8 +2,8 @@
 
 Order of shaping, as vLLM's: the masks of structured output, allowed tokens, bad words, min_tokens,
 logit_bias, penalties, temperature, min_p, top-k, top-p. Each row of logits is shaped by the tokens
-before its own. A row that the allowed tokens would leave without a token is left without their
-mask; so it is with those of bad words and min_tokens. Ties go to the lowest token id.
+before its own. Allowed tokens are ignored in a row where they would leave no token, and so are bad
+words and min_tokens together. Ties go to the lowest token id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import TokenIds
 
-_MIN_TEMPERATURE = 1e-6  # above 0 and below this, logits would leave the range of float32
+_MIN_TEMPERATURE = 1e-6  # logits divided by less would leave the range of float32
 _TOP_P_MARGIN = 1e-6  # a float32 sum of probabilities that should be p may fall short by this
 
 
@@ -31,9 +31,8 @@ class History:
     prefix: TokenIds  # [num_tokens], prompt and committed tokens
     num_prompt_tokens: int
     paths: Sequence[Sequence[int]]  # [R], the tokens between the prefix and the row's own, if known
-    masks: NDArray[np.uint8] | None = (
-        None  # [R, num_bytes]; bit i % 8 of byte i // 8: id i may come
-    )
+    # [R, num_bytes]; bit i % 8 of byte i // 8: id i may come.
+    masks: NDArray[np.uint8] | None = None
 
 
 def shape(
@@ -45,9 +44,9 @@ def shape(
 ) -> Tensor:
     """Return shaped logits, [R, V]; greedy ones stop short of the temperature.
 
-    positions[r] is the absolute index that row r's token will have in the sequence. A drafter's
-    row may come after tokens that it does not know: its path is then shorter than its position
-    says, and the row is shaped as far as the known ones show.
+    positions[r] is the absolute index that row r's token will have in the sequence. A drafter may
+    not know all tokens before a row: the path is then shorter than the position says, and the row
+    is shaped by the known tokens.
     """
     if params.shapes_logits:
         logits = _allow(logits.float(), history.masks)
@@ -117,7 +116,7 @@ def _mask(logits: Tensor, banned: Iterator[tuple[int, int]]) -> Tensor:
 
 
 def _where_any(masked: Tensor, logits: Tensor) -> Tensor:
-    """Return the masked rows, and the rows of logits where a mask leaves no token."""
+    """Return the masked rows; where a mask leaves no token, the row of `logits`."""
     is_empty = masked.amax(dim=-1, keepdim=True) == -torch.inf
     return torch.where(is_empty, logits, masked)
 

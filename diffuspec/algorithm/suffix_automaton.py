@@ -72,7 +72,7 @@ class SuffixAutomaton:
         return True
 
     def repeat(self) -> Match:
-        """Return the longest suffix of the sequence that occurs earlier in it, too."""
+        """Return the longest suffix of the sequence that also occurs earlier in it."""
         return self.shorten(Match(self.num_tokens, _NONE, self._last))
 
     def match(self, token_ids: Sequence[int]) -> Match:
