@@ -1,7 +1,7 @@
 """Audits: an answer is decoded again without drafts, and compared token by token.
 
-What a draft changed would show there. Where two tokens were nearly as likely, arithmetic may have
-turned them, as it can in 16 bits on a GPU: the gap tells such a near-tie from a fault.
+A draft that changed the answer would show. Rounding can also change it where two tokens are almost
+equally likely, as with 16-bit numbers on a GPU: the gap tells such a near-tie from a fault.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Divergence:
 async def audit(
     engine: Engine, prompt_ids: Sequence[int], sampling: SamplingParams, token_ids: Sequence[int]
 ) -> Divergence | None:
-    """Decode a finished answer again without drafts; return where it differs, None if nowhere.
+    """Decode a finished answer again without drafts; return the first difference, None if equal.
 
-    A sampled answer needs the seed that it was drawn with. Raises DiffuspecError.
+    `sampling` must have the seed of a sampled answer. Raises DiffuspecError.
     """
     asked = replace(sampling, logprobs=max(2, sampling.logprobs or 0), prompt_logprobs=None)
     plain = await engine.complete(list(prompt_ids), asked, _PLAIN)
@@ -71,8 +71,8 @@ class _Answer:
 class Auditor:
     """Audits a share of an engine's answers, one at a time, while the engine has a place free.
 
-    Answers beyond a short queue are skipped. Counts in the engine's metrics; a divergence is logged
-    with its gap. Belongs to the engine's event loop.
+    Answers are skipped while the queue is full. Results are counted in the engine's metrics; a
+    divergence is logged with its gap. Belongs to the engine's event loop.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Auditor:
         sampling: SamplingParams,
         committed: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
-        """Pass a stream on, and offer its answer when it ends, the committed tokens before it."""
+        """Pass a stream on; offer the answer, `committed` and then the stream's, when it ends."""
         token_ids = list(committed)
         async with contextlib.aclosing(stream):
             async for output in stream:
@@ -110,7 +110,7 @@ class Auditor:
         sampling: SamplingParams,
         token_ids: Sequence[int],
     ) -> None:
-        """Audit a finished answer later, if it is drawn."""
+        """Queue a finished answer for its audit, if it is among the share drawn."""
         if not token_ids or self._draw() >= self._rate:
             return
         if len(self._queue) == _MAX_QUEUED:
@@ -126,7 +126,7 @@ class Auditor:
             await self._task
 
     async def close(self) -> None:
-        """Drop what waits, and cancel the audit under way."""
+        """Drop the queued answers, and cancel the audit under way."""
         self._queue.clear()
         if self._task is not None:
             self._task.cancel()

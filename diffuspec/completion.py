@@ -14,7 +14,7 @@ from diffuspec.telemetry.metrics import RequestStats, summarize
 class Completion:
     """A finished answer.
 
-    The text excludes EOS and what ends it, unless `include_stop_str_in_output` is set.
+    The text excludes EOS, and the stop string unless `include_stop_str_in_output` is set.
     """
 
     token_ids: tuple[int, ...]
@@ -23,7 +23,7 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None
     num_prompt_tokens: int
     steps: tuple[StepStats, ...]
-    seed: int | None = None  # that the tokens were drawn with; it reproduces the answer
+    seed: int | None = None  # of the sampling noise; it reproduces the answer
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()  # of each prompt token after the first
     stop_reason: str | int | None = None  # the stop string or stop token id that ended it
 

@@ -14,7 +14,7 @@ _KIND = "Which drafter this section configures."
 
 
 class _LatticeSection(Section):
-    """What a drafter whose lattice is searched is told of it."""
+    """The size of the lattice, for drafters that make one."""
 
     candidate_mass: float = Field(
         0.8,
@@ -62,7 +62,7 @@ class PromptLookupConfig(Section):
 
 
 class _TextsSection(Section):
-    """What a drafter that looks matches up in given texts is told of them."""
+    """The given texts, for drafters that look for matches in them."""
 
     texts: FilePath | None = Field(
         None,
@@ -73,7 +73,7 @@ class _TextsSection(Section):
         200_000,
         ge=1,
         le=10_000_000,
-        description="Most tokens of the texts to read, of about 0.5 KB of memory each.",
+        description="Most tokens of the texts to read; each takes about 0.5 KB of memory.",
     )
 
 

@@ -46,10 +46,10 @@ class Drafter(Protocol):
 
     `Draft.confidences` are natural-log probabilities that a token is right, given that its parent
     is. A model reports its own. A drafter without one reports fixed priors, measured once: one for
-    each thing that it can tell about a token beforehand, such as how many tokens before it matched
-    elsewhere. The coordinator counts how often tokens of about the same confidence were accepted
-    (`control.calibration`), so a prior need not be exact; but tokens that differ in kind need
-    priors that differ, or their rates cannot be told apart.
+    each kind of token that it can tell apart beforehand, such as by the number of tokens before it
+    that matched elsewhere. The coordinator counts how often tokens of about the same confidence
+    were accepted (`control.calibration`), so a prior need not be exact; but each kind needs a prior
+    of its own, or its rate is mixed with another's.
     """
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -159,7 +159,7 @@ class Observation:
 
 
 class Observer(Protocol):
-    """Watches verifications in the verifier's process, for drafters that live on what they compute.
+    """Watches verifications in the verifier's process, for drafters that reuse their results.
 
     An observer knows a request by its prefix: its id may differ between verifier and drafter.
     """

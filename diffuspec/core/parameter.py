@@ -5,9 +5,8 @@
 The annotation says which values are right: int, float or bool; a range of numbers (Interval); a
 Literal of words, alone or in place of a number; None; a tuple of strings, of integers or of tuples
 of integers and its length (Len); a mapping from token ids to numbers; a class that declares
-parameters itself. `checks` checks values by it,
-the command line and the messages read it through `declared`, and pydantic reads it by itself where
-a configuration holds the class.
+parameters itself. `checks` checks values by it, the command line and the messages read it through
+`declared`, and pydantic reads it by itself where a configuration holds the class.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What a class declares of one of its fields."""
+    """The declaration of one field."""
 
     name: str
-    kind: type  # int, float, bool, str or a class that declares more; of each item of several
+    kind: type  # int, float, bool, str or a class that declares more; in a list, of each item
     default: Any
     help: str
     option: str | None  # name on the command line, without dashes; None: it has no option
@@ -62,7 +61,7 @@ def declare(default: Any, help: str, *, option: str | None = "") -> Any:
 
 
 def declared(cls: Any) -> tuple[Parameter, ...]:
-    """Return what a class declares, in the order of its fields."""
+    """Return the parameters of a class, in the order of its fields."""
     hints = get_type_hints(cls, include_extras=True)
     found = []
     for one in fields(cls):

@@ -40,7 +40,7 @@ MAX_PREDICTED_TOKENS = 16_384
 AUTO_DRAFTER = "auto"  # in place of a name: the coordinator chooses
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
 _NUM_SEEDS = 2**64
-_NUM_SEED_BITS = 53  # every reader of JSON keeps such numbers whole
+_NUM_SEED_BITS = 53  # JavaScript reads larger integers of a JSON text inexactly
 
 Form: TypeAlias = Annotated[str, Len(1, MAX_FORM_CHARACTERS)]
 FormChoice: TypeAlias = Annotated[str, Len(1, 256)]
@@ -56,8 +56,8 @@ Penalty: TypeAlias = Annotated[float, Interval(ge=-10, le=10)]
 class StructuredOutput:
     """The form of an answer: exactly one of these. Raises InvalidRequestError.
 
-    Only tokens with which the answer can still get that form are drawn, and EOS only where it has
-    it. An answer that max_tokens cuts is the beginning of one.
+    Only tokens that can still lead to an answer of that form are drawn, and EOS only after a whole
+    one. An answer cut by max_tokens is the beginning of such an answer.
     """
 
     json_object: bool = declare(False, "The answer is a JSON object.")
@@ -186,11 +186,11 @@ class SamplingParams:
 
     @property
     def lacks_seed(self) -> bool:
-        """Whether tokens are drawn and no seed says how."""
+        """Whether tokens are sampled and no seed is given."""
         return self.seed is None and not self.is_greedy
 
     def with_seed(self) -> SamplingParams:
-        """Return these with a fresh seed if they lack one. To be done once, where prompts enter."""
+        """Return these with a fresh seed if they lack one. Called once, where a prompt enters."""
         return replace(self, seed=secrets.randbits(_NUM_SEED_BITS)) if self.lacks_seed else self
 
     def choice(self, index: int) -> SamplingParams:
@@ -224,7 +224,7 @@ class SamplingParams:
         )
 
     def check_token_ids(self, vocab_size: int) -> None:
-        """Raises InvalidRequestError for a token id that a vocabulary of this size has not."""
+        """Raise InvalidRequestError for a token id outside a vocabulary of this size."""
         named: dict[str, Collection[int]] = {
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": self.logit_bias,

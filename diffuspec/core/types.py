@@ -99,7 +99,7 @@ class StatesWanted:
     """Hidden states that a drafter in another process lacks."""
 
     layers: tuple[int, ...]  # of the target, counted from 0
-    first: int  # prefix token from which on they are wanted
+    first: int  # index of the first prefix token that lacks them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,7 +108,7 @@ class StateRows:
 
     MAX_BYTES: ClassVar[int] = 1 << 23  # in one message, of all requests
 
-    first: int  # prefix token of the first row
+    first: int  # index of the prefix token of the first row
     dims: tuple[int, int]  # rows, and columns: the layers' states side by side
     data: bytes  # bfloat16, little-endian, row after row
 
@@ -141,7 +141,7 @@ class DraftRequest:
     The prefix is read-only and complete; a drafter may recognise it from its own cache. A batch may
     hold several requests with one id: the hypothetical continuations of one committed prefix. The
     sampling parameters let the drafter add the target's own sampling noise to its guesses. The
-    prediction is a text that the answer may have much of; most requests have none.
+    prediction is a text that much of the answer may repeat; most requests have none.
     """
 
     request_id: str
@@ -187,12 +187,11 @@ EMPTY_DRAFT = Draft(EMPTY_TREE, (), 0)
 class VerifyRequest:
     """One request's draft tree, to be verified below its prefix.
 
-    Where the prompt is longer than the prefix, the tree is a chain that ends with the prompt or
-    within it: all of it is accepted, and the verdict has its log-probabilities if they are asked
-    for.
+    If the prompt is longer than the prefix, the tree is a chain of further prompt tokens: all of it
+    is accepted, and the verdict has its log-probabilities if they are asked for.
 
-    Where more than max_read_tokens of the prefix are not cached, the target reads as many, and
-    verifies nothing: see `Verdict.num_unread_tokens`.
+    If more than max_read_tokens of the prefix are not cached, the target reads only so many of them
+    and verifies nothing: see `Verdict.num_unread_tokens`.
     """
 
     request_id: str
@@ -209,7 +208,7 @@ class VerifyRequest:
         return self.num_prompt_tokens > len(self.prefix)
 
     def up_to_limit(self, num_cached: int) -> VerifyRequest:
-        """Return this request, or if it has more to read than its limit, one that reads as much."""
+        """Return this request, or one that only reads up to the limit if there is more to read."""
         limit = self.max_read_tokens
         if limit is None or len(self.prefix) - num_cached <= limit:
             return self
@@ -239,7 +238,7 @@ class Verdict:
     transport_seconds: float = 0.0  # between processes, beyond the worker's own time
     states: StateRows | None = None  # of the prefix and the accepted tokens, as far as wanted
     num_cached_tokens: int = 0  # of the prefix, in the target's cache before the verification
-    num_unread_tokens: int = 0  # of the prefix, not in it yet: the tokens are none of the answer's
+    num_unread_tokens: int = 0  # of the prefix, not yet cached; if any, token_ids mean nothing
 
     @property
     def num_accepted_tokens(self) -> int:
@@ -270,7 +269,7 @@ class StepStats:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraft:
-    """What one step proposed, and what was accepted of it."""
+    """The tokens that one step proposed, and those accepted."""
 
     tree: DraftTree
     confidences: tuple[float, ...]  # [num_nodes], see Draft

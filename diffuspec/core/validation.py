@@ -1,4 +1,4 @@
-"""Plain data as sections of a configuration, and what is wrong with it in plain English."""
+"""Plain data as sections of a configuration, with errors in plain English."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def validate(kind: type[S], data: object) -> S:
 
 
 def explain(error: ValidationError, kind: type[Section]) -> str:
-    """Return one line: which keys of a section are wrong, what would be right, what was found."""
-    said: dict[str, str] = {}  # by key, which may have several errors: one for each alternative
+    """Return one line with each wrong key of a section, the right values and the value found."""
+    said: dict[str, str] = {}  # by key; a union gives one error for each of its types
     found: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         where, known = _locate(kind, problem["loc"])
@@ -114,13 +114,13 @@ def _unknown_key(where: str, known: Sequence[str]) -> str:
 
 
 def _locate(kind: type, loc: Sequence[str | int]) -> tuple[str, list[str]]:
-    """Return where pydantic found an error, as a.b.c, and the keys that are known there.
+    """Return the key of pydantic's error, as a.b.c, and the keys that are known beside it.
 
-    Its locations also have the tags of unions and the types of their members: they are left out.
+    The tags of unions and the types of their members, also parts of pydantic's `loc`, are left out.
     """
     names: list[str] = []
     known: dict[str, Any] = {}
-    here: list[Any] = [kind]  # what may stand here: sections and other types
+    here: list[Any] = [kind]  # types that the value at this location may have
     for part in map(str, loc):
         known = {name: hint for one in here for name, hint in _fields(one).items()}
         tagged = [one for one in here if _tag(one) == part]
@@ -145,7 +145,7 @@ def _fields(kind: Any) -> dict[str, Any]:
 
 
 def _tag(kind: Any) -> object:
-    """Return what the key `kind` says in a section that has it."""
+    """Return the `kind` of a section; None for a section or type without one."""
     field = getattr(kind, "model_fields", {}).get("kind")
     return field.default if field is not None else None
 

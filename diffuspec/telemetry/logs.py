@@ -21,14 +21,14 @@ LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 FORMAT_VARIABLE = "DIFFUSPEC_LOG_FORMAT"
 LEVEL_VARIABLE = "DIFFUSPEC_LOG_LEVEL"
-_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio")  # their lines at info tell nothing new
+_QUIET = ("uvicorn", "httpx", "httpcore", "asyncio")  # only warnings: info repeats our own lines
 
 
 def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
-    """Send the lines of all packages to stderr; `form` None: as DIFFUSPEC_LOG_FORMAT says, or text.
+    """Send the lines of all packages to stderr, from `level` up.
 
-    `level` is the lowest that is shown, unless DIFFUSPEC_LOG_LEVEL says otherwise. Raises
-    ConfigError for a wrong variable.
+    DIFFUSPEC_LOG_FORMAT sets the form if it is None, by default text; DIFFUSPEC_LOG_LEVEL overrides
+    `level`. Raises ConfigError for a wrong value of these variables.
     """
     form = form or _variable(FORMAT_VARIABLE, get_args(LogFormat), "text")
     lowest = _variable(LEVEL_VARIABLE, get_args(LogLevel), level).upper()
@@ -45,12 +45,12 @@ def configure(form: LogFormat | None = None, level: LogLevel = "info") -> None:
 
 
 def about(request_id: str, traceparent: str = "") -> dict[str, str]:
-    """Return the `extra` of a line about a request that the context does not know."""
+    """Return the `extra` of a log line about a request other than the context's."""
     return {"request_id": request_id, "traceparent": traceparent}
 
 
 class JsonLines(logging.Formatter):
-    """Keys: time (UTC), level, logger, message; where known request_id, trace_id, error."""
+    """Keys: time (UTC), level, logger and message; request_id, trace_id and error if known."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {

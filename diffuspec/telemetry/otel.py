@@ -1,8 +1,8 @@
-"""OpenTelemetry: on where its standard variables say where spans go, else it costs nothing.
+"""OpenTelemetry: spans are exported if its standard variables say so; otherwise it costs nothing.
 
 OTEL_EXPORTER_OTLP_ENDPOINT (or ..._TRACES_ENDPOINT), or OTEL_TRACES_EXPORTER=otlp, switch it on;
-OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true off. Sampling, headers, limits and the name of
-the service are as the other OTEL_* variables say.
+OTEL_TRACES_EXPORTER=none and OTEL_SDK_DISABLED=true switch it off. The other OTEL_* variables set
+sampling, headers, limits and the name of the service.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PROTOCOL = "http/protobuf"
 
 
 def is_on(variables: Mapping[str, str]) -> bool:
-    """Return whether spans are wanted. Raises ConfigError for an exporter that there is not."""
+    """Return whether spans are to be exported. Raises ConfigError for an unknown exporter."""
     exporter = variables.get("OTEL_TRACES_EXPORTER", "")
     if exporter == "none" or variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
@@ -42,10 +42,10 @@ def check() -> None:
 
 @contextlib.contextmanager
 def exporting(service: str) -> Iterator[RequestSpans | None]:
-    """Yield what records spans, and send the last of them at the end; None where it is off.
+    """Yield the recorder of spans, or None while it is off; send the last spans at the end.
 
-    `service` is the name that they are shown under, unless OTEL_SERVICE_NAME says otherwise. Raises
-    ConfigError when the extra `otel` is not installed.
+    They are shown under the name `service`, unless OTEL_SERVICE_NAME is set. Raises ConfigError
+    when the extra `otel` is not installed.
     """
     if not is_on(os.environ):
         yield None

@@ -37,7 +37,7 @@ class RequestSpans:
 
     @contextlib.contextmanager
     def serving(self, name: str) -> Iterator[Span]:
-        """Record the span of a request from elsewhere; what it asks for is below that span."""
+        """Record the span of an incoming call; the spans of its requests are below it."""
         span = self._tracer.start_span(name, _parent(), SpanKind.SERVER)
         context.traceparent.set(_traceparent(span))
         try:

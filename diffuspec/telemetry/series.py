@@ -1,7 +1,7 @@
-"""Prometheus series kept as plain numbers, which become Prometheus' own only when collected.
+"""Prometheus series kept as plain numbers, and turned into Prometheus' own only when collected.
 
-Prometheus' own counters take locks: for the series of one step, a tenth of the millisecond or two
-that a step takes besides drafting and verifying. These belong to one thread; any may collect them.
+Each step updates dozens of them, and Prometheus' own counters take a lock for each update. These
+belong to one thread; any thread may collect them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LabelValues: TypeAlias = tuple[str, ...]
 
 
 class Count:
-    """The number of a counter for one combination of label values."""
+    """The value of a counter for one combination of label values."""
 
     __slots__ = ("value",)
 

@@ -1,4 +1,4 @@
-"""Matchers of structured outputs: they follow each answer through its grammar, and try drafts."""
+"""Matchers of structured outputs: where each answer is in its grammar, and what may come next."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from diffuspec.core.types import (
 )
 from diffuspec.text.grammars import Grammars, describe_failure
 
-TokenMasks: TypeAlias = NDArray[np.uint8]  # [..., num_bytes]; bit i % 8 of byte i // 8: id i may
+TokenMasks: TypeAlias = NDArray[np.uint8]  # [..., num_bytes]; bit i % 8 of byte i // 8: id i
 
 _MAX_ANSWERS_PER_SEQUENCE = 2  # kept for each request that runs at a time
 
@@ -36,9 +36,9 @@ class Admitted:
 
 
 class AnswerMatchers:
-    """The matchers of running answers, by request id: a cache; lost ones are made from the tokens.
+    """The matchers of running answers, by request id. Belongs to one thread at a time.
 
-    Belongs to one thread at a time.
+    A cache: a matcher that is not in it is made again from the answer's tokens.
     """
 
     def __init__(self, grammars: Grammars) -> None:
@@ -47,7 +47,7 @@ class AnswerMatchers:
         self._max_kept = _MAX_ANSWERS_PER_SEQUENCE * grammars.info.max_sequences
 
     def admit(self, request: VerifyRequest) -> Admitted:
-        """Return what the grammar of a request leaves of its draft tree.
+        """Return the part of a request's draft tree that its grammar admits.
 
         Raises InvalidRequestError for a grammar that cannot be compiled or went out of bounds.
         """
@@ -72,7 +72,7 @@ class AnswerMatchers:
                     continue
 
     def guide(self, request: DraftRequest) -> AnswerMatcher | None:
-        """Return what may follow a prefix; None: anything, or its grammar is of no use."""
+        """Return the matcher of a request's answer; None if it has no usable grammar."""
         form = request.sampling.structured_output
         if form is None:
             return None
@@ -113,12 +113,12 @@ class AnswerMatcher:
         self._takes_drafts = True
 
     def begin(self, answer: TokenIds) -> None:
-        """Go to the end of an answer. Raises InvalidRequestError if it has not the form."""
+        """Go to the end of an answer. Raises InvalidRequestError if it violates the form."""
         if not self._extend(answer):
             self._restart(answer)
 
     def admit(self, tree: DraftTree) -> Admitted:
-        """Return the nodes that the answer may go through; never EOS, which would end it.
+        """Return the nodes that the grammar lets the answer reach; never EOS, which would end it.
 
         Raises InvalidRequestError if the answer cannot go on.
         """
@@ -164,7 +164,7 @@ class AnswerMatcher:
         ]
 
     def _extend(self, answer: TokenIds) -> bool:
-        """Go to the end of an answer that may begin like the one so far; False: that failed."""
+        """Go from the end of the present answer to that of another; return whether it worked."""
         num_common = num_shared_tokens(self._answer, answer)
         rest = answer[num_common:].tolist()
         num_back = len(self._path) + len(self._answer) - num_common
@@ -174,14 +174,14 @@ class AnswerMatcher:
         return self._matcher.try_consume_tokens(rest) == len(rest)
 
     def _restart(self, answer: TokenIds) -> None:
-        """Go to the end of an answer with a grammar that shares nothing with others."""
+        """Go to the end of an answer in a matcher compiled afresh; see `Grammars.compile`."""
         self._matcher = self._grammars.compile(self._form, afresh=True)
         self._answer, self._path = NO_TOKENS, []
         if not self._extend(answer):
-            self._fail("the answer so far has another form")
+            self._fail("the answer so far violates the form")
 
     def _go(self, path: Sequence[int]) -> bool:
-        """Go to the end of a path after the answer, if there is one in the grammar."""
+        """Go to the end of a path after the answer; return whether the grammar has it."""
         num_common = 0
         for mine, theirs in zip(self._path, path, strict=False):
             if mine != theirs:
@@ -196,7 +196,7 @@ class AnswerMatcher:
         return num_taken == len(rest)
 
     def _mask(self) -> TokenMasks | None:
-        """Return which tokens may come next; None if none may."""
+        """Return the mask of the tokens that may come next; None if none may."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         return mask if mask.any() and not self._matcher.is_error() else None
 

@@ -1,8 +1,8 @@
 """Text of committed tokens: characters and stop strings may span tokens and steps.
 
-Text is released once it cannot become part of a stop string, at once if stop strings are part of
-the text. The stop string that is complete first ends the text, however it was split into tokens;
-one that is complete within the first `min_tokens` tokens is overlooked.
+Text is released once it cannot become part of a stop string, or at once if the text includes its
+stop string. The first stop string to be complete ends the text, however it was split into tokens;
+one that is complete within the first `min_tokens` tokens is ignored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-_MAX_UNDECODED = 16  # tokens; no character has as many
-_MAX_BEGUN = 3  # bytes of an incomplete character, hence tokens
+_MAX_UNDECODED = 16  # tokens without a whole character: more than any character has
+_MAX_BEGUN = 3  # tokens of an incomplete character: one for each byte but the last
 
 
 class Detokenizer:
@@ -34,16 +34,16 @@ class Detokenizer:
 
         skips_special: special tokens have no text.
 
-        `after` is the last token of the prompt. Some tokenizers drop a space that begins a text,
-        and the answer only goes on with one.
+        `after` is the last token of the prompt. Some tokenizers drop a space at the beginning of a
+        text; the answer is not at the beginning, and keeps it.
         """
         self._tokenizer = tokenizer
         self._skips_special = skips_special
         self._stream = DecodeStream(self._whole(after), skip_special_tokens=skips_special)
         self._stop = stop
-        self._num_unchecked = min_tokens  # tokens to come that no stop string ends with
+        self._num_unchecked = min_tokens  # next tokens that cannot complete a stop string
         self._includes_stop = includes_stop
-        self._end = ""  # of the text so far: may be the beginning of a stop string
+        self._end = ""  # end of the text so far that may begin a stop string
         self._undecoded: list[int] = []  # ids of an incomplete character
         added = tokenizer.get_added_tokens_decoder().items()
         special_ids = (token_id for token_id, token in added if token.special)
@@ -79,7 +79,7 @@ class Detokenizer:
         return released if self._includes_stop else released + held
 
     def _give_up(self) -> str:
-        """Release the beginning of invalid bytes, which each push would decode again."""
+        """Release invalid bytes up to a possible last character, so as not to decode them again."""
         ids = self._undecoded
         cut = next(n for n in range(len(ids) - _MAX_BEGUN, 0, -1) if self._may_cut(ids, n))
         self._stream, self._undecoded = DecodeStream(skip_special_tokens=self._skips_special), []
@@ -89,12 +89,12 @@ class Detokenizer:
         return released
 
     def _may_cut(self, ids: list[int], cut: int) -> bool:
-        """Whether the two parts have the same text apart as together."""
+        """Whether cutting there leaves the text the same."""
         text = self._text
         return cut == 1 or text(ids[:cut]) + text(ids[cut:]) == text(ids)
 
     def _whole(self, token_id: int | None) -> list[int]:
-        """Return a token if it is one, and no part of a character."""
+        """Return [token_id], or [] if it is none or only part of a character."""
         if token_id is None or token_id < 0 or "\ufffd" in self._text([token_id]):
             return []
         return [token_id]
@@ -123,7 +123,7 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of the text that begins the stop string."""
+    """Return the length of the longest suffix of the text with which the stop string begins."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 

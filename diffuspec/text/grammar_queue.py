@@ -1,4 +1,4 @@
-"""GrammarQueue: forms of structured output are compiled in a thread, ahead of their requests."""
+"""GrammarQueue: compiles forms of structured output in a thread, before their requests start."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class GrammarQueue:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     async def compile(self, grammars: Grammars, form: StructuredOutput) -> None:
-        """Have `grammars` compile a form, if it is a new one.
+        """Compile a form that `grammars` does not have yet.
 
-        Raises InvalidRequestError for one that cannot be used, OverloadedError with too many at a
-        time.
+        Raises InvalidRequestError for a form that cannot be used, OverloadedError while too many
+        wait.
         """
         if grammars.is_compiled(form):
             return

@@ -1,7 +1,7 @@
 """Forms of structured output, compiled to grammars over the target's tokens by llguidance.
 
-A form of bounded size may still stand for a grammar without bounds. Compiling one, and each of its
-masks, may cost no more than `_LIMITS` allow; what would cost more is an error.
+A short form may stand for an enormous grammar. `_LIMITS` bound the cost of compiling one and of
+computing each of its masks; beyond them is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from diffuspec.core.params import StructuredOutput
 
 _MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
 _SHOWN_LINES = re.compile(r"^ *(\d+ \| .*|\^+)$", re.MULTILINE)
-_BOUNDED_SPACE = {"whitespace_pattern": r"[ ]?|\r?\n[ \t]{0,32}"}  # else some models never end it
+# Without a bound, some models go on with white space for ever.
+_BOUNDED_SPACE = {"whitespace_pattern": r"[ ]?|\r?\n[ \t]{0,32}"}
 _MAX_REASON = 200  # characters of llguidance's own words in an error
 
 # A third to a tenth of llguidance's defaults: half a second to compile, 10 ms for a mask.
@@ -33,7 +34,7 @@ _LIMITS = LLParserLimits(
     step_max_items=10_000,
     max_lexer_states=20_000,
     max_grammar_size=50_000,
-    verbose_errors=False,  # errors reach logs, which have no text of users
+    verbose_errors=False,  # errors are logged, and logs must not hold users' text
 )
 
 
@@ -41,7 +42,7 @@ class Grammars:
     """Compiles forms for one target. May be used from several threads."""
 
     def __init__(self, path: Path, info: TargetInfo) -> None:
-        """Take the tokenizer from a model directory, once a form is compiled."""
+        """`path`: the target's directory; its tokenizer is read with the first form."""
         self._path = path
         self._info = info
         self._compiled: OrderedDict[StructuredOutput, LLMatcher] = OrderedDict()
@@ -52,9 +53,9 @@ class Grammars:
         return self._info
 
     def prepare(self) -> None:
-        """Read the tokenizer ahead of the first form: seconds, for a large vocabulary.
+        """Read the tokenizer ahead of the first form: that takes seconds for a large vocabulary.
 
-        One that cannot be used is named when a form is compiled.
+        If it cannot be used, `compile` raises the error.
         """
         with contextlib.suppress(InvalidRequestError):
             _ = self._tokenizer
@@ -64,10 +65,10 @@ class Grammars:
         return form in self._compiled
 
     def compile(self, form: StructuredOutput, afresh: bool = False) -> LLMatcher:
-        """Return a matcher at the beginning of an answer of its own.
+        """Return a new matcher, at the beginning of an answer.
 
-        The matchers of a form share lexer states, which count against its limits: once one has
-        failed, others may. Compiled afresh, a matcher shares nothing with earlier ones. Raises
+        The matchers of a form share lexer states, which count against its limits: after one has
+        failed, others may fail too. A matcher compiled afresh shares none with earlier ones. Raises
         InvalidRequestError for a form that is malformed, empty or too complex, and ModelLoadError
         without a tokenizer.
         """
@@ -114,14 +115,14 @@ def grammars_of(path: Path, info: TargetInfo) -> Grammars:
 
 
 def describe_failure(matcher: LLMatcher) -> str:
-    """Return why a matcher has no next token, in one line, without lines of its grammar."""
+    """Return in one line why a matcher has no next token, without quoting its grammar."""
     reason = matcher.get_error() or "no text has this form"
     reason = _SHOWN_LINES.sub("", reason)
     return " ".join(reason.replace("<non-verbose/>", "").split())[:_MAX_REASON]
 
 
 def json_schema_of(form: StructuredOutput) -> str | None:
-    """Return the JSON Schema of a form, with bounds of the space between an answer's parts.
+    """Return the JSON Schema of a form, with bounded white space.
 
     None for a form that is not JSON. Raises InvalidRequestError.
     """

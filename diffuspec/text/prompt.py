@@ -12,8 +12,8 @@ import numpy as np
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
 
-_TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # of every template
-_MAX_CHARACTERS_PER_TOKEN = 16  # a longer text cannot fit; it is refused before it is tokenised
+_TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # of all templates
+_MAX_CHARACTERS_PER_TOKEN = 16  # a longer text is refused before it is tokenised
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +21,9 @@ class ChatOptions:
     """How a chat template lays out messages. Not for prompts that are texts or token ids."""
 
     tools: Sequence[Mapping[str, Any]] = ()  # functions, in OpenAI's form
-    variables: Mapping[str, Any] = field(default_factory=dict)  # others that the template has
-    adds_generation_prompt: bool = True  # the text ends where an answer begins
-    continues_final_message: bool = False  # the text ends where the last message does, unclosed
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
+    adds_generation_prompt: bool = True  # the text ends with the beginning of an answer
+    continues_final_message: bool = False  # the last message is left open, to be continued
 
 
 _DEFAULT = ChatOptions()
@@ -36,12 +36,12 @@ def encode_prompt(
     chat: ChatOptions = _DEFAULT,
     adds_special_tokens: bool | None = None,
 ) -> TokenIds:
-    """Return token ids of a text, of chat messages by the tokenizer's template, or of ids.
+    """Return the token ids of a text or of chat messages laid out by the tokenizer's template.
 
-    Unless adds_special_tokens says otherwise, a text gets those with which the tokenizer begins
-    texts, such as BOS, and a chat none, as its template has them; ids are taken as they are. Raises
-    InvalidRequestError, before tokenising what cannot fit; max_model_len None: the caller cuts
-    what is too long.
+    Token ids are returned as they are. By default (adds_special_tokens None) a text gets the
+    special tokens of its tokenizer, such as BOS, and a chat none besides its template's. Raises
+    InvalidRequestError; a text that cannot fit max_model_len is refused before it is tokenised.
+    max_model_len None: the caller cuts what is too long.
     """
     if isinstance(prompt, str):
         return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens is not False)
@@ -52,7 +52,7 @@ def encode_prompt(
 
 
 def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
-    """Whether prompts is a list of them, and not one prompt whose parts look like prompts."""
+    """Whether `prompts` is a list of prompts, not one prompt: a text, messages or token ids."""
     return not isinstance(prompts, str) and not any(
         isinstance(prompt, Mapping | int) for prompt in prompts
     )

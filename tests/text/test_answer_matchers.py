@@ -93,7 +93,7 @@ def test_every_row_has_the_mask_of_its_tokens_alone(grammars: Grammars) -> None:
 
 
 def test_an_answer_of_another_form_is_refused(matchers: AnswerMatchers) -> None:
-    with pytest.raises(InvalidRequestError, match="the answer so far has another form"):
+    with pytest.raises(InvalidRequestError, match="the answer so far violates the form"):
         matchers.admit(request(encode("no")))
     matchers.admit(request(encode("{")))  # under the same id
 

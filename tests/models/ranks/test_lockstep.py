@@ -106,7 +106,7 @@ async def test_ranks_mask_alike(qwen2: Ranks, alone: CausalTarget) -> None:
         prefix += verdict.token_ids
     assert prefix[: len(truth)] == truth
     wrong = request([*PROMPT, 4], sampling=STRUCTURED)
-    with pytest.raises(InvalidRequestError, match="the answer so far has another form"):
+    with pytest.raises(InvalidRequestError, match="the answer so far violates the form"):
         await qwen2.target.verify([wrong])
     assert len(await qwen2.target.verify([request(PROMPT)])) == 1
 
