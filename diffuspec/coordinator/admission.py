@@ -51,7 +51,7 @@ class Admission:
         """Raise OverloadedError when no further request can be taken.
 
         A resumed request was admitted before and should not be refused now: it is taken while
-        draining, and as many as can be here at once are taken beyond `max_waiting`.
+        draining, and a whole coordinator's requests (max_running + max_waiting) beyond the limit.
         """
         if self._is_draining and not is_resumed:
             raise OverloadedError("the coordinator is shutting down; try again later")
@@ -63,7 +63,7 @@ class Admission:
             raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
 
     def submit(self, request: Request) -> None:
-        """Let a request wait: a resumed one behind other resumed ones, any other at the end."""
+        """Queue a request: a resumed one behind other resumed ones, any other at the end."""
         if request.is_resumed:
             num_resumed = sum(other.is_resumed for other in self._waiting)
             self._waiting.insert(num_resumed, request)
@@ -89,7 +89,7 @@ class Admission:
         return request in self._running
 
     def leave(self, request: Request) -> None:
-        """Forget a request, waiting or running; its slot is free."""
+        """Forget a request, waiting or running, and free its slot."""
         if request in self._running:
             self._running.remove(request)
             self.active.end(time.monotonic())

@@ -17,9 +17,9 @@ class AutoDrafter:
     def __init__(self, lengths: Mapping[str, DraftLength], rates: DrafterRates) -> None:
         self._lengths = lengths
         self._choice = DrafterChoice(rates)
-        # The request's lane and is_known_to_drafter by the names of drafters that it has left.
+        # The request's lane and is_known_to_drafter with each drafter used before, by its name.
         self._left: dict[str, tuple[DraftLane | None, bool]] = {}
-        self._knows_request = False  # the drafter of this step, when it began
+        self._knows_request = False  # is_known_to_drafter when this step began
 
     def begin_step(self, request: Request) -> None:
         """Choose the drafter of the coming step, unless its draft is there or on its way."""
@@ -35,7 +35,7 @@ class AutoDrafter:
     def observe(self, request: Request, step: StepStats) -> None:
         """Learn from a step that has ended.
 
-        A drafter's first draft for a request is left out: it read the prompt for that.
+        A step with a drafter's first draft for the request is left out: that one read the prompt.
         """
         if self._knows_request or not step.num_tree_nodes:
             self._choice.observe(request.drafter, step.num_committed_tokens, step.step_seconds)

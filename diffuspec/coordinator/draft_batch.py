@@ -1,4 +1,4 @@
-"""What one call of a drafter is for, how long it should take, and what is learnt from it."""
+"""DraftBatch: the drafts made in one call of a drafter, their expected time, and its lessons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diffuspec.coordinator.request import Request
 
 
 class DraftBatch:
-    """Drafts that requests wait for and pre-drafts, to be made in a call that begins now."""
+    """The drafts that requests wait for, and pre-drafts, of a call that begins now."""
 
     def __init__(
         self, requests: Sequence[Request], jobs: Sequence[PreDraftJob], costs: StepCosts
@@ -26,12 +26,12 @@ class DraftBatch:
 
     @property
     def ends_at(self) -> float:
-        """When the call should end; infinity if that is not known."""
+        """Expected end of the call, by time.monotonic(); infinity if it is not known."""
         return self.started_at + self.seconds
 
     @property
     def seconds(self) -> float:
-        """What the call should take; infinity where a prompt is read, or nothing is known."""
+        """Expected seconds of the call; infinity if it reads a prompt, or costs are unknown."""
         if not self._costs.draft.is_known or not all(
             one.is_known_to_drafter for one in self.requests
         ):
@@ -39,7 +39,7 @@ class DraftBatch:
         return self._costs.draft.at(self.num_positions)
 
     def learn(self, seconds: float) -> None:
-        """Learn from the call: what drafting takes, or reading where there are first drafts."""
+        """Learn the cost of drafting from the call; with first drafts, that of reading prompts."""
         num_read = sum([one.num_tokens for one in self.requests if not one.is_known_to_drafter])
         if num_read:
             self._costs.observe_reading(num_read, self.num_positions, seconds)

@@ -24,7 +24,7 @@ class DraftCalls:
         self._tracer = tracer
 
     async def draft(self, lane: DraftLane, batch: DraftBatch) -> list[Draft] | None:
-        """Return the drafts of a batch, the jobs' last; None: no request wants them any more.
+        """Return the drafts of a batch, the pre-drafts last; None: no request wants them any more.
 
         Raises what `DraftLane.draft` raises.
         """

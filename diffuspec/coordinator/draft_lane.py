@@ -20,10 +20,10 @@ _MAX_PAUSE_SECONDS = 30.0
 
 
 class Breaker:
-    """Keeps a failing drafter from being asked at every step.
+    """A circuit breaker: keeps a failing drafter from being asked at every step.
 
-    closed: every request may use it. open: none, until the pause is over; then a single trial is
-    made, and a success closes the breaker again.
+    While it is closed, every request may use the drafter. While it is open, none may; after a pause
+    a single trial is made, and a success closes it again.
     """
 
     def __init__(self) -> None:
@@ -57,14 +57,14 @@ class Breaker:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A copy of a request's draft request, to see whether a drafter is well again."""
+    """A draft request copied from a request, to test whether a drafter is well again."""
 
     request: Request
     draft_request: DraftRequest
 
 
 class _Call:
-    """A context that raises TimeoutError once ended, for less time than `asyncio.timeout` takes."""
+    """A context that raises TimeoutError once ended; cheaper to enter than `asyncio.timeout`."""
 
     def __init__(self, late_at: float, wanted_by: set[Request]) -> None:
         self.late_at = late_at  # by time.monotonic()
@@ -96,17 +96,17 @@ class DraftLane:
         self.chosen_by = chosen_by  # the name that its requests choose
         self.drafter = drafter
         self.name = name
-        self.turn = f"its turn at {name}"  # what a queued request waits for
+        self.turn = f"its turn at {name}"  # `waits_for` of a queued request
         self.is_gone = False
         self.breaker = Breaker()
         self.pre_draft_breaker = Breaker()  # large batches may fail where small ones do not
         self.has_work = asyncio.Event()  # a draft, a pre-draft, a trial, or the lane's end
         self.queue = RequestQueue(self.has_work)
         self.under_way: DraftBatch | None = None  # None: no call, or a trial
-        self.trial: Trial | None = None  # the next one
+        self.trial: Trial | None = None  # to be made next
         self.held_request_ids: set[str] = set()  # requests whose prefix the drafter may hold
         self._call: _Call | None = None
-        self._timer: asyncio.TimerHandle | None = None  # one for many calls: few of them are late
+        self._timer: asyncio.TimerHandle | None = None  # kept from call to call: few are late
 
     @property
     def is_available(self) -> bool:
@@ -120,7 +120,7 @@ class DraftLane:
 
     @property
     def load(self) -> tuple[int, int]:
-        """What lanes are compared by: draft tokens queued or in a call, then requests held."""
+        """Draft tokens queued or in a call, then requests held: the least load is chosen first."""
         requests = [*self.queue, *self.drafting]
         num_tokens = sum(request.num_draft_tokens for request in requests)
         return num_tokens, len(self.held_request_ids)
@@ -161,7 +161,7 @@ class DraftLane:
                 call.end()
 
     def _end_if_late(self) -> None:
-        """End the call under way if it is late, or look again when it would be."""
+        """End the call under way if it is late; if not, check again when it would be."""
         call, self._timer = self._call, None
         if call is None:
             return

@@ -2,8 +2,8 @@
 
 Every drafter works by itself, in a lane of its own. One that fails, is late or answers nonsense
 costs speed, never a request: its requests go on without drafts, or with another drafter's. After a
-pause it is given a trial, and when that succeeds, it drafts again. Nor does a bug in this stage
-cost a request: it is logged, and costs a draft or pre-drafts.
+pause it is given a trial, and when that succeeds, it drafts again. A bug in this stage is logged
+and costs a draft or pre-drafts, but no request either.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_CROWDING = 0.1  # with more, no drafter reads a prompt at the same time as 
 
 
 class DraftStage:
-    """Takes requests and puts every one into the verify stage's queue once, drafted or not."""
+    """Puts every request submitted into the verify stage's queue once, drafted or not."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class DraftStage:
     ) -> None:
         """`drafters` is None for plain decoding: then a step without a draft is no fallback.
 
-        `costs` are by the drafters' name; `busy` is for DraftCalls.
+        `costs` are by the drafters' names; `busy` runs while drafts are being made.
         """
         self._is_plain = drafters is None
         self._pool = drafters or DrafterPool()
@@ -63,15 +63,15 @@ class DraftStage:
         self._verify = verify
         self._pre_drafting = PreDrafting(costs)
         self._calls = DraftCalls(config.max_draft_seconds, busy, tracer)
-        self._state_layers: dict[str, tuple[int, ...]] = {}  # that drafters want, by their name
+        self._state_layers: dict[str, tuple[int, ...]] = {}  # wanted by drafters, by their names
 
     # ---- in
 
     def submit(self, request: Request) -> None:
         """Get a draft for a request's coming step: the pre-draft that was a hit, or a new one.
 
-        None while the target has a prompt to read: target and drafter read it side by side, and
-        the rest of the drafter's draft serves the next step.
+        A step that reads a long prompt has none. The drafter reads the prompt beside the target,
+        and what its draft says after the first token is the draft of the second step.
         """
         request.enter("drafting", "a draft")
         if request.drafter in self._state_layers:
@@ -106,7 +106,7 @@ class DraftStage:
             self._place(request)
 
     def _on_early_step(self, request: Request, early: EarlyDraft) -> None:
-        """Get the draft of a request's second step, asked for before the first."""
+        """Get the draft of a request's second step, which was requested before the first."""
         if early.draft is not None:
             self._take_early_draft(request)
         elif early.is_asked:
@@ -117,7 +117,7 @@ class DraftStage:
             self._submit(request)
 
     def look_ahead(self, batch: VerifyBatch) -> None:
-        """Pre-draft for the likeliest outcomes of a verification that begins now."""
+        """Have the likeliest outcomes of a verification that begins now pre-drafted."""
         if self._overlaps:
             self._pre_drafting.look_ahead(batch)
 
@@ -126,14 +126,14 @@ class DraftStage:
         self._pre_drafting.resolve(request, verdict)
 
     def drop(self, request: Request) -> None:
-        """Draft no more for a request that has ended."""
+        """Stop drafting for a request that has ended."""
         self._pre_drafting.forget(request)
         self._pool.drop(request)
 
     # ---- one lane
 
     async def run_lane(self, lane: DraftLane) -> None:
-        """Draft with one drafter until it leaves: what is waited for, together with pre-drafts."""
+        """Draft with one drafter until it leaves: drafts that requests wait for, and pre-drafts."""
         while not lane.is_gone:
             lane.has_work.clear()  # before the trial, during which the drafter may leave
             if lane.trial is not None:
@@ -187,7 +187,7 @@ class DraftStage:
                 request.times.drafting_seconds = seconds
                 self._take_draft(request, draft)
         for job, draft in zip(jobs, drafts[len(requests) :], strict=True):
-            if not draft.tree.num_nodes:  # once the prefix is verified, there may be more to say
+            if not draft.tree.num_nodes:  # once the prefix is committed, there may be a draft
                 is_awaited = job.lose()
             else:
                 is_awaited = job.pre_drafts.arrive(job.pre_draft, draft)
@@ -226,13 +226,13 @@ class DraftStage:
             lane.queue.put(request)
 
     def _place_elsewhere(self, lane: DraftLane) -> None:
-        """Let what waits for a drafter wait for another, or go on without."""
+        """Let the requests queued for a drafter wait for another, or go on without a draft."""
         for request in lane.queue.take_now():
             self._place(request)
 
     def _take_draft(self, request: Request, draft: Draft) -> None:
         if not draft.tree.num_nodes:
-            self._skip_draft([request], None)  # nothing to propose is no fault
+            self._skip_draft([request], None)  # a drafter may have nothing to propose: no fallback
             return
         try:
             request.take_draft(draft, self._target)

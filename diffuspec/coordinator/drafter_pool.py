@@ -1,4 +1,4 @@
-"""The drafters of a coordinator, one or several, and which of them drafts for which request."""
+"""DrafterPool: the drafters of a coordinator, and which of them drafts for which request."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import AUTO_DRAFTER
 
-UNNAMED = ""  # what a coordinator's drafters are chosen by if they were given no names
+UNNAMED = ""  # the name that chooses a coordinator's drafters if they were given none
 
 
 class DrafterPool:
-    """Drafters that may join and leave while a coordinator uses them. A pool belongs to one.
+    """The drafters of one coordinator; they may join and leave while it uses them.
 
     Drafters of one name are equal, and draft for the requests that chose the name. A request stays
-    with the drafter that knows its prefix; a new one goes to the drafter with the least load, as
-    does one whose drafter fails or leaves.
+    with the drafter that knows its prefix. A new request, or one whose drafter fails or leaves,
+    goes to the drafter with the least load.
     """
 
     def __init__(self, num_expected: int = 0, names: Sequence[str] = (UNNAMED,)) -> None:
-        """`num_expected` drafters should be here; more may be.
+        """`num_expected`: least number of drafters while all are well; more may join.
 
-        `names` are what requests may choose; the first is for requests that do not.
+        `names`: those that requests may choose; requests that choose none get the first.
         """
         self._num_expected = num_expected
         self.names = tuple(names)
-        self.lanes: list[DraftLane] = []  # also those that leave, until their last call is over
+        self.lanes: list[DraftLane] = []  # a lane that leaves stays until its last call is over
         self.joined: asyncio.Queue[DraftLane] = asyncio.Queue()  # lanes to be run
 
     @classmethod
     def of(cls, drafter: Drafter | Mapping[str, Drafter] | DrafterPool) -> DrafterPool:
-        """Return a pool as it is, or a pool of this one drafter, or of one for each name."""
+        """Return a pool unchanged, or a new pool of one drafter or of named drafters."""
         if isinstance(drafter, DrafterPool):
             return drafter
         named = drafter if isinstance(drafter, Mapping) else {UNNAMED: drafter}
@@ -45,9 +45,9 @@ class DrafterPool:
         return pool
 
     def choose(self, name: str | None) -> str:
-        """Return the name that a request chose, or the one for those that did not.
+        """Return the name that a request chose, AUTO_DRAFTER among them; the first if it is None.
 
-        AUTO_DRAFTER stays what it is. Raises InvalidRequestError for an unknown name.
+        Raises InvalidRequestError for an unknown name.
         """
         if name is None:
             return self.names[0]
@@ -67,7 +67,7 @@ class DrafterPool:
         return sum(lane.is_available for lane in self.lanes)
 
     def add(self, drafter: Drafter, name: str, chosen_by: str | None = None) -> None:
-        """Let another drafter join; its name is "drafter", perhaps with more to tell it by.
+        """Let another drafter join. Logs and status call it `name`: "drafter", or "drafter 0".
 
         `chosen_by` is the name that its requests choose, by default the first.
         """
@@ -76,7 +76,7 @@ class DrafterPool:
         self.joined.put_nowait(lane)
 
     def remove(self, drafter: Drafter) -> None:
-        """Let a drafter leave, if it is here; the call it is in still counts."""
+        """Let a drafter leave, if it is here; the drafts of a call under way are still used."""
         for lane in self.lanes:
             if lane.drafter is drafter:
                 lane.is_gone = True
@@ -87,7 +87,7 @@ class DrafterPool:
         self.lanes.remove(lane)
 
     def place(self, request: Request) -> DraftLane | None:
-        """Return the lane to draft for a request; None while no drafter is well."""
+        """Return the lane that drafts for a request; None while no drafter is well."""
         lane = request.lane
         if lane is None or not lane.is_available:
             available = [one for one in self._chosen_by(request) if one.is_available]
@@ -102,9 +102,9 @@ class DrafterPool:
         return [lane for lane in self.lanes if lane.chosen_by == request.drafter]
 
     def next_drafts(self) -> tuple[list[Request], float]:
-        """Return the requests that wait for the call that should end first, and when it should.
+        """Return the requests that wait for the call expected to end first, and when it should end.
 
-        None, and infinity, where no end is known.
+        No requests, and infinity, if no end is known.
         """
         calls = [lane.under_way for lane in self.lanes if lane.under_way is not None]
         batch = min(calls, key=lambda batch: batch.ends_at, default=None)
@@ -113,7 +113,7 @@ class DrafterPool:
         return [one for one in batch.requests if one.state == "drafting"], batch.ends_at
 
     def try_again(self, request: Request) -> None:
-        """Let drafters that failed, and whose pause is over, draft a copy for this request."""
+        """Give a trial, a copy of this request's draft, to failed drafters whose pause is over."""
         for lane in self.lanes:
             if not lane.is_gone and lane.breaker.take_trial():
                 try:
@@ -125,7 +125,7 @@ class DrafterPool:
                 lane.has_work.set()
 
     def drop(self, request: Request) -> None:
-        """Draft no more for a request, at any drafter."""
+        """Stop drafting for a request, at every drafter."""
         for lane in self.lanes:
             lane.drop(request)
 

@@ -12,7 +12,7 @@ from diffuspec.core.types import Draft, DraftRequest, TokenIds
 
 @dataclass(slots=True)
 class EarlyDraft:
-    """A draft request of before the first step, and its answer."""
+    """A draft request made before the first step, and its answer."""
 
     request: DraftRequest
     is_asked: bool = False  # a drafter works on it, or has answered
@@ -23,7 +23,7 @@ class EarlyDraft:
         return len(prefix) - len(self.request.prefix)
 
     def rest(self, prefix: TokenIds, target: TargetInfo) -> Draft:
-        """Return what `draft` holds below the tokens committed since; perhaps nothing.
+        """Return the part of `draft` below the tokens committed since, EMPTY_DRAFT if none.
 
         Raises InvalidRequestError for a wrong draft.
         """

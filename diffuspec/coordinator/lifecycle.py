@@ -16,7 +16,7 @@ class Lifecycle:
     state: State = "waiting"
     waits_for: str = "a slot"
     since: float = field(default_factory=lambda: time.monotonic())
-    seconds: dict[str, float] = field(default_factory=dict)  # spent in earlier states
+    seconds: dict[str, float] = field(default_factory=dict)  # by earlier state
 
     def enter(self, state: State, waits_for: str) -> None:
         now = time.monotonic()
@@ -31,8 +31,8 @@ class StepTimes:
     started_at: float = 0.0  # the previous verdict, or the admission
     verify_busy_seconds: float = 0.0  # of the verifier, in total, when the step began
     draft_busy_seconds: float = 0.0  # of the drafters, in total, when the step began
-    ready_at: float = 0.0  # the draft was there, or it was decided to go without one
+    ready_at: float = 0.0  # the draft arrived, or the decision to go without one
     drafting_seconds: float = 0.0  # spent waiting for the drafter, transport included
     prefill_seconds: float = 0.0  # of the verifier, on prompt chunks ahead of the step
-    prefill_transport_seconds: float = 0.0  # of those chunks, there and back
+    prefill_transport_seconds: float = 0.0  # of these chunks, both ways
     yielded_seconds: float = 0.0  # spent waiting for the first tokens of others

@@ -1,4 +1,4 @@
-"""Decides which outcomes of the verifications under way are pre-drafted: those that pay."""
+"""PreDraftPlanner: decides which outcomes of the verifications under way to pre-draft."""
 
 from __future__ import annotations
 
@@ -43,7 +43,11 @@ class PreDraftJob:
 
 
 class PreDraftPlanner:
-    """Plans for all requests of a coordinator."""
+    """Plans the pre-drafts of all requests that use one drafter, or equal ones.
+
+    An outcome is pre-drafted if the time that a hit would save, times its probability, is above
+    what the pre-draft costs all requests.
+    """
 
     def __init__(self, costs: StepCosts) -> None:
         self._costs = costs
@@ -85,9 +89,9 @@ class PreDraftPlanner:
     def take(
         self, urgent: Collection[Request], now: float, is_here: Callable[[Request], bool]
     ) -> list[PreDraftJob]:
-        """Return what to pre-draft in one batch with the urgent drafts; [] where nothing pays.
+        """Return what to pre-draft in one batch with the urgent drafts; [] if nothing pays.
 
-        Only for requests that `is_here` accepts: those of the drafter whose batch is filled.
+        Only requests that `is_here` accepts count: those of the drafter that makes the batch.
         """
         if self.is_idle or self._is_hopeless(now):
             return []
@@ -109,7 +113,7 @@ class PreDraftPlanner:
         return jobs
 
     def _is_hopeless(self, now: float) -> bool:
-        """Whether not even a certain outcome would pay, so that ranking is a waste."""
+        """Whether even a certain outcome would not pay, so that ranking can be saved."""
         if not (self._costs.draft.is_known and self._costs.verify.is_known):
             return False
         if any(request.num_outcomes != "auto" for request in self._under_way):
@@ -143,9 +147,9 @@ class PreDraftPlanner:
     ) -> int:
         """Return how many of the candidates, likeliest first, to pre-draft.
 
-        A hit saves a draft just in time. The price: what the batch takes beyond the end of the
-        verifications and what it slows them down by, paid by every request being verified; and
-        what it takes longer itself, paid by the urgent ones.
+        A hit saves drafting just in time. Every request being verified pays for the time that the
+        batch takes beyond the end of the verifications, and for slowing these down; the urgent
+        requests pay for the longer batch.
         """
         costs = self._costs
         if not candidates:

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class PreDrafting:
-    """A planner for each name that drafters are chosen by. `costs` are by the same names."""
+    """Has a planner for each name of drafters; `costs` are by these names."""
 
     def __init__(self, costs: Mapping[str, StepCosts]) -> None:
         self._costs = costs
@@ -43,7 +43,7 @@ class PreDrafting:
                 request.lane.has_work.set()
 
     def plan(self, lane: DraftLane, urgent: Collection[Request]) -> list[PreDraftJob]:
-        """Return what a drafter that is free should pre-draft in one call with urgent drafts."""
+        """Return what a free drafter should pre-draft in one call with urgent drafts."""
         planner, breaker = self.planners[lane.chosen_by], lane.pre_draft_breaker
         if planner.is_idle:
             return []
@@ -72,5 +72,5 @@ class PreDrafting:
             request.pre_drafts = None
 
     def forget(self, request: Request) -> None:
-        """Pre-draft nothing more for a request."""
+        """Stop pre-drafting for a request."""
         self.planners[request.drafter].forget(request)

@@ -55,7 +55,7 @@ class Prefix:
         return not self._stop_ids.isdisjoint(token_ids)
 
     def append(self, token_ids: Sequence[int]) -> list[str]:
-        """Add tokens up to the first that ends the request; return the text that each released."""
+        """Add tokens up to the first that ends the request; return the text each one released."""
         detokenizer, num_left = self._detokenizer, self.num_left
         pieces: list[str] = []
         for token_id in token_ids[:num_left]:

@@ -16,14 +16,14 @@ class PromptScoring:
     """
 
     def __init__(self, prompt: TokenIds, num_top: int) -> None:
-        """num_top: likeliest tokens to report in the place of each token."""
+        """num_top: number of likeliest tokens to report beside each token."""
         self._prompt = prompt
         self._sampling = SamplingParams(logprobs=num_top)
         self._found: list[TokenLogprobs] = []
 
     @property
     def num_scored(self) -> int:
-        """Leading tokens of the prompt that need not be scored again; at least one."""
+        """Number of leading prompt tokens already scored; the first counts as scored."""
         return 1 + len(self._found)
 
     @property
@@ -32,13 +32,13 @@ class PromptScoring:
 
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """One for each token of the prompt after the first, as far as they are known."""
+        """Those of the prompt's tokens after the first, as far as they are scored."""
         return tuple(self._found)
 
     def next_chunk(
         self, request_id: str, max_nodes: int, max_read_tokens: int | None = None
     ) -> VerifyRequest:
-        """Return the next chain, which is the same until its verdict is taken."""
+        """Return the next chain: the same one until its verdict is taken."""
         start, end = self.num_scored, min(self.num_scored + max_nodes, len(self._prompt))
         tree = chain(self._prompt[start:end].tolist())
         prefix = self._prompt[:start]
@@ -47,7 +47,7 @@ class PromptScoring:
         )
 
     def take(self, chunk: VerifyRequest, verdict: Verdict) -> None:
-        """Keep what a verdict says of a chain. Raises VerifierError for one of another chain."""
+        """Keep a chain's log-probabilities. Raises VerifierError for another chain's verdict."""
         logprobs = verdict.logprobs or ()
         if verdict.token_ids[:-1] != chunk.tree.token_ids or len(logprobs) != len(
             verdict.token_ids

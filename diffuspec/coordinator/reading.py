@@ -13,12 +13,12 @@ _FEW_TOKENS = 8  # the target reads them in the time of a decoding step
 class Reading:
     """Lets the target read a long prefix in several verifications, ahead of the step.
 
-    How much of it is cached already the target alone knows: it is given the whole prefix with a
-    limit on what it reads at a time, and says how much it left.
+    Only the target knows how much of it is cached: it is given the whole prefix with a limit on
+    what it reads at a time, and says how much it left.
     """
 
     def __init__(self, request_id: str, prefix: Prefix, scoring: PromptScoring | None) -> None:
-        """`scoring` is None where the prompt's tokens are not reported."""
+        """`scoring` is None if no log-probabilities of the prompt are asked for."""
         self.num_read = 0  # tokens of the prefix that are in the target's cache
         self._num_cached: int | None = None  # before this request's first verification
         self._is_stuck = False  # the last verification left as much unread as the one before
@@ -33,12 +33,12 @@ class Reading:
 
     @property
     def is_long(self) -> bool:
-        """Whether the coming step reads a prompt: more than takes the time of decoding."""
+        """Whether the coming step reads more than it would in the time of a decoding step."""
         return self._prefix.num_tokens - self.num_read > _FEW_TOKENS
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Those of the prompt's tokens that were scored; empty if they are not reported."""
+        """Log-probabilities of the prompt's tokens scored so far; empty if not asked for."""
         return self._scoring.logprobs if self._scoring is not None else ()
 
     @property
@@ -47,14 +47,14 @@ class Reading:
         return min(self._num_cached or 0, self._prefix.num_prompt_tokens)
 
     def finish(self) -> None:
-        """Note that a verdict is committed: all but the target's own last token is read."""
+        """Note that a verdict is committed: the target has read all tokens but its own last one."""
         self.num_read = self._prefix.num_tokens - 1
 
     def limit(self, most: int) -> int | None:
         """Return how many tokens a verification may read: `most`, or None for all of them.
 
-        All where the last one took the reading no further, because the verifier has lost its cache
-        or gives the place to others: it might come to no end.
+        All if the last verification got no further, because the verifier lost its cache or gave the
+        place to others: otherwise the reading might never end.
         """
         return None if self._is_stuck else most
 
@@ -65,9 +65,9 @@ class Reading:
         return self._scoring.next_chunk(self._request_id, max_nodes, self.limit(most))
 
     def take(self, asked: VerifyRequest, verdict: Verdict) -> bool:
-        """Take note of what is read; return whether that is all, and the verdict is of the draft.
+        """Note what the target has read; return whether the verdict is that of the coming step.
 
-        Raises VerifierError for a wrong verdict.
+        False: it read a part of the prefix only. Raises VerifierError for a wrong verdict.
         """
         if self._num_cached is None:
             self._num_cached = verdict.num_cached_tokens

@@ -66,10 +66,10 @@ class Request:
     ) -> None:
         """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
 
-        Raises InvalidRequestError when those end the request already.
+        Raises InvalidRequestError if they end the request already.
         """
         self.request_id = request_id  # unique within the coordinator
-        self.client_request_id = client_request_id  # the caller's own, perhaps shared; None: none
+        self.client_request_id = client_request_id  # given by the caller, perhaps not unique
         self._traceparent = context.traceparent.get()
         self.num_prompt_tokens = len(prompt_token_ids)
         self.sampling = sampling
@@ -77,7 +77,7 @@ class Request:
         self.outputs = Outputs()
         self.lifecycle = Lifecycle()
         self.timeline = RequestTimes(submitted_at=self.lifecycle.since)
-        self.slot = 0  # the lowest number that was free among the running requests
+        self.slot = 0  # lowest number that no other running request had at admission
         self.is_resumed = bool(len(committed_token_ids))
 
         self.draft: Draft = EMPTY_DRAFT  # of the coming step
@@ -86,9 +86,9 @@ class Request:
         self.fallback: str | None = None  # why the coming step has no draft although it should
         self.times = StepTimes()
 
-        self.drafter = drafter  # the name of those that draft for it
-        self.lane: DraftLane | None = None  # of the drafter that drafts for it
-        self.is_known_to_drafter = False  # that drafter has read its prompt
+        self.drafter = drafter  # name of the drafters that may draft for it
+        self.lane: DraftLane | None = None  # of the one that does
+        self.is_known_to_drafter = False  # that one has read its prompt
         self.auto: AutoDrafter | None = None  # changes the drafter between steps
         self.pre_drafts: PreDrafts | None = None  # of the latest verification
         self.ranking: OutcomeRanking | None = None  # of its outcomes
@@ -97,8 +97,8 @@ class Request:
 
         self.num_steps = 0  # verdicts committed by this coordinator
         self.is_in_verifier = False  # part of a verification that has not returned
-        self.stalled_since: float | None = None  # the verifier has been unavailable since then
-        self.num_outages = 0  # of the verifier, when it was last known what it had read
+        self.stalled_since: float | None = None  # begin of the verifier's outage
+        self.num_outages = 0  # the verifier's, up to which `reading` is right
 
         self._prefix = Prefix(
             prompt_token_ids, committed_token_ids, sampling, eos_token_ids, detokenizer
@@ -138,7 +138,7 @@ class Request:
     def commit(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[str, ...]]:
         """Append the verdict's tokens up to the first that ends the request.
 
-        Returns the tokens kept and the text that each released; sets finish_reason.
+        Returns the tokens kept and the text each one released; sets finish_reason.
         """
         pieces = self._prefix.append(verdict.token_ids)
         self.reading.finish()
@@ -175,7 +175,7 @@ class Request:
         )
 
     def close(self, reason: str) -> None:
-        """Enter the finished state; log the id, the counts, the reason and the times, no text."""
+        """Enter the finished state; log id, counts, reason and times, but no text."""
         self.enter("finished", "nothing")
         spent = ", ".join(f"{state} {s:.3f} s" for state, s in self.lifecycle.seconds.items())
         sizes = self.num_prompt_tokens, self.num_output_tokens
@@ -190,7 +190,7 @@ class Request:
         return self._speculation.num_outcomes
 
     def plan_draft(self) -> int:
-        """Decide the next draft's length: no longer than what may still be committed."""
+        """Decide and return the length of the next draft: at most what may still be committed."""
         room = self._room()
         num_unread = 0 if self.is_known_to_drafter else self.num_tokens
         length = self.draft_length.num_draft_tokens(room, num_unread) if room > 0 else 0
@@ -203,7 +203,7 @@ class Request:
         return self.draft_length.pre_draft_length(room) if room > 0 else 0
 
     def length_after(self, token_ids: Collection[int], planned: int) -> int:
-        """Return `planned`, cut to what may be committed after these tokens.
+        """Return `planned`, reduced to the tokens that may be committed after these.
 
         0: they end the request, or leave no room for a draft.
         """
@@ -212,7 +212,10 @@ class Request:
         return max(min(planned, self._room(num_more=len(token_ids))), 0)
 
     def _room(self, num_more: int = 0) -> int:
-        """Draft tokens that may be committed, the target's own excluded, after `num_more`."""
+        """Return how many draft tokens may still be committed after `num_more` other tokens.
+
+        The target's own token of the step is not counted.
+        """
         return self._prefix.num_left - num_more - 1
 
     def plan_early_draft(self) -> None:
@@ -220,9 +223,9 @@ class Request:
         self.early = EarlyDraft(self.draft_request())
 
     def draft_request(self, max_state_bytes: int = 0) -> DraftRequest:
-        """Return what to ask the drafter for the planned draft, with hidden states if it wants any.
+        """Return the request for the planned draft, with hidden states if the drafter wants any.
 
-        max_state_bytes: what the message has room for; 0: send none, nothing will be answered.
+        max_state_bytes: room in the message; 0: send none, since the answer will not be noted.
         """
         if self.early is not None:
             request = self.early.request
@@ -232,26 +235,26 @@ class Request:
         return request if states is None else replace(request, states=states)
 
     def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
-        """Return what to ask for the case that these tokens are committed."""
+        """Return the request for a draft in case these tokens are committed."""
         prefix = np.concatenate([self.prefix, np.array([*token_ids], np.int32)])
         return self._terms.request(prefix, length)
 
     def note_states(self, draft: Draft) -> None:
-        """Take what a draft says of hidden states; the target reads again what was lost."""
+        """Note which hidden states the drafter lacks; have the target read lost ones again."""
         first_lost = self.feed.answered(draft.states_wanted)
         if first_lost is not None:
             self.reading.num_read = min(self.reading.num_read, first_lost)
 
     def take_draft(self, draft: Draft, target: TargetInfo) -> None:
-        """Keep the part of a draft worth verifying. Raises InvalidRequestError for a wrong one."""
+        """Keep the part of a draft worth verifying. Raises InvalidRequestError if it is wrong."""
         check_draft(draft, min(self._speculation.max_nodes, target.max_tree_nodes), target)
         self.draft = self.draft_length.trim(cut_draft(draft, self.num_draft_tokens))
         self.fallback = None
 
     def take_early_draft(self, target: TargetInfo) -> bool:
-        """Keep what the early draft holds below the tokens committed since; see take_draft.
+        """Keep the part of the early draft below the tokens committed since; see take_draft.
 
-        Returns whether there is anything.
+        Returns whether there is such a part.
         """
         assert self.early is not None
         early, self.early = self.early, None
@@ -269,17 +272,17 @@ class Request:
         self.take_draft(draft, target)
 
     def skip_draft(self, reason: str | None) -> None:
-        """Take the coming step without a draft; None: none was due."""
+        """Take the coming step without a draft. `reason`: see StepStats.fallback."""
         self.draft, self.num_draft_tokens, self.fallback = EMPTY_DRAFT, 0, reason
 
     # ---- verifying
 
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
-        """Return those of the prompt with the first step, else none."""
+        """Return the prompt's log-probabilities with the first step, later nothing."""
         return self.reading.prompt_logprobs if self.num_steps == 1 else ()
 
     def verify_request(self, max_read_tokens: int) -> VerifyRequest:
-        """Return the coming step as the verifier is asked for it; it may read the prefix first."""
+        """Return the verifier's request for the coming step; it may have to read the prefix first."""
         return VerifyRequest(
             self.request_id,
             self.prefix,
@@ -291,7 +294,7 @@ class Request:
         )
 
     def verified_draft(self, verdict: Verdict) -> VerifiedDraft | None:
-        """Return the draft that a verdict was about, if there was one and it is to be reported."""
+        """Return the draft that was verified, if there was one and it is to be reported."""
         draft = self.draft
         if not self._speculation.report_drafts or draft is EMPTY_DRAFT:
             return None

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from diffuspec.core.types import StateRows, StatesWanted, joined_states
 
-_MAX_BYTES = 1 << 26  # waiting to be sent, of one request: more are dropped, and read again later
+_MAX_BYTES = 1 << 26  # of a request's waiting states; with more, all are dropped and read again
 
 
 class StateFeed:
     """The hidden states that one request's drafter has, and those that wait to be sent to it.
 
-    A drafter says with each draft which states it lacks. They are asked of the verifier from then
-    on, and sent with the next draft requests. A drafter that has lost some says so, too: then the
-    target reads these tokens again.
+    With each draft, a drafter says which states it lacks. From then on the verifier is asked for
+    them, and they are sent with the next draft requests. If the drafter says that it has lost
+    states, the target reads their tokens again.
     """
 
     def __init__(self) -> None:
         self._layers: tuple[int, ...] = ()  # wanted; none: the drafter does not read states
-        self._known = 0  # prefix tokens whose states the drafter has, or had when it last answered
+        self._known = 0  # prefix tokens whose states the drafter had when it last answered
         self._waiting: list[StateRows] = []  # of successive tokens, from `_known` on
-        self._num_sent = 0  # of the waiting ones, with the draft request under way
+        self._num_sent = 0  # items of _waiting that went with the draft request under way
 
     @property
     def wanted(self) -> StatesWanted | None:
-        """What to ask of the verifier."""
+        """The states to ask of the verifier; None: none."""
         return StatesWanted(self._layers, self._end) if self._layers else None
 
     @property
@@ -31,7 +31,7 @@ class StateFeed:
         return self._waiting[-1].end if self._waiting else self._known
 
     def expect(self, layers: tuple[int, ...]) -> None:
-        """Ask for states of these layers at once: the drafter wanted them of other requests."""
+        """Ask for states of these layers from the start: for other requests, the drafter did."""
         self._layers = self._layers or layers
 
     def take(self, states: StateRows | None) -> None:
@@ -43,7 +43,7 @@ class StateFeed:
             self._layers, self._waiting = (), []
 
     def to_send(self, max_bytes: int) -> StateRows | None:
-        """Return what goes with the coming draft request: the first rows that wait, or all."""
+        """Return the states for the coming draft request: the first waiting rows that fit."""
         states = joined_states(self._waiting)
         if states is None:
             self._num_sent = 0
@@ -54,7 +54,7 @@ class StateFeed:
         return head
 
     def answered(self, wanted: StatesWanted | None) -> int | None:
-        """Note which states a draft said are lacking.
+        """Note which states the drafter lacks, as its draft said.
 
         Returns the first prefix token to be read again, if the drafter has lost states.
         """

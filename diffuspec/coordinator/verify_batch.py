@@ -46,7 +46,7 @@ class Verified(NamedTuple):
     started_at: float  # of the call, by time.monotonic()
     seconds: float  # of the call
     alone_seconds: float  # that it would have taken with no drafting at the same time
-    is_plain: bool  # in this call and the one before no request had a draft, or was drafted for
+    is_plain: bool  # no drafts in this call or the one before, and none made beside them
 
 
 StepResult: TypeAlias = Verified | Exception

@@ -34,7 +34,7 @@ _MAX_PAUSE_SECONDS = 1.0
 
 
 class VerifyStage:
-    """Takes requests from its queue; each leaves with a verdict, or with an error."""
+    """Verifies the requests in its queue; each leaves with a verdict or an error."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class VerifyStage:
         self._tracer = tracer
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._num_outages = 0
-        self._batch: Sequence[Request] = ()  # taken last
+        self._batch: Sequence[Request] = ()  # the latest
         self._was_plain = False  # nothing was drafted in or beside the last verification
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
@@ -68,8 +68,8 @@ class VerifyStage:
         ready = await self._take_ready()
         for request in ready:
             if request.num_outages < self._num_outages:
-                # The verifier may be another one, with nothing read. The whole prefix in one
-                # step could miss the deadline again and again: it is read in chunks.
+                # The verifier may be a new one, with an empty cache. To read the whole prefix in
+                # one step could miss the deadline again and again, so it is read in chunks.
                 request.num_outages, request.reading.num_read = self._num_outages, 0
         self._batch = requests = self._choice.choose(ready)
         for request in requests:
@@ -84,9 +84,9 @@ class VerifyStage:
     async def _take_ready(self) -> list[Request]:
         """Wait for requests; return those that are ready, with others if it pays to wait for them.
 
-        Two verifications of few requests take longer than one of all: much longer where the time
-        goes into reading the target's weights. So drafts under way are waited for where all
-        requests would save more time by that in one step than it takes.
+        Two verifications of few requests take longer than one of all: much longer if most of the
+        time goes into reading the target's weights. So the requests wait for drafts under way if
+        one batch of all saves more time in a step than the wait takes.
         """
         while True:
             await self.queue.wait()
@@ -94,11 +94,11 @@ class VerifyStage:
             while (until := min(until, self._waits_until(time.monotonic()))) > time.monotonic():
                 if not await self.queue.grows(until - time.monotonic()):
                     break
-            if ready := self.queue.take_now():  # those that were waited with may have ended
+            if ready := self.queue.take_now():  # empty if all have ended during the wait
                 return ready
 
     def _waits_until(self, now: float) -> float:
-        """Return until when the requests that are ready wait for drafts; `now`: not at all."""
+        """Return until when the queued requests wait for drafts of others; `now`: not at all."""
         coming, ends_at = self._drafters.next_drafts()
         if not coming:
             return now
@@ -107,7 +107,7 @@ class VerifyStage:
             return now
         drafted = [request for request in here if request.num_draft_tokens]
         if not drafted and len(coming) < len(here):
-            return now  # undrafted requests can be verified now, and again with those to come
+            return now  # without drafts they can be verified now, and again with the others
         leaving = drafted or here
         num_rows = sum(1 + request.draft.tree.num_nodes for request in leaving)
         rows = num_rows, round(num_rows * len(coming) / len(leaving))
@@ -116,13 +116,13 @@ class VerifyStage:
         return now + saved if ends_at - now < saved else now
 
     async def let_prompts_go_first(self, drafting_seconds: float) -> None:
-        """Wait for first tokens that a draft call which takes that long would delay too much.
+        """Wait until the first tokens are out that a draft call of this time would delay too much.
 
-        They are those of the verification under way, or of the next while there is none.
+        They are those of the verification under way, or of the next one if there is none.
         """
         if not self._costs[0].delays_reading(drafting_seconds):
             return
-        await asyncio.sleep(0)  # those whose answers have ended may ask the next question
+        await asyncio.sleep(0)  # clients whose answers have ended may ask the next question
         batch = [request for request in self._batch if request.is_in_verifier] or self.queue
         reading = [request for request in batch if self._choice.ends_reading(request)]
         while any(map(self._choice.ends_reading, reading)):
@@ -130,12 +130,12 @@ class VerifyStage:
             await self._changed.wait()
 
     def drop(self, request: Request) -> None:
-        """Verify no more for a request that has ended."""
+        """Stop verifying for a request that has ended."""
         self.queue.remove(request)
         self._changed.set()
 
     def clear(self) -> None:
-        """Note that the loop has broken off: no request is in a verification."""
+        """Note that the loop has failed: no request is in a verification."""
         for request in self._batch:
             request.is_in_verifier = False
         self._changed.set()
@@ -161,29 +161,44 @@ class VerifyStage:
             for half in batch.halves():
                 await self.run(half, leave)
         else:
-            ended, num_rows = time.monotonic(), batch.num_rows
-            seconds, drafting = ended - started, self._draft_busy.seconds(ended) - drafting
-            alone = self._costs[0].alone(num_rows, seconds, drafting)
-            is_plain = num_rows == len(batch.requests) and not drafting
-            are_plain, self._was_plain = is_plain and self._was_plain, is_plain
-            for request in self._choice.put_off:
-                request.times.yielded_seconds += seconds
-            self._learn(batch, num_rows, verdicts, seconds, drafting)
-            for request, asked, verdict in zip(batch.requests, batch.asked, verdicts, strict=True):
-                request.stalled_since = None
-                request.feed.take(verdict.states)
-                try:
-                    is_read = request.reading.take(asked, verdict)
-                except VerifierError as error:
-                    leave(_left(request), error)
-                    continue
-                if is_read or request.is_finished:
-                    leave(_left(request), Verified(verdict, started, seconds, alone, are_plain))
-                else:
-                    self._requeue_to_read(request, verdict)
+            ended = time.monotonic()
+            drafting = self._draft_busy.seconds(ended) - drafting
+            self._on_verdicts(batch, verdicts, started, ended - started, drafting, leave)
+
+    def _on_verdicts(
+        self,
+        batch: VerifyBatch,
+        verdicts: list[Verdict],
+        started: float,
+        seconds: float,
+        drafting: float,
+        leave: Callable[[Request, StepResult], None],
+    ) -> None:
+        num_rows = batch.num_rows
+        alone = self._costs[0].alone(num_rows, seconds, drafting)
+        is_plain = num_rows == len(batch.requests) and not drafting
+        are_plain, self._was_plain = is_plain and self._was_plain, is_plain
+        for request in self._choice.put_off:
+            request.times.yielded_seconds += seconds
+        self._learn(batch, num_rows, verdicts, seconds, drafting)
+        for request, asked, verdict in zip(batch.requests, batch.asked, verdicts, strict=True):
+            request.stalled_since = None
+            request.feed.take(verdict.states)
+            try:
+                is_read = request.reading.take(asked, verdict)
+            except VerifierError as error:
+                leave(_left(request), error)
+                continue
+            if is_read or request.is_finished:
+                leave(_left(request), Verified(verdict, started, seconds, alone, are_plain))
+            else:
+                self._requeue_to_read(request, verdict)
 
     async def _ask(self, batch: VerifyBatch, started: float) -> list[Verdict]:
-        """Raises what the verifier raises, and VerifierError when it miscounts."""
+        """Return the verifier's verdicts.
+
+        Raises what it raises, and VerifierError for a wrong number of verdicts.
+        """
         self.busy.begin(started)
         try:
             verdicts = await self._verifier.verify(batch.asked)
@@ -207,7 +222,7 @@ class VerifyStage:
         seconds: float,
         drafting: float,
     ) -> None:
-        """Learn from decoding steps alone: how much of a prompt was cached is not known here."""
+        """Learn from decoding steps only: beside a prompt, the number of rows is not known."""
         if all([one.reading.num_unread == 1 for one in batch.requests]):
             num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
             num_requests = len(batch.requests)
@@ -223,7 +238,7 @@ class VerifyStage:
     def _requeue_after_outage(
         self, requests: Sequence[Request], error: VerifierUnavailableError
     ) -> list[Request]:
-        """Hold requests until the verifier is back; return those that waited too long, or ended."""
+        """Queue requests until the verifier is back; return those that waited too long or ended."""
         self._num_outages += 1
         now, given_up = time.monotonic(), []
         for request in requests:
