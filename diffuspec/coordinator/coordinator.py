@@ -65,7 +65,7 @@ class Coordinator:
         drafters = None if drafter is None else DrafterPool.of(drafter)
         self._pool = pool = drafters or DrafterPool()
         length = draft_length.max_draft_tokens
-        crowding = 0.0 if config.overlap else 1.0  # of roles that share a machine
+        crowding = 0.0 if config.overlap else 1.0  # without overlap, the roles share a machine
         # By the drafters' names: the costs and the acceptance of one say nothing about another's.
         self._economics = {name: Economics(length, crowding) for name in pool.names}
         costs = {name: economics.costs for name, economics in self._economics.items()}
@@ -219,9 +219,9 @@ class Coordinator:
         self._free(request)
 
     def _abort(self, request: Request, error: Exception | None = None) -> None:
-        """End a request early, unless it has ended: by its client, or by an error it is told.
+        """End a request early, unless it has ended. Its stream raises `error`; None: it was closed.
 
-        The verifier may still work on it; then it is freed when that call returns.
+        While the verifier works on the request, it keeps its slot; `_finish_step` then frees it.
         """
         if request.is_finished:
             return
@@ -240,7 +240,7 @@ class Coordinator:
             self._free(request)
 
     def _free(self, request: Request) -> None:
-        """Take a request out of the stages, release it at the workers, give its slot to another."""
+        """Take a request out of the stages, release it at the workers, and free its slot."""
         if not self._admission.is_running(request):
             self._admission.leave(request)
             return
@@ -280,13 +280,13 @@ class Coordinator:
         return is_done
 
     async def _run_lanes(self) -> None:
-        """Let every drafter work by itself, those that join later too."""
+        """Run a loop for each drafter, also for those that join later."""
         while True:
             lane = await self._pool.joined.get()
             self._loops.start(functools.partial(self._drafts.run_lane, lane))
 
     def _on_loop_error(self, loop: Loop, error: Exception) -> None:
-        """End all requests with an error: a bug broke a loop off."""
+        """End all requests with an error, since a bug has ended a loop."""
         if loop == self._run:
             self._verify.clear()
         self._abort_all(VerifierError(f"decoding broke off: {error}"))

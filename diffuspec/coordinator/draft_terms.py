@@ -1,4 +1,4 @@
-"""DraftTerms: what every draft request of one request has in common."""
+"""DraftTerms: makes the draft requests of one request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diffuspec.core.types import MAX_ALTERNATIVES, Draft, DraftRequest, TokenIds
 
 
 class DraftTerms:
-    """Makes draft requests; the drafter's weight in them may follow the verdicts."""
+    """What one request's draft requests have in common; the drafter's weight may adapt."""
 
     def __init__(
         self,
@@ -27,9 +27,9 @@ class DraftTerms:
         self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
 
     def request(self, prefix: TokenIds, length: int) -> DraftRequest:
-        """Return what to ask for a draft that is verified up to this length.
+        """Return the request for a draft of `length` tokens to verify.
 
-        One position more is drafted than verified, for the token after a full acceptance.
+        With pre-drafting, one more position is drafted, for the token after a full acceptance.
         """
         speculation = self._speculation
         is_pre_drafting = speculation.num_outcomes != 0

@@ -1,4 +1,4 @@
-"""LoopRunner: runs loops as tasks, and each again whenever a bug breaks it off."""
+"""LoopRunner: runs loops as tasks, and restarts a loop that a bug has ended."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Loop: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class LoopRunner:
-    """The loops of a coordinator; one that returns is over."""
+    """The loops of a coordinator. A loop that returns is not run again."""
 
     def __init__(self, on_error: Callable[[Loop, Exception], None]) -> None:
-        """`on_error` is called with a loop that broke off, before it runs again."""
+        """`on_error` is called with a loop that has failed, before it runs again."""
         self._on_error = on_error
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -26,7 +26,7 @@ class LoopRunner:
         return bool(self._tasks)
 
     def start(self, loop: Loop) -> None:
-        # In a context of its own: that of the caller may belong to one request.
+        # In a context of its own: the caller's may belong to one request.
         task = asyncio.create_task(self._keep_running(loop), context=contextvars.Context())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

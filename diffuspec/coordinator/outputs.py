@@ -1,4 +1,4 @@
-"""Outputs: what a request has said and its reader has not taken yet."""
+"""Outputs: the queue of a request's outputs that its reader has not taken yet."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from diffuspec.core.types import RequestOutput
 
 
 class Outputs:
-    """First in, first out, for one reader. An error is the last."""
+    """First in, first out, for one reader. An error comes last."""
 
     def __init__(self) -> None:
         self._unread: deque[RequestOutput | DiffuspecError] = deque()
-        self._arrival: asyncio.Future[None] | None = None  # that the reader waits for, or did
+        self._arrival: asyncio.Future[None] | None = None  # done once the reader's wait is over
 
     @property
     def num_unread(self) -> int:
@@ -26,7 +26,7 @@ class Outputs:
             self._arrival.set_result(None)
 
     async def take(self) -> RequestOutput | DiffuspecError:
-        """Wait for the next one."""
+        """Wait for the next output or error."""
         if not self._unread:
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Releases:
-    """Tells both roles, in tasks of its own. A worker that fails at it delays nothing else."""
+    """Releases requests at both roles, in background tasks. A worker that fails delays nothing."""
 
     def __init__(self, verifier: Verifier, drafters: DrafterPool | None) -> None:
         self._verifier = verifier
@@ -24,17 +24,17 @@ class Releases:
         self._sentinel: asyncio.Task[Literal[True]] | None = None
 
     def open(self) -> None:
-        """Accept releases until `finish`, or until the event loop ends.
+        """Accept releases until `finish`, or until the event loop shuts down.
 
-        A loop that ends cancels all of its tasks, the sentinel among them, and takes no new ones.
+        A loop that shuts down cancels all its tasks, the sentinel among them, and runs no new ones.
         """
         self._sentinel = asyncio.create_task(asyncio.Event().wait(), name="releases")
 
     def start(self, request_id: str, then: Callable[[], None]) -> None:
-        """Release a request at the workers; call `then` once the verifier has.
+        """Release a request at the workers; call `then` once the verifier has released it.
 
-        Drafters are not waited for: they may be busy with others' drafts. After the event loop's
-        end nothing happens.
+        Drafters may be busy with others' drafts, and are not waited for. Does nothing after the
+        event loop has begun to shut down.
         """
         if self._sentinel is None or self._sentinel.done() or self._sentinel.cancelling():
             return
@@ -48,7 +48,9 @@ class Releases:
             async with asyncio.timeout(max_seconds):
                 while self._tasks:
                     await asyncio.gather(*self._tasks)
-                    await asyncio.sleep(0)  # gather yields to no callback if all were done before
+                    await asyncio.sleep(
+                        0
+                    )  # done tasks leave _tasks by callback; gather may not wait
         if self._sentinel is not None:
             self._sentinel.cancel()
 

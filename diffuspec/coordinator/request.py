@@ -282,7 +282,7 @@ class Request:
         return self.reading.prompt_logprobs if self.num_steps == 1 else ()
 
     def verify_request(self, max_read_tokens: int) -> VerifyRequest:
-        """Return the verifier's request for the coming step; it may have to read the prefix first."""
+        """Return the verifier's request for the coming step; it may read the prefix first."""
         return VerifyRequest(
             self.request_id,
             self.prefix,

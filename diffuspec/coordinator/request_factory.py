@@ -33,7 +33,7 @@ class RequestFactory:
         draft_length: DraftLengthConfig,
         economics: Mapping[str, Economics],
     ) -> None:
-        """`economics` are by the drafters' name."""
+        """`economics` are by the drafters' names."""
         self._verifier = verifier
         self._pool = pool
         self._admission = admission

@@ -1,4 +1,4 @@
-"""What is refused: requests that a target cannot serve, and drafts that cannot be verified."""
+"""Validation: refuses requests that a target cannot serve, and drafts it cannot verify."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """EAGLE-2: EAGLE's head with a tree that follows its confidence.
 
 Li et al., EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees (arXiv 2406.16858).
-At each of six levels the ten nodes likeliest to be reached are gone on with; of all nodes found,
+At each of six levels the ten nodes likeliest to be reached get children; of all nodes found,
 the 59 likeliest are drafted (topK_generate of SafeAILab/EAGLE's cnets1.py, its defaults). What is
 different here is as in `eagle`.
 """

@@ -20,8 +20,8 @@ from diffuspec.models.worker import Worker
 class FedDrafter:
     """Makes lattices from the hidden states sent to it, and has them searched.
 
-    It keeps the states of the prefixes drafted for last. Each draft says which states are lacking;
-    the draft itself is empty unless all are known but a few at the end.
+    It keeps the states of the latest prefixes. Each draft says which states are lacking, and is
+    empty if more are lacking than the model's `max_unknown` at the end of the prefix.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FedDrafter:
         ]
 
     async def release(self, request_id: str) -> None:
-        """Keep what is known: it serves the next request that begins alike, and is bounded."""
+        """Keep the states, a bounded number: they serve requests with the same beginning."""
 
     def close(self) -> None:
         self._worker.close()

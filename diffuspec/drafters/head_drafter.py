@@ -63,9 +63,9 @@ def layers_beside(target: Target) -> TargetLayers:
 class StateReader:
     """Observes the verifier in this process, and runs drafters on the hidden states that it kept.
 
-    It observes every verification: a prefix may have been read before anybody asks for its draft.
-    A request whose last state is not known has no draft: one that the target read before this
-    reader was made and, where all states are needed, a hypothetical prefix.
+    It observes every verification, since a prefix may be read before its draft is asked for. A
+    prefix whose states are not known has no draft: one that the target read before this reader
+    existed or, if all states are needed, a hypothetical one.
     """
 
     num_top = 0
@@ -101,9 +101,10 @@ class StateReader:
         requests: Sequence[DraftRequest],
         nothing: T,
     ) -> list[T]:
-        """Do the work, in a thread, for the requests whose last state is known.
+        """Do the work, in a thread, for the requests whose states are known.
 
-        The others have `nothing`. Raises InvalidRequestError before any work, DrafterError after.
+        The result of the others is `nothing`. Raises InvalidRequestError before any work,
+        DrafterError after.
         """
         for request in requests:
             check_draft_request(request, self._num_ids)
@@ -150,7 +151,7 @@ class HeadDrafter:
         return [replace(draft, draft_seconds=seconds) for draft in drafts]
 
     async def release(self, request_id: str) -> None:
-        """Keep what is known: it serves the next request that begins alike, and is bounded."""
+        """Keep the states, a bounded number: they serve requests with the same beginning."""
 
     def close(self) -> None:
         self._reader.close()
@@ -168,7 +169,7 @@ class HeadLattices:
         return await self._reader.run(self._model.lattices, requests, EMPTY_LATTICE)
 
     async def release(self, request_id: str) -> None:
-        """Keep what is known: it serves the next request that begins alike, and is bounded."""
+        """Keep the states, a bounded number: they serve requests with the same beginning."""
 
     def close(self) -> None:
         self._reader.close()

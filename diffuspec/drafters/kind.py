@@ -1,4 +1,4 @@
-"""What the registry knows of a kind of drafter."""
+"""DrafterKind: the registry's entry for a kind of drafter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Home: TypeAlias = Literal["process", "coordinator", "verifier"]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a drafter may know of the target that it drafts for."""
+    """The target, as far as a drafter needs to know it."""
 
     info: TargetInfo
     vocabulary: str | None  # see vocabulary_digest; None: token ids are not compared
@@ -48,16 +48,16 @@ class DrafterKind(Generic[C]):
     config: type[C]
     load: Callable[[C, Target, PathScorer | None], LocalDrafter]
     needs_path_scorer: bool  # it makes lattices, to be searched here or in a process beside it
-    has_model: bool  # which may run on a GPU; its configuration has a key `device`
+    has_model: bool  # a model that may run on a GPU; its configuration has a key `device`
     observes: bool = False  # it observes verifications, so it runs in the verifier's process
-    import_ahead: Callable[[], None] = _nothing  # what load imports, while there is time to wait
+    import_ahead: Callable[[], None] = _nothing  # imports the modules of `load` ahead of it
 
     @property
     def home(self) -> Home:
         """Where it runs when the roles have processes of their own.
 
-        One that observes runs beside the target. A model has a process for itself; without one a
-        draft takes less time than a message, so it is made in the coordinator's.
+        A drafter that observes runs beside the target, one with a model in its own process. Others
+        run in the coordinator's, since their drafts take less time than a message.
         """
         if self.observes:
             return "verifier"

@@ -15,7 +15,7 @@ from diffuspec.models.heads.nodes import DraftNode, LevelHead
 
 
 class TreeShape(Protocol):
-    """Says how far a tree is grown, and how much of it is drafted."""
+    """How far a tree is grown, and how much of it is drafted."""
 
     @property
     def max_depth(self) -> int: ...
@@ -33,7 +33,7 @@ class TreeShape(Protocol):
         ...
 
     def to_grow(self, level: Sequence[DraftNode]) -> list[DraftNode]:
-        """Return the nodes of a level that something is to be drafted below."""
+        """Return the nodes of a level that get children."""
         ...
 
 
@@ -59,7 +59,7 @@ class LevelTrees:
     def __init__(
         self, head: LevelHead, shape: TreeShape, target: TargetInfo, max_requests: int
     ) -> None:
-        """max_requests: drafted for together."""
+        """max_requests: most requests in one forward."""
         self._head = head
         self._shape = shape
         self._eos_token_ids = frozenset(target.eos_token_ids)
@@ -112,7 +112,7 @@ def _children(node: DraftNode, depth: int) -> Iterator[tuple[int, float, DraftNo
 
 
 def _widths(node: TemplateNode, ranks: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield the ranks that lead to each node with children, and the number of these."""
+    """Yield, for each node with children, the ranks that lead to it and its number of children."""
     if node.children:
         yield ranks, len(node.children)
     for rank, child in enumerate(node.children):

@@ -1,17 +1,17 @@
-"""Lookahead decoding: n-grams that Jacobi iteration finds beside the answer are drafted.
+"""Lookahead decoding: drafts n-grams that Jacobi iteration finds beside the answer.
 
 Fu et al., Break the Sequential Dependency of LLM Inference Using Lookahead Decoding (arXiv
 2402.02057); rule and constants of Spec-Bench's model/lade. A window of W columns and N - 1 rows of
-guesses goes through every verification: the rows of a column are a branch that starts at its place
-of the first row, so the whole window is a tree. The tokens that the target says after the last row
-complete W n-grams for a pool, and become the new last row. Of the pool, up to G n-grams that follow
-the last token are verified in the same pass.
+guesses goes through every verification. The first row is a chain, and the other rows of a column
+are a branch below that column's guess in it, so the whole window is a tree. The target's tokens
+after the last row complete W n-grams for a pool, and become the new last row. Up to G n-grams of
+the pool that follow the last token are verified in the same pass.
 
-Different here: a guess that is right is accepted like any draft; the pool takes the n-grams of
-prompt and answer, too; and the columns are fewer where the nodes or tokens asked for have no room
-for them. A draft length that trims the draft by its cost cuts the window off, since it is hardly
-ever accepted: what is left is the pool of the own text. For all of it, use the policy `fixed` with
-W + N - 2 tokens or more, and max_nodes of 2 * W * (N - 1).
+Different here: a guess that is right is accepted like any draft; the pool also takes the n-grams of
+prompt and answer; and there are fewer columns if the nodes or tokens asked for have no room for
+more. The policy `cost_aware` trims the window off, since it is hardly ever accepted, and leaves
+the pool of prompt and answer. To verify all of it, use the policy `fixed` with W + N - 2 tokens or
+more, and max_nodes of 2 * W * (N - 1).
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _State:
 class LookaheadDrafter:
     """A Drafter and an Observer of the verifier in this process.
 
-    The window and the pool of a request are guesses that it loses nothing without; of requests
-    that are not released, those of the latest are kept.
+    The window and the pool of a request are guesses, and may be dropped at any time: if requests
+    are not released, only the latest ones' are kept.
     """
 
     num_top = 0

@@ -32,8 +32,8 @@ _MAX_WIDTH = 8  # nodes at one depth of the tree from the texts
 class SuffixAutomatonDrafter:
     """Drafts from the prefix and the given texts alone.
 
-    A request's automaton is a cache: it follows the request's prefix, a hypothetical one too, and
-    is made again where it cannot. If requests are not released, those of the latest are kept.
+    A request's automaton is a cache: it follows the request's prefix, also a hypothetical one, or
+    is made again if it cannot. If requests are not released, only the latest ones' are kept.
     """
 
     def __init__(
@@ -108,10 +108,7 @@ class _Texts:
         return self._automaton.match(prefix[-_MAX_MATCH:].tolist())
 
     def grow(self, builder: TreeBuilder, match: Match, num_tokens: int) -> None:
-        """Add the tokens that followed a match most often, the likeliest to be reached first.
-
-        At most num_tokens of them.
-        """
+        """Add at most num_tokens tokens that followed a match, most frequent first."""
         counts, automaton = self._counts, self._automaton
 
         def expand(state: int, depth: int) -> Iterator[tuple[int, float, int]]:

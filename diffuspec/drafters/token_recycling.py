@@ -104,7 +104,7 @@ class TokenRecyclingDrafter:
                 yield candidate, confidence, (candidate, child)
 
     def note(self, request_id: str) -> None:
-        """Note that a request is drafted for; if requests are not released, forget the oldest."""
+        """Note that a request is drafted for; forget the oldest if too many are not released."""
         self._request_ids[request_id] = None
         if len(self._request_ids) > self._max_requests:
             del self._request_ids[next(iter(self._request_ids))]

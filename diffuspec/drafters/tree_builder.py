@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from diffuspec.algorithm.draft_tree import best_path
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, DraftTree
@@ -33,14 +33,14 @@ def draft_each(
     return [replace(one, draft_seconds=seconds) for one in drafts]
 
 
-class _Candidate(NamedTuple):
+class _Candidate(NamedTuple, Generic[S]):
     cost: float  # -ln P(reached)
     order: int  # of discovery, for ties
     parent: int
     depth: int
     token_id: int
     confidence: float
-    state: object
+    state: S
 
 
 class TreeBuilder:
@@ -57,9 +57,9 @@ class TreeBuilder:
         return len(self._nodes) >= self._max_nodes
 
     def add(self, parent: int, token_id: int, confidence: float) -> int | None:
-        """Return the node of a token below a parent, an old or a new one; None: it has no place.
+        """Return the node of a token below a parent, added if it is new; None if the tree is full.
 
-        confidence: natural-log P(right | parent right), of a new node.
+        confidence: natural-log P(right | parent right); a node that exists keeps its own.
         """
         node = self._nodes.get((parent, token_id))
         if node is None and not self.is_full:
@@ -88,14 +88,15 @@ class TreeBuilder:
         max_depth: int,
         max_width: int | None = None,
     ) -> None:
-        """Add the tokens likeliest to be reached, from a state of the root on.
+        """Add the tokens likeliest to be reached below the root, whose state is given.
 
         At most max_tokens of them, at most max_width at one depth.
         """
-        order, widths, heap = count(), Counter[int](), list[_Candidate]()
+        order, widths = count(), Counter[int]()
+        heap: list[_Candidate[S]] = []
 
-        def discover(node: int, depth: int, cost: float, state: object) -> None:
-            for token_id, confidence, after in expand(state, depth):  # type: ignore[arg-type]
+        def discover(node: int, depth: int, cost: float, state: S) -> None:
+            for token_id, confidence, after in expand(state, depth):
                 one = (cost - confidence, next(order), node, depth, token_id, confidence, after)
                 heappush(heap, _Candidate(*one))
 
