@@ -25,7 +25,7 @@ class RayExporter:
     """Copies the samples of a registry. Belongs to one thread."""
 
     def __init__(self, registry: CollectorRegistry, labels: Mapping[str, str]) -> None:
-        """`labels` are added to those of every sample."""
+        """`labels` are added to every sample's own."""
         self._registry = registry
         self._labels = dict(labels)
         self._gauges: dict[str, Gauge] = {}

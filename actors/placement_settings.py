@@ -16,7 +16,7 @@ _MAX_GPUS = 16
 
 
 def round_share(amount: float) -> float:
-    """Return what Ray makes of an amount of a resource."""
+    """Return an amount of a resource rounded as Ray does."""
     return round(amount, SHARE_DIGITS)
 
 
@@ -56,7 +56,7 @@ class RoleSettings(Section):
 
 
 class NodeSettings(Section):
-    """Which nodes of the cluster a role may run on; none of it given: any."""
+    """Which nodes of the cluster a role may run on: any, unless something is set."""
 
     labels: dict[str, str] = Field(
         default_factory=dict,

@@ -20,14 +20,14 @@ from diffuspec.rpc.client.roles import RemotePathScorer
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer
 
-_PATIENCE = 3  # deadlines until a step counts as hung: one with a long prompt is merely late
+_PATIENCE = 3  # deadlines until a step counts as hung: one that reads a long prompt may be late
 
 
 class DrafterActor:
     """Serves a drafter. A plain class: an actor of Ray or a process by itself runs it."""
 
     def __init__(self, config: PipelineConfig, token: str, name: str | None = None) -> None:
-        """`name` is that of one of the drafters; None: the one that needs no name, the first."""
+        """`name`: the drafter's in the configuration; None: the first one."""
         names = config.engine.named_drafters
         self._drafter_config = names.get(name) if name is not None else config.engine.drafter
         if self._drafter_config is not None:

@@ -1,9 +1,9 @@
 """The drafters of a coordinator: which ones draft now, where they run, and why others do not.
 
-Those with a process of their own connect and leave at any time. Those without a model are loaded
-into the coordinator's process, where a draft takes less time than a message. Those that observe the
-target are beside it: the pool's lanes notice when they are lost, and try again. A drafter that is
-missing costs speed, never an answer.
+A drafter with a process of its own connects and leaves at any time. One without a model is loaded
+into the coordinator's process, where a draft takes less time than a message. One that observes the
+target runs in its process: its lane in the pool notices when it is lost, and tries it again. A
+missing drafter costs speed, never an answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Checked(Protocol):
 
 
 async def role_status(name: str, address: str, role: Checked | None) -> RoleStatus:
-    """Ask a role for its health; None is not well."""
+    """Ask a role for its health; None: it is not there, and so not healthy."""
     if role is not None and await role.check_health(HEALTH_SECONDS):
         return RoleStatus(name, address)
     reason = "it does not answer, or its last step failed"

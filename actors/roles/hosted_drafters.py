@@ -1,8 +1,7 @@
-"""Drafters that observe the target, and so run in its process: both ends of the way to them.
+"""Drafters that observe the target, and so run in its process: their servers and their clients.
 
-In the process of rank 0 each has a service of its own, which the verifier names to those that
-connect to it. Another rank 0 has other addresses, so the coordinator asks the verifier's client
-whenever it drafts.
+Each has a server of its own in the process of rank 0, and the verifier tells its clients the
+addresses. A new rank 0 has new ones, so the coordinator looks them up for every draft.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ async def hosted_drafters(
 ) -> AsyncGenerator[Sequence[HostedDrafter]]:
     """Serve the configuration's drafters that observe a target in this process.
 
-    One that does not start costs speed, not the verifier: it is listed with its problem.
+    A drafter that fails to start does not fail the verifier: it is listed with its problem.
     """
     found: list[HostedDrafter] = []
     async with contextlib.AsyncExitStack() as stack:
@@ -61,7 +60,7 @@ class DrafterHost(Protocol):
 
 
 class DrafterBesideVerifier:
-    """A `Drafter` in the process of a verifier, wherever that is now."""
+    """A `Drafter` in a verifier's process; follows it when the verifier is replaced."""
 
     def __init__(self, name: str, host: DrafterHost, connect: Connect) -> None:
         self._name = name
@@ -71,7 +70,7 @@ class DrafterBesideVerifier:
         self._connecting = asyncio.Lock()
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """See `Drafter.draft`. Raises DrafterError, also while there is none."""
+        """See `Drafter.draft`. Raises DrafterError, also while the verifier is replaced."""
         remote = await self.connected()
         return await remote.draft(requests)
 
@@ -80,7 +79,7 @@ class DrafterBesideVerifier:
             await self._remote.release(request_id)
 
     async def connected(self) -> RemoteDrafter:
-        """Return a client of the drafter where it is now. Raises DrafterError."""
+        """Return a client of the drafter at its present address. Raises DrafterError."""
         address = self._address()
         async with self._connecting:
             if self._remote is None or self._remote.address != address:

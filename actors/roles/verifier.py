@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 LOOPBACK = "127.0.0.1"
 
-_MIN_WORD_SECONDS = 60.0  # supervised ranks are missed earlier; this ends those that are not
-_IDLE_SHARE = 0.25  # of the time after which a rank misses messages: the pause between them
+_MIN_WORD_SECONDS = 60.0  # a rank without messages ends after this, if no supervisor ends it first
+_IDLE_SHARE = 0.25  # pause between rank 0's messages, as a share of that time
 _FOLLOW_SECONDS = 2.0  # for the last message of rank 0 to arrive
 
 
@@ -199,7 +199,7 @@ async def _in_daemon_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 
 async def _first_of(watches: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Return or raise what the first to end does, and cancel the others."""
+    """Wait for the first to end, and cancel the others. Raises the first one's error."""
     tasks = [asyncio.create_task(watch) for watch in watches]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What the HTTP application runs over on a cluster: pipelines, asked over gRPC.
+"""The HTTP application's backend on a cluster: pipelines, called over gRPC.
 
 A request goes to the pipeline that fits its prompt best. When that is lost or shuts down, the rest
 of the answer comes from another one: tokens depend on prompt, parameters and seed alone.

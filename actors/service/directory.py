@@ -1,7 +1,7 @@
-"""The directory: which pipelines there are, where their coordinators listen, and with which token.
+"""The directory: the pipelines that run, the addresses of their coordinators, and their tokens.
 
-Pipeline replicas announce themselves again and again; one that stops doing so is left out. Nothing
-is kept on disk: a directory that is started again knows all pipelines one announcement later.
+Pipeline replicas announce themselves repeatedly; one that stops doing so is left out. Nothing is
+kept on disk: a directory that is started again knows all pipelines after their next announcements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXPIRY_SECONDS = 5.0  # after the last announcement
 class Member:
     """A pipeline, as its replica announces it."""
 
-    name: str  # of the replica: another one for each replica ever started
+    name: str  # the replica's, never used again
     address: str  # of the coordinator; "" while there is none
     token: str = field(repr=False)
     node_id: str  # of the coordinator
@@ -39,7 +39,7 @@ class Directory:
         self._metrics: dict[str, str] = {}
 
     async def announce(self, member: Member) -> None:
-        """Add a pipeline, or replace what is known of it."""
+        """Add a pipeline, or replace its entry."""
         self._members[member.name] = member, self._clock()
 
     async def announce_metrics(self, name: str, text: str) -> None:

@@ -31,11 +31,11 @@ class Link:
         self.member = member
         self.client: RemoteCoordinator | None = None
         self.is_listed = True  # in the directory
-        self.is_healthy = False  # by the last check, and no connection was lost after it
+        self.is_healthy = False  # the last check succeeded, and no connection was lost since
         self.is_lost = False  # a connection was lost, and no check has succeeded since
         self.problem = "not connected yet"  # "" if healthy
         self.open: Counter[str] = Counter()  # requests of this ingress, by their ids
-        self.moving: set[str] = set()  # of these, to another pipeline
+        self.moving: set[str] = set()  # ids of open requests that move to another pipeline
 
     @property
     def num_requests(self) -> int:
@@ -44,7 +44,7 @@ class Link:
 
     @contextlib.contextmanager
     def answering(self, request_id: str) -> Iterator[None]:
-        """Count a request as open while the context is."""
+        """Count a request as open while the context is open."""
         self.open[request_id] += 1
         try:
             yield
@@ -58,7 +58,7 @@ class Link:
         assert self.client is not None
         for request_id in self.open.keys() - self.moving:
             self.moving.add(request_id)
-            with contextlib.suppress(WorkerError):  # a coordinator that is lost ends them, too
+            with contextlib.suppress(WorkerError):  # a lost coordinator has ended them anyway
                 await self.client.cancel(request_id)
 
     def lost(self, reason: str) -> None:

@@ -45,16 +45,19 @@ class Security:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What every call carries."""
+        """The metadata of every call: the token."""
         return ((TOKEN_KEY, _SCHEME + self.token),)
 
     def accepts(self, authorization: str | bytes | None) -> bool:
-        """Compare in constant time what a call carries with the token."""
+        """Return whether a call's authorization has the token; compares in constant time."""
         found = authorization.encode() if isinstance(authorization, str) else authorization or b""
         return hmac.compare_digest(found, (_SCHEME + self.token).encode())
 
     def server_credentials(self, host: str) -> grpc.ServerCredentials | None:
-        """Return how to listen; None: without TLS. Raises ConfigError off loopback without TLS."""
+        """Return the credentials to listen with; None: no TLS, for which only loopback will do.
+
+        Raises ConfigError.
+        """
         if self.tls is None:
             if not is_loopback(host):
                 raise ConfigError(
@@ -66,7 +69,7 @@ class Security:
         return grpc.ssl_server_credentials([(key, certificate)], ca, require_client_auth=True)
 
     def channel_credentials(self) -> grpc.ChannelCredentials | None:
-        """Return how to dial; None: without TLS."""
+        """Return the credentials to connect with; None: no TLS."""
         if self.tls is None:
             return None
         ca, certificate, key = _read(self.tls)

@@ -118,7 +118,7 @@ def _add_completions(add: _Add, completions: Completions) -> None:
 
 
 def _takes(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what OpenAPI says of a body of this schema."""
+    """Return OpenAPI's entry for a request body of this schema."""
     content = {"application/json": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -166,6 +166,8 @@ async def test_without_keys_only_loopbacks_own_names_are_answered():
     settings = ServeSettings(allowed_hosts=("Example.com",))
     async with http_client(fake_engine(), settings) as client:
         assert (await client.get("/v1/models", headers={"host": "example.com:80"})).is_success
+        refused = await client.get("/v1/models", headers={"host": "localhost"})
+        assert "allowed_hosts" in error_of(refused, 403)["message"]
 
 
 async def test_a_full_queue_is_told_with_a_time_to_retry_after():

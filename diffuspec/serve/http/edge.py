@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, who may call, how many at once, headers of responses."""
+"""The edge: the id, host, API key and number of requests; the headers of responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from diffuspec.telemetry import context
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _PROBES = ("/health", "/ready")
 _KEYED = ("/metrics", "/tokenize", "/detokenize")  # besides all below /v1
-_LINGER_SECONDS = 2.0  # to read what is left of a refused body, so that the client reads the answer
+_LINGER_SECONDS = 2.0  # to drain a refused body: clients read the answer only after sending it
 _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -65,19 +65,19 @@ class Edge:
                 log_failure(error)  # the server closes the connection
 
     def _check_host(self, scope: Scope) -> None:
-        """Refuse names that are not ours: a page elsewhere could have its name lead here."""
+        """Refuse unknown host names: a foreign page may resolve its own to here (DNS rebinding)."""
         if self._hosts is None or scope["path"] in _PROBES:
             return
         headers = Headers(scope=scope)
         if scope["http_version"] == "1.0" and "host" not in headers:
-            return  # HTTP/1.0 does not ask for a host; browsers name it always
+            return  # HTTP/1.0 needs no host, and every browser sends one
         host = headers.get("host", "").lower()
         name = host if host.endswith("]") else re.sub(r":\d*$", "", host)
         if name not in self._hosts:
             raise HttpError(
                 403,
-                "this service has no API keys, so it answers only on loopback's own names; see "
-                "api_keys and allowed_hosts",
+                "this service does not answer to this host name: allowed_hosts lists its names, by "
+                "default only loopback's own while it has no API keys",
                 "host_not_allowed",
             )
 
@@ -127,7 +127,7 @@ def given_id(headers: Headers) -> str | None:
 
 
 def use_id(scope: Scope, request_id: str) -> None:
-    """Know a request by an id: in what answers it, in its response and in the log."""
+    """Give a request this id: in its handlers, in its response and in the log."""
     scope["state"]["request_id"] = request_id
     context.request_id.set(request_id)
 
@@ -145,7 +145,7 @@ class HeadAsGet:
 
 
 class _Exchange:
-    """One request and its response, with what is added to both."""
+    """One request and its response."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._scope = scope

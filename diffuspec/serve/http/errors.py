@@ -1,4 +1,4 @@
-"""Errors as responses, all of them in OpenAI's shape; what is unexpected is logged without text."""
+"""Errors as responses, all in OpenAI's shape. Unexpected ones are logged without users' text."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def respond(error: Exception) -> Response:
 
 
 def answer_for(error: Exception) -> ErrorAnswer:
-    """Return how an error is told, and log those that are ours to repair."""
+    """Return the answer to an error; log it if it is a fault of ours."""
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code)
         headers = dict(error.headers or {})  # the methods that a path allows
@@ -67,7 +67,7 @@ def _answer_ours(error: Exception) -> ErrorAnswer:
 
 
 def log_failure(error: Exception) -> None:
-    """Log where an error comes from; its message could hold a user's text if it is not ours."""
+    """Log an error of ours by its message, any other by its place: its message may quote users."""
     if isinstance(error, DiffuspecError):
         logger.warning("a request failed: %s: %s", type(error).__name__, error)
     else:

@@ -155,7 +155,7 @@ def _read(path: Path) -> dict[str, ApiKey]:
 
 
 def key_hash(key: str) -> str:
-    """Return what a file has in place of a key."""
+    """Return the hash that a file has in place of a key."""
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
 
 
@@ -181,7 +181,7 @@ def add_key(
 
 
 def _version(path: Path) -> tuple[int, int, int] | None:
-    """Return what changes with a file; None if it is not there."""
+    """Return a value that changes whenever the file does; None if there is no file."""
     try:
         status = path.stat()
     except OSError:

@@ -119,14 +119,14 @@ class StreamOptions(Part):
 
 
 class Prediction(Part):
-    """A text that the answer will have much of."""
+    """A text that much of the answer may repeat."""
 
     type: Literal["content"]
     content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)]
 
 
 class Body(BaseModel):
-    """What both endpoints take. Other keys are sorted out in `parsing`."""
+    """The keys that both endpoints take. `parsing` checks the other keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 

@@ -100,7 +100,7 @@ _UNKNOWN = ErrorAnswer(500, "internal error", _SERVER, "internal_error", headers
 
 
 def answer_to(error: BaseException) -> ErrorAnswer:
-    """Return how an error is told to a client: by the nearest class that has an answer."""
+    """Return the answer to an error: that of the nearest of its classes that has one."""
     if isinstance(error, HttpError):
         return error.answer
     if isinstance(error, InvalidRequestError):

@@ -17,7 +17,7 @@ ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request, checked: what to generate, and how to report it. Not tokenised yet."""
+    """A checked request: what to generate, and how to report it. Not tokenised yet."""
 
     endpoint: Endpoint
     prompts: tuple[Prompt, ...]
@@ -25,9 +25,9 @@ class Job:
     sampling: SamplingParams  # max_tokens is set when the length of the prompt is known
     max_tokens: int | None  # None: to the end of the context
     speculation: SpeculationParams | None  # None: the deployment's
-    prediction: str = ""  # that answers may have much of
-    max_prompt_tokens: int | None = None  # what is longer is cut; None: refused, if it cannot fit
-    is_cut_at_end: bool = False  # a prompt that is cut; else it loses its beginning
+    prediction: str = ""  # text that answers may repeat much of
+    max_prompt_tokens: int | None = None  # longer prompts are cut; None: refused if they cannot fit
+    is_cut_at_end: bool = False  # a prompt that is cut loses its end, not its beginning
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
@@ -36,7 +36,7 @@ class Job:
     reports_prompt: bool = False  # prompt_logprobs, as vLLM has them
     return_token_ids: bool = False
     names_tokens_by_id: bool = False  # in logprobs
-    request_id: str | None = None  # the client's own; None: a header has it, or it gets one
+    request_id: str | None = None  # in the body; None: in a header, or made here
     form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
     adds_special_tokens: bool | None = None  # to prompts that are texts; None: see encode_prompt
     role: str = "assistant"  # of the message that answers a chat
@@ -51,7 +51,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One answer to make. `index` is its place among the choices."""
+    """One answer to make; `index` is that of its choice."""
 
     index: int
     prompt_token_ids: TokenIds
@@ -60,7 +60,7 @@ class Generation:
 
 
 def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ...]:
-    """Tokenise the prompts of a job: the part that takes time, to be done in a thread.
+    """Tokenise the prompts of a job. It takes time: call it in a thread.
 
     Raises InvalidRequestError, also for prompts that leave no room for an answer.
     """
@@ -70,7 +70,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
         token_ids = encode_one(prompt, job, tokenizer, model)
         room = model.max_model_len - len(token_ids)
         if room < (job.max_tokens or 1):
-            # Clients look for these words and this code, to send less.
+            # Clients recognise this wording and code, and send a shorter prompt.
             raise BadRequestError(
                 f"this model's maximum context length is {model.max_model_len} tokens, too few for "
                 f"{len(token_ids)} of the prompt and {job.max_tokens or 1} of the answer",
@@ -85,7 +85,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
 
 
 def _speculation(job: Job, tokenizer: Any, model: ServedModel) -> SpeculationParams | None:
-    """Return how the answers are drafted, with the prediction's tokens: as many as there may be."""
+    """Return the job's speculation with the tokens of its prediction, cut to the most allowed."""
     if not job.prediction:
         return job.speculation
     prediction = encode_prompt(job.prediction, tokenizer, None, adds_special_tokens=False)
@@ -95,7 +95,7 @@ def _speculation(job: Job, tokenizer: Any, model: ServedModel) -> SpeculationPar
 
 
 def encode_one(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
-    """Tokenise a prompt of a job, and cut it if that is asked for. Raises InvalidRequestError."""
+    """Tokenise a prompt of a job, and cut it if the job says so. Raises InvalidRequestError."""
     most = job.max_prompt_tokens
     longest = model.max_model_len if most is None else None
     token_ids = encode_prompt(prompt, tokenizer, longest, job.chat, job.adds_special_tokens)

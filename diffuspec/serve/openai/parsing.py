@@ -210,9 +210,9 @@ def _common(body: Body, num_answer_tokens: int, model: ServedModel) -> dict[str,
 
 
 def _max_prompt_tokens(body: Body, room: int) -> int | None:
-    """Return to how many tokens prompts are cut; None: they are not. `room` is for the prompt."""
+    """Return to how many tokens prompts are cut; None: they are not. `room`: left by the answer."""
     most = body.truncate_prompt_tokens
-    if most is None or room < 1:  # an answer without room is refused by its own name
+    if most is None or room < 1:  # max_tokens leaves no room for a prompt, and is refused later
         return None
     if not (most == -1 or 1 <= most <= room):
         raise BadRequestError(
@@ -252,7 +252,7 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> SamplingParams:
-    """Return the declared parameters that a body has; refuse what is not known."""
+    """Return the sampling parameters of a body; refuse unknown keys."""
     known = {one.name for one in declared(SamplingParams)} - _SHAPED - WORDS
     extras = body.model_extra or {}
     form = read_form(extras)

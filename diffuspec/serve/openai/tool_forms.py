@@ -25,7 +25,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The functions that a model is told of, and what it may do with them."""
+    """The functions that the model may call, and the form of its answer."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     is_named: bool = False  # the answer is one call of a function that the request names
@@ -33,7 +33,7 @@ class ToolUse:
 
 
 def read_tools(body: ChatBody, form: StructuredOutput | None) -> ToolUse:
-    """Return what a body says of tools. `form` is what it demands of answers besides.
+    """Return the tools of a body. `form`: that of answers without calls, if the body demands one.
 
     Raises BadRequestError.
     """
@@ -42,7 +42,7 @@ def read_tools(body: ChatBody, form: StructuredOutput | None) -> ToolUse:
         raise BadRequestError("tool_choice needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return ToolUse(form=form)
-    hidden = {"function": {"strict"}}  # said to us, not to the model
+    hidden = {"function": {"strict"}}  # for us, not for the model
     tools = tuple(tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.tools)
     functions, is_single = _functions(body), not body.parallel_tool_calls
     if choice != "auto":

@@ -138,7 +138,10 @@ class CallReader:
         return [text]
 
     def _call(self, text: str, *, is_closed: bool) -> list[Piece]:
-        """Return a whole call at once: its arguments are missing, a text, or before its name."""
+        """Return a call that could not be passed on in parts.
+
+        Its arguments are missing, a text, or written before its name.
+        """
         data = _read_json(text)
         if not isinstance(data, dict) or not isinstance(data.get("name"), str):
             return self._content(OPEN + text + (CLOSE if is_closed else ""))
@@ -176,7 +179,7 @@ class _JsonObject:
 
 
 def _read_json(text: str) -> Any:
-    """Return what a JSON text stands for; None if it is none."""
+    """Return the value of a JSON text; None if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

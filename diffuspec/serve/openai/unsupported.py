@@ -20,14 +20,14 @@ IGNORED = frozenset(
         "guided_decoding_backend",
     )
 )
-# What is not implemented and changes answers, with the value at which it does not.
+# Keys that are not implemented and would change answers, each with the value that changes nothing.
 _NEUTRAL: dict[str, object] = {
-    "add_generation_prompt": True,  # of a text, which has no template
+    "add_generation_prompt": True,  # in completions: a text has no chat template
     "audio": {},
     "best_of": 1,
     "chat_template": "",
-    "chat_template_kwargs": {},  # of a text
-    "continue_final_message": False,  # of a text
+    "chat_template_kwargs": {},  # in completions
+    "continue_final_message": False,  # in completions
     "documents": [],
     "early_stopping": False,
     "echo": False,
@@ -35,7 +35,7 @@ _NEUTRAL: dict[str, object] = {
     "functions": [],
     "length_penalty": 1,
     "modalities": ["text"],
-    "parallel_tool_calls": True,  # of a text, which has no tools
+    "parallel_tool_calls": True,  # in completions: a text has no tools
     "priority": 0,
     "reasoning_effort": "none",
     "suffix": "",
@@ -52,9 +52,9 @@ _MAX_SHOWN = 64  # characters of a key
 
 
 def check_rest(rest: Mapping[str, Any], num_choices: int, known: Collection[str]) -> None:
-    """Check the keys of a body that nothing else has taken; `known` are those that it may have.
+    """Check the keys of a body that nothing else has read; `known` are the keys it may have.
 
-    Raises BadRequestError naming one.
+    Raises BadRequestError naming a key that is refused.
     """
     for name, value in rest.items():
         if name in IGNORED or (name == "best_of" and value == num_choices):
