@@ -21,7 +21,7 @@ from diffuspec.serve.generation import outputs
 from diffuspec.serve.openai.errors import answer_to
 from diffuspec.serve.openai.jobs import ENDPOINTS, encode
 from diffuspec.serve.openai.parsing import check_model, parse
-from diffuspec.serve.openai.replies import make_reply
+from diffuspec.serve.openai.replies import Whole, make_reply
 
 
 class BackendService:
@@ -45,7 +45,7 @@ class BackendService:
             answer = answer_to(error)
             return Reply(answer.status, request_id, answer.body())
 
-    async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+    async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> Whole:
         """Return the object that the endpoint replies with. Raises what a backend does."""
         backend, model = self._backend, self._backend.model
         check_model(body, model)

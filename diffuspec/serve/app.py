@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.serve.backend import Backend
-from diffuspec.serve.http import errors
+from diffuspec.serve.http import errors, openapi
 from diffuspec.serve.http.api_docs import add_api_docs
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge, HeadAsGet
@@ -29,7 +29,20 @@ from diffuspec.serve.http.playground import add_playground
 from diffuspec.serve.http.tokenization import Tokenization
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import HttpError, no_such_model
-from diffuspec.serve.openai.schema import ERROR, body_schema
+from diffuspec.serve.openai.objects import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    DetokenizedText,
+    Health,
+    Model,
+    ModelList,
+    Readiness,
+    TokenizedPrompt,
+    Version,
+)
+from diffuspec.serve.openai.schema import body_schema
 from diffuspec.serve.openai.tokenization import (
     DETOKENIZE_SCHEMA,
     TOKENIZE_SCHEMA,
@@ -38,17 +51,6 @@ from diffuspec.serve.openai.tokenization import (
 )
 from diffuspec.serve.settings import ServeSettings
 
-_ERROR = {"content": {"application/json": {"schema": ERROR}}}
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request is refused.", **_ERROR},
-    "5XX": {"description": "It cannot be answered now.", **_ERROR},
-}
-_ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer, or its chunks as events with `stream: true`.",
-        "content": {"application/json": {}, "text/event-stream": {}},
-    }
-}
 if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
 
@@ -75,12 +77,13 @@ def create_app(
         redirect_slashes=False,  # to plain HTTP, where a gateway has ended TLS
     )
     errors.install(app)
+    openapi.install(app)
     app.state.series = series = HttpSeries()
     app.add_middleware(Edge, settings=settings, keys=keys)
     app.add_middleware(Observer, series=series, spans=spans)
     app.add_middleware(HeadAsGet)
     shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]  # in /openapi.json
-    add = functools.partial(app.add_api_route, responses=_RESPONSES, dependencies=shown)
+    add = functools.partial(app.add_api_route, dependencies=shown)
     threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
     _add_completions(add, Completions(backend, settings, threads))
     _add_tokenization(add, Tokenization(backend, settings, threads))
@@ -109,18 +112,19 @@ def _add_completions(add: _Add, completions: Completions) -> None:
         """Continue a text."""
         return await completions.answer("/v1/completions", request)
 
-    for path, answer, kind in (
-        ("/v1/chat/completions", chat, ChatBody),
-        ("/v1/completions", complete, CompletionBody),
+    for path, answer, body, whole, chunk in (
+        ("/v1/chat/completions", chat, ChatBody, ChatCompletion, ChatCompletionChunk),
+        ("/v1/completions", complete, CompletionBody, Completion, CompletionChunk),
     ):
-        extra = _takes(body_schema(kind))
-        add(path, answer, methods=["POST"], openapi_extra=extra, responses=_ANSWER | _RESPONSES)
-
-
-def _takes(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return OpenAPI's entry for a request body of this schema."""
-    content = {"application/json": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
+        responses = openapi.answers(
+            whole,
+            "The answer, or its chunks as events with `stream: true`.",
+            *openapi.OF_BODIES,
+            504,
+            chunks=chunk,
+        )
+        extra = openapi.takes(body_schema(body))
+        add(path, answer, methods=["POST"], openapi_extra=extra, responses=responses)
 
 
 def _add_tokenization(add: _Add, tokenization: Tokenization) -> None:
@@ -132,14 +136,17 @@ def _add_tokenization(add: _Add, tokenization: Tokenization) -> None:
         """Return the text of token ids."""
         return await tokenization.answer(detokenize, request)
 
-    extra = _takes(TOKENIZE_SCHEMA)
-    add("/tokenize", tokenize_prompt, methods=["POST"], openapi_extra=extra)
-    extra = _takes(DETOKENIZE_SCHEMA)
-    add("/detokenize", detokenize_ids, methods=["POST"], openapi_extra=extra)
+    for path, answer, schema, kind, description in (
+        ("/tokenize", tokenize_prompt, TOKENIZE_SCHEMA, TokenizedPrompt, "The token ids."),
+        ("/detokenize", detokenize_ids, DETOKENIZE_SCHEMA, DetokenizedText, "The text."),
+    ):
+        responses = openapi.answers(kind, description, *openapi.OF_BODIES)
+        extra = openapi.takes(schema)
+        add(path, answer, methods=["POST"], openapi_extra=extra, responses=responses)
 
 
 def _add_models(add: _Add, backend: Backend) -> None:
-    def describe() -> dict[str, Any]:
+    def describe() -> Model:
         model = backend.model
         return {
             "id": model.name,
@@ -151,16 +158,22 @@ def _add_models(add: _Add, backend: Backend) -> None:
 
     async def models() -> JSONResponse:
         """List the served model."""
-        return JSONResponse({"object": "list", "data": [describe()]})
+        listed: ModelList = {"object": "list", "data": [describe()]}
+        return JSONResponse(listed)
 
-    async def model(name: str) -> JSONResponse:
+    async def model(request: Request) -> JSONResponse:
         """Describe the served model."""
-        if name != backend.model.name:
+        if request.path_params["name"] != backend.model.name:
             raise no_such_model(backend.model.name)
         return JSONResponse(describe())
 
-    add("/v1/models", models, methods=["GET"])
-    add("/v1/models/{name:path}", model, methods=["GET"])
+    statuses = openapi.OF_THE_MODEL
+    responses = openapi.answers(ModelList, "The model, as a list of one.", *statuses)
+    add("/v1/models", models, methods=["GET"], responses=responses)
+    responses = openapi.answers(Model, "The model.", *statuses, 404)
+    extra = openapi.takes_name("Name of the model.")
+    path = "/v1/models/{name:path}"
+    add(path, model, methods=["GET"], responses=responses, openapi_extra=extra)
 
 
 def _add_metrics(add: _Add, backend: Backend, series: HttpSeries) -> None:
@@ -171,13 +184,16 @@ def _add_metrics(add: _Add, backend: Backend, series: HttpSeries) -> None:
             text = await backend.metrics()
         return PlainTextResponse(text + series.text(), media_type=_METRICS_TYPE)
 
-    add("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse)
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    responses = openapi.said("The series.", content, *openapi.ANYWHERE, 401)
+    add("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse, responses=responses)
 
 
 def _add_health(app: FastAPI, backend: Backend) -> None:
     async def health() -> JSONResponse:
         """Tell that the process is alive."""
-        return JSONResponse({"status": "ok"})
+        alive: Health = {"status": "ok"}
+        return JSONResponse(alive)
 
     async def ready() -> JSONResponse:
         """Tell whether requests can be answered now: 200, or 503 and why not."""
@@ -185,11 +201,16 @@ def _add_health(app: FastAPI, backend: Backend) -> None:
 
     async def show_version() -> JSONResponse:
         """Return the version of diffuspec."""
-        return JSONResponse({"version": app.version})
+        shown: Version = {"version": app.version}
+        return JSONResponse(shown)
 
-    app.add_api_route("/health", health, methods=["GET"])
-    app.add_api_route("/ready", ready, methods=["GET"], responses=_RESPONSES)
-    app.add_api_route("/version", show_version, methods=["GET"])
+    for path, answer, kind, description, statuses in (
+        ("/health", health, Health, "The process is alive.", (400, 500)),
+        ("/ready", ready, Readiness, "Requests can be answered.", (400, 500, 503)),
+        ("/version", show_version, Version, "The version.", openapi.ANYWHERE),
+    ):
+        responses = openapi.answers(kind, description, *statuses)
+        app.add_api_route(path, answer, methods=["GET"], responses=responses)
 
 
 async def _readiness(backend: Backend) -> JSONResponse:
@@ -199,11 +220,10 @@ async def _readiness(backend: Backend) -> JSONResponse:
     ]
     if broken:
         raise HttpError(503, f"not ready: {', '.join(broken)}", "not_ready", kind="server_error")
-    return JSONResponse(
-        {
-            "status": "degraded" if status.degraded_reasons else "ready",
-            "running": status.num_running,
-            "waiting": status.num_waiting,
-            "healthy_roles": sum(role.is_healthy for role in status.roles),
-        }
-    )
+    readiness: Readiness = {
+        "status": "degraded" if status.degraded_reasons else "ready",
+        "running": status.num_running,
+        "waiting": status.num_waiting,
+        "healthy_roles": sum(role.is_healthy for role in status.roles),
+    }
+    return JSONResponse(readiness)

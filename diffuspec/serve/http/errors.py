@@ -17,7 +17,7 @@ from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
 
 logger = logging.getLogger(__name__)
 
-_CODES = {404: "not_found", 405: "method_not_allowed", 422: "invalid_request"}
+_CODES = {404: "not_found", 405: "method_not_allowed"}
 _MESSAGES = {
     404: "no such path: /openapi.json has those of this service",
     405: "this path does not take this method: the header Allow names those that it takes",

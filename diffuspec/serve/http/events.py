@@ -17,7 +17,7 @@ from diffuspec.serve.http.connection import ClientGoneError, unless_gone
 DONE = b"data: [DONE]\n\n"
 
 
-def event(data: Mapping[str, Any]) -> bytes:
+def event(data: Mapping[str, object]) -> bytes:
     """Return one event. The JSON has no line breaks and no bare control characters."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return b"data: " + text.encode("utf-8", "replace") + b"\n\n"

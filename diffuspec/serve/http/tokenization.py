@@ -12,10 +12,11 @@ from starlette.responses import JSONResponse
 
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.http.body import read_json
+from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import check_model
 from diffuspec.serve.settings import ServeSettings
 
-Answer: TypeAlias = Callable[[object, Any, ServedModel], dict[str, Any]]
+Answer: TypeAlias = Callable[[object, Any, ServedModel], TokenizedPrompt | DetokenizedText]
 
 
 class Tokenization:

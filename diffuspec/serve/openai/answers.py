@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
 from diffuspec.serve.openai.jobs import Generation
+from diffuspec.serve.openai.objects import SpeculationUsage, Usage
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Answer:
         self.seed = output.seed
 
 
-def usage(answers: Sequence[Answer], num_choices: int) -> dict[str, Any]:
+def usage(answers: Sequence[Answer], num_choices: int) -> Usage:
     """Return OpenAI's usage block. A prompt counts once for all its choices, by the first of them.
 
     `speculation` is our own: steps, acceptance, hits of pre-drafts.
@@ -62,7 +62,7 @@ def usage(answers: Sequence[Answer], num_choices: int) -> dict[str, Any]:
     }
 
 
-def _speculation(answers: Sequence[Answer]) -> dict[str, Any]:
+def _speculation(answers: Sequence[Answer]) -> SpeculationUsage:
     steps = [step for answer in answers for step in answer.steps]
     num_tokens = sum(len(answer.token_ids) for answer in answers)
     drafts = [step for step in steps if step.num_tree_nodes]

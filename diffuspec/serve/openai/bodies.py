@@ -46,6 +46,8 @@ def _check_option(given: object) -> object:
     raise ValueError(f"must be true, false, a number or at most {_MAX_OPTION_CHARACTERS} letters")
 
 
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
 _OPTION_SCHEMA: dict[str, Any] = {"type": ["boolean", "number", "string", "null"]}
 TemplateOption: TypeAlias = Annotated[
     Any, PlainValidator(_check_option), WithJsonSchema(_OPTION_SCHEMA)
@@ -82,7 +84,7 @@ class ToolCall(Part):
 
 
 class Message(Part):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None

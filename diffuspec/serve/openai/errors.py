@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from diffuspec.core import errors
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.serve.openai.objects import Error
 
 
 class BadRequestError(InvalidRequestError):
@@ -56,7 +56,7 @@ class ErrorAnswer:
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Error:
         """Return the JSON object, also the data of an event inside of a stream."""
         return {
             "error": {

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 from diffuspec.core.params import MAX_PREDICTED_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.openai.bodies import Role
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.text.prompt import ChatOptions, encode_prompt
 
@@ -39,7 +40,7 @@ class Job:
     request_id: str | None = None  # in the body; None: in a header, or made here
     form_asked_by: str | None = None  # the key of the body that asks for a form of the answer
     adds_special_tokens: bool | None = None  # to prompts that are texts; None: see encode_prompt
-    role: str = "assistant"  # of the message that answers a chat
+    role: Role = "assistant"  # of the message that answers a chat
     chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names
 

@@ -1,4 +1,4 @@
-"""JSON schemas of the bodies and of errors, for the OpenAPI document."""
+"""JSON schemas of bodies and of the objects of answers, for the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -8,24 +8,26 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.serve.openai import objects
 from diffuspec.serve.openai.bodies import Body
 from diffuspec.serve.openai.parsing import DEFAULT_TEMPERATURE
 from diffuspec.serve.openai.unsupported import IGNORED
 
-ERROR: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+# All that the service answers with; what these have within themselves follows from them.
+_OBJECTS: tuple[Any, ...] = (
+    objects.ChatCompletion,
+    objects.ChatCompletionChunk,
+    objects.Completion,
+    objects.CompletionChunk,
+    objects.DetokenizedText,
+    objects.Error,
+    objects.Health,
+    objects.ModelList,
+    objects.Readiness,
+    objects.TokenizedPrompt,
+    objects.Version,
+)
+_REFERENCE = "#/components/schemas/{model}"
 
 _JSON_SCHEMA = {"type": ["object", "string"], "description": "The answer is JSON of this schema."}
 _FORMS: dict[str, Any] = {
@@ -48,6 +50,20 @@ _FORMS: dict[str, Any] = {
     "guided_grammar": {"type": "string", "description": "Lark or GBNF."},
 }
 _LABELS: dict[str, Any] = {name: {"description": "Taken, without effect."} for name in IGNORED}
+
+
+def reference(kind: type[Any]) -> dict[str, Any]:
+    """Return the reference to an object's schema in the OpenAPI document."""
+    return {"$ref": _REFERENCE.format(model=kind.__name__)}
+
+
+def object_schemas() -> dict[str, Any]:
+    """Return the schemas of all objects of answers by their names."""
+    adapters: list[tuple[Any, Any, TypeAdapter[Any]]]
+    adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in _OBJECTS]
+    _, schemas = TypeAdapter.json_schemas(adapters, ref_template=_REFERENCE)
+    found: dict[str, Any] = schemas["$defs"]
+    return found
 
 
 def body_schema(kind: type[Body]) -> dict[str, Any]:

@@ -6,22 +6,20 @@ A request with `speculation: {"report_drafts": true}` gets it in every chunk of 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from diffuspec.core.types import RequestOutput, VerifiedDraft
+from diffuspec.serve.openai.objects import StepReport, StepToken, StepTree
 from diffuspec.serve.openai.token_texts import TokenTexts
 
-_STAGES = ("draft", "search", "verify", "transport", "step")
 
-
-def describe_step(output: RequestOutput, texts: TokenTexts) -> dict[str, Any]:
+def describe_step(output: RequestOutput, texts: TokenTexts) -> StepReport:
     """Return the key `speculation` of a chunk.
 
     tokens: what the step added; the first num_accepted_tokens were drafted, the rest is the
     target's own. tree: what was verified, null without a draft. Seconds are by stage.
     """
     step = output.step
-    tokens = [
+    tokens: list[StepToken] = [
         {"id": token_id, "text": piece}
         for token_id, piece in zip(output.token_ids, output.pieces, strict=True)
     ]
@@ -30,13 +28,19 @@ def describe_step(output: RequestOutput, texts: TokenTexts) -> dict[str, Any]:
         "num_accepted_tokens": output.num_accepted_tokens,
         "num_draft_tokens": step.num_draft_tokens,
         "tree": None if output.draft is None else _describe_tree(output.draft, texts),
-        "seconds": {name: round(getattr(step, f"{name}_seconds"), 6) for name in _STAGES},
+        "seconds": {
+            "draft": round(step.draft_seconds, 6),
+            "search": round(step.search_seconds, 6),
+            "verify": round(step.verify_seconds, 6),
+            "transport": round(step.transport_seconds, 6),
+            "step": round(step.step_seconds, 6),
+        },
         "pre_draft": step.pre_draft,
         "fallback": step.fallback,
     }
 
 
-def _describe_tree(draft: VerifiedDraft, texts: TokenTexts) -> dict[str, Any]:
+def _describe_tree(draft: VerifiedDraft, texts: TokenTexts) -> StepTree:
     """Parent -1 is the last token before the step. Probabilities are those after the parent."""
     return {
         "token_ids": draft.tree.token_ids,

@@ -11,6 +11,7 @@ from typing import Any
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.jobs import encode_one
+from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import parse
 
 _DETOKENIZE_KEYS = ("model", "tokens")
@@ -35,7 +36,7 @@ DETOKENIZE_SCHEMA: dict[str, Any] = {
 }
 
 
-def tokenize(body: object, tokenizer: Any, model: ServedModel) -> dict[str, Any]:
+def tokenize(body: object, tokenizer: Any, model: ServedModel) -> TokenizedPrompt:
     """Return the token ids of the prompt of a body for either endpoint of OpenAI's API.
 
     They may be more than the context holds. Raises InvalidRequestError.
@@ -57,7 +58,7 @@ def tokenize(body: object, tokenizer: Any, model: ServedModel) -> dict[str, Any]
     }
 
 
-def detokenize(body: object, tokenizer: Any, model: ServedModel) -> dict[str, Any]:
+def detokenize(body: object, tokenizer: Any, model: ServedModel) -> DetokenizedText:
     """Return the text of token ids, special tokens included. Raises InvalidRequestError."""
     if not isinstance(body, Mapping):
         raise BadRequestError("the body must be a JSON object")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.replies.chat import ChatReply
 from diffuspec.serve.openai.replies.completion import CompletionReply
-from diffuspec.serve.openai.replies.reply import Reply
+from diffuspec.serve.openai.replies.reply import Whole
 
-__all__ = ["Reply", "make_reply"]
+__all__ = ["Reply", "Whole", "make_reply"]
+
+Reply: TypeAlias = ChatReply | CompletionReply
 
 
 def make_reply(
@@ -23,6 +25,8 @@ def make_reply(
     created: int,
 ) -> Reply:
     """Return the reply of the job's endpoint."""
-    is_chat = job.endpoint == "/v1/chat/completions"
-    kind, prefix = (ChatReply, "chatcmpl") if is_chat else (CompletionReply, "cmpl")
-    return kind(job, generations, tokenizer, id=f"{prefix}-{id}", model=model, created=created)
+    if job.endpoint == "/v1/chat/completions":
+        id = f"chatcmpl-{id}"
+        return ChatReply(job, generations, tokenizer, id=id, model=model, created=created)
+    id = f"cmpl-{id}"
+    return CompletionReply(job, generations, tokenizer, id=id, model=model, created=created)

@@ -8,28 +8,51 @@ from typing import Any
 from diffuspec.core.types import RequestOutput, TokenLogprobs
 from diffuspec.serve.openai.answers import Answer
 from diffuspec.serve.openai.jobs import Generation, Job
-from diffuspec.serve.openai.replies.reply import Reply, finite
+from diffuspec.serve.openai.objects import (
+    Completion,
+    CompletionChunk,
+    TextChoice,
+    TextLogprobs,
+)
+from diffuspec.serve.openai.replies.reply import BaseReply, finite
 from diffuspec.serve.openai.token_texts import TextOffsets
 
 
-class CompletionReply(Reply):
-    object = "text_completion"
-    chunk_object = "text_completion"
-
+class CompletionReply(BaseReply[TextChoice]):
     def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
         super().__init__(job, generations, *rest, **head)
         shows_special = not job.sampling.skip_special_tokens
         self._offsets = [TextOffsets(self._texts, shows_special=shows_special) for _ in generations]
 
-    def begin(self) -> list[dict[str, Any]]:
-        if not self._job.echo:
-            return []
-        return [
-            self._begun([self._text(one, self._prompt(one), None, ()) | self._prompt_ids(one)])
-            for one in self._answers
-        ]
+    def begin(self) -> list[CompletionChunk]:
+        return [self._chunk([self._begun(one)]) for one in self._answers if self._job.echo]
 
-    def _choice(self, answer: Answer) -> dict[str, Any]:
+    def whole(self) -> Completion:
+        return {
+            "object": "text_completion",
+            "id": self._id,
+            "created": self._created,
+            "model": self._model,
+            "choices": [self._choice(answer) for answer in self._answers],
+            "usage": self._usage(),
+        }
+
+    def _chunk(self, choices: list[TextChoice]) -> CompletionChunk:
+        chunk: CompletionChunk = {
+            "object": "text_completion",
+            "id": self._id,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+        }
+        if self._job.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def _begun(self, answer: Answer) -> TextChoice:
+        return self._text(answer, self._prompt(answer), None, (), has_prompt_ids=True)
+
+    def _choice(self, answer: Answer) -> TextChoice:
         echoed = self._prompt(answer) if self._job.echo else ""
         token_ids: list[int] = answer.token_ids
         found: list[TokenLogprobs | None] = [*answer.logprobs]
@@ -39,35 +62,41 @@ class CompletionReply(Reply):
             token_ids = [*answer.generation.prompt_token_ids.tolist(), *token_ids]
             found = [None, *answer.prompt_logprobs, *found]
         logprobs = self._logprobs(answer.generation.index, token_ids, found, num_echoed, echoed)
-        choice = self._text(answer, echoed + answer.text, logprobs, answer.token_ids)
-        return choice | self._prompt_ids(answer) | self._scores(answer)
+        text = echoed + answer.text
+        choice = self._text(answer, text, logprobs, answer.token_ids, has_prompt_ids=True)
+        if self._job.reports_prompt:
+            choice["prompt_logprobs"] = self._prompt_logprobs(answer)
+        return choice
 
-    def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]:
+    def _delta(self, index: int, output: RequestOutput) -> TextChoice:
         answer = self._answers[index]
         logprobs = self._logprobs(index, output.token_ids, output.logprobs or ())
-        text = self._text(answer, output.text, logprobs, output.token_ids)
         is_first = len(answer.steps) == 1 and not self._job.echo
-        return text | (self._prompt_ids(answer) if is_first else {})
+        return self._text(answer, output.text, logprobs, output.token_ids, has_prompt_ids=is_first)
 
-    def _says(self, choice: dict[str, Any]) -> bool:
+    def _says(self, choice: TextChoice) -> bool:
         return bool(choice["text"])
 
     def _text(
         self,
         answer: Answer,
         text: str,
-        logprobs: dict[str, Any] | None,
+        logprobs: TextLogprobs | None,
         token_ids: Sequence[int],
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {
+        *,
+        has_prompt_ids: bool,
+    ) -> TextChoice:
+        choice: TextChoice = {
             "index": answer.generation.index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": answer.finish_reason,
+            "finish_reason": None if answer.finish_reason is None else answer.finish_reason.value,
             "stop_reason": answer.stop_reason,
         }
         if self._job.return_token_ids:
             choice["token_ids"] = list(token_ids)
+            if has_prompt_ids:
+                choice["prompt_token_ids"] = answer.generation.prompt_token_ids.tolist()
         return choice
 
     def _prompt(self, answer: Answer) -> str:
@@ -84,16 +113,17 @@ class CompletionReply(Reply):
         found: Sequence[TokenLogprobs | None],
         num_echoed: int = 0,
         echoed: str = "",
-    ) -> dict[str, Any] | None:
+    ) -> TextLogprobs | None:
         """Return OpenAI's older form for the next tokens of a choice, the prompt's before all."""
         if self._job.sampling.logprobs is None:
             return None
         tokens = [self._named(token_id) for token_id in token_ids]
         return {
             "tokens": tokens,
-            "token_logprobs": [one and finite(one.logprob) for one in found],
+            "token_logprobs": [None if one is None else finite(one.logprob) for one in found],
             "top_logprobs": [
-                one and self._top(token, one) for token, one in zip(tokens, found, strict=True)
+                None if one is None else self._top(token, one)
+                for token, one in zip(tokens, found, strict=True)
             ],
             "text_offset": self._offsets[index].of(token_ids, num_echoed, echoed),
         }

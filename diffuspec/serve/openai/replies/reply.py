@@ -5,20 +5,31 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from diffuspec.core.types import FinishReason, RequestOutput
 from diffuspec.serve.openai.answers import Answer, usage
 from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.objects import (
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    PromptLogprob,
+    TextChoice,
+    Usage,
+)
 from diffuspec.serve.openai.steps import describe_step
 from diffuspec.serve.openai.token_texts import TokenTexts
 
+Whole: TypeAlias = ChatCompletion | Completion
+Chunk: TypeAlias = ChatCompletionChunk | CompletionChunk
+ChunkChoice = TypeVar("ChunkChoice", ChatChunkChoice, TextChoice)
 
-class Reply(ABC):
+
+class BaseReply(ABC, Generic[ChunkChoice]):
     """The reply to one job, while its outputs arrive."""
-
-    object: str  # OpenAI's name of the whole
-    chunk_object: str
 
     def __init__(
         self,
@@ -34,7 +45,9 @@ class Reply(ABC):
         self._job = job
         self._texts = TokenTexts(tokenizer)
         self._answers = [Answer(generation) for generation in generations]
-        self._head = {"id": id, "created": created, "model": model}
+        self._id = id
+        self._created = created
+        self._model = model
 
     @property
     def is_finished(self) -> bool:
@@ -44,48 +57,45 @@ class Reply(ABC):
         """Take an output of the generation with this index."""
         self._answers[index].add(self._kept(output))
 
-    def whole(self) -> dict[str, Any]:
+    @abstractmethod
+    def whole(self) -> Whole:
         """Return the object of a request that does not stream. All answers are finished."""
-        choices = [self._choice(answer) for answer in self._answers]
-        return self._object(self.object, choices) | {"usage": self._usage()}
 
-    def begin(self) -> list[dict[str, Any]]:
+    def begin(self) -> Sequence[Chunk]:
         """Return the chunks that come before all outputs."""
         return []
 
-    def chunk(self, index: int, output: RequestOutput) -> dict[str, Any] | None:
+    def chunk(self, index: int, output: RequestOutput) -> Chunk | None:
         """Take an output; return what it adds as a chunk, None when that is nothing."""
         output = self._kept(output)
         self._answers[index].add(output)
         choice = self._delta(index, output)
         if not (self._says(choice) or self._is_worth_a_chunk(output)):
             return None
-        chunk = self._object(self.chunk_object, [choice])
+        chunk = self._chunk([choice])
         if self._job.reports_drafts:
             chunk["speculation"] = describe_step(output, self._texts)
         if self._job.continuous_usage:
-            return chunk | {"usage": self._usage()}
-        return chunk | {"usage": None} if self._job.include_usage else chunk
+            chunk["usage"] = self._usage()
+        return chunk
 
-    def _begun(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return a chunk that comes before all outputs."""
-        chunk = self._object(self.chunk_object, choices)
-        return chunk | {"usage": None} if self._job.include_usage else chunk
-
-    def end(self) -> list[dict[str, Any]]:
+    def end(self) -> Sequence[Chunk]:
         """Return the chunks that come after all outputs."""
         if not self._job.include_usage:
             return []
-        return [self._object(self.chunk_object, []) | {"usage": self._usage()}]
+        chunk = self._chunk([])
+        chunk["usage"] = self._usage()
+        return [chunk]
 
     @abstractmethod
-    def _choice(self, answer: Answer) -> dict[str, Any]: ...
+    def _chunk(self, choices: list[ChunkChoice]) -> Chunk:
+        """Return a chunk; its usage is null where that of the whole comes at the end."""
 
     @abstractmethod
-    def _delta(self, index: int, output: RequestOutput) -> dict[str, Any]: ...
+    def _delta(self, index: int, output: RequestOutput) -> ChunkChoice: ...
 
     @abstractmethod
-    def _says(self, choice: dict[str, Any]) -> bool:
+    def _says(self, choice: ChunkChoice) -> bool:
         """Whether a choice of a chunk has any text or part of a call."""
 
     def _kept(self, output: RequestOutput) -> RequestOutput:
@@ -96,12 +106,10 @@ class Reply(ABC):
         nothing: dict[str, Any] = {"token_ids": (), "pieces": (), "text": "", "logprobs": None}
         return replace(output, finish_reason=reason, stop_reason=None, **nothing)
 
-    def _scores(self, answer: Answer) -> dict[str, Any]:
-        """Return the log-probabilities of a prompt as vLLM has them, if they are asked for."""
-        if not self._job.reports_prompt:
-            return {}
+    def _prompt_logprobs(self, answer: Answer) -> list[dict[str, PromptLogprob] | None]:
+        """Return the log-probabilities of a prompt as vLLM has them."""
         token_ids = answer.generation.prompt_token_ids.tolist()[1:]
-        found: list[dict[str, Any] | None] = [None]
+        found: list[dict[str, PromptLogprob] | None] = [None]
         for token_id, one in zip(token_ids, answer.prompt_logprobs, strict=True):
             # Of tokens that are as likely, those at the top have the order that they have there.
             ranks = {token_id: one.rank, **{top: n for n, (top, _) in enumerate(one.top, 1)}}
@@ -115,7 +123,7 @@ class Reply(ABC):
                     for place, logprob in {token_id: one.logprob, **dict(one.top)}.items()
                 }
             )
-        return {"prompt_logprobs": found}
+        return found
 
     def _is_worth_a_chunk(self, output: RequestOutput) -> bool:
         """Whether to send an output without text: of part of a character, a stop string, a call."""
@@ -126,16 +134,7 @@ class Reply(ABC):
         """Return how logprobs name a token that has this text."""
         return f"token_id:{token_id}" if self._job.names_tokens_by_id else text
 
-    def _prompt_ids(self, answer: Answer) -> dict[str, Any]:
-        """Return the token ids of an answer's prompt, if they are asked for."""
-        if not self._job.return_token_ids:
-            return {}
-        return {"prompt_token_ids": answer.generation.prompt_token_ids.tolist()}
-
-    def _object(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"object": kind, **self._head, "choices": choices}
-
-    def _usage(self) -> dict[str, Any]:
+    def _usage(self) -> Usage:
         return usage(self._answers, self._job.num_choices)
 
 

@@ -1,0 +1,301 @@
+"""The objects of answers: what replies are written as, and what the OpenAPI document says of them.
+
+mypy checks the first; the second is derived from them, in `schema`. Nothing checks them while
+requests are answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, NotRequired, TypeAlias
+
+from pydantic import Field
+from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+
+from diffuspec.core.types import PreDraftResult
+from diffuspec.serve.openai.bodies import Role
+
+
+class ErrorDetails(TypedDict):
+    message: str
+    type: str
+    param: Annotated[str | None, Field(description="The parameter that is wrong.")]
+    code: str | None
+
+
+class Error(TypedDict):
+    """An error, also as the last event of a stream that failed."""
+
+    error: ErrorDetails
+
+
+class PromptTokenDetails(TypedDict):
+    cached_tokens: Annotated[int, Field(description="Found in the target's cache.")]
+    audio_tokens: Literal[0]
+
+
+class CompletionTokenDetails(TypedDict):
+    accepted_prediction_tokens: Annotated[int, Field(description="Draft tokens accepted.")]
+    rejected_prediction_tokens: Annotated[int, Field(description="Draft tokens rejected.")]
+    reasoning_tokens: Literal[0]
+    audio_tokens: Literal[0]
+
+
+class SpeculationUsage(TypedDict):
+    """How the answers were drafted."""
+
+    steps: int
+    acceptance_length: Annotated[float, Field(description="Tokens per step.")]
+    drafts: int
+    draft_tokens: int
+    acceptance_by_position: Annotated[
+        list[float], Field(description="Share of the drafts accepted at each position.")
+    ]
+    pre_draft_hit_rate: Annotated[float | None, Field(description="null: none was tried.")]
+    fallback_steps: Annotated[int, Field(description="Without a draft that was due.")]
+    estimated_speedup: Annotated[float | None, Field(description="Over plain decoding.")]
+
+
+class Usage(TypedDict):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokenDetails
+    completion_tokens_details: CompletionTokenDetails
+    speculation: SpeculationUsage
+
+
+class PromptLogprob(TypedDict):
+    logprob: float
+    rank: Annotated[int | None, Field(description="From 1 for the likeliest.")]
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = Annotated[
+    list[dict[str, PromptLogprob] | None],
+    Field(description="For each token of the prompt, by token ids; null for the first."),
+]
+TokenIds: TypeAlias = Annotated[Sequence[int], Field(description="With return_token_ids.")]
+StopReason: TypeAlias = Annotated[
+    str | int | None, Field(description="The stop string or token id that ended the answer.")
+]
+
+
+class StepToken(TypedDict):
+    id: int
+    text: str
+
+
+class StepTree(TypedDict):
+    """The draft tree that was verified; the parent -1 is the last token before the step."""
+
+    token_ids: Sequence[int]
+    texts: list[str]
+    parents: Sequence[int]
+    probabilities: list[float]
+    accepted: Annotated[Sequence[int], Field(description="Places of nodes in the tree.")]
+
+
+class StepSeconds(TypedDict):
+    draft: float
+    search: float
+    verify: float
+    transport: float
+    step: float
+
+
+class StepReport(TypedDict):
+    """What a step proposed and took, with speculation.report_drafts."""
+
+    tokens: list[StepToken]
+    num_accepted_tokens: int
+    num_draft_tokens: int
+    tree: Annotated[StepTree | None, Field(description="null: no draft.")]
+    seconds: StepSeconds
+    pre_draft: PreDraftResult | None
+    fallback: Annotated[str | None, Field(description="Why a draft that was due is missing.")]
+
+
+class TokenLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChosenTokenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[ChosenTokenLogprob]
+    refusal: None
+
+
+class CalledFunction(TypedDict):
+    name: str
+    arguments: Annotated[str, Field(description="JSON text.")]
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class CalledFunctionPart(TypedDict):
+    name: NotRequired[str]
+    arguments: str
+
+
+class ToolCallPart(TypedDict):
+    """The beginning of a call, which has its id and name, or more of its arguments."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunctionPart
+
+
+AnswerRole: TypeAlias = Annotated[
+    Role, Field(description="Another than assistant only where the answer goes on with a message.")
+]
+ChatFinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+
+
+class ChatMessage(TypedDict):
+    role: AnswerRole
+    content: str | None
+    refusal: None
+    tool_calls: NotRequired[list[ToolCall]]
+
+
+class ChatChoice(TypedDict):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason
+    stop_reason: StopReason
+    token_ids: NotRequired[TokenIds]
+
+
+class ChatCompletion(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: NotRequired[TokenIds]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class ChatDelta(TypedDict):
+    role: NotRequired[AnswerRole]
+    content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCallPart]]
+
+
+class ChatChunkChoice(TypedDict):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: ChatFinishReason | None
+    stop_reason: StopReason
+    token_ids: NotRequired[TokenIds]
+
+
+class ChatCompletionChunk(TypedDict):
+    """The data of an event; the last one before [DONE] has no choices, with include_usage."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[TokenIds]
+    speculation: NotRequired[StepReport]
+
+
+class TextLogprobs(TypedDict):
+    """Of the tokens of a text; null for the first one of a prompt."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class TextChoice(TypedDict):
+    index: int
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: Annotated[
+        Literal["stop", "length"] | None, Field(description="null in chunks but the last.")
+    ]
+    stop_reason: StopReason
+    token_ids: NotRequired[TokenIds]
+    prompt_token_ids: NotRequired[TokenIds]
+    prompt_logprobs: NotRequired[PromptLogprobs]
+
+
+class Completion(TypedDict):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: Usage
+
+
+class CompletionChunk(TypedDict):
+    """The data of an event; the last one before [DONE] has no choices, with include_usage."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: NotRequired[Usage | None]
+    speculation: NotRequired[StepReport]
+
+
+class Model(TypedDict):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: Literal["diffuspec"]
+    max_model_len: Annotated[int, Field(description="Tokens of prompt and answer together.")]
+
+
+class ModelList(TypedDict):
+    object: Literal["list"]
+    data: list[Model]
+
+
+class TokenizedPrompt(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: Annotated[list[str] | None, Field(description="With return_token_strs.")]
+
+
+class DetokenizedText(TypedDict):
+    prompt: str
+
+
+class Version(TypedDict):
+    version: str
+
+
+class Health(TypedDict):
+    status: Literal["ok"]
+
+
+class Readiness(TypedDict):
+    status: Annotated[
+        Literal["ready", "degraded"], Field(description="degraded: slower, with the same answers.")
+    ]
+    running: int
+    waiting: int
+    healthy_roles: int
