@@ -36,7 +36,7 @@ class _Draft:
     request: DraftRequest
     prefix: TokenIds  # the request's, cut from the left to the model's context
     block: TokenIds  # [k], masks, and tokens that refinement has put in
-    logits: torch.Tensor | None = None  # [k, V], each row of the last pass with its mask in place
+    logits: torch.Tensor | None = None  # [k, V], each row of the last pass in which it was a mask
     is_masked: NDArray[np.bool_] | None = None  # [k]; None: all are
 
     def update(self, logits: torch.Tensor) -> None:

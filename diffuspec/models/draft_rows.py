@@ -170,7 +170,7 @@ def with_noise(
 ) -> torch.Tensor:
     """Shape a block's logits [k, V] and add the target's own sampling noise.
 
-    So its likeliest tokens are guesses of those that the target draws, instead of the mode.
+    Their likeliest tokens are then guesses of the tokens that the target draws, not of its mode.
     """
     if is_noiseless(request):
         return logits

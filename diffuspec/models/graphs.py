@@ -1,4 +1,4 @@
-"""Steps of a model as CUDA graphs: one launch in place of hundreds.
+"""Steps of a model as CUDA graphs: one launch instead of hundreds.
 
 To launch the kernels one by one takes longer than small models need to run them, and as long as
 large ones need.

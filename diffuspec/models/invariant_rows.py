@@ -1,7 +1,7 @@
 """Matrix products whose rows do not depend on how many there are, to the last bit.
 
-oneDNN and cuBLAS choose a kernel, and with it the order of a sum, by the number of rows. Here it is
-found out by experiment which numbers of rows agree on this machine, and only those are used.
+oneDNN and cuBLAS choose a kernel, and with it the order of a sum, by the number of rows. Trials
+find the numbers of rows that agree in every bit on this machine, and only those are used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _CPU = torch.device("cpu")
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
-# Numbers of rows that are tried.
+# Numbers of rows tried.
 SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256)
-GPU_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # up to 64 at the speed of reading weights
-MIN_LARGEST = 16  # drafts of this many tokens are verified at once
+GPU_SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)  # 64 rows take as long as reading the weights
+MIN_LARGEST = 16  # with less, a usual draft would not be verified in one piece
 _MIN_TRIED = 256  # outputs that tell kernels apart; narrow layers are tried with several rows
 _MAX_TRIED = 1 << 22  # outputs of one trial: wide layers are tried with fewer rows
 _MAX_TRIED_ON_GPU = 1 << 27
-_MAX_SMALLEST_ON_GPU = 256  # which take hardly longer than one row
+_MAX_SMALLEST_ON_GPU = 256  # so many rows take hardly longer than one
 _GPU_STEP = 64
 _MAX_PADDING = 128  # rows added to a piece rather than cutting off another
 

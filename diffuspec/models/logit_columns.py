@@ -1,4 +1,4 @@
-"""Which token ids a model computes logits of, if not all."""
+"""The token ids of a model's logits, if it does not compute all."""
 
 from __future__ import annotations
 

@@ -98,11 +98,11 @@ class KVCache:
         """Return the request's slot and the number of leading prefix tokens cached in it.
 
         At most max_cached tokens count as cached: by default all but the last, whose row is needed
-        for its logits. The longest matching prefix of any slot is reused: a request without a slot
-        takes that one if it is free and the prefix is most of it, else the least recently used one
-        that is free, or else that was not acquired in this step, and the rows are copied. They are,
-        too, for a request that has a slot and much to read. Raises WorkerError if every slot was
-        acquired in this step, or the prefix is longer than a slot.
+        for its logits. The longest prefix cached in any slot is reused. A request without a slot
+        takes over the slot that has it, if that is free and holds little else; otherwise it gets
+        the least recently used slot, a free one if there is any, and the rows are copied. For a
+        request with a slot they are copied if that saves much reading. Raises WorkerError if every
+        slot was acquired in this step, or the prefix is longer than a slot.
         """
         if len(prefix) > self.max_len:
             raise WorkerError(f"a prefix of {len(prefix)} tokens exceeds {self.max_len} cache rows")
@@ -195,7 +195,7 @@ class KVCache:
         return slot
 
     def _longest(self, prefix: TokenIds) -> tuple[Slot, int]:
-        """Return the slot with most of a prefix, and the number of its tokens."""
+        """Return the slot that has most of a prefix cached, and how many of its tokens."""
         shared = [slot.common_prefix(prefix) for slot in self._slots]
         best = max(self._slots, key=lambda slot: shared[slot.index])
         return best, shared[best.index]

@@ -124,7 +124,7 @@ class _Wave:
 
 
 def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
-    """Cut segments where one writes rows of a slot before the end of an earlier one there."""
+    """Split segments before each that writes into rows of its slot that an earlier one wrote."""
     ends: dict[int, int] = {}
     first = 0
     for index, segment in enumerate(segments):
@@ -138,8 +138,9 @@ def _waves(segments: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
 class _Layout:
     """Lays out the rows of segments in tiles.
 
-    Chained rows share tiles. Rows of trees, and all where there are few, have one each; of as many
-    as could share a tile, the first one's takes the whole splits of columns that all of them see.
+    Chained rows share tiles. Rows of trees have one each, and so have all rows if there are few. In
+    each group of such rows that would fit one tile, the first row's tile computes the splits of
+    columns that all rows of the group see, for all of them.
     """
 
     def __init__(self, rows_per_tile: int, has_few_rows: bool) -> None:

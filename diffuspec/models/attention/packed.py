@@ -1,7 +1,7 @@
 """Packed ragged attention over the cache.
 
-The new rows of all sequences stand in one row [1, T], so that every linear layer costs the tokens
-that are there. A PackedBatch knows which rows belong to which cache slot.
+The new rows of all sequences are packed into one sequence, [1, T], without padding them to equal
+lengths. A PackedBatch knows which rows belong to which cache slot.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PackedBatch:
 
     The forward has num_padding rows after those of the segments; their output is zero. With a block
     size, columns are taken in blocks of that size, so that a row's output does not depend, to the
-    last bit, on the number of rows after it. Without one, in layers that a kernel takes, it depends
-    on the rows that it sees alone.
+    last bit, on the number of rows after it. Without one, our own kernels make it depend only on
+    the rows that it sees.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What the rows of a segment see of the cache, as lists of columns.
+"""The cache columns that each row of a segment sees, as lists.
 
-The branches of a draft tree take turns at the columns behind those that all rows see: what a row
-sees stands where it would in a chain.
+A row of a draft tree does not see all columns before it. Its list closes the gaps: the i-th column
+that it sees is computed at place i, as in a chain.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from diffuspec.models.attention.segment import Segment
 class SeenRows(NamedTuple):
     """Successive rows of a segment, and the cache columns that each of them sees.
 
-    All see the columns before `base`. Row r also sees counts[r] others, which stand for it at base,
-    base + 1 and so on: the cache's rows columns[starts[r]], columns[starts[r] + 1], ...
+    All see the columns before `base`. Row r also sees counts[r] further cache columns, listed from
+    columns[starts[r]] on and computed as if they were at base, base + 1 and so on.
     """
 
     first_row: int
     start: int  # the segment's
     base: int
-    order: NDArray[np.integer]  # in which rows are best computed: those with like columns together
+    order: NDArray[np.integer]  # rows that see similar columns next to each other, to save reading
     starts: NDArray[np.integer]
     counts: NDArray[np.integer]
     columns: NDArray[np.integer]
@@ -32,7 +32,7 @@ class SeenRows(NamedTuple):
 
 
 def chained_rows(segment: Segment, first: int, end: int, num_full: int = 0) -> SeenRows:
-    """Return rows that follow each other, of which the last num_full see all of them."""
+    """Return the rows of a chain, first to end; each of the last num_full sees all of them."""
     counts = np.arange(1, end - first + 1)
     counts[len(counts) - num_full :] = len(counts)
     base = segment.start + first
@@ -42,7 +42,7 @@ def chained_rows(segment: Segment, first: int, end: int, num_full: int = 0) -> S
 
 
 def listed_rows(segment: Segment, visible: NDArray[np.bool_], first: int) -> SeenRows:
-    """Return the rows from `first` on, which see all rows before that one."""
+    """Return the rows from `first` on; all of them see every row before `first`."""
     num_rows, num_columns = visible.shape
     seen = visible[first:, first:]
     base = segment.start + num_rows - num_columns + first
@@ -56,7 +56,7 @@ def listed_rows(segment: Segment, visible: NDArray[np.bool_], first: int) -> See
 
 
 def num_chained(segment: Segment) -> int:
-    """Return the number of leading rows that see themselves and all rows before, if all do."""
+    """Return the number of leading rows that form a chain which every later row sees."""
     if not isinstance(segment.visible, np.ndarray):
         return segment.num_causal
     num_rows, num_columns = segment.visible.shape

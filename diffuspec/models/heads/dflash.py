@@ -2,8 +2,8 @@
 
 Chen et al., DFlash: Block Diffusion for Flash Speculative Decoding (arXiv 2602.06036). Its layers
 are those of Qwen3. A block is the last token and masks; every row guesses the token at its own
-place. What `fc` makes of some layers' hidden states at the tokens before gives, in every layer, the
-keys and values that a block sees besides its own: no row of these tokens is ever computed.
+place. The tokens before the block do not pass through these layers: `fc` joins the hidden states of
+some of the target's layers at each token, and every layer here makes its key and value out of that.
 Checkpoints: see dflash_settings.
 """
 
@@ -32,7 +32,7 @@ from diffuspec.models.loading.decoder_layers import use_decoder_layers
 from diffuspec.models.loading.fast_layers import use_fast_layers
 
 PICKLED = ("pytorch_model.bin",)
-_OTHER_NAMES = {  # of transformers' own model
+_OTHER_NAMES = {  # names of tensors in transformers' own model: our names
     "encoder.fc.weight": "fc.weight",
     "encoder.output_norm_enc.weight": "hidden_norm.weight",
 }
@@ -84,9 +84,9 @@ class DFlashModel(nn.Module):
         return CacheShape(len(self.layers), num_heads, config.head_dim)
 
     def context(self, features: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
-        """Return what blocks see of the tokens before: [T, ids * H] states -> keys and values.
+        """Return the keys and values of tokens before a block, out of their states [T, ids * H].
 
-        They are those of the first layer, then of the next, [kv_heads, T, head_dim] each.
+        Those of the first layer, then of the next, [kv_heads, T, head_dim] each.
         """
         states = self.hidden_norm(self.fc(features))
         if self._context_layer is None:
@@ -119,7 +119,7 @@ class DFlashModel(nn.Module):
         return shape.num_kv_heads, shape.head_dim
 
     def _context_weights(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return all layers' weights and biases for keys and values, as those of one layer."""
+        """Return the weights and biases of all layers' keys and values, joined into one layer's."""
         parts: list[Any] = []
         for layer in self.layers:
             attention: Any = layer.self_attn
@@ -128,7 +128,7 @@ class DFlashModel(nn.Module):
         return torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None
 
     def _fuse_context(self) -> None:
-        """Compute all layers' keys and values of hidden states as one product."""
+        """Make all layers' keys and values one product from now on."""
         weight, bias = self._context_weights()
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
         layer.weight = nn.Parameter(weight.detach())

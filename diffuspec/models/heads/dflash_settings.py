@@ -1,8 +1,9 @@
-"""What the config.json of a DFlash checkpoint says, in each of the layouts there are.
+"""Settings of a DFlash checkpoint, read from config.json in any of three layouts.
 
-That of z-lab/dflash, which vLLM and SGLang read, has the keys of a Qwen3 model, and its own among
-them or below `dflash_config`. That of vLLM's speculators has the model's keys below
-`transformer_layer_config`. That of transformers has all on one level, and other names of tensors.
+- z-lab/dflash, also read by vLLM and SGLang: the keys of a Qwen3 model, and DFlash's own among them
+  or below `dflash_config`.
+- vLLM's speculators: the model's keys below `transformer_layer_config`.
+- transformers: all keys on one level, and other names of tensors.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _MODEL_KEYS = (
     "sliding_window",
 )
 _TRANSFORMERS_TYPE = "muse_glimmer_assistant"
-_OTHER_FUNCTIONS = {  # keys of drafters that compute something else, and the value that does not
+# Keys of variants that compute something else, each with the value that keeps to the paper.
+_OTHER_FUNCTIONS = {
     "input_embedding_scale": 1.0,
     "output_multiplier": 1.0,
     "final_logit_softcapping": None,
@@ -52,7 +54,7 @@ class DFlashSettings:
     target_layer_ids: tuple[int, ...]  # whose outputs it reads
     block_size: int  # rows of a block: the last token, and masks
     mask_token_id: int
-    causal_layers: tuple[bool, ...]  # whose rows of a block do not see those after them
+    causal_layers: tuple[bool, ...]  # by layer: rows of a block do not see the rows after them
 
     @classmethod
     def read(cls, checkpoint: HeadCheckpoint, target: TargetLayers) -> Self:
@@ -138,7 +140,11 @@ def _model_config(
 
 
 def _is_causal(own: Mapping[str, Any], fields: Mapping[str, Any], layer: int) -> bool:
-    """Return what the checkpoint says; else layers with a window are, but not in transformers."""
+    """Return whether a layer's blocks are causal.
+
+    Unless the checkpoint says so, those of layers with a window are, but not in transformers'
+    layout.
+    """
     for key in ("is_causal", "causal"):
         if own.get(key) is not None:
             return bool(own[key])

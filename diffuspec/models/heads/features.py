@@ -1,4 +1,4 @@
-"""Hidden states of the prefixes that were verified lately, found again by their tokens.
+"""Hidden states of the latest verified prefixes, found again by their tokens.
 
 A head drafts for a prefix from the states of its tokens. They are known for what the target
 computed while it was observed; tokens that it had cached before have none, unless another prefix
@@ -21,7 +21,7 @@ _MIN_ROWS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """The states of a prefix's tokens from `first` on, up to about its last token but one."""
+    """Hidden states of successive tokens of a prefix, from its token `first` on."""
 
     first: int
     states: torch.Tensor  # [num_tokens - first, D]
@@ -33,13 +33,13 @@ class _Sequence:
 
     token_ids: TokenIds
     first: int
-    table: torch.Tensor  # [rows, D], more of them than there are states: room to grow
+    table: torch.Tensor  # [rows, D]; it has more rows than there are states, to grow
 
     def states(self, end: int) -> torch.Tensor:
         return self.table[: end - self.first]
 
     def extend(self, token_ids: TokenIds, states: torch.Tensor) -> None:
-        """Go on to these tokens; the states are those of the last of them."""
+        """Replace the tokens by longer ones; `states` are those of the new tokens at the end."""
         num_old = len(token_ids) - len(states) - self.first
         size = num_old + len(states)
         if size > len(self.table):
@@ -51,10 +51,10 @@ class _Sequence:
 
 
 class FeatureStore:
-    """Keeps the sequences of tokens used last, and the states of all or some of their tokens.
+    """Keeps the latest sequences of tokens, and the states of all or some of their tokens.
 
-    A sequence that goes on is extended; one that goes another way than before is copied as far as
-    it is the same. Safe for several threads.
+    A sequence that continues a stored one extends it; for one that branches off, the common part is
+    copied. Safe for several threads.
     """
 
     def __init__(self, num_sequences: int, keeps_all: bool = True) -> None:
@@ -86,10 +86,9 @@ class FeatureStore:
             del self._sequences[: -self._num_sequences]
 
     def find(self, prefix: TokenIds, max_unknown: int = 0) -> Features | None:
-        """Return what is known of a prefix's tokens, up to the last but one or a few before it.
+        """Return the known states of a prefix; the last token has none before the coming step.
 
-        None if the states of more than max_unknown tokens are unknown there. The last token has no
-        state yet: the target reads it in the coming step.
+        None if more than max_unknown tokens before the last one have none either.
         """
         token_ids = prefix[:-1]
         with self._lock:
@@ -105,7 +104,7 @@ class FeatureStore:
             return Features(best.first, best.states(most))
 
     def num_known(self, token_ids: TokenIds) -> int:
-        """Return how many of these tokens, from the first on, have states that are known."""
+        """Return how many leading tokens have known states."""
         with self._lock:
             whole = (one for one in self._sequences if one.first == 0)
             return max((num_shared_tokens(one.token_ids, token_ids) for one in whole), default=0)
@@ -113,9 +112,9 @@ class FeatureStore:
     def _continued(
         self, token_ids: TokenIds, start: int, states: torch.Tensor
     ) -> tuple[_Sequence, torch.Tensor]:
-        """Take out, copy or begin the sequence to extend; return it, and the states new to it.
+        """Return the sequence to extend, stored, copied or new, and the states that it lacks.
 
-        states are those of the tokens from `start` on.
+        A stored one is taken out. states are those of the tokens from `start` on.
         """
         lengths = [(num_shared_tokens(one.token_ids, token_ids), one) for one in self._sequences]
         known = [(num, one) for num, one in lengths if one.first <= start <= num]

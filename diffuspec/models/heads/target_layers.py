@@ -21,7 +21,7 @@ from diffuspec.models.runner import padded_size
 
 @dataclass(frozen=True, slots=True)
 class TargetLayers:
-    """What a head may call, and what it must fit. Hidden states are [..., hidden_size]."""
+    """The target's layers that a head calls and must fit. Hidden states are [..., hidden_size]."""
 
     embed: Callable[[torch.Tensor], torch.Tensor]  # token ids -> embeddings
     head: Callable[[torch.Tensor], torch.Tensor]  # hidden states -> logits; see `logits`

@@ -1,4 +1,4 @@
-"""Finding a GGUF file, alone or in a wheel or directory, and what its header says of it.
+"""Finds a GGUF file, alone or in a wheel or directory, and reads its header.
 
 A header is read in milliseconds and checked before any weight is.
 """

@@ -1,4 +1,4 @@
-"""What a model directory says of itself before its weights are read."""
+"""Checkpoint: the facts about a model directory that are known before its weights are read."""
 
 from __future__ import annotations
 

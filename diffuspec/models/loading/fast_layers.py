@@ -1,11 +1,11 @@
 """Faster layers for models; values agree up to rounding.
 
-A step has 1 to 40 rows, and torch's own matrix products on a CPU are slow at these shapes, most on
-AMD processors and in bfloat16. Those of `RowsProduct` take a third of the time, where the processor
-has them, and oneDNN's over weights packed in advance half of it. In float32 on Intel processors
-torch's own are faster than oneDNN's by a quarter for a single row, the step of plain decoding, and
-by a third for small layers, and are used there. Projections of the same input are computed as one
-product, and norms in one operation instead of seven, on a GPU as on a CPU.
+A step has 1 to 40 rows, and torch's matrix products on a CPU are slow at these shapes, most of all
+on AMD processors and in bfloat16. `RowsProduct` takes a third of the time on processors that can
+run it, and oneDNN over weights packed in advance takes half. In float32 on Intel processors torch
+is faster than oneDNN by a quarter for a single row, the step of plain decoding, and by a third for
+small layers, so it is used there. Projections of the same input are computed as one product, and
+norms in one operation instead of seven, on CPUs and GPUs alike.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from diffuspec.models.invariant_rows import agreeing_sizes, multiply_in_sizes
 from diffuspec.models.loading.gpu_layers import GpuLinear
 from diffuspec.models.rows import operations, products
 
-_MAX_PLAIN_WEIGHTS = 1 << 22  # of a layer that is kept in both layouts; larger ones gain nothing
-_MAX_UNPACKED_WEIGHTS = 1 << 18  # of a layer that gains nothing by oneDNN's layout
-_USUAL_ROWS = 16  # of a step: what weights are packed for
+_MAX_PLAIN_WEIGHTS = 1 << 22  # largest layer kept in both layouts; a larger one gains nothing
+_MAX_UNPACKED_WEIGHTS = 1 << 18  # largest layer that gains nothing by oneDNN's layout
+_USUAL_ROWS = 16  # of a step; weights are packed for this number
 
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -34,8 +34,8 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 def use_fast_layers(model: nn.Module, is_exact: bool = False, may_round: bool = False) -> bool:
     """Replace linear layers and norms in place where this machine gains by it.
 
-    With is_exact, rows of its matrix products do not depend on the other rows (`invariant_rows`)
-    if the result is true. With may_round, products may be those of numbers of 8 bits.
+    With is_exact, returns whether no row of a matrix product depends on the other rows, see
+    `invariant_rows`. With may_round, products may be computed in 8 bits.
     """
     dtype = next(model.parameters()).dtype
     device = next(model.parameters()).device

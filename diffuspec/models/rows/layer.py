@@ -60,7 +60,7 @@ class _Piece(ctypes.Structure):
 
 
 class Pieces:
-    """What the rows of a forward see of the cache, in all layers."""
+    """The cache columns that the rows of a forward see, in all layers."""
 
     def __init__(
         self, segments: Sequence[tuple[Sequence[Tensor], Sequence[AttentionRows], int]]

@@ -1,9 +1,9 @@
 """Norms, rotary positions, gated activations and attention over rows.
 
-torch needs some 40 operations for what these compute in a decoder layer, and a step of few rows
-spends as long on starting them as on reading the weights. A row's result does not depend on the
-other rows, to the last bit. Tensors are of one of TYPES, and contiguous but for what is said. They
-are on the CPU, or for all but attention on a GPU.
+torch needs some 40 operations for this part of a decoder layer, and a step of few rows spends as
+long on starting them as on reading the weights. A row's result does not depend on the other rows,
+to the last bit. Tensors are of one of TYPES, and contiguous unless a docstring says otherwise. They
+are on the CPU; norms, rotations and gates also run on a GPU.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def can_run_on(device: torch.device) -> bool:
 class AttentionRows:
     """Successive rows of a segment, and the cache columns that each of them sees.
 
-    All see the columns before `base`. Row r also sees counts[r] others, which stand for it at base,
-    base + 1 and so on: the cache's rows columns[starts[r]], columns[starts[r] + 1], ...
+    All see the columns before `base`. Row r also sees counts[r] further cache columns, listed from
+    columns[starts[r]] on and computed as if they were at base, base + 1 and so on.
     """
 
     __slots__ = ("addresses", "base", "first_row", "num_rows", "start", "table")
@@ -124,9 +124,9 @@ class AttentionRows:
         columns: NDArray[np.integer],
         positions: NDArray[np.integer],
     ) -> None:
-        """first_row of the segment, whose rows the cache has from `start` on.
+        """first_row counts from the segment's first, which the cache has at `start`.
 
-        The rows are computed in the given order, best those with like columns together.
+        Rows are computed in the given order: fastest with similar columns next to each other.
         """
         self.first_row, self.start, self.base = first_row, start, base
         self.num_rows = len(order)

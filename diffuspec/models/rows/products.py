@@ -1,14 +1,16 @@
 """Products of rows and a weight matrix on a CPU, packed in the order in which it is read.
 
-Steps have few rows, and then the time goes on reading the weights: packed, they arrive at the speed
+A step has few rows, so most of its time goes into reading weights: packed, they arrive at the speed
 of memory, in a third of the time of oneDNN's layout. A row's output does not depend on the other
-rows, to the last bit. Processors that multiply tiles (AMX) have such products in bfloat16: 16 rows
-take little longer than one. Those with AVX-512 and VNNI have them in float32, and keep weights in
-16 bits where that changes none of them: those of most checkpoints, which were saved so. Where they
-multiply bfloat16, too, they have products in it, twice as fast.
+rows, to the last bit. There are kernels for
 
-In int8 there is half as much to read. Rows are rounded, too, each to 8 bits of its
-largest number: good enough for drafts, which change no token.
+- bfloat16 on processors with AMX: 16 rows take little longer than one;
+- float32 with AVX-512 and VNNI; weights are kept in 16 bits if that changes none of them, as in
+  most checkpoints, which were saved in 16 bits;
+- bfloat16 with AVX-512's bfloat16 instructions, twice as fast as float32.
+
+In int8 there is half as much to read. Rows are then rounded to 8 bits of their largest number as
+well: good enough for drafts, which change no token.
 """
 
 from __future__ import annotations

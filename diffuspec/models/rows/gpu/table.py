@@ -1,4 +1,4 @@
-"""What the rows of a forward see of the cache, as a table on a GPU."""
+"""The cache columns that the rows of a forward see, as a table on a GPU."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ class Chunk(NamedTuple):
 
 
 class RowsTable:
-    """What the rows of a forward see of the cache, in all layers.
+    """The cache columns that the rows of a forward see, the same in all layers.
 
-    The tables of steps, which have few rows, differ in shape only by their number of rows, with
-    padding, and of splits.
+    The shape of a step's table depends only on its numbers of padded rows and of splits.
     """
 
     def __init__(
@@ -49,9 +48,9 @@ class RowsTable:
     ) -> None:
         """rows [T, 4]: slot, row of the slot to write to, number of columns seen, position.
 
-        PADDING comes last. tiles [N, 6], ascending by rows: first row, number of rows, base, where
-        its list of columns begins, number of columns that its last row sees, and number of columns,
-        in whole splits, that it takes for all of its rows: it takes the others for the first alone.
+        PADDING comes last. tiles [N, 6], ascending by rows: first row, number of rows, base, start
+        of its list of columns, number of columns that its last row sees, and number of columns, in
+        whole splits, that it computes for all of its rows. The rest it computes for the first row.
         """
         self.num_rows = len(rows)
         is_short = self.num_rows <= MAX_STEP_ROWS
