@@ -1,8 +1,8 @@
 """Confidence intervals of a system's figures, by bootstrap over questions.
 
-Questions are drawn again and again, with replacement, as many as there are; a question brings the
-answers of both systems along, so that what makes it slow for both widens no ratio. The interval is
-the middle 95 % of what is found. The draws are the same at every run.
+Samples of all questions are drawn with replacement. A question brings the answers of both systems
+along, so that one that is slow for both widens no ratio. The interval holds the middle 95 % of the
+samples' figures. The draws are the same in every run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PERCENTILES = (2.5, 97.5)
 
 
 class QuestionCost(NamedTuple):
-    """What the answers to one question took, all turns together."""
+    """The cost of the answers to one question, all turns together."""
 
     num_tokens: int
     seconds: float

@@ -1,6 +1,6 @@
-"""Load: many askers at a time, each with the next question as soon as it has its answer.
+"""Closed-loop load: a number of askers, each asks its next question once it has its answer.
 
-What answers is a `LoadClient`: the library in this process, or anything that streams tokens.
+They ask a `LoadClient`: the library in this process, or anything that streams tokens.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LoadAnswer:
 class LoadRun:
     """The answers to all prompts at one concurrency.
 
-    full_seconds: from the start until an asker found no question left; until then, all were busy.
+    full_seconds: from the start until the first asker found no question left: all were busy.
     """
 
     concurrency: int

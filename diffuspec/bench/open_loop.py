@@ -19,7 +19,7 @@ from diffuspec.core.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class RateRun:
-    """What became of the requests that came at one rate."""
+    """The results of the requests that came at one rate."""
 
     rate: float  # requests a second
     seconds: float  # from the first request to the last token

@@ -35,7 +35,7 @@ class BenchOptions:
     """The options of `diffuspec bench`. Raises ConfigError on construction."""
 
     target: Path | None = None  # None: the pair's
-    drafter: Path | None = None  # with a target, None: no drafter, hence plain decoding only
+    drafter: Path | None = None  # for `target`; None: decode plainly
     ngram: Path | None = None
     dtype: str | None = None  # of the target; None: as configured
     questions: Path | None = None  # None: the pair's own
@@ -47,7 +47,7 @@ class BenchOptions:
     ablations: bool = False
     pre_drafts: bool = False
     load: bool = False
-    trace: Path | None = None  # a file for Perfetto; of the pre-draft study, its last system
+    trace: Path | None = None  # a file for Perfetto; the pre-draft study traces its last system
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
     pair: str | None = None  # None: the embedded one
     suite: str | None = None  # of SUITES: the systems of the paper's table

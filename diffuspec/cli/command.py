@@ -1,4 +1,4 @@
-"""What all commands have in common: help, one-line errors, warnings, exit codes.
+"""The base of all commands: help, one-line errors, warnings, exit codes.
 
 0    success
 1    a failure while running, or a result that is not as promised (a token differs)

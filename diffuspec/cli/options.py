@@ -235,7 +235,7 @@ def _check_plain(ngram: str | None, speculation: Given) -> None:
 
 
 def _base(given: EngineOptions, file: EngineConfig | None) -> EngineConfig:
-    """Return what options are laid over. Raises ConfigError."""
+    """Return the configuration that options are laid over. Raises ConfigError."""
     has_file = file is not None or given.config is not None
     if given.pair is not None and (has_file or given.target is not None):
         other = "--config" if has_file else "--target"

@@ -93,13 +93,13 @@ def _given(parameters: list[Parameter], values: dict[str, Any]) -> Given:
 
 
 def _read(parameter: Parameter, value: Any) -> Any:
-    if parameter.kind is bool:  # a switch, of which only being given is an answer
+    if parameter.kind is bool:  # a switch that was given turns the default over
         return not parameter.default
     return _mapping(value) if parameter.is_mapping else _number_or_word(parameter, value)
 
 
 def _mapping(entries: list[str]) -> dict[str, Any]:
-    """Return the entries KEY=NUMBER as a mapping; what is no number stays a text, to be refused."""
+    """Return the entries KEY=NUMBER as a mapping; a value that is no number is refused later."""
     given: dict[str, Any] = {}
     for entry in entries:
         key, _, number = entry.partition("=")
@@ -111,7 +111,7 @@ def _mapping(entries: list[str]) -> dict[str, Any]:
 
 
 def _number_or_word(parameter: Parameter, value: Any) -> Any:
-    """Return the number that a text is; any other text as it is, right or wrong."""
+    """Return a text as a number if it is one, any other text unchanged: it is checked later."""
     if not parameter.words or value in parameter.words:
         return value
     try:

@@ -1,4 +1,4 @@
-"""`python -m diffuspec.bench.studies.hidden_states`: what it costs to send hidden states.
+"""`python -m diffuspec.bench.studies.hidden_states`: the cost of sending hidden states.
 
 A drafter in a process of its own reads hidden states of the target: verdicts bring those of the
 committed rows, and the next draft request takes them on. Both calls go over gRPC on loopback here,
@@ -145,7 +145,7 @@ async def _added(
     num_bytes: Callable[[], int],
     num_calls: int,
 ) -> tuple[int, float]:
-    """Return what the second call takes more than the first, in bytes and in seconds."""
+    """Return by how much the second call exceeds the first, in bytes and in seconds."""
     sizes: list[list[int]] = [[], []]
     times: list[list[float]] = [[], []]
     await plain()

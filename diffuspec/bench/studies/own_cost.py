@@ -1,4 +1,4 @@
-"""`python -m diffuspec.bench.studies.own_cost`: what the coordinator itself takes.
+"""`python -m diffuspec.bench.studies.own_cost`: the coordinator's own cost.
 
 Drafter and verifier answer at once, and nothing overlaps. So all of the time is the loop's own:
 planning and checking drafts, batches, commits, statistics, outputs, and the event loop. Of every

@@ -1,4 +1,4 @@
-"""`python -m diffuspec.bench.studies.real_sizes`: what steps take with models of real sizes.
+"""`python -m diffuspec.bench.studies.real_sizes`: times of steps with models of real sizes.
 
 Target and drafter have the sizes of published models and random weights, which a pass reads and
 multiplies as it does others. Random models agree on nothing, so every step commits one token; what

@@ -128,7 +128,7 @@ def ablation_config(config: EngineConfig) -> EngineConfig:
 
 
 def distinct_settings(chosen: Sequence[Sweep], config: EngineConfig) -> list[Setting]:
-    """Return what is to be measured for the sweeps, in their order."""
+    """Return the distinct settings to measure for the sweeps, in their order."""
     found: list[Setting] = []
     for sweep in chosen:
         for variant in sweep.variants:

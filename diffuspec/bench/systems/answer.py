@@ -1,4 +1,4 @@
-"""What a system is to the benchmark: prompts in, timed answers out."""
+"""The benchmark's view of a system: prompts in, timed answers out."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The names of the systems: what each drafts with, and how much of it.
+"""The names of the systems: the drafter of each, and how much of its drafts is verified.
 
 `plain` does not draft. `paper`, `cost_aware_SHAPE` and `fixed_K_SHAPE`, for a draft length K, are
-ways to use the configuration's own drafter. A kind of the registry is a system of its name: it
-drafts with the configuration's section of that kind or, if it needs no model, with its defaults.
-`auto` chooses, step by step, among the configuration's drafters and those that need no model.
+ways to use the configuration's own drafter. Every kind of drafter in the registry is also the name
+of a system: it takes the configuration's section of that kind or, if the kind needs no model, its
+defaults. `auto` chooses in every step among the configuration's drafters and those without a model.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ TREE_SHAPES: tuple[TreeShape, ...] = ("path", "beams", "best_first")
 
 ENGINE_SYSTEMS = (BASELINE, "paper", *(f"cost_aware_{shape}" for shape in TREE_SHAPES))
 TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
-DEFAULT_SYSTEM = "cost_aware_best_first"  # how requests are drafted that do not say
+DEFAULT_SYSTEM = "cost_aware_best_first"  # how a request is drafted by default
 ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
 
-# Systems that are a kind of drafter with other settings of the search, or another draft of it.
+# Systems that change a kind of drafter: by settings of the search, or by what is drafted.
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "diffuspec_retrieval": ("diffuspec", {"retrieval": True}),
     "diffuspec_cache": ("diffuspec", {"cache_weight": 0.7}),
     "dflash_block": ("dflash", {}),  # the likeliest token of each position, as its authors draft
 }
 DRAFTER_SYSTEMS = (*KINDS, *VARIANTS)
-_CHOSEN_AMONG = ("pld", "samd", "token_recycling")  # besides those that are configured
+_CHOSEN_AMONG = ("pld", "samd", "token_recycling")  # by auto, besides the configured ones
 
-# Most tokens below each other and most nodes of a draft that is verified whole.
+# Depth and number of nodes of a draft that is verified whole, at most.
 WHOLE_DRAFT_NODES = 80
 _WHOLE_DRAFT = (40, WHOLE_DRAFT_NODES)
 _WHOLE_DRAFTS = {"diffuspec": (20, 64), "lookahead": (12, 56)}
@@ -50,14 +50,14 @@ def speculation_for(
 ) -> SpeculationParams:
     """Return how a system of ours drafts; its name overrides the defaults. Raises ConfigError.
 
-    whole_drafts: systems named by a kind of drafter verify all that it drafts, as the papers do,
-    in place of as much as pays.
+    whole_drafts: systems named by a kind of drafter verify the whole draft, as the papers do, not
+    only the part that pays.
     """
     if name in DRAFTER_SYSTEMS:
         own = replace(defaults, policy="cost_aware", tree_shape="best_first", drafter=None)
         if name == "dflash_block":
             own = replace(own, tree_shape="path", drafter_weight=1.0)
-        if not whole_drafts and name != "lookahead":  # whose window is verified at any price
+        if not whole_drafts and name != "lookahead":  # lookahead needs its window verified
             return own
         length, nodes = _WHOLE_DRAFTS.get(_kind_of(name), _WHOLE_DRAFT)
         return replace(own, policy="fixed", num_draft_tokens=length, max_nodes=nodes)

@@ -31,8 +31,8 @@ def open_systems(
 ) -> Iterator[list[System]]:
     """Yield the named systems around an engine, in the order of the names.
 
-    Each of ours has its own loop over the engine's models, so that none profits from the costs and
-    acceptance that another has learnt. `config` may have more drafters than the engine has loaded;
+    Each of ours has its own loop over the engine's models, so that none profits from costs and
+    acceptance learnt by another. `config` may have more drafters than the engine has loaded;
     a system loads its own. Raises ConfigError, ModelLoadError.
     """
     config, model = config or engine.config, None

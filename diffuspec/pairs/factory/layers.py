@@ -32,7 +32,7 @@ def choose_layers(
 ) -> list[int]:
     """Return the layers to keep, ascending.
 
-    The layer whose loss costs least in predicting the answers is dropped, again and again.
+    Layers are dropped one by one, each time the one whose loss harms the answers' prediction least.
     on_drop is called with the layers left and the loss in nats after each.
     """
     decoder = target.get_decoder()

@@ -1,4 +1,4 @@
-"""What a training begins from: layers of the target, and the id of the mask."""
+"""The start of a training: layers of the target, and the id of the mask."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def begin(plan: LayersPlan, target: Any, batch: Batch, examples: Sequence[Exampl
 def unused_token_id(tokenizer: Any, vocab_size: int, examples: Sequence[Example]) -> int:
     """Return an id that never occurs, to be the mask. Raises ConfigError.
 
-    Best is one that the model has and the tokenizer has not, then a special token; no draft will
-    hold it.
+    Preferably one that the model has and the tokenizer lacks, then a special token. It is
+    never drafted.
     """
     seen = {token for example in examples for token in example.token_ids}
     seen |= {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}

@@ -1,4 +1,4 @@
-"""What all kinds of draft heads have in common when they are trained.
+"""The training that all kinds of draft heads share.
 
 A row is a token of an answer. Its state is the target's hidden state, of which the target's own
 head makes the token after it; the heads' guesses begin with the one after that. Rows are kept as
@@ -46,11 +46,11 @@ Output: TypeAlias = Callable[[Rows, int, torch.Tensor], torch.Tensor]
 
 
 class Learner(Protocol):
-    """Draft heads of one kind, and what they learn."""
+    """Draft heads of one kind in training."""
 
     @property
     def module(self) -> nn.Module:
-        """What is trained; its parameters have the names of the checkpoint's tensors."""
+        """The module to train; its parameters have the names of the checkpoint's tensors."""
         ...
 
     @property
