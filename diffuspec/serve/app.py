@@ -13,6 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypeAlias
 
 from fastapi import FastAPI, Security
+from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -90,6 +91,9 @@ def create_app(
     _add_models(add, backend)
     _add_metrics(add, backend, series)
     _add_health(app, backend)
+    for route in app.routes:
+        if isinstance(route, APIRoute) and "POST" in (route.methods or ()):
+            series.expect(route.path, "POST", route.responses)
     add_api_docs(app)
     if settings.playground:
         add_playground(app)

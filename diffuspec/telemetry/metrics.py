@@ -13,12 +13,21 @@ from itertools import accumulate
 
 from prometheus_client import CollectorRegistry
 
-from diffuspec.core.errors import DiffuspecError
+from diffuspec.core.errors import (
+    ContextLengthError,
+    DiffuspecError,
+    InvalidRequestError,
+    OverloadedError,
+    VerifierError,
+    VerifierUnavailableError,
+)
 from diffuspec.core.types import FinishReason, StepStats
 from diffuspec.telemetry.series import LabelValues, SeriesTable
 
 _STAGES = ("draft", "search", "verify", "transport", "step")
 _FALLBACKS = ("drafter_error", "drafter_unavailable", "invalid_draft")
+_FAILURES = (VerifierError, VerifierUnavailableError)
+_REFUSALS = (ContextLengthError, InvalidRequestError, OverloadedError)
 _TOKENS = (1, 2, 5, *(n * 10**e for e in range(1, 5) for n in (1, 2, 5)), 100_000)
 _SHORT = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -139,12 +148,17 @@ class Metrics:
             ["finished_reason"],
             [(reason.value,) for reason in FinishReason],
         )
-        self._failed = counter("request_failed_total", "Requests that an error ended.", ["error"])
+        self._failed = counter(
+            "request_failed_total",
+            "Requests that an error ended.",
+            ["error"],
+            [(error.__name__,) for error in _FAILURES],
+        )
         self._refused = counter(
             "request_refused_total",
             "Requests refused at submission; OverloadedError: the queue was full.",
             ["error"],
-            [("OverloadedError",)],
+            [(error.__name__,) for error in _REFUSALS],
         )
         self._cancelled = counter(
             "request_cancelled_total", "Requests that their client cancelled."

@@ -40,7 +40,7 @@ async def test_requests_count_by_route_method_and_status():
     counted = {
         name.partition("{")[2].rstrip("}"): value
         for name, value in found.items()
-        if name.startswith("diffuspec_http_requests_total{")
+        if name.startswith("diffuspec_http_requests_total{") and value
     }
     assert counted == {
         f'method="POST",route="{TEXT}",status="200"': 2,
@@ -54,6 +54,16 @@ async def test_requests_count_by_route_method_and_status():
     assert found[f'diffuspec_http_request_duration_seconds_count{{route="{TEXT}"}}'] == 3
     assert found['diffuspec_http_errors_total{code="model_not_found"}'] == 1
     assert found['diffuspec_http_errors_total{code="host_not_allowed"}'] == 1
+
+
+async def test_requests_and_errors_are_counted_from_zero_on():
+    async with http_client(fake_engine()) as client:
+        found = await series(client)
+    for code in ("overloaded", "unavailable", "internal_error", "invalid_request_error"):
+        assert found[f'diffuspec_http_errors_total{{code="{code}"}}'] == 0
+    for status in (200, 429, 500, 503, 504):
+        name = f'diffuspec_http_requests_total{{method="POST",route="{TEXT}",status="{status}"}}'
+        assert found[name] == 0
 
 
 async def test_body_sizes_and_refused_keys_are_counted(tmp_path):

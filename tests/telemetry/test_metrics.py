@@ -108,3 +108,14 @@ def test_two_coordinators_do_not_share_series():
     one.observe_cancel()
     assert value(one, "request_cancelled_total") == 1
     assert value(two, "request_cancelled_total") == 0
+
+
+def test_failures_and_refusals_are_counted_from_zero_on():
+    registry = Metrics().registry
+    for name, error in (
+        ("request_failed_total", "VerifierError"),
+        ("request_failed_total", "VerifierUnavailableError"),
+        ("request_refused_total", "OverloadedError"),
+        ("request_refused_total", "ContextLengthError"),
+    ):
+        assert registry.get_sample_value(f"diffuspec_{name}", {"error": error}) == 0

@@ -14,10 +14,11 @@ from diffuspec.core.errors import DiffuspecError, InvalidRequestError, Overloade
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.observer import note_error
 from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
+from diffuspec.serve.openai.objects import ErrorCode
 
 logger = logging.getLogger(__name__)
 
-_CODES = {404: "not_found", 405: "method_not_allowed"}
+_CODES: dict[int, ErrorCode] = {404: "not_found", 405: "method_not_allowed"}
 _MESSAGES = {
     404: "no such path: /openapi.json has those of this service",
     405: "this path does not take this method: the header Allow names those that it takes",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from diffuspec.serve.openai.objects import ErrorCode
 from diffuspec.telemetry import context
 from diffuspec.telemetry.series import SeriesTable
 
@@ -51,13 +53,18 @@ class HttpSeries:
         )
         self.errors = table.counter(
             "http_errors_total",
-            "Errors told to clients, inside of streams too, by their code.",
+            "Errors told to clients, inside of streams too, by their code, or by their type.",
             ["code"],
-            [("invalid_api_key",), ("rate_limit_exceeded",), ("overloaded",)],
+            [(code,) for code in (*get_args(ErrorCode), "invalid_request_error")],
         )
         self.num_open = 0
         open_requests = table.gauge("http_requests_open", "HTTP requests in progress.")
         open_requests.read = lambda: self.num_open
+
+    def expect(self, route: str, method: str, statuses: Iterable[int | str]) -> None:
+        """Count requests of a route from 0 on, by what they may end with."""
+        for status in statuses:
+            self.requests.at(route, method, str(status))
 
     def text(self) -> str:
         """Return the series as Prometheus reads them."""

@@ -10,13 +10,15 @@ from diffuspec.core import errors
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError
 from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.serve.openai.objects import Error
+from diffuspec.serve.openai.objects import Error, ErrorCode, ErrorType
 
 
 class BadRequestError(InvalidRequestError):
     """A body that is wrong, and where. Messages never contain a user's text."""
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None = None, code: ErrorCode | None = None
+    ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
@@ -29,9 +31,9 @@ class HttpError(DiffuspecError):
         self,
         status: int,
         message: str,
-        code: str,
+        code: ErrorCode,
         *,
-        kind: str = "invalid_request_error",
+        kind: ErrorType = "invalid_request_error",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -51,8 +53,8 @@ class ErrorAnswer:
 
     status: int
     message: str
-    kind: str
-    code: str | None
+    kind: ErrorType
+    code: ErrorCode | None
     param: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,8 +74,8 @@ _PARAMETERS = {one.name for kind in (SamplingParams, SpeculationParams) for one 
 _NAMES = _PARAMETERS | {"prompt", "chat_template_kwargs", "continue_final_message"}
 _RETRY = {"retry-after": "1"}
 _NO_RETRY = {"x-should-retry": "false"}  # heeded by openai-python
-_INVALID = "invalid_request_error"
-_SERVER = "server_error"
+_INVALID: ErrorType = "invalid_request_error"
+_SERVER: ErrorType = "server_error"
 
 # What happens inside is told in the log and to those who run the service, not to clients.
 _ANSWERS: dict[type[BaseException], ErrorAnswer] = {

@@ -15,12 +15,39 @@ from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no 
 from diffuspec.core.types import PreDraftResult
 from diffuspec.serve.openai.bodies import Role
 
+ErrorType: TypeAlias = Literal[
+    "authentication_error", "invalid_request_error", "rate_limit_error", "server_error"
+]
+ErrorCode: TypeAlias = Literal[
+    "body_timeout",
+    "body_too_large",
+    "cancelled",
+    "context_length_exceeded",
+    "headers_too_large",
+    "host_not_allowed",
+    "internal_error",
+    "invalid_api_key",
+    "method_not_allowed",
+    "model_not_found",
+    "not_found",
+    "not_ready",
+    "overloaded",
+    "rate_limit_exceeded",
+    "timeout",
+    "unavailable",
+    "unknown_parameter",
+    "unsupported_content_encoding",
+    "unsupported_media_type",
+    "unsupported_parameter",
+    "worker_failed",
+]
+
 
 class ErrorDetails(TypedDict):
     message: str
-    type: str
+    type: ErrorType
     param: Annotated[str | None, Field(description="The parameter that is wrong.")]
-    code: str | None
+    code: ErrorCode | None
 
 
 class Error(TypedDict):
