@@ -21,7 +21,12 @@ from tests.support.checkpoints import CHAT_TEMPLATE, byte_tokenizer
 
 MODEL = ServedModel("a-model", 0, 512, 258, SpeculationParams(max_nodes=7))
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object"}},
+}
+REFUSAL = {"type": "refusal", "refusal": "No."}
+CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 NAMED_TOOL = {"type": "function", "function": {"name": "another"}}
 
 
@@ -131,6 +136,20 @@ def test_logprobs_have_each_endpoints_own_form():
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages.0.content.0.type",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}]},
+            "messages.0.content.0.refusal",
+        ),
+        ({"messages": [{"role": "user", "content": [REFUSAL]}]}, "messages.0"),
+        ({"messages": [{"role": "user", "refusal": "No."}]}, "messages.0"),
+        ({"messages": [{"role": "assistant", "content": "x", "refusal": "No."}]}, "messages.0"),
+        ({"messages": [{"role": "assistant", "audio": {"id": "1"}}]}, "messages.0.audio"),
+        ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call"),
+        ({"messages": [{"role": "assistant", "reasoning": "x"}]}, "messages.0.reasoning"),
     ],
 )
 def test_what_is_wrong_or_not_supported_is_named(keys, param):
@@ -229,6 +248,28 @@ def test_a_client_may_send_back_what_it_was_answered():
     for nothing in (None, list[Any]()):
         messages = [*ASKED["messages"], answered | {"annotations": nothing}]
         assert chat(messages=messages).prompts[0][1] == {"role": "assistant", "content": "x"}
+
+
+@pytest.mark.parametrize("content", [{"content": [REFUSAL | CACHED]}, {"refusal": "No."}])
+def test_a_refusal_of_the_assistant_is_what_it_said(content: Any):
+    messages = [*ASKED["messages"], {"role": "assistant", **content}]
+    assert chat(messages=messages).prompts[0][1] == {"role": "assistant", "content": "No."}
+
+
+def test_marks_of_what_to_cache_change_nothing():
+    said = {"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}], **CACHED}
+    function = {"name": "weather", "parameters": {"type": "object"}, **CACHED}
+    tool = {"type": "function", "function": function, **CACHED}
+    assert chat(messages=[said], tools=[tool]) == chat(tools=[WEATHER])
+
+
+def test_what_openais_client_adds_to_answers_may_be_sent_back():
+    function = {"name": "weather", "arguments": "{}", "parsed_arguments": {"city": "Ulm"}}
+    call = {"id": "1", "type": "function", "function": function, "index": 0}
+    answered = {"role": "assistant", "content": "", "parsed": {"a": 1}, "tool_calls": [call]}
+    [messages] = chat(messages=[answered]).prompts
+    plain = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {}}}
+    assert messages == [{"role": "assistant", "content": "", "tool_calls": [plain]}]
 
 
 @pytest.mark.parametrize("prompt", ["hi", [1, 2], ["hi", "ho"], [[1], [2, 3]]])

@@ -70,10 +70,16 @@ def test_a_named_function_is_called_and_the_stream_adds_up_to_the_same_call(clie
     Draft202012Validator(PARAMETERS).validate(json.loads(call.function.arguments))
 
 
-def test_calls_and_their_results_may_be_sent_back(client: OpenAI):
-    how = HOW | {"temperature": 0, "tool_choice": named("clock")}
-    message = client.chat.completions.create(**how).choices[0].message
-    [call] = message.tool_calls
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_calls_and_their_results_may_be_sent_back(client: OpenAI, is_streamed: bool):
+    strict = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
+    how = HOW | {"temperature": 0, "tool_choice": named("weather"), "tools": [strict]}
+    if is_streamed:
+        with client.chat.completions.stream(**how) as events:
+            message = events.get_final_completion().choices[0].message
+    else:
+        message = client.chat.completions.create(**how).choices[0].message
+    [call] = message.tool_calls or []
     result = {"role": "tool", "tool_call_id": call.id, "content": "12:30"}
     messages = [*ASKED, message.model_dump(), result]
     reply = client.chat.completions.create(model=MODEL, messages=messages, tools=[CLOCK])

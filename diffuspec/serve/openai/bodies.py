@@ -13,8 +13,10 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     PlainValidator,
+    Tag,
     WithJsonSchema,
     model_validator,
 )
@@ -67,30 +69,68 @@ class Part(BaseModel):
         return {key: value for key, value in given.items() if value is not None}
 
 
+CacheControl: TypeAlias = Annotated[
+    dict[str, Any] | None,
+    Field(description="Ignored: prompts that begin alike share the cache by themselves."),
+]
+
+
 class TextPart(Part):
     type: Literal["text"]
     text: str
+    cache_control: CacheControl = None
+
+
+class RefusalPart(Part):
+    type: Literal["refusal"]
+    refusal: str
+    cache_control: CacheControl = None
+
+
+def _kind_of_part(given: object) -> str:
+    is_refusal = isinstance(given, dict) and given.get("type") == "refusal"
+    return "RefusalPart" if is_refusal else "TextPart"
+
+
+MessagePart: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("TextPart")] | Annotated[RefusalPart, Tag("RefusalPart")],
+    Discriminator(_kind_of_part),
+]
 
 
 class FunctionCall(Part):
     name: str
     arguments: str = Field("", description="JSON text.")
+    parsed_arguments: Any = Field(None, description="Ignored: openai-python's streams add it.")
 
 
 class ToolCall(Part):
     id: str | None = None
+    index: int | None = Field(None, description="Ignored: openai-python's streams keep it.")
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
 class Message(Part):
     role: Role
-    content: str | Annotated[list[TextPart], Field(max_length=MAX_PARTS)] | None = None
+    content: str | Annotated[list[MessagePart], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
-    refusal: str | None = None
+    refusal: str | None = Field(None, description="Of the assistant, in place of a content.")
     annotations: list[Any] | None = Field(None, description="Ignored: OpenAI's answers have it.")
+    parsed: Any = Field(None, description="Ignored: openai-python adds it to parsed answers.")
+    cache_control: CacheControl = None
+
+    @model_validator(mode="after")
+    def _refuses_as_assistant(self) -> Message:
+        parts = self.content if isinstance(self.content, list) else []
+        has_parts = any(isinstance(part, RefusalPart) for part in parts)
+        if self.role != "assistant" and (has_parts or self.refusal is not None):
+            raise ValueError("must be of the role assistant to have a refusal")
+        if self.refusal and self.content:
+            raise ValueError("must have a content or a refusal, not both")
+        return self
 
 
 class Function(Part):
@@ -98,11 +138,13 @@ class Function(Part):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    cache_control: CacheControl = None
 
 
 class Tool(Part):
     type: Literal["function"]
     function: Function
+    cache_control: CacheControl = None
 
 
 class FunctionName(Part):

@@ -23,6 +23,7 @@ from diffuspec.serve.openai.bodies import (
     ChatBody,
     CompletionBody,
     Message,
+    RefusalPart,
     TextPart,
     ToolCall,
 )
@@ -36,7 +37,7 @@ from diffuspec.text.prompt import ChatOptions
 _MAX_ANSWERS = 16  # of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
-_KINDS = ("str", "NamedTool")
+_KINDS = ("str", "NamedTool", "TextPart", "RefusalPart")
 _PROBLEMS = {
     "missing": "is missing",
     "extra_forbidden": "is not known",
@@ -226,7 +227,10 @@ def _max_prompt_tokens(body: Body, room: int) -> int | None:
 def _plain_message(message: Message) -> dict[str, Any]:
     """Return a message as chat templates read it: content as one text, arguments as an object."""
     role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {"role": role, "content": _text(message.content or "")}
+    plain: dict[str, Any] = {
+        "role": role,
+        "content": _text(message.content or message.refusal or ""),
+    }
     if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     if message.tool_call_id is not None:
@@ -236,8 +240,10 @@ def _plain_message(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _text(content: str | Sequence[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:

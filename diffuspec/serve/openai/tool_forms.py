@@ -20,6 +20,7 @@ from diffuspec.text.grammars import json_schema_of
 
 _MAX_CALLS = 16  # of one answer
 _ON_ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}  # from the model
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -42,8 +43,7 @@ def read_tools(body: ChatBody, form: StructuredOutput | None) -> ToolUse:
         raise BadRequestError("tool_choice needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return ToolUse(form=form)
-    hidden = {"function": {"strict"}}  # for us, not for the model
-    tools = tuple(tool.model_dump(exclude_none=True, exclude=hidden) for tool in body.tools)
+    tools = tuple(tool.model_dump(exclude_none=True, exclude=_HIDDEN) for tool in body.tools)
     functions, is_single = _functions(body), not body.parallel_tool_calls
     if choice != "auto":
         if form is not None:
