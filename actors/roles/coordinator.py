@@ -132,7 +132,7 @@ class CoordinatorActor:
         VerifierError, ModelLoadError.
         """
         config = self._config
-        self._security.server_credentials(host)  # may be refused: before weights are loaded
+        self._security.server_credentials(host)  # raises its errors before weights are loaded
         otel.check()
         verifier = await self._resources.enter_async_context(open_verifier())
         tokenizer = await asyncio.to_thread(load_tokenizer, config.engine.target.path)

@@ -58,26 +58,17 @@ class DrafterActor:
         "" for a kind that needs no path scorer. verifier: for a kind that observes, the one in this
         process. Raises ConfigError, ModelLoadError, DrafterError.
         """
-        config, drafter = self._config, self._drafter_config
-        self._security.server_credentials(host)  # may be refused: before weights are loaded
-        if drafter is None:
-            raise ConfigError("no such drafter is configured: there is nothing to serve")
+        config = self._config
+        self._security.server_credentials(host)  # raises its errors before weights are loaded
         self._info = info
-        kind, path = kind_of(drafter), config.engine.target.path
-        target = Target(info, vocabulary, path, verifier)
-        if kind.observes:  # it searches in this process, too, if it does
-            self._drafter = await asyncio.to_thread(
-                load_drafter, drafter, config.engine.search, target
-            )
-        else:
-            self._scorer = _ReplaceableScorer() if kind.needs_path_scorer else None
-            self._drafter = await asyncio.to_thread(kind.load, drafter, target, self._scorer)
-        self._resources.callback(self._drafter.close)
+        target = Target(info, vocabulary, config.engine.target.path, verifier)
+        drafter = self._drafter = await self._load(target)
+        self._resources.callback(drafter.close)
         if self._scorer is not None:
             self._resources.push_async_callback(self._scorer.close)
             self._scorer.remote = await self._connect(scorer_address)
         await self._draft_once()
-        self._servicer = DrafterServicer(self._drafter, info)
+        self._servicer = DrafterServicer(drafter, info)
         limits = config.limits(_PATIENCE * config.deadlines.draft_seconds)
         server = RoleServer([self._servicer], self._security, host, port, limits)
         await self._resources.enter_async_context(server)
@@ -86,6 +77,16 @@ class DrafterActor:
         )
         await self._resources.enter_async_context(self._heartbeat)
         return server.address
+
+    async def _load(self, target: Target) -> LocalDrafter:
+        config = self._drafter_config
+        if config is None:
+            raise ConfigError("no such drafter is configured: there is nothing to serve")
+        kind = kind_of(config)
+        if kind.observes:  # a path search, if it needs one, runs in this process, too
+            return await asyncio.to_thread(load_drafter, config, self._config.engine.search, target)
+        self._scorer = _ReplaceableScorer() if kind.needs_path_scorer else None
+        return await asyncio.to_thread(kind.load, config, target, self._scorer)
 
     async def use_scorer(self, address: str) -> None:
         """Continue with another path scorer in place of a lost one. Raises DrafterError."""

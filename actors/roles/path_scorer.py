@@ -34,7 +34,7 @@ class PathScorerActor:
         config = self._config
         if not any(process.needs_path_scorer for process in config.drafter_processes):
             raise ConfigError("no drafter that is configured needs a path scorer")
-        self._security.server_credentials(host)  # may be refused: before the proxy is loaded
+        self._security.server_credentials(host)  # raises its errors before the proxy is loaded
         scorer = await asyncio.to_thread(
             make_path_search, config.engine.search, info, config.engine.target.path
         )

@@ -78,7 +78,7 @@ class VerifierRank:
         ModelLoadError, and VerifierUnavailableError when the ranks do not all connect.
         """
         if self._rank == 0:
-            self._security.server_credentials(host)  # may be refused: before weights are loaded
+            self._security.server_credentials(host)  # raises its errors before weights are loaded
         target = await _in_daemon_thread(self._load, meeting_point)
         self._resources.callback(target.close)
         if self._rank > 0:

@@ -65,9 +65,9 @@ def _lay_out(
     Shifted, a token's row predicts the next token: the logits of draft position 1 come from the row
     of the last prefix token, those of position i from the row of block token i - 1. The row of the
     last block token is seen by the others, but its logits are not used. Not shifted, the logits of
-    position i come from the row of block token i. Block-causal: prefix rows see
-    the rows before them, block rows the prefix and all of their block. Full: every row sees all of
-    its draft, so that no new prefix row can be shared (num_shared is start).
+    position i come from the row of block token i. Block-causal: prefix rows see the rows before
+    them, block rows the prefix and all of their block. Full: every row sees all of its draft, so
+    that no new prefix row can be shared (num_shared is start).
     """
     if len(prefixes) == 1:
         return _lay_out_one(prefixes[0], blocks[0], slot, start, settings)

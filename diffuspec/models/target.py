@@ -126,7 +126,7 @@ class CausalTarget:
         self._worker.close()
 
     def check(self, requests: Sequence[VerifyRequest]) -> None:
-        """Raises InvalidRequestError for a bad request, VerifierError for too many."""
+        """Raise InvalidRequestError for a bad request, VerifierError for too many."""
         check_batch(requests, self._info)
 
     @torch.inference_mode()
@@ -163,16 +163,8 @@ class CausalTarget:
         states = wanted_states(plans, acceptances, hidden_states)
         seconds = time.monotonic() - started
         return [
-            Verdict(
-                acceptance.token_ids,
-                tuple(plan.nodes[node] for node in acceptance.accepted_nodes),
-                row_logprobs,
-                seconds,
-                states=rows,
-                num_cached_tokens=plan.num_cached,
-                num_unread_tokens=len(request.prefix) - len(plan.request.prefix),
-            )
-            for request, plan, acceptance, row_logprobs, rows in zip(
+            plan.verdict(request, acceptance, found, seconds, rows)
+            for request, plan, acceptance, found, rows in zip(
                 requests, plans, acceptances, logprobs, states, strict=True
             )
         ]
@@ -182,7 +174,7 @@ class CausalTarget:
     ) -> list[VerifyPlan]:
         self.runner.cache.begin_step()
         plans: list[VerifyPlan] = []
-        reading: list[VerifyPlan] = []  # those with much to read
+        reading: list[VerifyPlan] = []  # plans with much to read
         first_logits = 0
         for asked in requests:
             self._read_shared(reading, asked)
@@ -197,10 +189,10 @@ class CausalTarget:
         return plans
 
     def _read_shared(self, reading: Sequence[VerifyPlan], request: VerifyRequest) -> None:
-        """Read what a request's prefix begins with now if one before it is to read that, too.
+        """Read now what a request's prefix shares with one that is to be read before it.
 
-        Then the request finds it in the cache: the choices of one prompt are computed once, and so
-        is what prompts that come together begin with.
+        The request then finds it in the cache, so that a prompt with several choices, or the common
+        beginning of prompts that come together, is read once.
         """
         if not reading or request.states_wanted is not None:
             return

@@ -1,4 +1,4 @@
-"""VerifyPlan: one request's rows in a verification of the target, and what is read off them."""
+"""VerifyPlan: one request's rows in a verification of the target, and its verdict from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from diffuspec.algorithm import draft_tree
 from diffuspec.algorithm.acceptance import Acceptance, accept, accept_whole
 from diffuspec.algorithm.sampling import token_logprobs
-from diffuspec.core.types import StateRows, TokenLogprobs, VerifyRequest
+from diffuspec.core.types import StateRows, TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.hidden_states import HiddenStates, state_rows
 from diffuspec.text.answer_matchers import TokenMasks
@@ -27,8 +27,8 @@ class VerifyPlan:
     start: int  # prefix tokens in it now: pieces of a long prefix have been fed
     first_logits: int  # index of the root's row in the step's logits
     nodes: Sequence[int]  # the verified nodes, as indices into the tree of the original request
-    masks: TokenMasks | None  # what structured output lets come after the root and each node
-    hidden_states: HiddenStates | None  # of those pieces
+    masks: TokenMasks | None  # tokens that a structured output admits after the root and each node
+    hidden_states: HiddenStates | None  # of the pieces fed
 
     @property
     def num_tail(self) -> int:
@@ -77,6 +77,25 @@ class VerifyPlan:
         chosen = torch.tensor(acceptance.token_ids, device=logits.device)
         return tuple(token_logprobs(logits[rows], chosen, num_top))
 
+    def verdict(
+        self,
+        asked: VerifyRequest,
+        acceptance: Acceptance,
+        logprobs: tuple[TokenLogprobs, ...] | None,
+        seconds: float,
+        states: StateRows | None,
+    ) -> Verdict:
+        """Return the verdict on the original request, `asked`, by its own nodes and tokens."""
+        return Verdict(
+            acceptance.token_ids,
+            tuple([self.nodes[node] for node in acceptance.accepted_nodes]),
+            logprobs,
+            seconds,
+            states=states,
+            num_cached_tokens=self.num_cached,
+            num_unread_tokens=len(asked.prefix) - len(self.request.prefix),
+        )
+
 
 def hidden_rows(
     plans: Sequence[VerifyPlan], hidden_states: HiddenStates | None, layers: Sequence[int]
@@ -99,7 +118,7 @@ def wanted_states(
     acceptances: Sequence[Acceptance],
     hidden_states: HiddenStates | None,
 ) -> list[StateRows | None]:
-    """Return the hidden states that requests want, of what is committed up to the last token."""
+    """Return the hidden states that requests want, up to the last accepted token."""
     found: list[StateRows | None] = []
     share = StateRows.MAX_BYTES // max(1, sum(p.request.states_wanted is not None for p in plans))
     for place, (plan, acceptance) in enumerate(zip(plans, acceptances, strict=True)):
