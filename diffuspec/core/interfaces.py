@@ -228,7 +228,7 @@ class RequestStatus:
     """The state of one request."""
 
     request_id: str
-    state: str  # such as "waiting", "prefilling", "drafting", "verifying"
+    state: str  # "waiting", "drafting" or "verifying"
     seconds_in_state: float
     waits_for: str  # such as "a slot" or "drafter 0"
     num_prompt_tokens: int
