@@ -74,7 +74,7 @@ def test_selectors_are_ray_s(selector):
     assert "there is none" in reason
 
 
-def test_a_node_without_a_label_is_taken_by_what_excludes_others():
+def test_an_excluding_selector_takes_a_node_without_the_label():
     asked = bundles(verifier={"node": {"labels": {"role": "!in(drafter,head)"}}})
     assert find_shortages(asked, "PACK", [node(CPU=8)]) == []
 

@@ -80,7 +80,7 @@ def test_a_prediction_is_drafted(
     assert path[: len(expected)] == expected
 
 
-def test_nothing_is_looked_for_without_a_prediction_if_that_alone_is_drafted_from() -> None:
+def test_retrieval_from_predictions_only_finds_nothing_without_one() -> None:
     assert Retrieval(2, predicted_only=True).follow(request([1, 2, 1])) is None
 
 
@@ -148,14 +148,14 @@ def test_hypothetical_prefixes_leave_no_trace() -> None:
         assert (again.tree, again.confidences) == (alone.tree, alone.confidences)
 
 
-def test_an_empty_column_takes_what_was_found_as_it_is() -> None:
+def test_the_token_found_alone_fills_an_empty_column() -> None:
     found = Found(5, math.log(0.4))
     column = joined(EMPTY_COLUMN, found, 0.5)
     assert column.token_ids == [5] and column.logprobs == [found.confidence]
     assert raised([found.confidence], column, EMPTY_COLUMN, found) == [found.confidence]
 
 
-def test_a_token_that_was_dropped_since_raises_nothing() -> None:
+def test_a_found_token_that_was_dropped_changes_no_confidence() -> None:
     found, before = Found(5, math.log(0.4)), make_column([7], [math.log(0.5)], 1.0)
     left = Column([7], [math.log(0.5)], [math.log(0.5)], math.log(0.5))
     assert raised([math.log(0.5)], left, before, found) == [math.log(0.5)]

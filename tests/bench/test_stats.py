@@ -114,7 +114,7 @@ def test_with_a_seventh_family_the_six_are_the_headline() -> None:
     assert headline_family(rows) == "spec_bench"
 
 
-def test_files_of_other_families_alone_have_no_spec_bench_row() -> None:
+def test_only_spec_bench_families_have_a_spec_bench_row() -> None:
     rows = compute_rows([make_record(family="code")], ("plain",))
     assert [row.family for row in rows] == ["code", "all"]
 

@@ -66,7 +66,7 @@ def test_a_queue_at_the_drafter_does_not_make_drafting_for_all_dearer():
     assert costs.exposed_share > 2 and costs.of_drafting([4, 8], [4, 8]) == before
 
 
-def test_decoding_many_requests_plainly_costs_what_they_did_not_what_few_with_drafts_did():
+def test_plain_steps_of_many_requests_are_priced_by_batches_of_many_requests():
     costs = StepCosts()
     for _ in range(100):
         costs.observe_verify(26, 1, 8, 0.01)
@@ -118,7 +118,7 @@ def test_overlapping_calls_count_once_as_busy_time():
     assert busy.seconds(10.0) == pytest.approx(5.0)
 
 
-def test_steps_of_halves_are_saved_where_the_target_reads_many_rows_as_fast_as_few():
+def test_joining_halves_saves_time_if_many_rows_take_as_long_as_few():
     costs = StepCosts()
     for size in (8, 16):
         costs.observe_verify(size, 1, size, 0.03)
@@ -126,7 +126,7 @@ def test_steps_of_halves_are_saved_where_the_target_reads_many_rows_as_fast_as_f
     assert costs.saved_by_joining((8, 8), (8, 8)) == pytest.approx(0.06 - 0.04)
 
 
-def test_no_step_is_saved_where_time_goes_with_the_rows_and_each_role_has_its_processor():
+def test_joining_halves_saves_nothing_if_costs_grow_with_rows_and_roles_share_no_processor():
     costs = StepCosts()
     for size in (8, 16):
         costs.observe_verify(size, 1, size, 0.001 * size)
@@ -142,7 +142,7 @@ def running(num_requests: int, crowding: float = 0.0) -> StepCosts:
     return costs
 
 
-def test_what_a_batch_costs_is_forgotten_when_one_request_has_been_alone_for_a_while():
+def test_costs_of_batches_do_not_count_once_one_request_has_been_alone_for_a_while():
     costs = StepCosts()
     for num_rows in (1, 9):
         costs.observe_verify(num_rows, 1, 1, 0.1)
@@ -179,7 +179,7 @@ def test_a_trial_of_a_request_alone_costs_no_other():
     assert costs.of_trial(8, 8, 100) == 0
 
 
-def test_a_verification_beside_drafting_counts_as_long_as_one_alone():
+def test_time_that_drafting_adds_to_a_verification_is_left_out():
     costs = StepCosts()
     assert costs.alone(8, 0.2, 0.1) == 0.2, "nothing else is known"
     costs.observe_verify(8, 1, 3, 0.1)
@@ -197,7 +197,7 @@ def test_requests_that_take_turns_wait_for_all_turns_of_the_busier_role():
     assert costs.of_drafting([8], [8])[0] == pytest.approx(2.0, rel=0.05)
 
 
-def test_more_requests_than_ever_decoded_plainly_cost_no_more_than_their_rows_do():
+def test_requests_beyond_the_largest_plain_batch_cost_at_most_their_rows():
     costs = LearntCosts()
     for num_rows in (1, 4, 8, 64):
         costs.observe_verify(num_rows, 1, 1.0)
@@ -205,7 +205,7 @@ def test_more_requests_than_ever_decoded_plainly_cost_no_more_than_their_rows_do
     assert costs.plain_step(16) == pytest.approx(costs.plain_step(4))
 
 
-def test_prompts_are_read_apart_if_one_makes_the_others_wait_for_much_longer_than_a_verification():
+def test_a_long_prompt_is_read_after_shorter_ones_that_it_would_delay():
     costs = StepCosts()
     assert costs.num_read_first([10, 1000]) == 2, "nothing is known yet"
     for num_rows in (1, 101):
@@ -222,7 +222,7 @@ def test_rows_beside_prompts_take_no_longer_than_a_verification_of_one_row():
     assert costs.rows_beside(101, 50) == 50
 
 
-def test_drafting_delays_a_reading_that_it_slows_down_more_than_plain_decoding_would():
+def test_drafting_waits_for_a_reading_that_it_would_slow_down_more_than_plain_decoding():
     costs = running(9, crowding=0.5)
     for num_requests in (1, 9):
         costs.observe_verify(num_requests, num_requests, 1, 1.0 + 0.1 * num_requests)

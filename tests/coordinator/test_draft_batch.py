@@ -13,7 +13,7 @@ from tests.support.stage import PROMPT, make_request
 pytestmark = pytest.mark.virtual_time
 
 
-async def test_a_call_should_take_what_its_positions_took_before():
+async def test_a_call_is_expected_to_take_as_long_as_earlier_ones_of_its_size():
     costs, requests = StepCosts(), [make_request(), make_request()]
     for request in requests:
         request.num_draft_tokens = 4

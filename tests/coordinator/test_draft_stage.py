@@ -66,7 +66,7 @@ async def test_empty_drafts_are_no_fault_and_do_not_shorten_later_drafts():
         assert not any(step.num_draft_tokens for step in steps[:3])
 
 
-async def test_a_drafter_that_knows_verified_prefixes_alone_is_asked_again_after_the_verdict():
+async def test_a_drafter_of_verified_prefixes_only_is_asked_again_after_the_verdict():
     async with on_stage(overlap=True) as stage:
         verify, under_way = stage.verifier.verify, list[bool]()
 

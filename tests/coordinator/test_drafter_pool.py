@@ -300,7 +300,7 @@ async def test_all_drafters_are_used_and_any_of_them_may_fail(overlap):
         assert stage.metric("spec_decode_num_accepted_tokens_total") > 20
 
 
-def test_a_request_that_cannot_say_what_it_wants_takes_no_trial_from_others(monkeypatch):
+def test_a_request_whose_draft_request_fails_leaves_the_trial_to_others(monkeypatch):
     pool = pool_of(fake_drafters(1))
     [lane] = pool.lanes
     lane.breaker.failed()

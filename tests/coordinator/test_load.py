@@ -141,7 +141,7 @@ async def measure(
     return rows
 
 
-async def test_more_requests_at_a_time_never_give_less_nor_less_than_plain_decoding():
+async def test_throughput_grows_with_requests_and_stays_above_plain_decoding():
     concurrencies = (1, 8, 16)
     drafting = await measure(ON, concurrencies)
     plain = await measure(OFF, concurrencies)

@@ -44,7 +44,7 @@ async def test_requests_are_verified_together():
         assert max(map(len, stage.verifier.batches)) > 1
 
 
-async def test_a_draft_waits_for_one_under_way_where_verifying_both_takes_no_longer():
+async def test_a_draft_waits_for_one_under_way_if_verifying_both_takes_no_longer():
     async with on_stage(fake_drafter(always_right)) as stage:
         slow_down(stage.drafter, "draft", 0.2)
         slow_down(stage.verifier, "verify", 1.0)

@@ -21,7 +21,7 @@ def pipeline(**rpc: object):
     return parse_pipeline({"engine": {"preset": "tiny"}, "rpc": rpc})
 
 
-def test_an_option_goes_before_the_file_of_the_pipeline_and_that_before_the_variable(
+def test_an_option_takes_precedence_over_the_pipeline_s_file_and_that_over_the_variable(
     file, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("DIFFUSPEC_TOKEN", "of-the-environment")

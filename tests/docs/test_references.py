@@ -96,7 +96,7 @@ def class_names() -> set[str]:
 
 
 @everywhere
-def test_every_module_and_what_is_named_of_it_exist(path: Path):
+def test_every_module_and_name_in_the_pages_exists(path: Path):
     for span in current_code_spans(path):
         if MODULE.fullmatch(span):
             assert resolve(span), span

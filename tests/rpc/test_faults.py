@@ -297,7 +297,7 @@ async def test_a_server_without_the_prefix_is_sent_it_whole(security):
         assert len(verifier.held) == 1  # the role releases what the stream forgets
 
 
-async def test_a_server_that_ends_fails_what_waits_and_is_found_again(security):
+async def test_calls_fail_when_their_server_ends_and_succeed_at_the_next_one(security):
     verifier = FakeVerifier()
     limits = RpcLimits(grace_seconds=0.05)
     async with RoleServer([VerifierServicer(verifier)], security, limits=limits) as server:
@@ -388,7 +388,7 @@ def process(security: Security):
         process.kill()
 
 
-async def test_a_killed_server_fails_what_waits_at_once(process, security):
+async def test_waiting_calls_fail_at_once_when_their_server_is_killed(process, security):
     remote = await RemoteVerifier.connect(process.stdout.readline().strip(), security)
     await remote.verify([verify_request(1)])
     calls = [asyncio.create_task(remote.verify([verify_request(1, 2)])) for _ in range(3)]

@@ -151,7 +151,7 @@ def test_logprobs_may_name_tokens_by_their_ids(endpoint: Endpoint):
         assert found["top_logprobs"] == [{"token_id:65": -0.25, "token_id:5": -3.0}]
 
 
-def test_tokens_of_a_stream_have_their_places_in_the_text_though_some_of_it_is_held_back():
+def test_text_offsets_of_a_stream_are_right_while_text_is_held_back():
     reply = reply_to(TEXT, sampling=SamplingParams(logprobs=0))
     ids = byte_tokenizer().encode("a€bc").ids  # each byte is a token
     found = (TokenLogprobs(-1.0, ()),)

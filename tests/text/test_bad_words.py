@@ -35,7 +35,7 @@ def test_text_that_is_no_unicode_is_refused() -> None:
         encode_bad_words(SamplingParams(bad_words=("\ud800",)), TOKENIZER)
 
 
-def test_words_and_sequences_that_are_too_many_together_are_refused_by_both_names() -> None:
+def test_too_many_bad_words_and_sequences_together_are_refused_by_both_names() -> None:
     words = tuple(f"w{n}" for n in range(64))
     assert encode_bad_words(SamplingParams(bad_words=words), TOKENIZER)
     sampling = SamplingParams(bad_words=words, bad_words_token_ids=((1, 2),))

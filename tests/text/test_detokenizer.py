@@ -136,7 +136,7 @@ def test_a_stop_string_that_is_kept_ends_the_text_and_holds_nothing_back(pieces,
         assert released[:-1] == pieces
 
 
-def test_a_stop_string_within_min_tokens_is_overlooked_though_a_longer_one_has_begun():
+def test_a_stop_string_within_min_tokens_is_ignored_even_if_a_longer_one_has_begun():
     stream = Detokenizer(BYTES, ["aXb", "X"], 2)
     assert "".join(push_all(stream, encode("aXcX"))) == "aXc"
 

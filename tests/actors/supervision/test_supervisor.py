@@ -92,7 +92,7 @@ async def test_pauses_between_failed_attempts_grow_to_a_limit() -> None:
     await lamps.halt()
 
 
-async def test_a_thing_that_is_lost_again_and_again_is_replaced_after_growing_pauses() -> None:
+async def test_repeated_losses_are_replaced_after_growing_pauses() -> None:
     lamps = Lamps()
     lamps.supervise()
     for _ in range(4):

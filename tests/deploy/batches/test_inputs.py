@@ -51,7 +51,7 @@ def test_a_custom_id_that_is_used_twice_is_refused_with_both_lines(written):
         scan(jsonl_file(written(*rows)))
 
 
-def test_an_id_may_not_be_what_a_row_without_one_gets(written):
+def test_an_id_may_not_equal_the_default_id_of_another_row(written):
     rows = [{"prompt": "a"}, {"custom_id": "line-1", "prompt": "a"}]
     with pytest.raises(ConfigError, match=r"line 2: custom_id 'line-1' was used in line 1"):
         scan(jsonl_file(written(*rows)))

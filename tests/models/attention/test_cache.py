@@ -66,7 +66,7 @@ def test_the_prefix_of_a_busy_slot_is_copied() -> None:
     assert cache.acquire("a", tokens(1, 2, 3, 4, 5)) == (0, 4)
 
 
-def test_a_slot_with_much_to_read_takes_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slot_with_much_to_read_copies_rows_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("diffuspec.models.attention.cache.MANY_TOKENS", 2)
     cache = make_cache()
     prefix = tokens(1, 2, 3, 4, 5, 6)
@@ -86,7 +86,7 @@ def test_free_slot_is_taken_over_where_it_is() -> None:
     assert cache.acquire("c", tokens(1, 2, 4)) == (0, 2)
 
 
-def test_a_free_slot_of_which_little_matches_keeps_the_rest() -> None:
+def test_a_free_slot_is_not_overwritten_for_a_short_match() -> None:
     cache = make_cache()
     first, _ = feed(cache, "a", tokens(1, 2, 3, 4, 5))
     cache.release("a")

@@ -119,7 +119,7 @@ def test_lattices_are_those_of_transformers_own_drafter(
         prefixes = [[*prefix, 7, 9, 11] for prefix in prefixes]
 
 
-def test_its_layers_are_those_of_few_operations(layers: TargetLayers, tmp_path: Path) -> None:
+def test_its_layers_are_replaced_by_fast_ones(layers: TargetLayers, tmp_path: Path) -> None:
     save_dflash(tmp_path)
     found = DFlashModel.load(tmp_path, layers).layers
     assert all(isinstance(one, RowsDecoderLayer) == operations.is_available for one in found)
@@ -144,7 +144,7 @@ def test_hypothetical_prefixes_begin_blocks_after_what_is_known(
         assert_same(one, reference(layers, dflash_model(), tokens, rows, 0))
 
 
-def test_a_layer_with_a_window_sees_no_later_row_of_its_block_unless_the_checkpoint_says_so(
+def test_layers_with_a_window_are_causal_within_a_block_unless_the_checkpoint_says_otherwise(
     target: CausalTarget, layers: TargetLayers, tmp_path: Path
 ) -> None:
     save_dflash(tmp_path, layer_types=["sliding_attention"] * 3, is_causal=None)

@@ -7,7 +7,7 @@ import torch
 from diffuspec.models.rows.huge_pages import in_huge_pages, zeros
 
 
-def test_copies_share_a_chunk_and_nothing_else() -> None:
+def test_small_copies_share_a_chunk_without_overlapping() -> None:
     tensors = [torch.full((3, 5 + i), i, dtype=torch.int8) for i in range(4)]
     tensors.append(torch.arange(6.0).view(2, 3).T)
     copies = [in_huge_pages(tensor) for tensor in tensors]

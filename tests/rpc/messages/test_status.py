@@ -82,7 +82,7 @@ async def test_what_is_not_ours_tells_nothing(caplog):
         (grpc.StatusCode.INTERNAL, WorkerError),
     ],
 )
-def test_a_status_of_others_means_what_its_code_means(code, kind):
+def test_a_status_without_a_known_reason_is_read_by_its_code(code, kind):
     found = status.from_step_error(StepError(code=code.value[0], message="so it is"))
     assert type(found) is kind
     assert "so it is" in str(found)

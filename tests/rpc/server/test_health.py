@@ -150,7 +150,7 @@ async def test_a_health_check_that_hangs_counts_as_a_step_that_hangs():
 
 
 @pytest.mark.virtual_time
-async def test_a_role_at_work_takes_no_step_of_its_own():
+async def test_a_busy_role_takes_no_check_steps():
     health = StepHealth(max_step_seconds=5.0, clock=asyncio.get_running_loop().time)
 
     async def step() -> None:
