@@ -263,10 +263,11 @@ def test_marks_of_what_to_cache_change_nothing():
     assert chat(messages=[said], tools=[tool]) == chat(tools=[WEATHER])
 
 
-def test_what_openais_client_adds_to_answers_may_be_sent_back():
+def test_what_clients_add_to_answers_may_be_sent_back():
     function = {"name": "weather", "arguments": "{}", "parsed_arguments": {"city": "Ulm"}}
     call = {"id": "1", "type": "function", "function": function, "index": 0}
     answered = {"role": "assistant", "content": "", "parsed": {"a": 1}, "tool_calls": [call]}
+    answered["provider_specific_fields"] = {"refusal": None}  # LiteLLM's
     [messages] = chat(messages=[answered]).prompts
     plain = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": {}}}
     assert messages == [{"role": "assistant", "content": "", "tool_calls": [plain]}]

@@ -98,6 +98,9 @@ MessagePart: TypeAlias = Annotated[
 ]
 
 
+ClientsOwn: TypeAlias = Annotated[Any, Field(description="Ignored: LiteLLM adds it to answers.")]
+
+
 class FunctionCall(Part):
     name: str
     arguments: str = Field("", description="JSON text.")
@@ -109,6 +112,7 @@ class ToolCall(Part):
     index: int | None = Field(None, description="Ignored: openai-python's streams keep it.")
     type: Literal["function"] = "function"
     function: FunctionCall
+    provider_specific_fields: ClientsOwn = None
 
 
 class Message(Part):
@@ -119,6 +123,7 @@ class Message(Part):
     tool_call_id: str | None = None
     refusal: str | None = Field(None, description="Of the assistant, in place of a content.")
     annotations: list[Any] | None = Field(None, description="Ignored: OpenAI's answers have it.")
+    provider_specific_fields: ClientsOwn = None
     parsed: Any = Field(None, description="Ignored: openai-python adds it to parsed answers.")
     cache_control: CacheControl = None
 
