@@ -77,8 +77,8 @@ def test_calls_are_streamed_in_parts_and_numbered():
     choices = [chunk["choices"][0] for chunk in chunks if chunk is not None]
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
     names = [call["function"].get("name") for call in calls]
-    assert names == ["weather", None, None, "weather", None]
-    assert [call["index"] for call in calls] == [0, 0, 0, 1, 1]
+    assert names == ["weather", None, "weather"]
+    assert [call["index"] for call in calls] == [0, 0, 1]
     assert [call["id"] for call in calls if "id" in call] == [
         "call_chatcmpl-7-0-0",
         "call_chatcmpl-7-0-1",

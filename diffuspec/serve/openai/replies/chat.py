@@ -139,7 +139,14 @@ class ChatReply(BaseReply[ChatChunkChoice]):
         reader = self._readers[index]
         pieces = reader.read(text) + (reader.finish() if is_last else [])
         content = "".join(piece for piece in pieces if isinstance(piece, str))
-        parts = [self._call_delta(index, one) for one in pieces if isinstance(one, CallPart)]
+        parts: list[ToolCallPart] = []
+        for piece in pieces:
+            if not isinstance(piece, CallPart):
+                continue
+            if piece.name is None and parts:  # clients read one part of a call in each chunk
+                parts[-1]["function"]["arguments"] += piece.arguments
+            else:
+                parts.append(self._call_delta(index, piece))
         if not parts:
             return {"content": content}
         if not content:
