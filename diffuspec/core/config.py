@@ -130,7 +130,10 @@ class CoordinatorConfig(Section):
         description="Requests that may wait for a place; one more is refused as overload.",
     )
     prefill_chunk_tokens: int = Field(
-        256, ge=1, description="Most prompt tokens of one request that one step reads."
+        256,
+        ge=1,
+        le=2**31 - 1,  # as messages have it
+        description="Most prompt tokens of one request that one step reads.",
     )
     max_draft_seconds: float = Field(
         60.0, gt=0, description="Seconds to wait for a draft before decoding goes on without it."

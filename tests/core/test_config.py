@@ -124,6 +124,10 @@ WRONG: list[tuple[dict[str, object], str]] = [
         {"target": TARGET, "coordinator": {"prefill_chunk_tokens": 0}},
         "coordinator.prefill_chunk_tokens must be 1 or more, got 0",
     ),
+    (
+        {"target": TARGET, "coordinator": {"prefill_chunk_tokens": 2**32}},
+        "coordinator.prefill_chunk_tokens must be at most 2147483647, got 4294967296",
+    ),
 ]
 
 
