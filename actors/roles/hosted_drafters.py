@@ -95,7 +95,7 @@ class DrafterBesideVerifier:
     def _address(self) -> str:
         hosted = [one for one in self._host.drafters if one.name == self._name]
         if not hosted:
-            raise DrafterError("the verifier does not serve it")
+            raise DrafterError("the verifier does not serve this drafter")
         if hosted[0].problem:
             raise DrafterError(hosted[0].problem)
         return hosted[0].address

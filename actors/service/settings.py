@@ -20,7 +20,7 @@ class ServiceConfig(Section):
     """The application's arguments."""
 
     pipeline: PipelineConfig = Field(
-        description="Each pipeline: a path of its file, or what would stand there."
+        description="Each pipeline: the path of its file, or the file's sections themselves."
     )
     http: ServeSettings = Field(ServeSettings(), description="Bounds of the HTTP service.")
     model_name: ModelName = Field("diffuspec", description="The model's name for clients.")
@@ -37,7 +37,7 @@ def parse_service(data: Mapping[str, Any], root: Path) -> ServiceConfig:
     Raises ConfigError.
     """
     if "pipeline" not in data:
-        raise ConfigError("pipeline is missing: the path of a file, or what would stand there")
+        raise ConfigError("pipeline is missing: give the path of its file, or its sections")
     given = data["pipeline"]
     if not isinstance(given, str | dict):
         raise ConfigError(f"pipeline must be the path of a file or a mapping, got {given!r:.80}")

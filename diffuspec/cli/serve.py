@@ -92,7 +92,7 @@ def run(
     name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)
     with bind(host, port) as bound:
         if settings.api_keys is None and not is_loopback(bound):
-            raise ConfigError(f"{host} can be reached by others, which takes --api-keys FILE.yaml")
+            raise ConfigError(f"{host} can be reached by others: give --api-keys FILE.yaml")
         typer.echo(f"loading {path}", err=True)
         engine = options.open_engine(engine_config, given.threads)
 

@@ -92,7 +92,7 @@ class SearchConfig(Section):
         if self.ngram is not None and self.causal_lm is not None:
             raise ValueError("ngram and causal_lm are both given; the search takes one proxy")
         if self.cache_weight and self.ngram is None and self.causal_lm is None:
-            raise ValueError("cache_weight needs ngram or causal_lm, beside which it counts")
+            raise ValueError("cache_weight needs ngram or causal_lm to be mixed with")
         return self
 
 
@@ -193,14 +193,14 @@ class EngineConfig(Section):
             raise ValueError("drafters needs a section drafter, for requests that choose none")
         for name in self.drafters:
             if name == AUTO_DRAFTER:
-                raise ValueError(f"drafters: the name {name} is that of the choice among them")
+                raise ValueError(f"drafters: the name {name} is reserved for choosing among them")
             if not _DRAFTER_NAME.fullmatch(name):
                 raise ValueError(
                     "drafters: a name must be of at most 64 lower-case letters, digits, '_', '.' "
                     f"and '-', got {name!r:.80}"
                 )
         if self.drafter is not None and self.drafter.kind in self.drafters:
-            raise ValueError(f"drafters.{self.drafter.kind}: the section drafter has that name")
+            raise ValueError(f"drafters.{self.drafter.kind}: the section drafter has this name")
         chosen, names = self.speculation.drafter, ""
         if self.drafter is not None:
             names = ", ".join([*self.named_drafters, AUTO_DRAFTER])

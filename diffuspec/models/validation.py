@@ -59,8 +59,8 @@ def _check_is_prompt(request: VerifyRequest) -> None:
     num_left = request.num_prompt_tokens - len(request.prefix)
     if num_left != request.tree.num_nodes or not draft_tree.is_chain(request.tree):
         raise InvalidRequestError(
-            f"a draft within the prompt must be a chain of {num_left} tokens, to the end of what "
-            f"is said to be the prompt, got {request.tree.num_nodes}"
+            f"a draft within the prompt must be a chain of {num_left} tokens, up to "
+            f"num_prompt_tokens, got {request.tree.num_nodes}"
         )
     if request.sampling.structured_output is not None:
         raise InvalidRequestError("a draft within the prompt must have no structured_output")

@@ -17,9 +17,7 @@ from tests.cli.conftest import error_line
 def test_off_loopback_keys_are_demanded(diffuspec: Callable[..., Any]) -> None:
     result = diffuspec("serve", "--host", "0.0.0.0", "--port", "0")
     assert result.exit_code == 2
-    assert (
-        error_line(result) == "0.0.0.0 can be reached by others, which takes --api-keys FILE.yaml"
-    )
+    assert error_line(result) == "0.0.0.0 can be reached by others: give --api-keys FILE.yaml"
 
 
 def test_a_warning_of_a_service_is_a_line_of_its_log_and_no_other(

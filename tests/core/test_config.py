@@ -60,7 +60,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"pld": {"kind": "pld"}}},
-        "drafters.pld: the section drafter has that name",
+        "drafters.pld: the section drafter has this name",
     ),
     (
         {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"A b": {"kind": "pld"}}},
@@ -76,7 +76,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ),
     (
         {"target": TARGET, "drafter": {"kind": "pld"}, "drafters": {"auto": {"kind": "samd"}}},
-        "drafters: the name auto is that of the choice among them",
+        "drafters: the name auto is reserved for choosing among them",
     ),
     (
         {"target": TARGET, "drafter": {"kind": "pld", "max_ngram_tokens": 0}},
@@ -85,7 +85,7 @@ WRONG: list[tuple[dict[str, object], str]] = [
     ({"target": TARGET, "search": {"beam_width": 0}}, "search.beam_width must be .*got 0"),
     (
         {"target": TARGET, "search": {"cache_weight": 0.5}},
-        "cache_weight needs ngram or causal_lm, beside which it counts",
+        "cache_weight needs ngram or causal_lm to be mixed with",
     ),
     (
         {"target": TARGET, "search": {"ngram": "n", "cache_weight": 1}},

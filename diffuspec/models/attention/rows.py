@@ -36,7 +36,7 @@ def _are_rows_independent(dtype: torch.dtype) -> bool:
     if all(_is_row_independent(dtype, num_heads) for num_heads in (1, 2, 3)):
         return True
     logger.warning(
-        "attention in %s is computed by torch, which is slower: as it was compiled here, "
+        "attention in %s is computed by torch, which is slower: in the kernel compiled here, "
         "a row's result depends on the others; reinstall diffuspec with GCC",
         dtype,
     )

@@ -28,7 +28,7 @@ class HeadCheckpoint:
     def read(cls, path: Path, pickled: Sequence[str]) -> Self:
         """Read the first file there is of model.safetensors and those named, which are pickled.
 
-        Of these, tensors alone are read: nothing in them is executed. Matrices may be stored as
+        Only tensors are read from these: nothing in them is executed. Matrices may be stored as
         int8, as `drafter train` does. Raises ModelLoadError.
         """
         if not path.is_dir():
@@ -76,5 +76,5 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
         raise ModelLoadError(f"{file} holds a {type(weights).__name__}, not named tensors")
     for name, tensor in weights.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            raise ModelLoadError(f"{file} holds something else than named tensors: {name!r}")
+            raise ModelLoadError(f"{file} holds something other than named tensors: {name!r}")
     return dict(weights)

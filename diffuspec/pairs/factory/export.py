@@ -75,7 +75,7 @@ def load_drafter(path: Path) -> tuple[Any, int | None]:
     checkpoint = inspect_checkpoint(path)
     settings = checkpoint.diffusion if checkpoint.is_diffusion else None
     if settings is not None and settings.attention != "block_causal":
-        raise ModelLoadError(f"{path} is not block-causal: only such drafters are made here")
+        raise ModelLoadError(f"{path} is not block-causal, as every exported drafter is")
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     weights = read_with_shared(checkpoint, config) or {}
     weights.pop(HEAD_TOKEN_IDS, None)

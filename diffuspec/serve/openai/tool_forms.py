@@ -48,7 +48,7 @@ def read_tools(body: ChatBody, form: StructuredOutput | None) -> ToolUse:
     if choice != "auto":
         if form is not None:
             raise BadRequestError(
-                "a call is demanded: tool_choice excludes every other form of the answer",
+                "tool_choice demands a call, which excludes any other form of the answer",
                 "tool_choice",
             )
         is_named = isinstance(choice, NamedTool)
@@ -90,8 +90,9 @@ def _calls(functions: Sequence[Function], *, is_strict: bool, is_single: bool) -
 def _calls_or_text(
     functions: Sequence[Function], form: StructuredOutput | None, is_single: bool
 ) -> str:
-    """Return a Lark grammar of an answer that may have calls: only the arguments of strict
-    functions are kept to their schema, those of others are any object.
+    """Return a Lark grammar of an answer that may have calls.
+
+    Arguments of strict functions keep to their schema; those of other functions are any object.
     """
     if form is not None:
         schema = _schema_of(form)
@@ -111,7 +112,7 @@ def _schema_of(form: StructuredOutput) -> str:
         raise BadRequestError(str(error), "response_format") from None
     if schema is None:
         raise BadRequestError(
-            "tools can be combined with JSON alone: give tool_choice none, or another form", "tools"
+            "tools can only be combined with forms in JSON, unless tool_choice is none", "tools"
         )
     return schema
 

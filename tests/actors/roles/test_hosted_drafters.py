@@ -53,7 +53,7 @@ async def test_a_drafter_is_asked_where_the_verifier_has_it_now(
 
     host = Host()
     drafter = DrafterBesideVerifier("heads", host, connect)
-    with pytest.raises(DrafterError, match="the verifier does not serve it"):
+    with pytest.raises(DrafterError, match="the verifier does not serve this drafter"):
         await drafter.draft([REQUEST])
     for address in addresses:
         host.drafters = (HostedDrafter("other", "127.0.0.1:1"), HostedDrafter("heads", address))
