@@ -30,7 +30,7 @@ def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams
     sequences.pop((), None)  # of a word that is spaces only, and of what a tokenizer drops
     if len(sequences) > 2 * MAX_BAD_WORDS:
         raise InvalidRequestError(
-            f"bad_words (one or two sequences for each word) and bad_words_token_ids must have at "
-            f"most {2 * MAX_BAD_WORDS} token sequences together, got {len(sequences)}"
+            f"bad_words and bad_words_token_ids must have at most {2 * MAX_BAD_WORDS} token "
+            f"sequences together (one or two for each word), got {len(sequences)}"
         )
     return replace(sampling, bad_words=(), bad_words_token_ids=tuple(sequences))
