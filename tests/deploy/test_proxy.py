@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deploy.proxy import CALLBACK, MAX_BODY_BYTES, MAX_HEADER_BYTES, ProxyGuard, middlewares
@@ -80,7 +80,7 @@ async def test_a_response_has_one_request_id():
     async def keep(message: Message) -> None:
         sent.append(message)
 
-    await ProxyGuard(twice)({"type": "http", "headers": []}, no_body, keep)
+    await ProxyGuard(twice)({"type": "http", "path": "/", "headers": []}, no_body, keep)
     assert Headers(raw=sent[0]["headers"]).getlist("x-request-id") == ["ours"]
 
 
@@ -102,6 +102,29 @@ async def test_headers_beyond_the_limit_are_refused():
     assert status == 431 and answer["error"]["code"] == "headers_too_large"
     large.popitem()
     assert (await call(echo, [b"{}"], large))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(404, "not_found"), (408, "timeout"), (503, "unavailable")]
+)
+async def test_an_error_of_serve_itself_is_told_as_openai_does(status, code):
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        response = PlainTextResponse("Path '/' not found. Ping /-/routes", status)
+        await response(scope, receive, send)
+
+    found, answer = await call(refuse, [b""])
+    assert found == status and answer["error"]["code"] == code
+
+
+async def test_proxies_tell_their_health_and_routes_as_serve_does():
+    sent: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    draining = PlainTextResponse("draining", 503)
+    await ProxyGuard(draining)({"type": "http", "path": "/-/healthz", "headers": []}, no_body, keep)
+    assert (sent[0]["status"], sent[1]["body"]) == (503, b"draining")
 
 
 async def test_an_error_of_the_application_stays_one():
