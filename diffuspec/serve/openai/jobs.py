@@ -99,16 +99,19 @@ def encode_one(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> 
     """Tokenise a prompt of a job, and cut it if the job says so. Raises InvalidRequestError."""
     most = job.max_prompt_tokens
     longest = model.max_model_len if most is None else None
+    _check_ids(prompt, model.vocab_size)
     token_ids = encode_prompt(prompt, tokenizer, longest, job.chat, job.adds_special_tokens)
-    _check_ids(token_ids, model.vocab_size)
     if most is None or len(token_ids) <= most:
         return token_ids
     return token_ids[:most] if job.is_cut_at_end else token_ids[-most:]
 
 
-def _check_ids(token_ids: TokenIds, vocab_size: int) -> None:
-    for extreme in (token_ids.min(initial=0), token_ids.max(initial=0)):
+def _check_ids(prompt: Prompt, vocab_size: int) -> None:
+    """Raise BadRequestError for a token id that the tokenizer does not know, of any size."""
+    ids = [] if isinstance(prompt, str) else [one for one in prompt if isinstance(one, int)]
+    for extreme in (min(ids, default=0), max(ids, default=0)):
         if not 0 <= extreme < vocab_size:
             raise BadRequestError(
-                f"prompt token ids must be from 0 to {vocab_size - 1}, got {extreme}", "prompt"
+                f"prompt token ids must be from 0 to {vocab_size - 1}, got {extreme!s:.40}",
+                "prompt",
             )
