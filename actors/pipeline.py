@@ -227,7 +227,7 @@ class Pipeline:
             await asyncio.wait(closed, timeout=max(seconds, 0.0))
 
     async def _halt(self) -> None:
-        """End the supervision: what is lost from now on is not replaced."""
+        """End the supervision: actors lost from now on are not replaced."""
         supervisors = [*self._drafters, *([self._coordinator] if self._coordinator else [])]
         await asyncio.gather(*(one.halt() for one in supervisors))
 

@@ -197,7 +197,7 @@ class PipelineConfig(Section):
 
     @property
     def drafter_processes(self) -> tuple[DrafterProcess, ...]:
-        """The processes that draft, those of one name after each other; none: none is needed."""
+        """The processes that draft, grouped by the drafter's name."""
         names = self.engine.named_drafters
         found: list[DrafterProcess] = []
         for name, drafter in self.drafters_in("process").items():

@@ -113,7 +113,7 @@ class DrafterRoster:
             await remote.close()
 
     async def status(self) -> list[RoleStatus]:
-        """Return the health of every drafter, those that are here first."""
+        """Return the health of every drafter, connected ones first."""
         present = sorted(self.remotes.items())
         checks = [role_status(role, remote.address, remote) for role, remote in present]
         checks += [_status_beside(role, beside) for role, beside in sorted(self._beside.items())]
@@ -127,7 +127,7 @@ class DrafterRoster:
         ]
 
     async def close(self) -> None:
-        """Leave all drafters, and end those of this process."""
+        """Disconnect from all drafters, and close those of this process."""
         for role in list(self.remotes):
             await self.disconnect(role, "the coordinator was stopped")
         while self._beside:

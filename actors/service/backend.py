@@ -178,7 +178,7 @@ class _Request:
         raise (TransportError if self._num_moves else VerifierUnavailableError)(_NO_PIPELINE)
 
     async def _from(self, link: Link, committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
-        """Yield what one pipeline answers."""
+        """Yield the outputs of one pipeline."""
         client = link.client
         if client is None:
             raise TransportError(f"{link.member.name} has gone")

@@ -69,7 +69,7 @@ class Link:
 class PipelinePool:
     """Follows the directory while its context is open. Belongs to one event loop.
 
-    list_pipelines raises WorkerError while the directory is away; what is known stays. A pipeline
+    list_pipelines raises WorkerError while the directory is away; known pipelines stay. A pipeline
     is forgotten when it is in the directory no more and does not answer either.
     """
 
@@ -100,7 +100,7 @@ class PipelinePool:
     def usable(self) -> dict[str, Link]:
         """Return the pipelines to ask, by name: the healthy ones.
 
-        If there are none, those that are connected: their requests wait until they are healthy.
+        If none is healthy, the connected ones: their requests wait until they are healthy again.
         """
         open_links = {
             name: link

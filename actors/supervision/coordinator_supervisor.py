@@ -137,7 +137,7 @@ class CoordinatorSupervisor(Supervisor[Service]):
             self.close("stopped")
 
     async def leave(self) -> None:
-        """Close the client: what the coordinator said last must have been read by now."""
+        """Close the client. All answers must have been read by now."""
         service = self._thing
         self.close("stopped")
         if service is not None:

@@ -77,7 +77,7 @@ class ResumedAnswer:
             self.closed.set_result(None)
 
     async def _from_one_coordinator(self) -> AsyncGenerator[RequestOutput]:
-        """Yield what one coordinator adds to the answer."""
+        """Yield the outputs that one coordinator adds to the answer."""
         stream = await self._unless_cancelled(partial(self._ask, tuple(self._token_ids)))
         async with contextlib.aclosing(stream):
             more = partial(anext, stream, None)
@@ -90,7 +90,7 @@ class ResumedAnswer:
         self._is_over = True
 
     async def _unless_cancelled(self, wait: Callable[[], Awaitable[Result]]) -> Result:
-        """Return what is waited for. Raises RequestCancelledError as soon as cancel() is called."""
+        """Return the result of `wait`. Raises RequestCancelledError once cancel() is called."""
         cancelled = RequestCancelledError(f"{self.request_id!r} was cancelled")
         if self._is_cancelled:
             raise cancelled

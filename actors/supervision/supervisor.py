@@ -77,11 +77,11 @@ class Supervisor(ABC, Generic[Thing]):
         return thing
 
     def supervise(self) -> None:
-        """From now on, in the background, start what is missing and replace what is lost."""
+        """Keep a thing in service from now on, in the background: start it, replace lost ones."""
         self._task = in_background(self._supervise(), f"the supervisor of {self.name}")
 
     async def halt(self) -> None:
-        """End the supervision; what is in service stays so."""
+        """End the supervision; a thing in service stays."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -101,7 +101,7 @@ class Supervisor(ABC, Generic[Thing]):
         await self._has_tried.wait()
 
     def close(self, problem: str) -> None:
-        """Take what is in service out of it, for good. Comes after halt()."""
+        """Take the thing in service, if any, out of service for good. Comes after halt()."""
         self._is_closed = True
         self._set(None, problem)
 

@@ -116,7 +116,7 @@ class VerifyStage:
         return now + saved if ends_at - now < saved else now
 
     async def let_prompts_go_first(self, drafting_seconds: float) -> None:
-        """Wait until the first tokens are out that a draft call of this time would delay too much.
+        """Wait for the first tokens that a draft call of this length would delay too much.
 
         They are those of the verification under way, or of the next one if there is none.
         """

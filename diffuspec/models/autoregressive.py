@@ -2,8 +2,8 @@
 
 Leviathan et al., Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192). It
 shapes its logits and adds the sampling noise as the target does, so where the two models agree, so
-do their tokens: a copy of the target is accepted whole, also when tokens are drawn. A block-causal
-diffusion LM will do, too: without masks its rows are those of a causal LM.
+do their tokens: a copy of the target is accepted whole, also when tokens are sampled. The model may
+also be a block-causal diffusion LM, which without masks is a causal LM.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class _Shape(NamedTuple):
 
 
 class _Graph(NamedTuple):
-    """A captured forward, and what it reads."""
+    """A captured forward, and its inputs."""
 
     graph: torch.cuda.CUDAGraph
     rows: torch.Tensor

@@ -1,7 +1,7 @@
-"""The self-test of a model just loaded: run a few packed rows and check what its layers ask for.
+"""The self-test of a model just loaded: runs a few packed rows and checks what its layers ask for.
 
-It refuses models that would run but answer wrongly: those that place tokens by other means than
-position_ids, and those whose attention is not the kind that our kernels compute.
+It refuses models that would run but answer wrongly: if they place tokens by other means than
+position_ids, or if our kernels do not compute their kind of attention.
 """
 
 from __future__ import annotations

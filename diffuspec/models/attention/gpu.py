@@ -103,7 +103,7 @@ class TableAttention:
 
 
 class _Wave:
-    """Successive segments, none of which writes what an earlier one sees."""
+    """Successive segments; none writes rows that an earlier one sees."""
 
     def __init__(self, segments: Sequence[Segment], cache: KVCache, num_padding: int) -> None:
         self._segments, self._cache, self._num_padding = segments, cache, num_padding

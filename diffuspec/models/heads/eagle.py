@@ -1,10 +1,10 @@
-"""The EAGLE head: one decoder layer that goes on with the target's hidden states by itself.
+"""The EAGLE head: one decoder layer that extrapolates the target's hidden states.
 
 Li et al., EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv 2401.15077).
-Its row for a token takes the token's embedding and the hidden state of the token before, made one
-by `fc`, and gives a guess of the token's own hidden state: the target's head makes tokens of it,
-and the next row takes it in place of a hidden state. Checkpoints are those of SafeAILab/EAGLE,
-EAGLE-1 and 2 (`pytorch_model.bin`, or the same tensors as safetensors).
+Its row for a token takes the token's embedding and the hidden state of the token before, joined by
+`fc`, and guesses the token's own hidden state. The target's head makes tokens out of the guess, and
+the next row takes it instead of a true state. Checkpoints are those of SafeAILab/EAGLE, EAGLE-1 and
+2 (`pytorch_model.bin`, or the same tensors as safetensors).
 """
 
 from __future__ import annotations

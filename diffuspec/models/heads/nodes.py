@@ -49,7 +49,7 @@ Level: TypeAlias = Sequence[tuple[DraftRequest, Sequence[DraftNode]]]
 
 
 class LevelHead(Protocol):
-    """A head that looks at what was drafted: it finds candidates below nodes, level by level."""
+    """A head whose guesses depend on the drafted tokens: finds candidates level by level."""
 
     def begin(self, requests: Sequence[DraftRequest], features: Sequence[Features]) -> None:
         """Read the prefixes to draft for next; their ids differ."""

@@ -94,9 +94,9 @@ class Checkpoint:
         )
 
     def check_autoregressive(self, role: str, *, may_be_block_causal: bool = False) -> None:
-        """Raises ModelLoadError if it is a diffusion LM; `role` is what it was to be.
+        """Raise ModelLoadError if it is a diffusion LM; `role` names its use in the message.
 
-        may_be_block_causal: one that continues text by rows without masks will do.
+        may_be_block_causal: one whose rows without masks continue text is accepted.
         """
         if may_be_block_causal and self.is_diffusion and self.diffusion.continues_text:
             return

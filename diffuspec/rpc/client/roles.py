@@ -133,7 +133,7 @@ class _RemoteRole:
             raise self.failure(f"{self.address} gave a wrong answer: {error}") from error
 
     def _role_error(self, error: DiffuspecError) -> DiffuspecError:
-        """Return what callers of the role know."""
+        """Return the error as one of those that the role's Protocol names."""
         if isinstance(error, self.failure | ConfigError):
             return error
         if isinstance(error, TransportError | OverloadedError):

@@ -114,7 +114,7 @@ def speculation_to_proto(speculation: SpeculationParams) -> coordinator_pb2.Spec
 def speculation_from_proto(
     message: coordinator_pb2.SpeculationParams, defaults: SpeculationParams
 ) -> SpeculationParams:
-    """Lay what a message sets over the service's own. Raises InvalidRequestError."""
+    """Return the service's own parameters overlaid with a message's. Raises InvalidRequestError."""
     return parameters_from_proto(message, defaults)
 
 

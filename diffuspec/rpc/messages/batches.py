@@ -1,6 +1,6 @@
 """Batches of requests as deltas and rows, and back.
 
-Rows of one request (hypothetical continuations) build on one delta: what they have in common.
+Rows of one request (hypothetical continuations) build on one delta, their common prefix.
 """
 
 from __future__ import annotations

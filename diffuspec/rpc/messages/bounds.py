@@ -1,4 +1,4 @@
-"""What a message may ask of a role, checked before any work, from what the role was built for.
+"""Bounds of a role's work, checked for each message before any work is done.
 
 Work grows with rows, positions and tokens of prefixes. A role serves at most as many requests as
 the target, and prefixes no longer than the target's context; no coordinator sends more.
@@ -59,7 +59,7 @@ class Bounds:
         self._check_token_ids(hypothetical)
 
     def check_sampling(self, sampling: SamplingParams) -> None:
-        """Check what a role cannot make itself: a seed, and ids of its vocabulary."""
+        """Check that a seed is given, and that token ids are in the vocabulary."""
         if sampling.lacks_seed:
             raise InvalidRequestError("seed must be given to sample, got None")
         sampling.check_token_ids(self.target.vocab_size)

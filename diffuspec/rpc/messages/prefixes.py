@@ -81,7 +81,7 @@ class PrefixStore:
         self._num_tokens += held.num_tokens
 
     def trim(self) -> list[str]:
-        """Forget what there is no room for. Returns whose prefixes those were."""
+        """Forget the prefixes that there is no room for; return their request ids."""
         forgotten = []
         while len(self._held) > self._max_prefixes or self._num_tokens > self._max_tokens:
             oldest = next(iter(self._held))
@@ -102,7 +102,7 @@ def encode_delta(
     sampling: SamplingParams,
     prediction: TokenIds = NO_TOKENS,
 ) -> PrefixDelta:
-    """Return what the receiver lacks of a prefix, and remember it as sent."""
+    """Return the part of a prefix that the receiver lacks, and remember it as sent."""
     held = store.get(request_id)
     data = to_bytes(prefix)
     if held is None:

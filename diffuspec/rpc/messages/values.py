@@ -1,7 +1,7 @@
 """Values of diffuspec.core.types as messages, and back.
 
-Everything comes back as it went, floats to the last bit. What a message itself promises is checked
-here (dimensions, one confidence per node); what a value means is checked by the roles.
+Conversion is exact, floats included. The form of a message (dimensions, one confidence per node) is
+checked here; the roles check the meaning of its values.
 """
 
 from __future__ import annotations

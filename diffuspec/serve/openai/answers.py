@@ -87,8 +87,8 @@ def _speculation(answers: Sequence[Answer]) -> SpeculationUsage:
 def _speedup(answers: Sequence[Answer]) -> float | None:
     """Return tokens per second over those of plain decoding; None before a second step.
 
-    An estimate: it takes a plain pass to be as long as the mean verification. First steps are left
-    out, since they read the prompt.
+    An estimate: a plain pass is assumed to take as long as the mean verification. First steps are
+    left out, since they read the prompt.
     """
     steps = [step for answer in answers for step in answer.steps[1:]]
     seconds = sum(step.step_seconds for step in steps)

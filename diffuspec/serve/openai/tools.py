@@ -71,7 +71,7 @@ class CallReader:
         return self._read_on == self._in_arguments
 
     def read(self, text: str) -> list[Piece]:
-        """Return what a further part of the text completes."""
+        """Return the pieces that a further part of the text completes."""
         self._text += text
         pieces: list[Piece] = []
         while self._read_on(pieces):
@@ -79,7 +79,7 @@ class CallReader:
         return pieces
 
     def finish(self) -> list[Piece]:
-        """Return what is left: the text has ended."""
+        """Return the pieces held back so far: the text has ended."""
         rest, self._text = self._text, ""
         if self._read_on == self._in_head:
             return self._call(rest, is_closed=False)

@@ -1,4 +1,4 @@
-"""Keys of other servers' bodies: those that change no answer, and those that would."""
+"""Keys of other servers' bodies: ignored if they change no answer, refused if they would."""
 
 from __future__ import annotations
 

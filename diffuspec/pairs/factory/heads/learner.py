@@ -1,8 +1,8 @@
 """The training that all kinds of draft heads share.
 
-A row is a token of an answer. Its state is the target's hidden state, of which the target's own
-head makes the token after it; the heads' guesses begin with the one after that. Rows are kept as
-far as what they guess is in the same answer.
+A row is a token of an answer, with the target's hidden state there. The target's own head makes the
+next token out of that state, so the heads' guesses begin with the token after the next. Rows count
+only if the tokens that they guess are in the same answer.
 """
 
 from __future__ import annotations
