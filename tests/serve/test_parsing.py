@@ -256,6 +256,11 @@ def test_a_refusal_of_the_assistant_is_what_it_said(content: Any):
     assert chat(messages=messages).prompts[0][1] == {"role": "assistant", "content": "No."}
 
 
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_without_tools_an_answer_is_text(choice: str | None):
+    assert chat(tools=[], tool_choice=choice) == chat(tool_choice=choice) == chat()
+
+
 def test_marks_of_what_to_cache_change_nothing():
     said = {"role": "user", "content": [{"type": "text", "text": "hi", **CACHED}], **CACHED}
     function = {"name": "weather", "parameters": {"type": "object"}, **CACHED}

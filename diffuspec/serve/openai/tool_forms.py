@@ -38,8 +38,8 @@ def read_tools(body: ChatBody, form: StructuredOutput | None) -> ToolUse:
 
     Raises BadRequestError.
     """
-    choice = body.tool_choice or ("auto" if body.tools else "none")
-    if not body.tools and choice != "none":
+    choice = body.tool_choice or "auto"
+    if not body.tools and choice not in ("auto", "none"):
         raise BadRequestError("tool_choice needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return ToolUse(form=form)
