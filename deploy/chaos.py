@@ -70,6 +70,13 @@ _POLL_SECONDS = 0.1
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
+def _is_of(process: psutil.Process, kind: Kind) -> bool:
+    """Raises psutil.NoSuchProcess if the process has ended."""
+    if kind is Kind.HAPROXY:
+        return str(process.name()) == kind
+    return " ".join(process.cmdline()).startswith(PROCESSES[kind])
+
+
 @dataclass
 class Answers:
     """What became of the answers."""
@@ -157,12 +164,14 @@ class Service:
 
     def processes(self, kind: Kind) -> set[int]:
         """Return the processes of a kind that there are now."""
-        if kind is Kind.HAPROXY:  # but for those that only finish their last requests
-            return {one.pid for one in listeners(self._port) if one.name() == kind}
+        if kind is Kind.HAPROXY:  # one that only finishes its last requests does not listen
+            candidates = listeners(self._port)
+        else:
+            candidates = self._raylet.children(recursive=True)
         found = set()
-        for process in self._raylet.children(recursive=True):
+        for process in candidates:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-                if " ".join(process.cmdline()).startswith(PROCESSES[kind]):
+                if _is_of(process, kind):
                     found.add(process.pid)
         return found
 

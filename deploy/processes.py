@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import psutil
 
 
@@ -24,8 +26,9 @@ def raylet_of(port: int) -> psutil.Process | None:
 
 def listeners(port: int) -> list[psutil.Process]:
     """Return the processes that listen on a TCP port."""
-    return [
-        psutil.Process(one.pid)
-        for one in psutil.net_connections("tcp")
-        if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid
-    ]
+    found = []
+    for one in psutil.net_connections("tcp"):
+        if one.laddr and one.laddr.port == port and one.status == psutil.CONN_LISTEN and one.pid:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+                found.append(psutil.Process(one.pid))
+    return found
