@@ -1,7 +1,8 @@
 """Drafters that observe the target, and so run in its process: their servers and their clients.
 
 Each has a server of its own in the process of rank 0, and the verifier tells its clients the
-addresses. A new rank 0 has new ones, so the coordinator looks them up for every draft.
+addresses. When rank 0 is replaced the addresses change, so the coordinator looks them up for every
+draft.
 """
 
 from __future__ import annotations

@@ -190,8 +190,8 @@ class VerifyRequest:
     If the prompt is longer than the prefix, the tree is a chain of further prompt tokens: all of it
     is accepted, and the verdict has its log-probabilities if they are asked for.
 
-    If more than max_read_tokens of the prefix are not cached, the target reads only so many of them
-    and verifies nothing: see `Verdict.num_unread_tokens`.
+    If more than max_read_tokens tokens of the prefix are not cached, the target reads the first
+    max_read_tokens of those and verifies nothing: see `Verdict.num_unread_tokens`.
     """
 
     request_id: str

@@ -26,7 +26,7 @@ MIN_LARGEST = 16  # with less, a usual draft would not be verified in one piece
 _MIN_TRIED = 256  # outputs that tell kernels apart; narrow layers are tried with several rows
 _MAX_TRIED = 1 << 22  # outputs of one trial: wide layers are tried with fewer rows
 _MAX_TRIED_ON_GPU = 1 << 27
-_MAX_SMALLEST_ON_GPU = 256  # so many rows take hardly longer than one
+_MAX_SMALLEST_ON_GPU = 256  # rows: on a GPU, 256 rows take hardly longer than one
 _GPU_STEP = 64
 _MAX_PADDING = 128  # rows added to a piece rather than cutting off another
 

@@ -23,7 +23,7 @@ from diffuspec.core.params import StructuredOutput
 
 _MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
 _SHOWN_LINES = re.compile(r"^ *(\d+ \| .*|\^+)$", re.MULTILINE)
-# Without a bound, some models go on with white space for ever.
+# JSON admits any amount of white space: without a bound, some models fill an answer with it.
 _BOUNDED_SPACE = {"whitespace_pattern": r"[ ]?|\r?\n[ \t]{0,32}"}
 _MAX_REASON = 200  # characters of llguidance's own words in an error
 

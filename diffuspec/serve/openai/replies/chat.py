@@ -26,7 +26,7 @@ from diffuspec.serve.openai.replies.reply import BaseReply, finite
 from diffuspec.serve.openai.tools import CallPart, CallReader, calls_in
 
 
-class ChatReply(BaseReply[ChatChunkChoice]):
+class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
     def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
         super().__init__(job, generations, *rest, **head)
         self._readers = [CallReader() for _ in generations]
@@ -54,17 +54,14 @@ class ChatReply(BaseReply[ChatChunkChoice]):
             whole["prompt_logprobs"] = self._prompt_logprobs(self._answers[0])
         return whole
 
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
-        chunk: ChatCompletionChunk = {
+    def _object(self, choices: list[ChatChunkChoice]) -> ChatCompletionChunk:
+        return {
             "object": "chat.completion.chunk",
             "id": self._id,
             "created": self._created,
             "model": self._model,
             "choices": choices,
         }
-        if self._job.include_usage:
-            chunk["usage"] = None
-        return chunk
 
     def _begun(self, answer: Answer) -> ChatChunkChoice:
         return {

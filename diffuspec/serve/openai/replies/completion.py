@@ -18,7 +18,7 @@ from diffuspec.serve.openai.replies.reply import BaseReply, finite
 from diffuspec.serve.openai.token_texts import TextOffsets
 
 
-class CompletionReply(BaseReply[TextChoice]):
+class CompletionReply(BaseReply[TextChoice, CompletionChunk]):
     def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
         super().__init__(job, generations, *rest, **head)
         shows_special = not job.sampling.skip_special_tokens
@@ -37,17 +37,14 @@ class CompletionReply(BaseReply[TextChoice]):
             "usage": self._usage(),
         }
 
-    def _chunk(self, choices: list[TextChoice]) -> CompletionChunk:
-        chunk: CompletionChunk = {
+    def _object(self, choices: list[TextChoice]) -> CompletionChunk:
+        return {
             "object": "text_completion",
             "id": self._id,
             "created": self._created,
             "model": self._model,
             "choices": choices,
         }
-        if self._job.include_usage:
-            chunk["usage"] = None
-        return chunk
 
     def _begun(self, answer: Answer) -> TextChoice:
         return self._text(answer, self._prompt(answer), None, (), has_prompt_ids=True)

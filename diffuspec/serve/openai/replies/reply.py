@@ -24,11 +24,11 @@ from diffuspec.serve.openai.steps import describe_step
 from diffuspec.serve.openai.token_texts import TokenTexts
 
 Whole: TypeAlias = ChatCompletion | Completion
-Chunk: TypeAlias = ChatCompletionChunk | CompletionChunk
 ChunkChoice = TypeVar("ChunkChoice", ChatChunkChoice, TextChoice)
+Chunk = TypeVar("Chunk", ChatCompletionChunk, CompletionChunk)
 
 
-class BaseReply(ABC, Generic[ChunkChoice]):
+class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
     """The reply to one job, while its outputs arrive."""
 
     def __init__(
@@ -87,9 +87,16 @@ class BaseReply(ABC, Generic[ChunkChoice]):
         chunk["usage"] = self._usage()
         return [chunk]
 
-    @abstractmethod
     def _chunk(self, choices: list[ChunkChoice]) -> Chunk:
-        """Return a chunk; its usage is null where that of the whole comes at the end."""
+        """Return a chunk. Its usage is null if a chunk at the end has that of the whole reply."""
+        chunk = self._object(choices)
+        if self._job.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    @abstractmethod
+    def _object(self, choices: list[ChunkChoice]) -> Chunk:
+        """Return the object of a chunk, without its usage."""
 
     @abstractmethod
     def _delta(self, index: int, output: RequestOutput) -> ChunkChoice: ...
