@@ -23,12 +23,12 @@ from actors.role_reports import RoleReport, describe_roles
 from actors.settings import PipelineConfig
 from actors.supervision.coordinator_supervisor import CoordinatorSupervisor
 from actors.supervision.drafter_supervisor import DrafterSupervisor
-from actors.supervision.resumption import ResumedAnswer
 from actors.supervision.role_actor import ActorLostError
 from diffuspec.core.errors import DiffuspecError, DrafterError, OverloadedError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
+from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.rpc.security import new_token

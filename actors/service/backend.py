@@ -14,10 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from actors.service.pool import Link, PipelinePool
-from actors.service.routing import Router, prompt_blocks
-from actors.service.series import merge_series
+from actors.service.routing import Router
 from actors.settings import PipelineConfig
-from actors.supervision.resumption import ResumedAnswer
+from diffuspec.control.prompt_memory import prompt_blocks
 from diffuspec.core.errors import (
     DiffuspecError,
     OverloadedError,
@@ -28,9 +27,11 @@ from diffuspec.core.errors import (
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
+from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.serve.backend import ServedModel
+from diffuspec.telemetry.merged_series import merge_series
 
 _CHECK_SECONDS = 1.0
 _MAX_MOVES = 16  # of one request from a pipeline to another
@@ -112,7 +113,7 @@ class PipelinesBackend:
 
     async def metrics(self) -> str:
         """Return the Prometheus series of all pipelines, a few seconds old, as text."""
-        return merge_series(await self._list_series())
+        return merge_series("pipeline", await self._list_series())
 
     def choose(self, blocks: Sequence[bytes]) -> list[Link]:
         """Return the pipelines to ask for a prompt, in order."""

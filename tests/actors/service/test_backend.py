@@ -14,7 +14,7 @@ from actors.service import backend as backend_module, pool as pool_module
 from actors.service.backend import PipelinesBackend
 from actors.service.directory import Member
 from actors.service.pool import PipelinePool
-from actors.supervision import resumption
+from diffuspec import resumption
 from diffuspec.core.errors import (
     OverloadedError,
     RequestCancelledError,

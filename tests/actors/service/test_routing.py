@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.service.routing import BLOCK_TOKENS, MAX_BLOCKS, Router, prompt_blocks
+from actors.service.routing import Router
+from diffuspec.control.prompt_memory import BLOCK_TOKENS, prompt_blocks
 from diffuspec.core.types import TokenIds
 
 IDLE = {"a": 0, "b": 0, "c": 0}
@@ -13,18 +14,6 @@ IDLE = {"a": 0, "b": 0, "c": 0}
 
 def prompt(seed: int, num_tokens: int = 100) -> TokenIds:
     return np.random.default_rng(seed).integers(0, 1000, num_tokens).astype(np.int32)
-
-
-def test_blocks_are_those_of_every_longer_prompt_with_the_same_beginning():
-    short, long = prompt(0, 3 * BLOCK_TOKENS + 5), prompt(0, 10 * BLOCK_TOKENS)
-    assert prompt_blocks(long)[:3] == prompt_blocks(short) == prompt_blocks(long[:100])[:3]
-    assert len(set(prompt_blocks(long))) == 10
-    assert prompt_blocks(long)[0] != prompt_blocks(prompt(1))[0]
-
-
-def test_blocks_are_bounded_and_a_short_prompt_has_one():
-    assert len(prompt_blocks(prompt(0, 1_000_000))) == MAX_BLOCKS
-    assert len(prompt_blocks(prompt(0, 3))) == len(prompt_blocks(prompt(0, 0))) == 1
 
 
 def test_every_ingress_chooses_the_same_pipeline_and_each_pipeline_has_a_share():

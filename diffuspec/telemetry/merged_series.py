@@ -1,4 +1,4 @@
-"""Prometheus series of several pipelines as one text."""
+"""Prometheus series of several processes as one text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class _Merged(Collector):
         return list(self._families.values())
 
 
-def merge_series(texts: Mapping[str, str]) -> str:
-    """Return the series of all pipelines, each with the label `pipeline` and its name."""
+def merge_series(label: str, texts: Mapping[str, str]) -> str:
+    """Return the series of all texts, each with a label whose value is the name of its text."""
     families: dict[str, Metric] = {}
-    for pipeline, text in sorted(texts.items()):
+    for name, text in sorted(texts.items()):
         for family in text_string_to_metric_families(text):
             merged = families.setdefault(
                 family.name, Metric(family.name, family.documentation, family.type)
             )
             for sample in family.samples:
-                labels = {**sample.labels, "pipeline": pipeline}
+                labels = {**sample.labels, label: name}
                 merged.samples.append(sample._replace(labels=labels))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Merged(families))

@@ -1,11 +1,11 @@
-"""Series of several pipelines become one text that Prometheus reads."""
+"""Series of several processes become one text that Prometheus reads."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from actors.service.series import merge_series
+from diffuspec.telemetry.merged_series import merge_series
 
 
 def text(count: int) -> str:
@@ -15,8 +15,8 @@ def text(count: int) -> str:
     return generate_latest(registry).decode()
 
 
-def test_every_series_has_the_name_of_its_pipeline():
-    merged = merge_series({"p": text(1), "q": text(2)})
+def test_every_series_has_the_label_of_its_process():
+    merged = merge_series("pipeline", {"p": text(1), "q": text(2)})
     families = {one.name: one for one in text_string_to_metric_families(merged)}
     found = {(s.labels["pipeline"], s.name): s.value for s in families["tokens"].samples}
     assert found[("p", "tokens_total")] == 1 and found[("q", "tokens_total")] == 2
@@ -24,5 +24,5 @@ def test_every_series_has_the_name_of_its_pipeline():
     assert merged.count("# TYPE seconds histogram") == merged.count("# TYPE tokens_total") == 1
 
 
-def test_without_pipelines_there_are_no_series():
-    assert merge_series({}) == ""
+def test_without_texts_there_are_no_series():
+    assert merge_series("pipeline", {}) == ""

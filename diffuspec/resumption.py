@@ -1,4 +1,4 @@
-"""Answers that outlive the coordinator that gives them."""
+"""Answers that outlive the process that gives them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ResumedAnswer:
     """An answer that is asked for again when the connection is lost, from where it was.
 
     `ask` requests the rest of the answer after the given tokens, which were yielded before.
-    `wait_for_another` waits for the next coordinator, or raises the reason why there is none.
+    `wait_for_another` waits for the next process that can, or raises the reason why there is none.
     Belongs to one event loop.
     """
 
@@ -53,13 +53,13 @@ class ResumedAnswer:
         """Yield the answer, once. Raises what `ask`, `wait_for_another` and the answer raise.
 
         An answer that was interrupted before its first token is asked for again for as long as the
-        next coordinator's queue is full.
+        next process's queue is full.
         """
         was_lost, backoff = False, Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         try:
             while not self._is_over:
                 try:
-                    async with contextlib.aclosing(self._from_one_coordinator()) as rest:
+                    async with contextlib.aclosing(self._from_one_process()) as rest:
                         async for increment in rest:
                             yield increment
                 except TransportError as error:
@@ -76,8 +76,8 @@ class ResumedAnswer:
             self._is_over = True
             self.closed.set_result(None)
 
-    async def _from_one_coordinator(self) -> AsyncGenerator[RequestOutput]:
-        """Yield the outputs that one coordinator adds to the answer."""
+    async def _from_one_process(self) -> AsyncGenerator[RequestOutput]:
+        """Yield the outputs that one process adds to the answer."""
         stream = await self._unless_cancelled(partial(self._ask, tuple(self._token_ids)))
         async with contextlib.aclosing(stream):
             more = partial(anext, stream, None)

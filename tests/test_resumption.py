@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from actors.supervision import resumption
-from actors.supervision.resumption import ResumedAnswer
+from diffuspec import resumption
 from diffuspec.core.errors import OverloadedError, RequestCancelledError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats
+from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
-from diffuspec.rpc.security import Security
+from diffuspec.rpc.security import Security, new_token
 from diffuspec.rpc.server.coordinator import CoordinatorServicer
 from diffuspec.rpc.server.server import RoleServer
 
@@ -72,9 +72,9 @@ class Service:
 
 
 @pytest.fixture
-async def service(token: str, monkeypatch: Any) -> AsyncIterator[Service]:
+async def service(monkeypatch: Any) -> AsyncIterator[Service]:
     monkeypatch.setattr(resumption, "_FIRST_PAUSE_SECONDS", 0.01)
-    frontend, security = CountingFrontend(), Security(token)
+    frontend, security = CountingFrontend(), Security(new_token())
     async with RoleServer([CoordinatorServicer(frontend)], security) as server:
         service = Service(frontend, server.address, security)
         await service.connect()
