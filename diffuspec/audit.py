@@ -19,7 +19,7 @@ from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenLogprobs
-from diffuspec.engine import Engine
+from diffuspec.engine_base import EngineBase
 
 __all__ = ["Auditor", "Divergence", "audit"]
 
@@ -40,7 +40,10 @@ class Divergence:
 
 
 async def audit(
-    engine: Engine, prompt_ids: Sequence[int], sampling: SamplingParams, token_ids: Sequence[int]
+    engine: EngineBase,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    token_ids: Sequence[int],
 ) -> Divergence | None:
     """Decode a finished answer again without drafts; return the first difference, None if equal.
 
@@ -76,7 +79,7 @@ class Auditor:
     """
 
     def __init__(
-        self, engine: Engine, rate: float, draw: Callable[[], float] = random.random
+        self, engine: EngineBase, rate: float, draw: Callable[[], float] = random.random
     ) -> None:
         """`rate` is the share of answers that are audited; `draw` returns numbers below 1."""
         self._engine = engine
@@ -150,6 +153,6 @@ class Auditor:
                 logger.error("request %s differs from plain decoding: %s", answer.request_id, found)
 
     async def _free_place(self) -> None:
-        backoff, most = Backoff(0.05, 1.0), self._engine.verifier.info.max_sequences
-        while len(self._engine.requests()) >= most:
+        backoff, most = Backoff(0.05, 1.0), self._engine.info.max_sequences
+        while self._engine.num_requests >= most:
             await asyncio.sleep(backoff.failed())

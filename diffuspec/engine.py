@@ -12,36 +12,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-import uvloop
+from prometheus_client import generate_latest
 
-from diffuspec.completion import Completion
 from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.interfaces import Drafter, LatticeModel, RequestStatus, Verifier
-from diffuspec.core.params import MAX_CHOICES, SamplingParams, SpeculationParams
-from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.interfaces import (
+    Drafter,
+    LatticeModel,
+    RequestStatus,
+    RoleStatus,
+    ServiceStatus,
+    TargetInfo,
+    Verifier,
+)
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import NO_TOKENS, RequestOutput, TokenIds
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
-from diffuspec.telemetry.metrics import Metrics
+from diffuspec.engine_base import EngineBase
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.bad_words import encode_bad_words
 from diffuspec.text.detokenizer import Detokenizer, backend
 from diffuspec.text.grammar_queue import GrammarQueue
 from diffuspec.text.grammars import grammars_of
-from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
-
-if TYPE_CHECKING:
-    from diffuspec.telemetry.request_spans import RequestSpans
-
-_GREEDY = SamplingParams()
 
 
 class Closable(Protocol):
@@ -50,7 +50,7 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
-class Engine:
+class Engine(EngineBase):
     """A verifier, optionally a drafter, and the coordinator between them."""
 
     def __init__(
@@ -68,27 +68,27 @@ class Engine:
 
         The tracer is written to and not closed.
         """
-        self.config = config
+        super().__init__(config, tokenizer)
         self.verifier = verifier
         self.drafter = _default(drafter)
         self._drafters = drafter
-        self.tokenizer = tokenizer
-        self.metrics = Metrics()
-        self.default_speculation = config.speculation
         self._closing = tuple(closing)
         self.tracer = tracer
-        self.spans: RequestSpans | None = None  # records OpenTelemetry's, if set
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._runner: asyncio.Runner | None = None  # of generate
         self._grammar_queue = GrammarQueue(config.coordinator.max_waiting)
-        self._turns = threading.Lock()  # one call of generate at a time
 
     @classmethod
     def from_config(cls, config: EngineConfig, tracer: Tracer | None = None) -> Engine:
         """Load the models of a configuration. Raises ModelLoadError, NgramError, ConfigError."""
         from diffuspec.models.target import CausalTarget  # torch: not where roles are remote
 
+        if config.data_parallel_size > 1:
+            raise ConfigError(
+                f"data_parallel_size is {config.data_parallel_size}, and this is one engine: serve"
+                " or measure several by `diffuspec serve` or `diffuspec bench --load`, or open a"
+                " DataParallelEngine"
+            )
         verifier = CausalTarget.load(config.target)
         info, tokenizer = verifier.info, load_tokenizer(config.target.path)
         if config.drafter is None:
@@ -102,25 +102,14 @@ class Engine:
         return cls(config, verifier, drafters, tokenizer, closing, tracer)
 
     @property
+    def info(self) -> TargetInfo:
+        return self.verifier.info
+
+    @property
     def lattice_model(self) -> LatticeModel | None:
         """The drafter's diffusion LM, if it runs in this process."""
         drafter = self.drafter
         return drafter.lattice_model if isinstance(drafter, DiffuSpecDrafter) else None
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Engine:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        try:
-            await self.stop()
-        finally:
-            await asyncio.to_thread(self.close)  # it waits for what the workers are doing
 
     def close(self) -> None:
         """Stop the coordinator and the worker threads. Requests still running are cancelled.
@@ -138,110 +127,49 @@ class Engine:
                     runner.run(self._coordinator.__aexit__(None, None, None))
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
-        """Refuse new requests, wait up to `drain_seconds` for the others, end the coordinator.
-
-        Requests still running then are cancelled. The engine can be used again afterwards.
-        """
+        """Refuse new requests, wait up to `drain_seconds` for the others, end the coordinator."""
         coordinator = self._coordinator
         if coordinator is not None and self._loop is asyncio.get_running_loop():
             await coordinator.drain(drain_seconds)
             self._coordinator = self._loop = None
             await coordinator.__aexit__(None, None, None)
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams = _GREEDY,
-        speculation: SpeculationParams | None = None,
-        n: int = 1,
-    ) -> list[Completion]:
-        """Answer all prompts, decoding them together. Not to be called from a coroutine.
-
-        Each prompt gets n answers, which follow each other in the list; their seeds are those of
-        `SamplingParams.choice`. Calls from several threads take turns; use `stream` for requests
-        that come and go.
-        """
-        if not 1 <= n <= MAX_CHOICES:
-            raise InvalidRequestError(f"n must be from 1 to {MAX_CHOICES}, got {n}")
-        if not is_list_of_prompts(prompts):
-            raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
-        with self._turns:
-            if self._runner is None:
-                self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-            return self._runner.run(self._complete_all(prompts, sampling, speculation, n))
-
-    async def complete(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
-        speculation: SpeculationParams | None = None,
-        request_id: str | None = None,
-    ) -> Completion:
-        """Answer one prompt."""
-        token_ids = self.encode(prompt)
-        stream = self._stream(token_ids, sampling, speculation, request_id)
-        return Completion.of([output async for output in stream], len(token_ids))
-
-    async def stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams = _GREEDY,
-        speculation: SpeculationParams | None = None,
-        request_id: str | None = None,
-        committed_token_ids: Sequence[int] = (),
-    ) -> AsyncGenerator[RequestOutput]:
-        """Yield one output per step, after `committed_token_ids`; see `Frontend.stream`."""
-        committed = as_token_ids(committed_token_ids)
-        if len(committed) and sampling.lacks_seed:
-            raise InvalidRequestError("seed must be given to resume a sampled answer")
-        stream = self._stream(self.encode(prompt), sampling, speculation, request_id, committed)
-        async with contextlib.aclosing(stream):
-            async for output in stream:
-                yield output
-
     def cancel(self, request_id: str) -> bool:
-        """Cancel all requests under an id; return whether there were any.
-
-        Their streams raise RequestCancelledError. Call it in the engine's event loop.
-        """
         return self._coordinator is not None and self._coordinator.cancel(request_id) > 0
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.requests())
 
     def requests(self) -> tuple[RequestStatus, ...]:
         """Return the state of every request that has not ended. Belongs to the engine's loop."""
         return self._coordinator.requests() if self._coordinator is not None else ()
 
-    def encode(self, prompt: Prompt) -> TokenIds:
-        """Return the token ids of a text, of chat messages by the target's template, or of ids.
+    async def status(self) -> ServiceStatus:
+        """Return the requests; the roles are objects of this process, which cannot fail alone."""
+        requests = self.requests()
+        num_waiting = sum(request.state == "waiting" for request in requests)
+        return ServiceStatus(
+            roles=(RoleStatus("verifier"),),
+            num_running=len(requests) - num_waiting,
+            num_waiting=num_waiting,
+            requests=requests,
+        )
 
-        Raises InvalidRequestError; a text that cannot fit is refused before it is tokenised.
-        """
-        return encode_prompt(prompt, self.tokenizer, self.verifier.info.max_model_len)
+    async def series(self) -> str:
+        return str(generate_latest(self.metrics.registry).decode())
 
-    async def _complete_all(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: SamplingParams,
-        speculation: SpeculationParams | None,
-        n: int,
-    ) -> list[Completion]:
-        num_sequences = self.verifier.info.max_sequences
-        admitted = asyncio.Semaphore(num_sequences + self.config.coordinator.max_waiting)
+    @property
+    def runners(self) -> list[Any]:
+        """The runners of the target and, if it has a model, of the default drafter."""
+        roles: list[Any] = [self.verifier, self.lattice_model or self.drafter]
+        return [role.runner for role in roles if hasattr(role, "runner")]  # draft heads have none
 
-        async def one(prompt: Prompt, how: SamplingParams) -> Completion:
-            async with admitted:
-                return await self.complete(prompt, how, speculation)
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(one(prompt, base.choice(index)))
-                    for prompt in prompts
-                    for base in [sampling.with_seed()]
-                    for index in range(n)
-                ]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
+    def reset_prefix_cache(self) -> None:
+        """Empty the models' caches of prefixes. Not while a request is running."""
+        for runner in self.runners:
+            for slot in range(runner.cache.num_slots):
+                runner.cache.truncate(slot, 0)
 
     async def _stream(
         self,

@@ -26,6 +26,7 @@ from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
     from diffuspec.engine import Engine
+    from diffuspec.engine_base import EngineBase
     from diffuspec.telemetry.trace import Tracer
 
 _MODELS, _OUTPUT = "Models", "Output"
@@ -65,6 +66,10 @@ _DRAFTER_KIND = (
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
 _THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
+_DATA_PARALLEL_SIZE = (
+    "Processes with an engine each, among which requests are spread; --threads is of each."
+    " Default: 1, in this process."
+)
 _DTYPE = "Type of the target's weights. Default: auto, bfloat16 on a GPU and float32 on CPUs."
 
 PairName = Annotated[str | None, model(_PAIR, "|".join(PAIRS))]
@@ -77,6 +82,11 @@ Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, max=MAX_THREADS, help=_THREADS, metavar="N", rich_help_panel=_MODELS),
+]
+
+DataParallelSize = Annotated[
+    int | None,
+    typer.Option(min=1, max=64, help=_DATA_PARALLEL_SIZE, metavar="N", rich_help_panel=_MODELS),
 ]
 
 DraftLength = Annotated[
@@ -131,20 +141,36 @@ Trace = Annotated[Path | None, _option(_OUTPUT, _TRACE, metavar="FILE.json")]
 def open_engine(
     config: EngineConfig, num_threads: int | None, tracer: Tracer | None = None
 ) -> Engine:
-    """Load the models of a configuration. The caller closes the engine.
+    """Load the models of a configuration, of one engine. The caller closes it.
 
     num_threads None: torch's choice, but 1 for the embedded pair, which is too small for more.
     """
     from diffuspec.engine import Engine
 
-    if num_threads is None:
-        pairs = (pair for pair in PAIRS.values() if pair.target == config.target.path)
-        num_threads = next((pair.num_threads for pair in pairs), None)
+    num_threads = num_threads or _threads_of_pair(config)
     if num_threads is not None:
         import torch
 
         torch.set_num_threads(num_threads)
     return Engine.from_config(config, tracer)
+
+
+def open_engines(config: EngineConfig, num_threads: int | None) -> EngineBase:
+    """Load the models of a configuration, in as many processes as it says; see `open_engine`.
+
+    num_threads: of each process; None: an equal share of what one process would use.
+    """
+    from diffuspec.data_parallel.engine import DataParallelEngine
+
+    if config.data_parallel_size == 1:
+        return open_engine(config, num_threads)
+    return DataParallelEngine.from_config(config, num_threads or _threads_of_pair(config))
+
+
+def _threads_of_pair(config: EngineConfig) -> int | None:
+    """Return the number of threads that serves a pair best, if the target is that of one."""
+    pairs = (pair for pair in PAIRS.values() if pair.target == config.target.path)
+    return next((pair.num_threads for pair in pairs), None)
 
 
 def engine_config(

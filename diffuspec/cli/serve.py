@@ -1,4 +1,4 @@
-"""`diffuspec serve`: OpenAI's API over models of this process."""
+"""`diffuspec serve`: OpenAI's API over models of this process, or of several."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec serve                             [dim]# the embedded pair on http://127.0.0.1:8000[/dim]
   diffuspec serve --target DIR --drafter DIR --ngram FILE --port 9000
+  diffuspec serve --data-parallel-size 2      [dim]# an engine in each of two processes[/dim]
   diffuspec keys add keys.yaml alice
   diffuspec serve --host 0.0.0.0 --api-keys keys.yaml --tls-certificate FILE --tls-key FILE
 
@@ -53,7 +54,8 @@ ModelName = Annotated[
     str | None, _option("The model's name for clients. Default: its directory's.", "NAME")
 ]
 MaxSequences = Annotated[
-    int | None, _option("Requests decoded at the same time. Default: 8.", "N", min=1, max=1024)
+    int | None,
+    _option("Requests decoded at the same time, by each engine. Default: 8.", "N", min=1, max=1024),
 ]
 Certificate = Annotated[Path | None, _option("TLS certificate, with its chain.", "FILE.pem")]
 Key = Annotated[Path | None, _option("Private key of the TLS certificate.", "FILE.pem")]
@@ -67,6 +69,7 @@ def run(
     api_keys: ApiKeys = None,
     model_name: ModelName = None,
     max_sequences: MaxSequences = None,
+    data_parallel_size: options.DataParallelSize = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
     given: options.EngineOptions = options.NO_OPTIONS,
@@ -88,13 +91,15 @@ def run(
     engine_config = options.engine_config(
         given, speculation, max_sequences, configured, keeps_drafters=True
     )
+    if data_parallel_size is not None:
+        engine_config = engine_config.model_copy(update={"data_parallel_size": data_parallel_size})
     path = engine_config.target.path
     name = model_name or ("diffuspec-tiny" if path == TARGET else path.resolve().name)
     with bind(host, port) as bound:
         if settings.api_keys is None and not is_loopback(bound):
             raise ConfigError(f"{host} can be reached by others: give --api-keys FILE.yaml")
         typer.echo(f"loading {path}", err=True)
-        engine = options.open_engine(engine_config, given.threads)
+        engine = options.open_engines(engine_config, given.threads)
 
         def announce(url: str) -> None:
             typer.echo(f"serving {name} on {url}\n\n{_curl(url, settings)}\n")

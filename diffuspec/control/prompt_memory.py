@@ -48,6 +48,10 @@ class PromptMemory(Generic[V]):
         for block in list(islice(self._values, excess)):
             del self._values[block]
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._values.clear()
+
     def longest(self, blocks: Sequence[bytes]) -> tuple[int, V] | None:
         """Return the number of blocks and the value of the longest beginning that was seen."""
         for num_blocks in range(len(blocks), 0, -1):

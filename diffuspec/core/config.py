@@ -174,6 +174,13 @@ class EngineConfig(Section):
     coordinator: CoordinatorConfig = Field(
         CoordinatorConfig(), description="Bounds of the coordinator."
     )
+    data_parallel_size: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes with an engine each, among which `diffuspec serve` spreads requests:"
+        " more than one process computes with, and a model for each of them.",
+    )
 
     @field_validator("drafter", mode="before")
     @classmethod

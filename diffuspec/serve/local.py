@@ -1,4 +1,4 @@
-"""An engine of this process behind the HTTP application."""
+"""An engine behind the HTTP application."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from prometheus_client import generate_latest
-
 from diffuspec.audit import Auditor
-from diffuspec.core.interfaces import RoleStatus, ServiceStatus
+from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
-from diffuspec.engine import Engine
+from diffuspec.engine_base import EngineBase
 from diffuspec.serve.backend import ServedModel
 
 
 class EngineBackend:
     """A `Backend` over an engine. The caller closes the engine."""
 
-    def __init__(self, engine: Engine, name: str, audit_rate: float = 0.0) -> None:
+    def __init__(self, engine: EngineBase, name: str, audit_rate: float = 0.0) -> None:
         """`name` is the model's name for clients; audit_rate is the share of answers audited."""
-        info = engine.verifier.info
+        info = engine.info
         self.model = ServedModel(
             name, int(time.time()), info.max_model_len, info.vocab_size, engine.default_speculation
         )
@@ -47,16 +45,8 @@ class EngineBackend:
         return self.auditor.follow(stream, request_id, prompt_ids, sampling)
 
     async def status(self) -> ServiceStatus:
-        """Return the requests; the roles are objects of this process, which cannot fail alone."""
-        requests = self._engine.requests()
-        num_waiting = sum(request.state == "waiting" for request in requests)
-        return ServiceStatus(
-            roles=(RoleStatus("verifier"),),
-            num_running=len(requests) - num_waiting,
-            num_waiting=num_waiting,
-            requests=requests,
-        )
+        return await self._engine.status()
 
     async def metrics(self) -> str:
         """Return the Prometheus series as text."""
-        return generate_latest(self._engine.metrics.registry).decode()
+        return await self._engine.series()

@@ -1,4 +1,4 @@
-"""The application on uvicorn, over an engine of this process."""
+"""The application on uvicorn, over an engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from diffuspec.core.errors import ConfigError
-from diffuspec.engine import Engine
+from diffuspec.engine_base import EngineBase
 from diffuspec.serve.app import create_app
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.protocol import BoundedProtocol
@@ -136,7 +136,7 @@ class Server(uvicorn.Server):
 
 
 async def serve_engine(
-    engine: Engine,
+    engine: EngineBase,
     name: str,
     settings: ServeSettings,
     bound: socket.socket,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import random
 import time
@@ -19,7 +18,7 @@ from diffuspec.bench.load import LoadClient, LoadRow, LoadRun, TimedTokens, ask_
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, rotated
 from diffuspec.bench.report import TextTable
-from diffuspec.bench.systems.engine_system import forget_prefixes, sibling
+from diffuspec.bench.systems.engine_system import sibling
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
@@ -74,7 +73,7 @@ def study_load(
                 max_tokens,
                 num_repeats,
                 concurrencies,
-                functools.partial(forget_prefixes, engine),
+                engine.reset_prefix_cache,
                 on_turn,
             )
         finally:
@@ -85,7 +84,7 @@ def study_load(
 
 
 def _prompts(engine: Engine, questions: Sequence[Question], max_tokens: int) -> list[Prompt]:
-    room = engine.verifier.info.max_model_len - max_tokens
+    room = engine.info.max_model_len - max_tokens
     encoded = [engine.encode([{"role": "user", "content": one.turns[0]}]) for one in questions]
     prompts: list[Prompt] = [ids.tolist() for ids in encoded if len(ids) <= room]
     if not prompts:

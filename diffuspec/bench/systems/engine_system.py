@@ -29,8 +29,8 @@ class EngineSystem:
         return self._name
 
     def answer(self, prompt_ids: Sequence[int], max_tokens: int) -> Answer:
-        runners = _runners(self._engine)
-        forget_prefixes(self._engine)
+        runners = self._engine.runners
+        self._engine.reset_prefix_cache()  # no system finds the prompt of the one before
         sampling = SamplingParams(max_tokens=max_tokens)
         forwards = sum(runner.forward_seconds for runner in runners)
         started = time.perf_counter()
@@ -39,19 +39,6 @@ class EngineSystem:
         forwards = sum(runner.forward_seconds for runner in runners) - forwards
         steps = tuple(step for step in completion.steps if step.num_committed_tokens)
         return Answer(completion.token_ids, seconds, len(steps), completion.steps, forwards)
-
-
-def _runners(engine: Engine) -> list[Any]:
-    """Return the runner of the target and, if it has a model, of the default drafter."""
-    roles: list[Any] = [engine.verifier, engine.lattice_model or engine.drafter]
-    return [role.runner for role in roles if hasattr(role, "runner")]  # draft heads have none
-
-
-def forget_prefixes(engine: Engine) -> None:
-    """Empty its models' caches, so that no system finds the prompt of the one before."""
-    for runner in _runners(engine):
-        for slot in range(runner.cache.num_slots):
-            runner.cache.truncate(slot, 0)
 
 
 def sibling(engine: Engine, config: EngineConfig | None = None) -> Engine:

@@ -8,19 +8,16 @@ from typing import Self
 
 from grpc_health.v1.health_pb2 import HealthCheckResponse
 
-from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
 from diffuspec.rpc.client.connection import Connection
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.messages.answers import (
-    put_prompt,
+    generate_request,
     request_output_from_proto,
-    speculation_to_proto,
     status_from_proto,
 )
-from diffuspec.rpc.messages.values import sampling_to_proto
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.services import COORDINATOR_SERVICE, TRACEPARENT_KEY
 from diffuspec.telemetry import context as telemetry
@@ -75,15 +72,7 @@ class RemoteCoordinator:
         committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds; see `Frontend.stream`. Closing it cancels the request."""
-        request = coordinator_pb2.GenerateRequest(request_id=request_id or "")
-        put_prompt(request, prompt)
-        try:
-            request.committed_token_ids.extend(committed_token_ids)
-        except (ValueError, TypeError) as error:
-            raise InvalidRequestError(f"committed_token_ids must be token ids: {error}") from error
-        request.sampling.CopyFrom(sampling_to_proto(sampling))
-        if speculation is not None:
-            request.speculation.CopyFrom(speculation_to_proto(speculation))
+        request = generate_request(prompt, sampling, speculation, request_id, committed_token_ids)
         responses = self._connection.stream(
             COORDINATOR_SERVICE,
             "Generate",

@@ -8,7 +8,7 @@ from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import RequestStatus, RoleStatus, ServiceStatus
-from diffuspec.core.params import SpeculationParams
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import (
     FinishReason,
     PreDraftResult,
@@ -22,6 +22,7 @@ from diffuspec.rpc.messages.parameters import parameters_from_proto, parameters_
 from diffuspec.rpc.messages.values import (
     logprobs_from_proto,
     logprobs_to_proto,
+    sampling_to_proto,
     tree_from_proto,
     tree_to_proto,
 )
@@ -77,6 +78,26 @@ def put_prompt(request: coordinator_pb2.GenerateRequest, prompt: Prompt) -> None
         raise InvalidRequestError(
             f"a prompt must be text, chat messages with `role` and `content`, or token ids: {error}"
         ) from error
+
+
+def generate_request(
+    prompt: Prompt,
+    sampling: SamplingParams,
+    speculation: SpeculationParams | None,
+    request_id: str | None,
+    committed_token_ids: Sequence[int],
+) -> coordinator_pb2.GenerateRequest:
+    """Raises InvalidRequestError for what no message can hold."""
+    request = coordinator_pb2.GenerateRequest(request_id=request_id or "")
+    put_prompt(request, prompt)
+    try:
+        request.committed_token_ids.extend(committed_token_ids)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"committed_token_ids must be token ids: {error}") from error
+    request.sampling.CopyFrom(sampling_to_proto(sampling))
+    if speculation is not None:
+        request.speculation.CopyFrom(speculation_to_proto(speculation))
+    return request
 
 
 def check_prompt_size(request: coordinator_pb2.GenerateRequest, limits: RpcLimits) -> None:

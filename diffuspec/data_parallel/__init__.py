@@ -1,0 +1,1 @@
+"""Data parallelism: several engines, each in a process of its own, behind one."""

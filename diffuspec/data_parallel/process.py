@@ -1,0 +1,74 @@
+"""An engine process, from its start to its end. It ends when its socket is closed here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from typing import Self
+
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.data_parallel.frames import frame, read_frame
+from diffuspec.rpc.messages.status import TransportError, from_step_error
+from diffuspec.rpc.messages.values import info_from_proto
+from diffuspec.v1 import engine_process_pb2 as messages
+
+PYTHON: tuple[str, ...] = (sys.executable,)
+_WORKER = "diffuspec.data_parallel.worker"
+_GRACE_SECONDS = 10.0  # to end by itself
+
+
+class EngineProcess:
+    """A process that loads an engine; the other end of `socket` is its standard input."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+        self._process = process
+        self.socket = connection
+
+    @classmethod
+    def start(cls, load: messages.LoadEngine) -> Self:
+        """Start a process, and tell it what to load."""
+        # Its modules come from where this process finds them.
+        path = os.pathsep.join(filter(None, sys.path))
+        environment = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [*PYTHON, "-m", _WORKER], stdin=theirs.fileno(), stdout=2, env=environment
+            )
+        with contextlib.suppress(OSError):  # it has ended: `wait_until_loaded` tells
+            ours.sendall(frame(messages.EngineCommand(load=load).SerializeToString()))
+        return cls(process, ours)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_loaded(self) -> TargetInfo:
+        """Wait for the models. Raises what `Engine.from_config` does, and TransportError."""
+        try:
+            report = messages.EngineReport.FromString(read_frame(self.socket))
+        except (TransportError, OSError) as error:
+            raise TransportError(f"the process of an engine {self.wait()} as it loaded") from error
+        [reply] = report.replies
+        if reply.WhichOneof("reply") == "error":
+            raise from_step_error(reply.error)
+        return info_from_proto(reply.info)
+
+    def wait(self) -> str:
+        """Wait for the end of the process, whose socket is closed, and kill it if it is late.
+
+        Returns how it ended, as a verb.
+        """
+        try:
+            code = self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+    def kill(self) -> None:
+        """End it at once."""
+        self._process.kill()

@@ -1,0 +1,191 @@
+"""What an engine is to its callers, whether it works in this process or in several."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import uvloop
+
+from diffuspec.completion import Completion
+from diffuspec.core.config import EngineConfig
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import ServiceStatus, TargetInfo
+from diffuspec.core.params import MAX_CHOICES, SamplingParams, SpeculationParams
+from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
+from diffuspec.telemetry.metrics import Metrics
+from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
+
+if TYPE_CHECKING:
+    from diffuspec.telemetry.request_spans import RequestSpans
+
+_GREEDY = SamplingParams()
+
+T = TypeVar("T")
+
+
+class EngineBase(ABC):
+    """Prompts in, answers out, all by way of `_stream`."""
+
+    def __init__(self, config: EngineConfig, tokenizer: Any) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.metrics = Metrics()
+        self.default_speculation = config.speculation
+        self.spans: RequestSpans | None = None  # records OpenTelemetry's, if set
+        self._runner: asyncio.Runner | None = None  # of generate
+        self._turns = threading.Lock()  # one call of generate at a time
+
+    @property
+    @abstractmethod
+    def info(self) -> TargetInfo:
+        """Facts about the target; its max_sequences is that of all processes together."""
+
+    @property
+    @abstractmethod
+    def num_requests(self) -> int:
+        """Requests that have not ended."""
+
+    @abstractmethod
+    def _stream(
+        self,
+        token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        request_id: str | None,
+        committed: TokenIds,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield one output per step; see `stream`."""
+
+    @abstractmethod
+    def cancel(self, request_id: str) -> bool:
+        """Cancel all requests under an id; return whether there were any.
+
+        Their streams raise RequestCancelledError. Call it in the engine's event loop.
+        """
+
+    @abstractmethod
+    async def status(self) -> ServiceStatus:
+        """Return the state of roles and requests, within a second or two."""
+
+    @abstractmethod
+    async def series(self) -> str:
+        """Return the Prometheus series as text."""
+
+    @abstractmethod
+    async def stop(self, drain_seconds: float = 0.0) -> None:
+        """Refuse new requests, wait up to `drain_seconds` for the others, and cancel the rest.
+
+        The engine can be used again afterwards.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the engine holds. Requests still running are cancelled."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.stop()
+        finally:
+            await asyncio.to_thread(self.close)  # it waits for what the workers are doing
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        n: int = 1,
+    ) -> list[Completion]:
+        """Answer all prompts, decoding them together. Not to be called from a coroutine.
+
+        Each prompt gets n answers, which follow each other in the list; their seeds are those of
+        `SamplingParams.choice`. Calls from several threads take turns; use `stream` for requests
+        that come and go.
+        """
+        if not 1 <= n <= MAX_CHOICES:
+            raise InvalidRequestError(f"n must be from 1 to {MAX_CHOICES}, got {n}")
+        if not is_list_of_prompts(prompts):
+            raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
+        return self._run(self._complete_all(prompts, sampling, speculation, n))
+
+    async def complete(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+    ) -> Completion:
+        """Answer one prompt."""
+        token_ids = self.encode(prompt)
+        stream = self._stream(token_ids, sampling, speculation, request_id, NO_TOKENS)
+        return Completion.of([output async for output in stream], len(token_ids))
+
+    async def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams = _GREEDY,
+        speculation: SpeculationParams | None = None,
+        request_id: str | None = None,
+        committed_token_ids: Sequence[int] = (),
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield one output per step, after `committed_token_ids`; see `Frontend.stream`."""
+        committed = as_token_ids(committed_token_ids)
+        if len(committed) and sampling.lacks_seed:
+            raise InvalidRequestError("seed must be given to resume a sampled answer")
+        stream = self._stream(self.encode(prompt), sampling, speculation, request_id, committed)
+        async with contextlib.aclosing(stream):
+            async for output in stream:
+                yield output
+
+    def encode(self, prompt: Prompt) -> TokenIds:
+        """Return the token ids of a text, of chat messages by the target's template, or of ids.
+
+        Raises InvalidRequestError; a text that cannot fit is refused before it is tokenised.
+        """
+        return encode_prompt(prompt, self.tokenizer, self.info.max_model_len)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the event loop of `generate`."""
+        with self._turns:
+            if self._runner is None:
+                self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+            return self._runner.run(work)
+
+    async def _complete_all(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        speculation: SpeculationParams | None,
+        n: int,
+    ) -> list[Completion]:
+        most = self.info.max_sequences + self.config.coordinator.max_waiting
+        admitted = asyncio.Semaphore(most)
+
+        async def one(prompt: Prompt, how: SamplingParams) -> Completion:
+            async with admitted:
+                return await self.complete(prompt, how, speculation)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(one(prompt, base.choice(index)))
+                    for prompt in prompts
+                    for base in [sampling.with_seed()]
+                    for index in range(n)
+                ]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
