@@ -71,6 +71,8 @@ class CostAwareDraftLength:
 
     def num_draft_tokens(self, limit: int, num_unread: int = 0) -> int:
         self._is_trial = False
+        if self._shared.costs.must_decode_plainly:
+            return 0
         plan = self._plan(limit)
         if not plan.is_worth_it:
             return self._trial(plan, num_unread)
@@ -78,6 +80,8 @@ class CostAwareDraftLength:
         return self._note(plan.num_draft_tokens)
 
     def pre_draft_length(self, limit: int) -> int:
+        if self._shared.costs.must_decode_plainly:
+            return 0
         plan = self._plan(limit)
         return plan.num_draft_tokens if plan.is_worth_it else 0
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from diffuspec.control.cost_curve import SMOOTHING, CostCurve
 from diffuspec.control.learnt_costs import LearntCosts
+from diffuspec.control.loss_budget import LossBudget
 
 _MAX_WAIT = 3.0  # most that one wait counts in exposed_share
 _ALONE = 0.05  # a verification with drafting beside it for at most this share counts as alone
@@ -47,6 +48,7 @@ class StepCosts:
         self.other_rows = 0.0
         self.other_positions = 0.0
         self.other_tokens = 0.0
+        self._loss_budget = LossBudget()
         self._num_running = 1
         self._of_one = LearntCosts()  # while one request has been running for a while
         self._of_several: LearntCosts | None = None
@@ -81,6 +83,26 @@ class StepCosts:
         if self._of_several is None:
             self._of_several = copy.deepcopy(self._of_one)
         self._learnt = self._of_several
+
+    @property
+    def must_decode_plainly(self) -> bool:
+        """Whether drafts have lost several requests too much time; see LossBudget."""
+        return self._num_running > 1 and self._loss_budget.is_spent
+
+    def observe_progress(self, num_tokens: int, seconds: float, is_plain: bool) -> None:
+        """Learn from the time in which the running requests committed that many tokens.
+
+        is_plain: nothing was drafted for any request in that time.
+        """
+        if self._num_running > 1:
+            self._loss_budget.observe(
+                num_tokens, self._num_running, seconds, is_plain, self._learnt.plain_step
+            )
+
+    def observe_reading_beside(self, drafting_seconds: float) -> None:
+        """Learn from a verification that read prompts, and had that much drafting beside it."""
+        if drafting_seconds:
+            self.observe_progress(0, self.crowding * drafting_seconds, is_plain=False)
 
     def observe_verify(
         self,

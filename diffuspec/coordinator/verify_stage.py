@@ -59,6 +59,7 @@ class VerifyStage:
         self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
         self._num_outages = 0
         self._batch: Sequence[Request] = ()  # the latest
+        self._ended_at = 0.0  # of the latest verification, by time.monotonic()
         self._was_plain = False  # nothing was drafted in or beside the last verification
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
@@ -180,7 +181,7 @@ class VerifyStage:
         are_plain, self._was_plain = is_plain and self._was_plain, is_plain
         for request in self._choice.put_off:
             request.times.yielded_seconds += seconds
-        self._learn(batch, num_rows, verdicts, seconds, drafting)
+        self._learn(batch, num_rows, verdicts, seconds, drafting, are_plain)
         for request, asked, verdict in zip(batch.requests, batch.asked, verdicts, strict=True):
             request.stalled_since = None
             request.feed.take(verdict.states)
@@ -221,13 +222,23 @@ class VerifyStage:
         verdicts: list[Verdict],
         seconds: float,
         drafting: float,
+        are_plain: bool,
     ) -> None:
-        """Learn from decoding steps only: beside a prompt, the number of rows is not known."""
-        if all([one.reading.num_unread == 1 for one in batch.requests]):
-            num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
-            num_requests = len(batch.requests)
+        """Learn from decoding steps, and of others what drafting beside them has cost.
+
+        Beside a prompt, the number of rows is not known.
+        """
+        before, self._ended_at = self._ended_at, time.monotonic()
+        if any([one.reading.num_unread > 1 for one in batch.requests]):
             for costs in self._costs:
-                costs.observe_verify(num_rows, num_requests, num_tokens, seconds, drafting)
+                costs.observe_reading_beside(drafting)
+            return
+        num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
+        num_requests = len(batch.requests)
+        since = max(before, min([request.times.started_at for request in batch.requests]))
+        for costs in self._costs:
+            costs.observe_verify(num_rows, num_requests, num_tokens, seconds, drafting)
+            costs.observe_progress(num_tokens, self._ended_at - since, are_plain)
 
     def _requeue_to_read(self, request: Request, verdict: Verdict) -> None:
         request.times.prefill_seconds += verdict.verify_seconds
@@ -254,6 +265,7 @@ class VerifyStage:
         pause = self._backoff.failed()
         logger.warning("the verifier is unavailable; next attempt in %.2g s: %s", pause, error)
         await asyncio.sleep(pause)
+        self._ended_at = time.monotonic()
 
 
 def _left(request: Request) -> Request:

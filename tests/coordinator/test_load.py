@@ -40,6 +40,7 @@ class Speeds:
 EMBEDDED = Speeds()  # the embedded pair, a core for each
 THREADS = Speeds((5, 1.2, 0.2), (5, 1.5, 0.1), 0.05, 0.45, (0.72, 0.97))  # in one process
 BANDWIDTH = Speeds((38, 1, 0.65), (26, 0, 1.2), 1.2, 0.45, (0.3, 0.75))  # SmolLM2, memory shared
+ONE_CORE = Speeds((4, 1.5, 0.9), (4.5, 2, 0.25), 0.25, 1.0, (0.72, 0.97))  # for both roles
 APART = Speeds((30, 0.05, 0.01), (10, 0.05, 0.01), 0.005)  # large models on processors of their own
 
 
@@ -166,6 +167,13 @@ async def test_requests_that_drafts_do_not_help_are_decoded_at_the_speed_of_plai
     for with_drafts, without in zip(drafting, plain, strict=True):
         assert with_drafts.tokens_per_second > 0.97 * without.tokens_per_second
         assert with_drafts.first_token_p50 < 1.15 * without.first_token_p50
+
+
+async def test_several_requests_on_one_core_decode_at_the_speed_of_plain_decoding():
+    [*drafting] = await measure(ON, (4, 4, 8), ONE_CORE, overlap=False)
+    [*plain] = await measure(OFF, (4, 4, 8), ONE_CORE, overlap=False)
+    for with_drafts, without in zip(drafting[1:], plain[1:], strict=True):
+        assert with_drafts.tokens_per_second > 0.97 * without.tokens_per_second
 
 
 async def test_a_target_that_verifies_many_as_fast_as_few_verifies_all_together():

@@ -10,13 +10,14 @@ from itertools import pairwise
 
 import pytest
 
+from diffuspec.algorithm.draft_tree import chain
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.draft_batch import DraftBatch
 from diffuspec.coordinator.verify_stage import VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams
-from diffuspec.core.types import Verdict, VerifyRequest
+from diffuspec.core.types import Draft, Verdict, VerifyRequest
 from tests.support.fakes import FakeVerifier, always_right
 from tests.support.stage import (
     FOREVER,
@@ -53,6 +54,24 @@ async def test_a_draft_waits_for_one_under_way_if_verifying_both_takes_no_longer
         assert await stage.tokens([1], LONG) == stage.plain([1], LONG)
         assert await first == stage.plain([0], LONG)
         assert [len(batch) for batch in stage.verifier.batches[5:10]] == [2] * 5
+
+
+async def test_the_time_in_which_there_was_no_request_is_not_counted_as_lost_by_drafts():
+    costs, pool = StepCosts(), pool_of([fake_drafter()])
+    costs.observe_verify(2, 2, 2, 1.0)
+    costs.num_running = 2
+    stage = VerifyStage(FakeVerifier(), CoordinatorConfig(), [costs], BusyTime(), pool)
+    for idle_seconds in (0, 3600):
+        await asyncio.sleep(idle_seconds)
+        for _ in range(2):
+            request = make_request()
+            request.reading.num_read = len(PROMPT) - 1
+            request.enter("drafting", "a draft")
+            request.times.started_at = time.monotonic()
+            request.take_draft(Draft(chain([1]), (0.0,), 1), FakeVerifier().info)
+            stage.queue.put(request)
+        await stage.run(await stage.take(), lambda *_: None)
+        assert not costs.must_decode_plainly
 
 
 @pytest.mark.parametrize(("comes_after", "ends_after", "size"), [(0.2, 0.2, 2), (9.0, 0.8, 1)])
