@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -86,6 +87,10 @@ class EngineBase(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the engine holds. Requests still running are cancelled."""
+
+    def cpu_seconds(self) -> float:
+        """Seconds that the engine's processes have computed so far, this one included."""
+        return time.process_time()
 
     def __enter__(self) -> Self:
         return self

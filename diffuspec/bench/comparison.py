@@ -43,6 +43,7 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
+from diffuspec.models.loading.load import resolve_device, resolve_dtype
 from diffuspec.pairs import DEFAULT_PAIR
 from diffuspec.telemetry.trace import tracing
 
@@ -191,6 +192,12 @@ def describe(engine: Engine) -> Machine:
     target: Any = engine.verifier
     cache = target.runner.cache
     return describe_machine(cache.device, cache.dtype)
+
+
+def describe_configured(config: EngineConfig) -> Machine:
+    """Describe where a target is, or would be, loaded."""
+    device = resolve_device(config.target.path, config.target.device)
+    return describe_machine(device, resolve_dtype(config.target.dtype, device))
 
 
 def keep_and_announce(journal: Journal, advance: Advance) -> OnAnswer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Protocol
@@ -73,7 +73,7 @@ class LoadRun:
     started_at: float
     full_seconds: float
     answers: tuple[LoadAnswer, ...]
-    cpu_seconds: float  # of this process, to the last answer
+    cpu_seconds: float  # of the asking process and the engine's others, to the last answer
 
     @property
     def tokens_per_second(self) -> float:
@@ -92,11 +92,18 @@ async def ask_one(client: LoadClient, number: int, prompt: Prompt, max_tokens: i
 
 
 async def ask_all(
-    client: LoadClient, prompts: Sequence[Prompt], concurrency: int, max_tokens: int
+    client: LoadClient,
+    prompts: Sequence[Prompt],
+    concurrency: int,
+    max_tokens: int,
+    cpu_seconds: Callable[[], float] = time.process_time,
 ) -> LoadRun:
-    """Ask every prompt once, `concurrency` (at most as many as prompts) at a time."""
+    """Ask every prompt once, `concurrency` (at most as many as prompts) at a time.
+
+    `cpu_seconds` returns what the processes have computed that count.
+    """
     run = _Run(client, max_tokens, enumerate(prompts))
-    run.started_at, cpu = time.monotonic(), time.process_time()
+    run.started_at, cpu = time.monotonic(), cpu_seconds()
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
@@ -109,7 +116,7 @@ async def ask_all(
         run.started_at,
         run.full_until - run.started_at,
         tuple(sorted(run.answers, key=lambda answer: answer.prompt)),
-        time.process_time() - cpu,
+        cpu_seconds() - cpu,
     )
 
 
@@ -142,7 +149,7 @@ class LoadRow:
     first_token_p99: float
     per_token_p50: float  # mean time between an answer's tokens after its first part
     per_token_p99: float
-    cpu_per_token: float  # of the asking process, which is the answering one in the library
+    cpu_per_token: float  # of the asking process and, in the library, all that answer
 
 
 def load_row(system: str, runs: Sequence[LoadRun]) -> LoadRow:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.console import Console
 from diffuspec.bench import plots
 from diffuspec.bench.comparison import (
     describe,
+    describe_configured,
     keep_and_announce,
     open_journal,
     run_comparison,
@@ -42,8 +44,9 @@ from diffuspec.bench.studies.sweeps import (
 )
 from diffuspec.bench.systems.naming import BASELINE
 from diffuspec.core.config import EngineConfig
+from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
-from diffuspec.telemetry.trace import tracing
+from diffuspec.telemetry.trace import Tracer, tracing
 
 __all__ = ["BenchOptions", "run_benchmark"]
 
@@ -144,19 +147,33 @@ def _run_load(
     questions: Sequence[Question],
     console: Console,
 ) -> int:
-    with tracing(options.trace) as tracer, Engine.from_config(config, tracer) as engine:
-        machine = describe(engine)
+    with tracing(options.trace) as tracer, _open_for_load(options, config, tracer) as engine:
+        machine = describe_configured(config)
         with progress(2 * options.repeats * len(CONCURRENCIES)) as advance:
             rows, num_different = study_load(
                 engine, questions, options.max_tokens, options.repeats, CONCURRENCIES, advance
             )
     plot_load(rows, options.out / "load.png")
-    data = {"machine": asdict(machine), "rows": [asdict(row) for row in rows]}
+    data: dict[str, Any] = {
+        "machine": asdict(machine),
+        "rows": [asdict(row) for row in rows],
+    }
     tables, lines = load_tables(rows), [f"Answers that differ: {num_different}."]
+    if config.data_parallel_size > 1:
+        lines.append(f"Processes with an engine each: {config.data_parallel_size}.")
+        data["data_parallel_size"] = config.data_parallel_size
     write_report(options.out, "load", data, tables, lines)
     print_tables(tables, lines, console)
     console.print(f"Written to {options.out}", highlight=False)
     return int(num_different > 0)
+
+
+def _open_for_load(
+    options: BenchOptions, config: EngineConfig, tracer: Tracer | None
+) -> Engine | DataParallelEngine:
+    if config.data_parallel_size == 1:
+        return Engine.from_config(config, tracer)
+    return DataParallelEngine.from_config(config, options.threads or options.default_threads)
 
 
 @contextlib.contextmanager

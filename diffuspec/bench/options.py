@@ -53,6 +53,7 @@ class BenchOptions:
     suite: str | None = None  # of SUITES: the systems of the paper's table
     whole_drafts: bool = False  # verify all that a system drafts, not only what pays
     resume: bool = False  # go on with the answers that are in `out`
+    data_parallel_size: int = 1  # processes with an engine each, under load
 
     def __post_init__(self) -> None:
         for name in ("limit", "max_tokens", "repeats", "threads"):
@@ -98,6 +99,10 @@ class BenchOptions:
             if names and getattr(self, option) and not is_for_all:
                 option = option.replace("_", "-")
                 raise ConfigError(f"--{option} has no effect on {names[0]}, which has its own")
+        if self.data_parallel_size > 1 and not self.load:
+            raise ConfigError("--data-parallel-size has no effect without --load")
+        if self.data_parallel_size > 1 and self.trace is not None:
+            raise ConfigError("--trace has no effect on engines in other processes")
         if self.pre_drafts and self.repeats > 1:
             raise ConfigError("--repeats has no effect on --pre-drafts")
 
@@ -162,6 +167,7 @@ def engine_config(options: BenchOptions) -> EngineConfig:
     if options.dtype is not None:
         data["target"]["dtype"] = options.dtype
     data["target"]["max_sequences"] = max(CONCURRENCIES) if options.load else 1
+    data["data_parallel_size"] = options.data_parallel_size
     config = parse_config(data)
     if not _makes_lattices(config):
         for name in ("ngram", "ablations", "pre_drafts"):

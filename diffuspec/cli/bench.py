@@ -18,6 +18,7 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec bench --ablations --pair smollm2 --questions spec_bench.jsonl --limit 1 --max-tokens 48
   diffuspec bench --pre-drafts --limit 3
   diffuspec bench --load --max-tokens 64 --repeats 3
+  diffuspec bench --load --data-parallel-size 2
   diffuspec bench --pair smollm2 --questions spec_bench.jsonl --limit 10 --max-tokens 128
   diffuspec bench --target DIR --drafter DIR --questions spec_bench.jsonl
 """
@@ -91,6 +92,7 @@ def run(
     ablations: Ablations = False,
     pre_drafts: PreDrafts = False,
     load: Load = False,
+    data_parallel_size: options.DataParallelSize = None,
     threads: options.Threads = None,
     out: Out = Path("runs/bench"),
     resume: Resume = False,
@@ -122,6 +124,7 @@ def run(
             suite=suite,
             whole_drafts=whole_drafts,
             resume=resume,
+            data_parallel_size=data_parallel_size or 1,
             systems=() if systems is None else tuple(name.strip() for name in systems.split(",")),
         )
     )

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -106,8 +105,7 @@ class DataParallelEngine(EngineBase):
         return len(self._answers)
 
     def cpu_seconds(self) -> float:
-        """Seconds that this process and those of the engines have computed."""
-        return time.process_time() + sum(one.cpu_seconds() for one in self._members.values())
+        return super().cpu_seconds() + sum(one.cpu_seconds() for one in self._members.values())
 
     def cancel(self, request_id: str) -> bool:
         asked = [answer for answer in self._answers if answer.request_id == request_id]

@@ -56,8 +56,7 @@ class EngineMember:
 
     def close(self) -> None:
         """Wait for the end of the process."""
-        self.process.socket.close()
-        self.process.wait()
+        self.process.close()
 
     def cpu_seconds(self) -> float:
         """Seconds that the process has computed, 0 once it has ended."""

@@ -58,7 +58,7 @@ class EngineProcess:
         return info_from_proto(reply.info)
 
     def wait(self) -> str:
-        """Wait for the end of the process, whose socket is closed, and kill it if it is late.
+        """Wait for the end of the process, whose connection has ended; kill it if it is late.
 
         Returns how it ended, as a verb.
         """
@@ -68,6 +68,13 @@ class EngineProcess:
             self._process.kill()
             code = self._process.wait()
         return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+    def close(self) -> None:
+        """End the process by the end of its connection, and wait for it."""
+        with contextlib.suppress(OSError):  # it has been closed
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        self.wait()
 
     def kill(self) -> None:
         """End it at once."""

@@ -1,7 +1,8 @@
 """The study of load: speculation on and off, by the number of requests at a time.
 
-Both take turns at every concurrency, over the same models in this process, each with a coordinator
-of its own. Caches are emptied before each turn, so that neither finds a prompt that it has read.
+Both take turns at every concurrency, over the same models. In this process, each has a coordinator
+of its own; in several processes, they share those of the engines. Caches are emptied before each
+turn, so that neither finds a prompt that it has read.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from diffuspec.bench.load import LoadClient, LoadRow, LoadRun, TimedTokens, ask_all, load_row
@@ -22,7 +23,9 @@ from diffuspec.bench.systems.engine_system import sibling
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt
+from diffuspec.data_parallel.engine import DataParallelEngine
 from diffuspec.engine import Engine
+from diffuspec.engine_base import EngineBase
 
 ON, OFF = "speculation", "off"
 _MIN_PROMPTS = 24  # asked at each concurrency, in each repeat
@@ -30,9 +33,9 @@ _PROMPTS_PER_ASKER = 6  # so that few are among those asked at once in the begin
 
 
 class EngineClient:
-    """Asks an engine in this process."""
+    """Asks an engine of the library."""
 
-    def __init__(self, engine: Engine, speculation: SpeculationParams) -> None:
+    def __init__(self, engine: EngineBase, speculation: SpeculationParams) -> None:
         self._engine = engine
         self._speculation = speculation
 
@@ -45,7 +48,7 @@ class EngineClient:
 
 
 def study_load(
-    engine: Engine,
+    engine: Engine | DataParallelEngine,
     questions: Sequence[Question],
     max_tokens: int,
     num_repeats: int,
@@ -55,35 +58,57 @@ def study_load(
     """Return the rows, and the number of answers whose text differs between on and off.
 
     The first turns of the questions are asked, in random order. After each turn of a system, two
-    for each repeat at each concurrency, `on_turn` is called with a description of it. Raises
-    ConfigError if no question leaves room for max_tokens.
+    for each repeat at each concurrency, `on_turn` is called with a description of it. An engine of
+    several processes is closed. Raises ConfigError if no question leaves room for max_tokens.
     """
     prompts = _prompts(engine, questions, max_tokens)
 
     async def measure() -> tuple[list[LoadRow], int]:
-        on, off = sibling(engine), sibling(engine)
-        clients: dict[str, LoadClient] = {
-            ON: EngineClient(on, engine.default_speculation),
-            OFF: EngineClient(off, SpeculationParams(policy="off")),
-        }
-        try:
+        async with _opened(engine) as (on, off, forget):
+            clients: dict[str, LoadClient] = {
+                ON: EngineClient(on, engine.default_speculation),
+                OFF: EngineClient(off, SpeculationParams(policy="off")),
+            }
             return await compare_load(
                 clients,
                 prompts,
                 max_tokens,
                 num_repeats,
                 concurrencies,
-                engine.reset_prefix_cache,
+                forget,
                 on_turn,
+                engine.cpu_seconds,
             )
-        finally:
-            await on.stop()
-            await off.stop()
 
     return asyncio.run(measure())
 
 
-def _prompts(engine: Engine, questions: Sequence[Question], max_tokens: int) -> list[Prompt]:
+@contextlib.asynccontextmanager
+async def _opened(
+    engine: Engine | DataParallelEngine,
+) -> AsyncGenerator[tuple[EngineBase, EngineBase, Callable[[], Awaitable[None]]]]:
+    """Yield the engine with speculation, the one without, and what empties their caches."""
+    if isinstance(engine, DataParallelEngine):
+        async with engine:
+            yield engine, engine, engine.reset_prefix_cache
+        return
+
+    async def forget() -> None:
+        engine.reset_prefix_cache()
+
+    on, off = sibling(engine), sibling(engine)
+    try:
+        yield on, off, forget
+    finally:
+        await on.stop()
+        await off.stop()
+
+
+async def _keep() -> None:
+    """Leave the caches as they are."""
+
+
+def _prompts(engine: EngineBase, questions: Sequence[Question], max_tokens: int) -> list[Prompt]:
     room = engine.info.max_model_len - max_tokens
     encoded = [engine.encode([{"role": "user", "content": one.turns[0]}]) for one in questions]
     prompts: list[Prompt] = [ids.tolist() for ids in encoded if len(ids) <= room]
@@ -99,12 +124,13 @@ async def compare_load(
     max_tokens: int,
     num_repeats: int,
     concurrencies: Sequence[int],
-    forget: Callable[[], None] = lambda: None,
+    forget: Callable[[], Awaitable[None]] = _keep,
     on_turn: Callable[[str], None] = lambda _: None,
+    cpu_seconds: Callable[[], float] = time.process_time,
 ) -> tuple[list[LoadRow], int]:
     """Ask all clients the same prompts at each concurrency, in turns; see `study_load`.
 
-    `forget` empties the caches of prompts before each turn.
+    `forget` empties the caches of prompts before each turn; for `cpu_seconds` see `ask_all`.
     """
     rows, num_different = [], 0
     endless = itertools.cycle(prompts)
@@ -116,8 +142,9 @@ async def compare_load(
         for repeat in range(num_repeats):
             asked = list(itertools.islice(endless, num_prompts))
             for name, client in rotated(clients.items(), repeat):
-                forget()
-                runs[name].append(await ask_all(client, asked, concurrency, max_tokens))
+                await forget()
+                run = await ask_all(client, asked, concurrency, max_tokens, cpu_seconds)
+                runs[name].append(run)
                 on_turn(f"{name}, {concurrency} at a time")
             texts = [[answer.text for answer in found[-1].answers] for found in runs.values()]
             num_different += sum(len(set(same)) > 1 for same in zip(*texts, strict=True))

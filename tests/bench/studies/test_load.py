@@ -38,7 +38,7 @@ async def test_systems_take_turns_on_the_same_prompts():
     clients, num_forgotten = {ON: Echo(1), OFF: Echo(2)}, [0]
     turns: list[str] = []
 
-    def forget() -> None:
+    async def forget() -> None:
         num_forgotten[0] += 1
 
     prompts: list[Prompt] = [[n, n] for n in range(30)]
