@@ -38,14 +38,14 @@ class ResumedAnswer:
         self._token_ids: list[int] = []  # yielded so far
         self._is_over = False  # there is nothing left to cancel
         self._is_cancelled = False
-        self._waiting: asyncio.Timeout | None = None
+        self._waiting: asyncio.Task[object] | None = None  # for the next output, or to ask again
 
     def cancel(self) -> bool:
         """End the answer with RequestCancelledError; return whether it had not ended before."""
         if self._is_over:
             return False
         if self._waiting is not None and not self._is_cancelled:
-            self._waiting.reschedule(0.0)
+            self._waiting.cancel()
         self._is_cancelled = True
         return True
 
@@ -91,15 +91,15 @@ class ResumedAnswer:
 
     async def _unless_cancelled(self, wait: Callable[[], Awaitable[Result]]) -> Result:
         """Return the result of `wait`. Raises RequestCancelledError once cancel() is called."""
-        cancelled = RequestCancelledError(f"{self.request_id!r} was cancelled")
-        if self._is_cancelled:
-            raise cancelled
+        task = self._waiting = asyncio.current_task()
+        assert task is not None
+        num_cancelling = task.cancelling()
         try:
-            async with asyncio.timeout(None) as self._waiting:
-                return await wait()
-        except TimeoutError:
             if not self._is_cancelled:
+                return await wait()
+        except asyncio.CancelledError:  # by cancel(), unless the task itself is cancelled
+            if not self._is_cancelled or task.uncancel() > num_cancelling:
                 raise
-            raise cancelled from None
         finally:
             self._waiting = None
+        raise RequestCancelledError(f"{self.request_id!r} was cancelled")

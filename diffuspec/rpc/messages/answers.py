@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from operator import attrgetter
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
@@ -60,6 +61,8 @@ _SAME_STEP_FIELDS = (
     "draft_idle_seconds",
     "num_cached_tokens",
 )
+
+_same_of_step = attrgetter(*_SAME_STEP_FIELDS)
 
 _REQUEST_FIELDS = tuple(field.name for field in fields(RequestStatus))
 
@@ -196,7 +199,7 @@ def _draft_from_proto(message: coordinator_pb2.VerifiedDraft) -> VerifiedDraft:
 
 
 def step_to_proto(step: StepStats) -> coordinator_pb2.StepStats:
-    same = {name: getattr(step, name) for name in _SAME_STEP_FIELDS}
+    same = dict(zip(_SAME_STEP_FIELDS, _same_of_step(step), strict=True))
     return coordinator_pb2.StepStats(
         fallback=step.fallback, pre_draft=_PRE_DRAFTS[step.pre_draft], **same
     )
@@ -204,7 +207,7 @@ def step_to_proto(step: StepStats) -> coordinator_pb2.StepStats:
 
 def step_from_proto(message: coordinator_pb2.StepStats) -> StepStats:
     """Raises InvalidRequestError."""
-    same = {name: getattr(message, name) for name in _SAME_STEP_FIELDS}
+    same = dict(zip(_SAME_STEP_FIELDS, _same_of_step(message), strict=True))
     return StepStats(
         fallback=message.fallback if message.HasField("fallback") else None,
         pre_draft=_known(_PRE_DRAFT_NAMES, message.pre_draft, "pre_draft"),
