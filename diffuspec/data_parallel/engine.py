@@ -16,8 +16,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from prometheus_client import generate_latest
-
 from diffuspec.control.prompt_memory import prompt_blocks
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import DiffuspecError, OverloadedError, VerifierUnavailableError
@@ -32,14 +30,13 @@ from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.messages.answers import generate_request
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.telemetry import logs
-from diffuspec.telemetry.merged_series import merge_series
+from diffuspec.telemetry.merged_series import merge_series, series_text
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
 _MAX_LOSSES = 3  # of processes under one request, which may be why they end
 _NO_ENGINE = "no engine can answer now; try again later"
-_OWN_SERIES = ["diffuspec_audits_total"]  # counted here
-_OWN_LABEL = "all"  # in place of an engine's name
+_OWN_LABEL = "all"  # of what is counted here, in place of an engine's name
 
 
 class DataParallelEngine(EngineBase):
@@ -131,11 +128,7 @@ class DataParallelEngine(EngineBase):
     async def series(self) -> str:
         """Return the series of all engines, with the label `engine`."""
         await self._opened()
-        texts = {
-            _OWN_LABEL: generate_latest(
-                self.metrics.registry.restricted_registry(_OWN_SERIES)
-            ).decode()
-        }
+        texts = {_OWN_LABEL: series_text([self.metrics.audits.family()])}
         for name, connection in self._open_connections().items():
             with contextlib.suppress(TransportError):
                 texts[name] = await connection.series()

@@ -109,5 +109,6 @@ class EngineMember:
             await self._connect()
         except (DiffuspecError, OSError) as error:
             self.problem = str(error)
+            await asyncio.to_thread(self.process.close)
             return
         logger.info("engine %s answers again, as process %d", self.name, self.process.pid)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
@@ -10,12 +10,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector, CollectorRegistry
 
 
-class _Merged(Collector):
-    def __init__(self, families: Mapping[str, Metric]) -> None:
-        self._families = families
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = list(families)
 
     def collect(self) -> list[Metric]:
-        return list(self._families.values())
+        return self._families
+
+
+def series_text(families: Iterable[Metric]) -> str:
+    """Return families of series as Prometheus reads them."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Families(families))
+    return str(generate_latest(registry).decode())
 
 
 def merge_series(label: str, texts: Mapping[str, str]) -> str:
@@ -29,6 +36,4 @@ def merge_series(label: str, texts: Mapping[str, str]) -> str:
             for sample in family.samples:
                 labels = {**sample.labels, label: name}
                 merged.samples.append(sample._replace(labels=labels))
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Merged(families))
-    return str(generate_latest(registry).decode())
+    return series_text(families.values())

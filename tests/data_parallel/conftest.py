@@ -1,0 +1,34 @@
+"""Two engine processes over the embedded pair, and one engine to compare them with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from diffuspec.data_parallel import process
+from diffuspec.data_parallel.engine import DataParallelEngine
+from diffuspec.engine import Engine
+from diffuspec.pairs.tiny import tiny_config
+from tests.support.forked import forked
+
+
+@pytest.fixture(scope="package", autouse=True)
+def forked_processes() -> Iterator[None]:
+    """Fork the processes: to import torch takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "PYTHON", tuple(forked()))
+        yield
+
+
+@pytest.fixture(scope="package")
+def engines(forked_processes: None) -> Iterator[DataParallelEngine]:
+    config = tiny_config().model_copy(update={"data_parallel_size": 2})
+    with DataParallelEngine.from_config(config, num_threads=1) as engines:
+        yield engines
+
+
+@pytest.fixture(scope="package")
+def one() -> Iterator[Engine]:
+    with Engine.from_config(tiny_config()) as engine:
+        yield engine
