@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from diffuspec.core.errors import DiffuspecError
     from diffuspec.core.params import SamplingParams, SpeculationParams, StructuredOutput
     from diffuspec.core.types import FinishReason, RequestOutput
+    from diffuspec.data_parallel.engine import DataParallelEngine
     from diffuspec.engine import Engine
     from diffuspec.pairs import load_config, parse_config
 
 __all__ = [
     "Completion",
+    "DataParallelEngine",
     "DiffuspecError",
     "Engine",
     "EngineConfig",
@@ -31,6 +33,7 @@ __all__ = [
 # Names are imported on first use: `diffuspec --help` needs none of them, and no torch.
 _MODULES = {
     "Completion": "completion",
+    "DataParallelEngine": "data_parallel.engine",
     "DiffuspecError": "core.errors",
     "Engine": "engine",
     "EngineConfig": "core.config",

@@ -178,8 +178,8 @@ class EngineConfig(Section):
         1,
         ge=1,
         le=64,
-        description="Processes with an engine each, among which `diffuspec serve` spreads requests:"
-        " more than one process computes with, and a model for each of them.",
+        description="Engines, each with models of its own in a process of its own, among which "
+        "`diffuspec serve` spreads requests; 1: one engine in the process that serves.",
     )
 
     @field_validator("drafter", mode="before")

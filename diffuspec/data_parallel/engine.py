@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,7 +76,8 @@ class DataParallelEngine(EngineBase):
         `Engine.from_config` does.
         """
         form, level = logs.configured() or ("", "")
-        load = messages.LoadEngine(
+        load = functools.partial(
+            messages.LoadEngine,
             config=config.model_copy(update={"data_parallel_size": 1}).model_dump_json(),
             num_threads=num_threads or 0,
             num_processes=config.data_parallel_size,
@@ -85,7 +87,7 @@ class DataParallelEngine(EngineBase):
         members: list[EngineMember] = []
         try:
             for index in range(config.data_parallel_size):
-                members.append(EngineMember(str(index), load))
+                members.append(EngineMember(str(index), load(index=index)))
             tokenizer = load_tokenizer(config.target.path)
         except BaseException:
             for member in members:

@@ -35,6 +35,7 @@ from diffuspec.rpc.messages.values import info_to_proto, sampling_from_proto
 from diffuspec.telemetry import context as telemetry, logs
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 _DEFAULT_SPECULATION = SpeculationParams()
 
 
@@ -208,16 +209,30 @@ class Worker:
 
 
 def load_engine(load: messages.LoadEngine) -> Engine:
-    """Load an engine as configured, with this process's share of the threads."""
+    """Load an engine as configured, with this process's share of the threads and GPUs."""
     import torch
 
     if load.log_format:
         form: Any = load.log_format
         level: Any = load.log_level
         logs.configure(form, level)
+    own = own_gpu(load.index, torch.cuda.device_count(), os.environ.get(_VISIBLE_GPUS, ""))
+    if own is not None:
+        os.environ[_VISIBLE_GPUS] = own  # CUDA reads it when the first model is loaded
     threads = load.num_threads or max(1, torch.get_num_threads() // load.num_processes)
     torch.set_num_threads(threads)
     return Engine.from_config(EngineConfig.model_validate_json(load.config))
+
+
+def own_gpu(index: int, num_gpus: int, visible: str) -> str | None:
+    """Return the name of a process's GPU for CUDA; None if there are not several to choose from.
+
+    visible: the names of the GPUs that processes may use, separated by commas; empty: all.
+    """
+    if num_gpus < 2:
+        return None
+    names = visible.split(",") if visible else [str(number) for number in range(num_gpus)]
+    return names[index % num_gpus].strip()
 
 
 def main() -> None:

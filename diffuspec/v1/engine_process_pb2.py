@@ -27,7 +27,7 @@ from diffuspec.v1 import types_pb2 as diffuspec_dot_v1_dot_types__pb2
 from diffuspec.v1 import verifier_pb2 as diffuspec_dot_v1_dot_verifier__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!diffuspec/v1/engine_process.proto\x12\x0c\x64iffuspec.v1\x1a\x1e\x64iffuspec/v1/coordinator.proto\x1a\x18\x64iffuspec/v1/types.proto\x1a\x1b\x64iffuspec/v1/verifier.proto\"\x8f\x02\n\rEngineCommand\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x18.diffuspec.v1.LoadEngineH\x00\x12*\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x19.diffuspec.v1.BeginAnswerH\x00\x12&\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.EndAnswerH\x00\x12+\n\x05\x61llow\x18\x04 \x01(\x0b\x32\x1a.diffuspec.v1.AllowOutputsH\x00\x12\x14\n\nget_status\x18\x05 \x01(\rH\x00\x12\x14\n\nget_series\x18\x06 \x01(\rH\x00\x12\x1c\n\x12reset_prefix_cache\x18\x07 \x01(\rH\x00\x42\t\n\x07\x63ommand\"o\n\nLoadEngine\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x13\n\x0bnum_threads\x18\x02 \x01(\r\x12\x15\n\rnum_processes\x18\x03 \x01(\r\x12\x12\n\nlog_format\x18\x04 \x01(\t\x12\x11\n\tlog_level\x18\x05 \x01(\t\"b\n\x0b\x42\x65ginAnswer\x12\x0e\n\x06number\x18\x01 \x01(\r\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.diffuspec.v1.GenerateRequest\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"\x1b\n\tEndAnswer\x12\x0e\n\x06number\x18\x01 \x01(\r\"3\n\x0c\x41llowOutputs\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\"g\n\x0c\x45ngineReport\x12+\n\x07updates\x18\x01 \x03(\x0b\x32\x1a.diffuspec.v1.AnswerUpdate\x12*\n\x07replies\x18\x02 \x03(\x0b\x32\x19.diffuspec.v1.EngineReply\"\x84\x01\n\x0c\x41nswerUpdate\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.diffuspec.v1.GenerateResponseH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x42\x08\n\x06update\"\xc4\x01\n\x0b\x45ngineReply\x12\x0e\n\x06number\x18\x01 \x01(\r\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x12-\n\x04info\x18\x03 \x01(\x0b\x32\x1d.diffuspec.v1.GetInfoResponseH\x00\x12\x31\n\x06status\x18\x04 \x01(\x0b\x32\x1f.diffuspec.v1.GetStatusResponseH\x00\x12\x10\n\x06series\x18\x05 \x01(\tH\x00\x42\x07\n\x05replyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!diffuspec/v1/engine_process.proto\x12\x0c\x64iffuspec.v1\x1a\x1e\x64iffuspec/v1/coordinator.proto\x1a\x18\x64iffuspec/v1/types.proto\x1a\x1b\x64iffuspec/v1/verifier.proto\"\x8f\x02\n\rEngineCommand\x12(\n\x04load\x18\x01 \x01(\x0b\x32\x18.diffuspec.v1.LoadEngineH\x00\x12*\n\x05\x62\x65gin\x18\x02 \x01(\x0b\x32\x19.diffuspec.v1.BeginAnswerH\x00\x12&\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.EndAnswerH\x00\x12+\n\x05\x61llow\x18\x04 \x01(\x0b\x32\x1a.diffuspec.v1.AllowOutputsH\x00\x12\x14\n\nget_status\x18\x05 \x01(\rH\x00\x12\x14\n\nget_series\x18\x06 \x01(\rH\x00\x12\x1c\n\x12reset_prefix_cache\x18\x07 \x01(\rH\x00\x42\t\n\x07\x63ommand\"~\n\nLoadEngine\x12\x0e\n\x06\x63onfig\x18\x01 \x01(\t\x12\x13\n\x0bnum_threads\x18\x02 \x01(\r\x12\x15\n\rnum_processes\x18\x03 \x01(\r\x12\x12\n\nlog_format\x18\x04 \x01(\t\x12\x11\n\tlog_level\x18\x05 \x01(\t\x12\r\n\x05index\x18\x06 \x01(\r\"b\n\x0b\x42\x65ginAnswer\x12\x0e\n\x06number\x18\x01 \x01(\r\x12.\n\x07request\x18\x02 \x01(\x0b\x32\x1d.diffuspec.v1.GenerateRequest\x12\x13\n\x0btraceparent\x18\x03 \x01(\t\"\x1b\n\tEndAnswer\x12\x0e\n\x06number\x18\x01 \x01(\r\"3\n\x0c\x41llowOutputs\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x13\n\x0bnum_outputs\x18\x02 \x01(\r\"g\n\x0c\x45ngineReport\x12+\n\x07updates\x18\x01 \x03(\x0b\x32\x1a.diffuspec.v1.AnswerUpdate\x12*\n\x07replies\x18\x02 \x03(\x0b\x32\x19.diffuspec.v1.EngineReply\"\x84\x01\n\x0c\x41nswerUpdate\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.diffuspec.v1.GenerateResponseH\x00\x12(\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x42\x08\n\x06update\"\xc4\x01\n\x0b\x45ngineReply\x12\x0e\n\x06number\x18\x01 \x01(\r\x12(\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x17.diffuspec.v1.StepErrorH\x00\x12-\n\x04info\x18\x03 \x01(\x0b\x32\x1d.diffuspec.v1.GetInfoResponseH\x00\x12\x31\n\x06status\x18\x04 \x01(\x0b\x32\x1f.diffuspec.v1.GetStatusResponseH\x00\x12\x10\n\x06series\x18\x05 \x01(\tH\x00\x42\x07\n\x05replyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,17 +37,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ENGINECOMMAND']._serialized_start=139
   _globals['_ENGINECOMMAND']._serialized_end=410
   _globals['_LOADENGINE']._serialized_start=412
-  _globals['_LOADENGINE']._serialized_end=523
-  _globals['_BEGINANSWER']._serialized_start=525
-  _globals['_BEGINANSWER']._serialized_end=623
-  _globals['_ENDANSWER']._serialized_start=625
-  _globals['_ENDANSWER']._serialized_end=652
-  _globals['_ALLOWOUTPUTS']._serialized_start=654
-  _globals['_ALLOWOUTPUTS']._serialized_end=705
-  _globals['_ENGINEREPORT']._serialized_start=707
-  _globals['_ENGINEREPORT']._serialized_end=810
-  _globals['_ANSWERUPDATE']._serialized_start=813
-  _globals['_ANSWERUPDATE']._serialized_end=945
-  _globals['_ENGINEREPLY']._serialized_start=948
-  _globals['_ENGINEREPLY']._serialized_end=1144
+  _globals['_LOADENGINE']._serialized_end=538
+  _globals['_BEGINANSWER']._serialized_start=540
+  _globals['_BEGINANSWER']._serialized_end=638
+  _globals['_ENDANSWER']._serialized_start=640
+  _globals['_ENDANSWER']._serialized_end=667
+  _globals['_ALLOWOUTPUTS']._serialized_start=669
+  _globals['_ALLOWOUTPUTS']._serialized_end=720
+  _globals['_ENGINEREPORT']._serialized_start=722
+  _globals['_ENGINEREPORT']._serialized_end=825
+  _globals['_ANSWERUPDATE']._serialized_start=828
+  _globals['_ANSWERUPDATE']._serialized_end=960
+  _globals['_ENGINEREPLY']._serialized_start=963
+  _globals['_ENGINEREPLY']._serialized_end=1159
 # @@protoc_insertion_point(module_scope)

@@ -28,18 +28,20 @@ class EngineCommand(_message.Message):
     def __init__(self, load: _Optional[_Union[LoadEngine, _Mapping]] = ..., begin: _Optional[_Union[BeginAnswer, _Mapping]] = ..., end: _Optional[_Union[EndAnswer, _Mapping]] = ..., allow: _Optional[_Union[AllowOutputs, _Mapping]] = ..., get_status: _Optional[int] = ..., get_series: _Optional[int] = ..., reset_prefix_cache: _Optional[int] = ...) -> None: ...
 
 class LoadEngine(_message.Message):
-    __slots__ = ("config", "num_threads", "num_processes", "log_format", "log_level")
+    __slots__ = ("config", "num_threads", "num_processes", "log_format", "log_level", "index")
     CONFIG_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROCESSES_FIELD_NUMBER: _ClassVar[int]
     LOG_FORMAT_FIELD_NUMBER: _ClassVar[int]
     LOG_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     config: str
     num_threads: int
     num_processes: int
     log_format: str
     log_level: str
-    def __init__(self, config: _Optional[str] = ..., num_threads: _Optional[int] = ..., num_processes: _Optional[int] = ..., log_format: _Optional[str] = ..., log_level: _Optional[str] = ...) -> None: ...
+    index: int
+    def __init__(self, config: _Optional[str] = ..., num_threads: _Optional[int] = ..., num_processes: _Optional[int] = ..., log_format: _Optional[str] = ..., log_level: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class BeginAnswer(_message.Message):
     __slots__ = ("number", "request", "traceparent")

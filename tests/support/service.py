@@ -15,6 +15,7 @@ import uvloop
 from transformers import PreTrainedTokenizerFast
 
 from diffuspec.engine import Engine
+from diffuspec.engine_base import EngineBase
 from diffuspec.pairs import parse_config
 from diffuspec.serve.app import create_app
 from diffuspec.serve.local import EngineBackend
@@ -32,16 +33,16 @@ class Service:
     """A service that runs in a thread of its own."""
 
     url: str
-    engine: Engine
+    engine: EngineBase
 
 
 @contextmanager
 def serving(
-    make_engine: Callable[[], Engine], settings: ServeSettings, tls: Tls | None = None
+    make_engine: Callable[[], EngineBase], settings: ServeSettings, tls: Tls | None = None
 ) -> Iterator[Service]:
     """Serve an engine on a free port of loopback."""
     started = threading.Event()
-    found: list[tuple[Server, Engine]] = []
+    found: list[tuple[Server, EngineBase]] = []
 
     async def serve() -> None:
         async with make_engine() as engine:
