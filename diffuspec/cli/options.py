@@ -158,7 +158,7 @@ def open_engine(
 def open_engines(config: EngineConfig, num_threads: int | None) -> EngineBase:
     """Load the models of a configuration, in as many processes as it says; see `open_engine`.
 
-    num_threads: of each process; None: an equal share of what one process would use.
+    num_threads: of each process; None: one for each processor of its share.
     """
     from diffuspec.data_parallel.engine import DataParallelEngine
 

@@ -72,7 +72,7 @@ class DataParallelEngine(EngineBase):
     ) -> DataParallelEngine:
         """Start `data_parallel_size` processes, and wait until all have loaded their models.
 
-        num_threads: of each; None: an equal share of what one process would use. Raises what
+        num_threads: of each; None: one for each processor of its share. Raises what
         `Engine.from_config` does.
         """
         form, level = logs.configured() or ("", "")
