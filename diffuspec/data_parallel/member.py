@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 30.0  # before a process is started again
 _WELL_SECONDS = 60.0  # after which an end is not counted together with those before
 _STATUS_SECONDS = 2.0
+_CHECK_SECONDS = 2.0  # between questions whether the process is still there
+_SILENT_SECONDS = 30.0  # after which a process that says nothing is ended
 
 
 class EngineMember:
@@ -40,7 +42,10 @@ class EngineMember:
         return self.process.wait_until_loaded()
 
     async def open(self, on_change: Callable[[], None]) -> None:
-        """Connect, and start the process again whenever it ends; then call `on_change`."""
+        """Connect, and start the process again whenever it ends; then call `on_change`.
+
+        A process that says nothing for _SILENT_SECONDS is ended.
+        """
         await self._connect()
         self._supervising = asyncio.create_task(self._supervise(on_change))
 
@@ -87,7 +92,11 @@ class EngineMember:
         while True:
             assert self.connection is not None
             started = time.monotonic()
-            await asyncio.shield(self.connection.lost)
+            checking = asyncio.create_task(self._end_if_silent(self.connection))
+            try:
+                await asyncio.shield(self.connection.lost)
+            finally:
+                checking.cancel()
             self.connection = None
             self.problem = f"its process {await asyncio.to_thread(self.process.wait)}"
             if time.monotonic() - started > _WELL_SECONDS:
@@ -97,6 +106,18 @@ class EngineMember:
                 await asyncio.sleep(backoff.failed())
                 await self._restart()
             on_change()
+
+    async def _end_if_silent(self, connection: EngineConnection) -> None:
+        with contextlib.suppress(WorkerError):  # it has ended
+            while True:
+                await asyncio.sleep(_CHECK_SECONDS)
+                try:
+                    async with asyncio.timeout(_SILENT_SECONDS):
+                        await connection.status()
+                except TimeoutError:
+                    logger.error("engine %s said nothing for %g s", self.name, _SILENT_SECONDS)
+                    self.process.kill()
+                    return
 
     async def _restart(self) -> None:
         try:

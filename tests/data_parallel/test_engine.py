@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
@@ -187,6 +189,24 @@ def test_an_answer_goes_on_token_for_token_when_its_process_is_killed(
     [right] = one.generate([PROMPTS[1]], sampling)
     assert found == list(right.token_ids) and num_outputs > 4
     assert health[0] and health.count(False) == 1
+
+
+def test_a_process_that_hangs_is_ended_and_its_answer_goes_on_in_another(
+    engines: DataParallelEngine, one: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    async def ask() -> list[int]:
+        stream = engines.stream(PROMPTS[1], LONG)
+        outputs = [await anext(stream)]
+        [hung] = [m for m in engines._members.values() if m.connection.num_answers]
+        os.kill(hung.process.pid, signal.SIGSTOP)
+        outputs += await drain(stream)
+        while hung.connection is None:
+            await engines._changed.wait()
+        return tokens(outputs)
+
+    monkeypatch.setattr("diffuspec.data_parallel.member._SILENT_SECONDS", 0.5)
+    [right] = one.generate([PROMPTS[1]], LONG)
+    assert engines._run(ask()) == list(right.token_ids)
 
 
 def test_without_any_process_requests_wait_for_the_next(
