@@ -7,13 +7,14 @@ turn, so that neither finds a prompt that it has read.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+
+import uvloop
 
 from diffuspec.bench.load import LoadClient, LoadRow, LoadRun, TimedTokens, ask_all, load_row
 from diffuspec.bench.plots import Line, plot_sweep
@@ -80,7 +81,7 @@ def study_load(
                 engine.cpu_seconds,
             )
 
-    return asyncio.run(measure())
+    return uvloop.run(measure())  # as engines and servers do
 
 
 @contextlib.asynccontextmanager
