@@ -119,7 +119,7 @@ class EngineConnection:
         answers = self._answers
         for update in report.updates:
             outputs = answers.get(update.number)
-            if outputs is None:  # nobody reads it any more
+            if outputs is None:  # its reader has closed the answer
                 continue
             if update.HasField("output"):
                 outputs.put(request_output_from_proto(update.output))
