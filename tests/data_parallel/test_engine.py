@@ -176,10 +176,11 @@ def test_an_answer_goes_on_token_for_token_when_its_process_is_killed(
         stream = engines.stream(PROMPTS[1], sampling)
         outputs = [await anext(stream), await anext(stream)]
         [killed] = [m for m in engines._members.values() if m.connection.num_answers]
-        pid = killed.process.pid
+        pid, connection = killed.process.pid, killed.connection
         killed.process.kill()
-        outputs += await drain(stream)
+        await connection.lost
         health = [role.is_healthy for role in (await engines.status()).roles]
+        outputs += await drain(stream)
         while killed.connection is None:
             await engines._changed.wait()
         assert killed.process.pid != pid and not (await engines.status()).degraded_reasons
