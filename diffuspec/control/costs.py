@@ -99,10 +99,14 @@ class StepCosts:
                 num_tokens, self._num_running, seconds, is_plain, self._learnt.plain_step
             )
 
-    def observe_reading_beside(self, drafting_seconds: float) -> None:
-        """Learn from a verification that read prompts, and had that much drafting beside it."""
-        if drafting_seconds:
-            self.observe_progress(0, self.crowding * drafting_seconds, is_plain=False)
+    def observe_reading_beside(self, waited_seconds: float, drafting_seconds: float) -> None:
+        """Learn from a verification that read prompts, and had that much drafting beside it.
+
+        waited_seconds: of drafting before it, since the last verification.
+        """
+        seconds = waited_seconds + self.crowding * drafting_seconds
+        if seconds > 0:
+            self.observe_progress(0, seconds, is_plain=False)
 
     def observe_verify(
         self,

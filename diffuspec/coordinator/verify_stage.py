@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.batch_choice import BatchChoice
@@ -31,6 +32,14 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
+_NUM_TURNS = 3  # of the event loop: a frame arrives, its task begins, its request is queued
+
+
+class _Drafting(NamedTuple):
+    """Seconds of drafting since the last verification: until this one began, and beside it."""
+
+    before: float
+    beside: float
 
 
 class VerifyStage:
@@ -60,12 +69,13 @@ class VerifyStage:
         self._num_outages = 0
         self._batch: Sequence[Request] = ()  # the latest
         self._ended_at = 0.0  # of the latest verification, by time.monotonic()
+        self._drafted_seconds = 0.0  # of all drafts until then
         self._was_plain = False  # nothing was drafted in or beside the last verification
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
     async def take(self) -> VerifyBatch:
         """Wait for requests; return those to be verified now as one batch."""
-        await asyncio.sleep(0)  # verifiers may not suspend: let consumers have a turn
+        await self._let_others_work()
         ready = await self._take_ready()
         for request in ready:
             if request.num_outages < self._num_outages:
@@ -76,6 +86,14 @@ class VerifyStage:
         for request in requests:
             request.is_in_verifier = True
         return VerifyBatch(requests, [self._asked(request) for request in requests])
+
+    async def _let_others_work(self) -> None:
+        """Let answers go out, and requests that have come in meanwhile be queued.
+
+        Verifiers and drafters may not suspend.
+        """
+        for _ in range(_NUM_TURNS):
+            await asyncio.sleep(0)
 
     def _asked(self, request: Request) -> VerifyRequest:
         most = self._max_chunk_tokens
@@ -123,7 +141,7 @@ class VerifyStage:
         """
         if not self._costs[0].delays_reading(drafting_seconds):
             return
-        await asyncio.sleep(0)  # clients whose answers have ended may ask the next question
+        await self._let_others_work()
         batch = [request for request in self._batch if request.is_in_verifier] or self.queue
         reading = [request for request in batch if self._choice.ends_reading(request)]
         while any(map(self._choice.ends_reading, reading)):
@@ -148,7 +166,7 @@ class VerifyStage:
         has ended meanwhile.
         """
         started = time.monotonic()
-        drafting = self._draft_busy.seconds(started)
+        drafted = self._draft_busy.seconds(started)
         try:
             verdicts = await self._ask(batch, started)
         except VerifierUnavailableError as error:
@@ -163,7 +181,8 @@ class VerifyStage:
                 await self.run(half, leave)
         else:
             ended = time.monotonic()
-            drafting = self._draft_busy.seconds(ended) - drafting
+            before, self._drafted_seconds = self._drafted_seconds, self._draft_busy.seconds(ended)
+            drafting = _Drafting(drafted - before, self._drafted_seconds - drafted)
             self._on_verdicts(batch, verdicts, started, ended - started, drafting, leave)
 
     def _on_verdicts(
@@ -172,12 +191,12 @@ class VerifyStage:
         verdicts: list[Verdict],
         started: float,
         seconds: float,
-        drafting: float,
+        drafting: _Drafting,
         leave: Callable[[Request, StepResult], None],
     ) -> None:
         num_rows = batch.num_rows
-        alone = self._costs[0].alone(num_rows, seconds, drafting)
-        is_plain = num_rows == len(batch.requests) and not drafting
+        alone = self._costs[0].alone(num_rows, seconds, drafting.beside)
+        is_plain = num_rows == len(batch.requests) and not any(drafting)
         are_plain, self._was_plain = is_plain and self._was_plain, is_plain
         for request in self._choice.put_off:
             request.times.yielded_seconds += seconds
@@ -221,7 +240,7 @@ class VerifyStage:
         num_rows: int,
         verdicts: list[Verdict],
         seconds: float,
-        drafting: float,
+        drafting: _Drafting,
         are_plain: bool,
     ) -> None:
         """Learn from decoding steps, and of others what drafting beside them has cost.
@@ -231,13 +250,13 @@ class VerifyStage:
         before, self._ended_at = self._ended_at, time.monotonic()
         if any([one.reading.num_unread > 1 for one in batch.requests]):
             for costs in self._costs:
-                costs.observe_reading_beside(drafting)
+                costs.observe_reading_beside(*drafting)
             return
         num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
         num_requests = len(batch.requests)
         since = max(before, min([request.times.started_at for request in batch.requests]))
         for costs in self._costs:
-            costs.observe_verify(num_rows, num_requests, num_tokens, seconds, drafting)
+            costs.observe_verify(num_rows, num_requests, num_tokens, seconds, drafting.beside)
             costs.observe_progress(num_tokens, self._ended_at - since, are_plain)
 
     def _requeue_to_read(self, request: Request, verdict: Verdict) -> None:

@@ -25,6 +25,7 @@ from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.connection import MAX_UNREAD_OUTPUTS
 from diffuspec.data_parallel.frames import MAX_FRAME_BYTES, FrameProtocol, open_frames
 from diffuspec.engine import Engine
+from diffuspec.models.worker import work_inline
 from diffuspec.rpc.messages.answers import (
     request_output_to_proto,
     speculation_from_proto,
@@ -226,6 +227,8 @@ def load_engine(load: messages.LoadEngine) -> Engine:
         os.environ[_VISIBLE_GPUS] = own  # CUDA reads it when the first model is loaded
     num_processors = len(os.sched_getaffinity(0))
     torch.set_num_threads(load.num_threads or min(torch.get_num_threads(), num_processors))
+    if num_processors == 1 and not torch.cuda.is_available():
+        work_inline()
     return Engine.from_config(EngineConfig.model_validate_json(load.config))
 
 

@@ -10,6 +10,18 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_threads_pay = True  # in this process
+
+
+def work_inline() -> None:
+    """Have all workers that are made from now on work in the event loop's thread.
+
+    For a process that has one processor and serves nothing but its models: threads only take turns
+    there.
+    """
+    global _threads_pay
+    _threads_pay = False
+
 
 class Worker:
     """Runs one call at a time.
@@ -20,7 +32,8 @@ class Worker:
     """
 
     def __init__(self, name: str, is_inline: bool) -> None:
-        self._executor = None if is_inline else ThreadPoolExecutor(1, thread_name_prefix=name)
+        has_thread = _threads_pay and not is_inline
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name) if has_thread else None
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call; return its result or raise its exception."""

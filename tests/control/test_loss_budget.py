@@ -79,3 +79,14 @@ def test_one_request_alone_drafts_whatever_several_have_lost(is_plain):
     assert costs.must_decode_plainly == (not is_plain)
     costs.num_running = 1
     assert not costs.must_decode_plainly
+
+
+@pytest.mark.parametrize(
+    ("waited", "beside", "is_lost"), [(0.1, 0.1, False), (1.0, 0.0, True), (0.0, 1.0, True)]
+)
+def test_what_prompts_wait_for_drafts_is_lost(waited: float, beside: float, is_lost: bool):
+    costs = StepCosts(crowding=1.0)
+    costs.observe_verify(2, 2, 2, 0.05)
+    costs.num_running = 2
+    costs.observe_reading_beside(waited, beside)
+    assert costs.must_decode_plainly == is_lost

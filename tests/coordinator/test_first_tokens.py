@@ -110,6 +110,18 @@ async def test_requests_without_drafts_are_verified_beside_prompts():
     assert len((await stage.take()).requests) == 4
 
 
+async def test_a_prompt_that_comes_while_the_verifier_keeps_the_loop_is_read_next():
+    stage = stage_of(costs_of(0.01))
+    stage.queue.put(drafted(0))
+
+    async def ask() -> None:
+        stage.queue.put(reader())
+
+    asking = asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(ask()))
+    assert len((await stage.take()).requests) == 2
+    asking.cancel()
+
+
 @pytest.mark.parametrize("seconds", [1.0, math.inf])
 async def test_a_draft_call_that_would_delay_a_first_token_waits_for_it(seconds):
     stage = stage_of(costs_of(0.01))

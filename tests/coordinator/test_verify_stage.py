@@ -74,6 +74,27 @@ async def test_the_time_in_which_there_was_no_request_is_not_counted_as_lost_by_
         assert not costs.must_decode_plainly
 
 
+async def test_a_step_is_not_plain_if_drafts_were_made_before_or_beside_it():
+    drafting, found = BusyTime(), list[bool]()
+    verifier = FakeVerifier()
+    stage = VerifyStage(verifier, CoordinatorConfig(), [StepCosts()], drafting, pool_of([]))
+    slow_down(verifier, "verify", 1.0)
+    for drafts in (None, None, "before", None, None, "beside", None, None):
+        request = make_request()
+        request.enter("verifying", "the verifier")
+        stage.queue.put(request)
+        batch = await stage.take()
+        if drafts:
+            drafting.begin(time.monotonic())
+        if drafts == "before":
+            drafting.end(time.monotonic() + 0.5)
+            await asyncio.sleep(0.5)
+        await stage.run(batch, lambda _, result: found.append(result.is_plain))
+        if drafts == "beside":
+            drafting.end(time.monotonic())
+    assert found == [False, True, False, False, True, False, False, True]
+
+
 @pytest.mark.parametrize(("comes_after", "ends_after", "size"), [(0.2, 0.2, 2), (9.0, 0.8, 1)])
 async def test_a_draft_waits_no_longer_for_another_than_verifying_both_would_save(
     comes_after, ends_after, size

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from diffuspec.models.worker import Worker
+from diffuspec.models import worker as workers
+from diffuspec.models.worker import Worker, work_inline
 
 
 @pytest.mark.parametrize("is_inline", [True, False])
@@ -26,3 +27,10 @@ def test_a_posted_call_is_not_waited_for():
     may_end.set()
     worker.close()
     assert calls == [True]
+
+
+async def test_in_a_process_without_threads_calls_run_in_the_callers(monkeypatch):
+    monkeypatch.setattr(workers, "_threads_pay", True)  # again after the test
+    assert await Worker("role", is_inline=False).run(threading.get_ident) != threading.get_ident()
+    work_inline()
+    assert await Worker("role", is_inline=False).run(threading.get_ident) == threading.get_ident()
