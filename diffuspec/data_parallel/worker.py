@@ -27,7 +27,7 @@ from diffuspec.data_parallel.frames import MAX_FRAME_BYTES, FrameProtocol, open_
 from diffuspec.engine import Engine
 from diffuspec.models.worker import work_inline
 from diffuspec.rpc.messages.answers import (
-    request_output_to_proto,
+    put_output,
     speculation_from_proto,
     status_to_proto,
     take_prompt,
@@ -51,7 +51,7 @@ class Reports:
 
     def output(self, number: int, output: RequestOutput) -> None:
         self._later()
-        self._report.updates.add(number=number, output=request_output_to_proto(output))
+        put_output(self._report.updates.add(number=number).output, output)
 
     def error(self, number: int, error: BaseException) -> None:
         self._later()

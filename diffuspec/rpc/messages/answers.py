@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from operator import attrgetter
 from typing import Any
 
 from diffuspec.core.errors import InvalidRequestError
@@ -44,25 +43,6 @@ _PRE_DRAFTS: dict[PreDraftResult | None, coordinator_pb2.PreDraftResult] = {
 _PRE_DRAFT_NAMES = {number: result for result, number in _PRE_DRAFTS.items()}
 
 _MAX_LISTED_REQUESTS = 1000
-
-_SAME_STEP_FIELDS = (
-    "num_draft_tokens",
-    "num_tree_nodes",
-    "num_accepted_tokens",
-    "num_committed_tokens",
-    "tree_depth",
-    "draft_seconds",
-    "search_seconds",
-    "verify_seconds",
-    "step_seconds",
-    "transport_seconds",
-    "num_wasted_draft_tokens",
-    "verify_idle_seconds",
-    "draft_idle_seconds",
-    "num_cached_tokens",
-)
-
-_same_of_step = attrgetter(*_SAME_STEP_FIELDS)
 
 _REQUEST_FIELDS = tuple(field.name for field in fields(RequestStatus))
 
@@ -149,21 +129,32 @@ def _known(names: Any, number: int, field: str) -> Any:
 
 
 def request_output_to_proto(output: RequestOutput) -> coordinator_pb2.GenerateResponse:
+    message = coordinator_pb2.GenerateResponse()
+    put_output(message, output)
+    return message
+
+
+def put_output(message: coordinator_pb2.GenerateResponse, output: RequestOutput) -> None:
+    """Fill an empty message. A constructor would copy each part that is a message itself."""
+    message.token_ids.extend(output.token_ids)
+    message.num_accepted_tokens = output.num_accepted_tokens
+    message.text = output.text
+    message.pieces.extend(output.pieces)
+    if output.logprobs:
+        message.logprobs.extend([logprobs_to_proto(one) for one in output.logprobs])
+    message.finish_reason = _FINISH_REASONS[output.finish_reason]
+    _put_step(message.step, output.step)
+    if output.seed is not None:
+        message.seed = output.seed
+    if output.draft is not None:
+        message.draft.CopyFrom(_draft_to_proto(output.draft))
+    if output.prompt_logprobs:
+        message.prompt_logprobs.extend([logprobs_to_proto(one) for one in output.prompt_logprobs])
     reason = output.stop_reason
-    return coordinator_pb2.GenerateResponse(
-        token_ids=output.token_ids,
-        num_accepted_tokens=output.num_accepted_tokens,
-        text=output.text,
-        pieces=output.pieces,
-        logprobs=[logprobs_to_proto(one) for one in output.logprobs or ()],
-        finish_reason=_FINISH_REASONS[output.finish_reason],
-        step=step_to_proto(output.step),
-        seed=output.seed,
-        draft=_draft_to_proto(output.draft) if output.draft is not None else None,
-        prompt_logprobs=[logprobs_to_proto(one) for one in output.prompt_logprobs],
-        stop=reason if isinstance(reason, str) else None,
-        stop_token_id=reason if isinstance(reason, int) else None,
-    )
+    if isinstance(reason, str):
+        message.stop = reason
+    elif reason is not None:
+        message.stop_token_id = reason
 
 
 def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> RequestOutput:
@@ -174,12 +165,12 @@ def request_output_from_proto(message: coordinator_pb2.GenerateResponse) -> Requ
         num_accepted_tokens=message.num_accepted_tokens,
         pieces=tuple(message.pieces),
         text=message.text,
-        logprobs=tuple(map(logprobs_from_proto, message.logprobs)) or None,
+        logprobs=tuple([logprobs_from_proto(one) for one in message.logprobs]) or None,
         finish_reason=_known(_FINISH_REASON_NAMES, message.finish_reason, "finish_reason"),
         step=step_from_proto(message.step),
         seed=message.seed if message.HasField("seed") else None,
         draft=_draft_from_proto(message.draft) if message.HasField("draft") else None,
-        prompt_logprobs=tuple(map(logprobs_from_proto, message.prompt_logprobs)),
+        prompt_logprobs=tuple([logprobs_from_proto(one) for one in message.prompt_logprobs]),
         stop_reason=None if stop_reason is None else getattr(message, stop_reason),
     )
 
@@ -198,20 +189,45 @@ def _draft_from_proto(message: coordinator_pb2.VerifiedDraft) -> VerifiedDraft:
     )
 
 
-def step_to_proto(step: StepStats) -> coordinator_pb2.StepStats:
-    same = dict(zip(_SAME_STEP_FIELDS, _same_of_step(step), strict=True))
-    return coordinator_pb2.StepStats(
-        fallback=step.fallback, pre_draft=_PRE_DRAFTS[step.pre_draft], **same
-    )
+def _put_step(message: coordinator_pb2.StepStats, step: StepStats) -> None:
+    message.num_draft_tokens = step.num_draft_tokens
+    message.num_tree_nodes = step.num_tree_nodes
+    message.num_accepted_tokens = step.num_accepted_tokens
+    message.num_committed_tokens = step.num_committed_tokens
+    message.tree_depth = step.tree_depth
+    message.draft_seconds = step.draft_seconds
+    message.search_seconds = step.search_seconds
+    message.verify_seconds = step.verify_seconds
+    message.step_seconds = step.step_seconds
+    if step.fallback is not None:
+        message.fallback = step.fallback
+    message.transport_seconds = step.transport_seconds
+    message.pre_draft = _PRE_DRAFTS[step.pre_draft]
+    message.num_wasted_draft_tokens = step.num_wasted_draft_tokens
+    message.verify_idle_seconds = step.verify_idle_seconds
+    message.draft_idle_seconds = step.draft_idle_seconds
+    message.num_cached_tokens = step.num_cached_tokens
 
 
 def step_from_proto(message: coordinator_pb2.StepStats) -> StepStats:
     """Raises InvalidRequestError."""
-    same = dict(zip(_SAME_STEP_FIELDS, _same_of_step(message), strict=True))
     return StepStats(
+        num_draft_tokens=message.num_draft_tokens,
+        num_tree_nodes=message.num_tree_nodes,
+        num_accepted_tokens=message.num_accepted_tokens,
+        num_committed_tokens=message.num_committed_tokens,
+        tree_depth=message.tree_depth,
+        draft_seconds=message.draft_seconds,
+        search_seconds=message.search_seconds,
+        verify_seconds=message.verify_seconds,
+        step_seconds=message.step_seconds,
         fallback=message.fallback if message.HasField("fallback") else None,
+        transport_seconds=message.transport_seconds,
         pre_draft=_known(_PRE_DRAFT_NAMES, message.pre_draft, "pre_draft"),
-        **same,
+        num_wasted_draft_tokens=message.num_wasted_draft_tokens,
+        verify_idle_seconds=message.verify_idle_seconds,
+        draft_idle_seconds=message.draft_idle_seconds,
+        num_cached_tokens=message.num_cached_tokens,
     )
 
 
