@@ -99,13 +99,19 @@ class StepCosts:
                 num_tokens, self._num_running, seconds, is_plain, self._learnt.plain_step
             )
 
-    def observe_reading_beside(self, waited_seconds: float, drafting_seconds: float) -> None:
-        """Learn from a verification that read prompts, and had that much drafting beside it.
+    def observe_beside_prompts(
+        self, num_rows: int, num_nodes: int, num_gained_tokens: int, seconds: float
+    ) -> None:
+        """Learn from a verification that read prompts what drafts have cost and gained.
 
-        waited_seconds: of drafting before it, since the last verification.
+        num_rows: fed to the target besides the nodes of drafts. Without drafts, the requests would
+        have committed num_gained_tokens fewer, more if it is below 0, and those `seconds` earlier,
+        and what the nodes have taken.
         """
-        seconds = waited_seconds + self.crowding * drafting_seconds
-        if seconds > 0:
+        if num_nodes or num_gained_tokens or seconds:
+            verify, number = self.verify, self._num_running
+            seconds += verify.at(num_rows + num_nodes) - verify.at(num_rows)
+            seconds -= num_gained_tokens * self._learnt.plain_step(number) / number
             self.observe_progress(0, seconds, is_plain=False)
 
     def observe_verify(

@@ -38,7 +38,7 @@ class BatchChoice:
             return ready
         chosen = self._choose_prompts(reading)
         num_reading, self.put_off = len(chosen), []
-        num_read = sum(map(self._num_to_read, chosen))
+        num_read = sum(map(self.num_to_read, chosen))
         room = num_read + _NUM_ROWS_BESIDE
         # All drafts may be put off for first tokens, but not twice in a row.
         may_put_off = self._has_let_in and all(map(self.ends_reading, chosen))
@@ -67,14 +67,14 @@ class BatchChoice:
         """Return whose prompts are read now; queue much longer ones again, _MAX_WAITS times."""
         waits = self._waits
         num_due = sum(waits[request] == _MAX_WAITS for request in reading)
-        prompts = sorted(reading, key=lambda one: (waits[one] < _MAX_WAITS, self._num_to_read(one)))
-        count = self._costs.num_read_first([self._num_to_read(request) for request in prompts])
+        prompts = sorted(reading, key=lambda one: (waits[one] < _MAX_WAITS, self.num_to_read(one)))
+        count = self._costs.num_read_first([self.num_to_read(request) for request in prompts])
         waiting = prompts[max(count, num_due) :]
         self._waits = Counter({request: waits[request] + 1 for request in waiting})
         for request in waiting:
             self._queue.put(request)
         return [request for request in reading if request not in self._waits]
 
-    def _num_to_read(self, request: Request) -> int:
+    def num_to_read(self, request: Request) -> int:
         """Return the tokens of a prompt that the next verification reads."""
         return min(request.reading.num_unread, self._max_chunk_tokens)

@@ -12,6 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from diffuspec.control.costs import BusyTime, StepCosts
@@ -243,14 +244,13 @@ class VerifyStage:
         drafting: _Drafting,
         are_plain: bool,
     ) -> None:
-        """Learn from decoding steps, and of others what drafting beside them has cost.
+        """Learn from a decoding step, or of another what drafts have cost it.
 
         Beside a prompt, the number of rows is not known.
         """
         before, self._ended_at = self._ended_at, time.monotonic()
         if any([one.reading.num_unread > 1 for one in batch.requests]):
-            for costs in self._costs:
-                costs.observe_reading_beside(*drafting)
+            self._learn_beside_prompts(batch, verdicts, drafting)
             return
         num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
         num_requests = len(batch.requests)
@@ -258,6 +258,18 @@ class VerifyStage:
         for costs in self._costs:
             costs.observe_verify(num_rows, num_requests, num_tokens, seconds, drafting.beside)
             costs.observe_progress(num_tokens, self._ended_at - since, are_plain)
+
+    def _learn_beside_prompts(
+        self, batch: VerifyBatch, verdicts: list[Verdict], drafting: _Drafting
+    ) -> None:
+        decoding = [one.reading.num_unread <= 1 for one in batch.requests]
+        num_tokens = sum(len(verdict.token_ids) for verdict in compress(verdicts, decoding))
+        num_without = sum(decoding) + len(self._choice.put_off) + self._drafters.num_drafting()
+        num_nodes = batch.num_rows - len(batch.requests)
+        num_rows = sum(map(self._choice.num_to_read, batch.requests))
+        for costs in self._costs:
+            seconds = drafting.before + costs.crowding * drafting.beside
+            costs.observe_beside_prompts(num_rows, num_nodes, num_tokens - num_without, seconds)
 
     def _requeue_to_read(self, request: Request, verdict: Verdict) -> None:
         request.times.prefill_seconds += verdict.verify_seconds

@@ -28,7 +28,7 @@ class Run:
 def test_drafts_that_gain_time_never_stop():
     run = Run()
     for _ in range(100):
-        run.go(10, speed=1.2)
+        run.go(10, speed=1.3)
         run.go(1, speed=0.5)  # lost by chance
     assert run.seconds[False] == 0
 
@@ -82,11 +82,22 @@ def test_one_request_alone_drafts_whatever_several_have_lost(is_plain):
 
 
 @pytest.mark.parametrize(
-    ("waited", "beside", "is_lost"), [(0.1, 0.1, False), (1.0, 0.0, True), (0.0, 1.0, True)]
+    ("num_nodes", "num_gained_tokens", "seconds", "is_lost"),
+    [
+        (0, 0, 0.0, False),
+        (0, 0, 1.0, True),  # the prompts waited for a draft call
+        (0, -40, 0.0, True),  # requests were put off, or waited for drafts
+        (18, 0, 0.0, True),
+        (18, 18, 0.0, False),
+    ],
 )
-def test_what_prompts_wait_for_drafts_is_lost(waited: float, beside: float, is_lost: bool):
-    costs = StepCosts(crowding=1.0)
-    costs.observe_verify(2, 2, 2, 0.05)
+def test_what_drafts_cost_beside_prompts_is_lost(
+    num_nodes: int, num_gained_tokens: int, seconds: float, is_lost: bool
+):
+    costs = StepCosts()
+    for num_rows in (2, 20):
+        costs.observe_verify(num_rows, 2, 2, 0.05 * num_rows)
     costs.num_running = 2
-    costs.observe_reading_beside(waited, beside)
+    costs.observe_beside_prompts(2, num_nodes, num_gained_tokens, seconds)
+    costs.observe_beside_prompts(2, num_nodes, num_gained_tokens, seconds)
     assert costs.must_decode_plainly == is_lost
