@@ -123,9 +123,14 @@ class Detokenizer:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest suffix of the text with which the stop string begins."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+    """Return the length of the longest suffix of the text with which the stop string begins.
+
+    A suffix that is the whole stop string does not count.
+    """
+    start = text.find(stop[0], max(len(text) + 1 - len(stop), 0))
+    while start >= 0 and not stop.startswith(text[start:]):
+        start = text.find(stop[0], start + 1)
+    return len(text) - start if start >= 0 else 0
 
 
 def backend(tokenizer: Any) -> Tokenizer:
