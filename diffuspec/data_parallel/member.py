@@ -72,14 +72,20 @@ class EngineMember:
         return float(times.user + times.system)
 
     async def status(self) -> tuple[RoleStatus, ServiceStatus]:
-        """Return the state of the process, and of its requests."""
+        """Return the state of the process, and of its requests.
+
+        A process in the middle of a long verification may not tell what its requests do.
+        """
         name, where, problem = f"engine {self.name}", f"pid {self.process.pid}", self.problem
-        if self.connection is not None:
+        if (connection := self.connection) is not None:
             try:
                 async with asyncio.timeout(_STATUS_SECONDS):
-                    return RoleStatus(name, where), await self.connection.status()
-            except (TimeoutError, WorkerError) as error:
-                problem = str(error) or f"it said nothing for {_STATUS_SECONDS:g} seconds"
+                    return RoleStatus(name, where), await connection.status()
+            except TimeoutError:
+                number = connection.num_answers
+                return RoleStatus(name, where), ServiceStatus((), num_running=number)
+            except WorkerError as error:
+                problem = str(error)
         return RoleStatus(name, where, False, problem), ServiceStatus(())
 
     async def _connect(self) -> None:

@@ -25,7 +25,7 @@ from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.connection import MAX_UNREAD_OUTPUTS
 from diffuspec.data_parallel.frames import MAX_FRAME_BYTES, FrameProtocol, open_frames
 from diffuspec.engine import Engine
-from diffuspec.models.worker import work_inline
+from diffuspec.models.worker import keep_loop_for_short_calls
 from diffuspec.rpc.messages.answers import (
     put_output,
     speculation_from_proto,
@@ -228,7 +228,7 @@ def load_engine(load: messages.LoadEngine) -> Engine:
     num_processors = len(os.sched_getaffinity(0))
     torch.set_num_threads(load.num_threads or min(torch.get_num_threads(), num_processors))
     if num_processors == 1 and not torch.cuda.is_available():
-        work_inline()
+        keep_loop_for_short_calls()
     return Engine.from_config(EngineConfig.model_validate_json(load.config))
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_threads_pay = True  # in this process
+_SHORT_SECONDS = 0.1  # a loop that is kept that long at a time still serves well
+
+_may_keep_loop = False  # in this process
 
 
-def work_inline() -> None:
-    """Have all workers that are made from now on work in the event loop's thread.
+def keep_loop_for_short_calls() -> None:
+    """Have the workers of this process make short calls inline.
 
     For a process that has one processor and serves nothing but its models: threads only take turns
     there.
     """
-    global _threads_pay
-    _threads_pay = False
+    global _may_keep_loop
+    _may_keep_loop = True
 
 
 class Worker:
@@ -32,24 +35,40 @@ class Worker:
     """
 
     def __init__(self, name: str, is_inline: bool) -> None:
-        has_thread = _threads_pay and not is_inline
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name) if has_thread else None
+        self._executor = None if is_inline else ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._latest: Future[Any] | None = None  # call in the thread
+        self._seconds = _SHORT_SECONDS  # of the latest call
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call; return its result or raise its exception."""
-        if self._executor is None:
-            return work(*args, **kwargs)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, lambda: work(*args, **kwargs))
+        if (executor := self._executor_for_next()) is None:
+            return self._timed(lambda: work(*args, **kwargs))
+        call = executor.submit(self._timed, lambda: work(*args, **kwargs))
+        self._latest = call
+        return await asyncio.wrap_future(call)
 
     def post(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Have a call run before all that come later; do not wait for it. It may not raise."""
-        if self._executor is None:
+        if (executor := self._executor_for_next()) is None:
             work(*args, **kwargs)
         else:
-            self._executor.submit(lambda: work(*args, **kwargs))
+            self._latest = executor.submit(lambda: work(*args, **kwargs))
 
     def close(self) -> None:
         """Wait for the running call, then stop the thread."""
         if self._executor is not None:
             self._executor.shutdown()
+
+    def _executor_for_next(self) -> ThreadPoolExecutor | None:
+        """Return the thread for the next call; None if that is to be made inline."""
+        is_idle = self._latest is None or self._latest.done()
+        if _may_keep_loop and is_idle and self._seconds < _SHORT_SECONDS:
+            return None
+        return self._executor
+
+    def _timed(self, work: Callable[[], T]) -> T:
+        started = time.monotonic()
+        try:
+            return work()
+        finally:
+            self._seconds = time.monotonic() - started

@@ -210,6 +210,19 @@ def test_a_process_that_hangs_is_ended_and_its_answer_goes_on_in_another(
     assert engines._run(ask()) == list(right.token_ids)
 
 
+def test_a_process_in_a_long_verification_is_healthy(
+    engines: DataParallelEngine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("diffuspec.data_parallel.member._STATUS_SECONDS", 0.1)
+    busy = engines._members["0"].process.pid
+    os.kill(busy, signal.SIGSTOP)  # it says nothing
+    try:
+        status = engines._run(engines.status())
+    finally:
+        os.kill(busy, signal.SIGCONT)
+    assert all(role.is_healthy for role in status.roles) and not status.degraded_reasons
+
+
 def test_without_any_process_requests_wait_for_the_next(
     engines: DataParallelEngine, one: Engine, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 
 import pytest
 
 from diffuspec.models import worker as workers
-from diffuspec.models.worker import Worker, work_inline
+from diffuspec.models.worker import Worker, keep_loop_for_short_calls
 
 
 @pytest.mark.parametrize("is_inline", [True, False])
@@ -29,8 +31,27 @@ def test_a_posted_call_is_not_waited_for():
     assert calls == [True]
 
 
-async def test_in_a_process_without_threads_calls_run_in_the_callers(monkeypatch):
-    monkeypatch.setattr(workers, "_threads_pay", True)  # again after the test
-    assert await Worker("role", is_inline=False).run(threading.get_ident) != threading.get_ident()
-    work_inline()
-    assert await Worker("role", is_inline=False).run(threading.get_ident) == threading.get_ident()
+async def test_short_calls_may_keep_the_loop(monkeypatch):
+    monkeypatch.setattr(workers, "_may_keep_loop", False)  # again after the test
+    worker, mine = Worker("role", is_inline=False), threading.get_ident()
+    assert await worker.run(threading.get_ident) != mine
+    keep_loop_for_short_calls()
+    assert await worker.run(threading.get_ident) == mine
+    await worker.run(time.sleep, 0.11)
+    assert await worker.run(threading.get_ident) != mine
+    worker.close()
+
+
+async def test_no_call_keeps_the_loop_before_those_in_the_thread_have_ended(monkeypatch):
+    monkeypatch.setattr(workers, "_may_keep_loop", True)
+    worker, calls = Worker("role", is_inline=False), list[int]()
+    first_may_end, second_may_end = threading.Event(), threading.Event()
+    first = asyncio.create_task(worker.run(first_may_end.wait))  # in the thread: it may take long
+    await asyncio.sleep(0)
+    worker.post(lambda: calls.append(second_may_end.wait()))
+    first_may_end.set()
+    await first
+    asyncio.get_running_loop().call_later(0.01, second_may_end.set)
+    await worker.run(calls.append, 2)
+    worker.close()
+    assert calls == [True, 2]
