@@ -16,6 +16,8 @@ import torch
 from diffuspec.core.errors import WorkerError
 from diffuspec.core.types import TokenIds, num_shared_tokens
 from diffuspec.models.rows import huge_pages
+from diffuspec.models.rows.layer import SlotMemory
+from diffuspec.models.rows.operations import ChainedRows
 
 MANY_TOKENS = 32  # to be computed: a pass of their own, or a copy of their rows, is worth it
 
@@ -72,6 +74,8 @@ class KVCache:
             self._store = torch.zeros(size, dtype=dtype, device=device)
         self._tables = [self._store[:, :, i].flatten(0, 1) for i in range(num_slots)]  # views
         self._layers = [table.unbind(0) for table in self._tables]
+        self._memory = [self._memory_of(i) for i in range(num_slots)]
+        self.chains = ChainedRows(max_len)
         self._slots = [Slot(i, np.zeros(max_len, np.int32)) for i in range(num_slots)]
         self._by_request: dict[str, Slot] = {}
         self._step = 0
@@ -172,10 +176,20 @@ class KVCache:
         """
         return self._layers[slot_index]
 
+    def memory(self, slot_index: int) -> SlotMemory:
+        """Return where a slot lies."""
+        return self._memory[slot_index]
+
     def all_slots(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return views of a layer's keys and values, [slots, kv_heads, max_len, head_dim]."""
         keys, values = self._store[layer]
         return keys, values
+
+    def _memory_of(self, slot_index: int) -> SlotMemory:
+        by_layer, by_kind, by_slot, by_head, _, _ = self._store.stride()
+        size = self._store.itemsize
+        keys = self._store.data_ptr() + slot_index * by_slot * size
+        return SlotMemory(keys, keys + by_kind * size, by_layer * size, by_head)
 
     def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
         best, num_shared = self._longest(prefix)

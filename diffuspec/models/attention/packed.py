@@ -15,7 +15,7 @@ from diffuspec.models.attention import gpu
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.kernels import attend, attend_in_blocks
 from diffuspec.models.attention.masks import View, listed_mask, ordered_mask
-from diffuspec.models.attention.rows import RowsPart, can_attend
+from diffuspec.models.attention.rows import RowsPart, can_attend, pieces
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.rows.layer import Pieces
@@ -52,10 +52,16 @@ class PackedBatch:
     @cached_property
     def pieces(self) -> Pieces | None:
         """The rows for layers that are one operation; None if there is no kernel for them."""
-        parts = [part.rows for part in self._parts if part.rows is not None]
-        if self._num_padding or len(parts) < len(self._parts):
+        cache = self._cache
+        has_kernel = self._block_size is None and can_attend(cache.layers(0)[0])
+        if self._num_padding or not has_kernel:
             return None
-        return Pieces([(part.layers, part.pieces, part.num_rows) for part in parts])
+        return Pieces(
+            [
+                (cache.memory(one.slot), list(pieces(one, cache)), one.num_rows)
+                for one in self._segments
+            ]
+        )
 
     def attend(
         self,

@@ -15,7 +15,7 @@ import torch
 
 from diffuspec.models.attention.cache import CacheShape, KVCache
 from diffuspec.models.attention.scoring import Scoring
-from diffuspec.models.attention.seen import SeenRows, chained_rows, listed_rows, num_chained
+from diffuspec.models.attention.seen import half_chained_rows, listed_rows, num_chained
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.rows import operations
 
@@ -68,12 +68,12 @@ class RowsPart:
 
     def __init__(self, segment: Segment, cache: KVCache) -> None:
         self.num_rows = segment.num_rows
-        self.layers = cache.layers(segment.slot)
-        self._segment = segment
+        self._layers = cache.layers(segment.slot)
+        self._segment, self._cache = segment, cache
 
     @cached_property
-    def pieces(self) -> list[operations.AttentionRows]:
-        return [operations.AttentionRows(*piece) for piece in _pieces(self._segment)]
+    def _pieces(self) -> list[operations.AttentionRows]:
+        return list(pieces(self._segment, self._cache))
 
     def attend(
         self,
@@ -84,24 +84,26 @@ class RowsPart:
         scoring: Scoring,
     ) -> torch.Tensor:
         assert scoring.is_plain, "the kernel takes a scaling and a window only"
-        keys, values = self.layers[2 * layer], self.layers[2 * layer + 1]
+        keys, values = self._layers[2 * layer], self._layers[2 * layer + 1]
         output = query.new_empty(self.num_rows, query.shape[0], query.shape[2])
-        for piece in self.pieces:
+        for piece in self._pieces:
             operations.attend(
                 query, key, value, keys, values, output, piece, scoring.scaling, scoring.window
             )
         return output
 
 
-def _pieces(segment: Segment) -> Iterator[SeenRows]:
+def pieces(segment: Segment, cache: KVCache) -> Iterator[operations.AttentionRows]:
     """Cut a segment: chains of _MAX_ROWS rows first, what is left of it last."""
     count = num_chained(segment)
     num_left = segment.num_rows - count
     first = 0
     while count - first > (_MAX_ROWS if num_left == 0 else 2 * _MAX_ROWS):
-        yield chained_rows(segment, first, first + _MAX_ROWS)
+        yield cache.chains.rows(first, _MAX_ROWS, segment.start)
         first += _MAX_ROWS
     if isinstance(segment.visible, np.ndarray) and num_left:
-        yield listed_rows(segment, segment.visible, first)
+        yield operations.AttentionRows.listed(*listed_rows(segment, segment.visible, first))
+    elif num_left:
+        yield operations.AttentionRows.listed(*half_chained_rows(segment, first, num_left))
     else:
-        yield chained_rows(segment, first, segment.num_rows, num_left)
+        yield cache.chains.rows(first, segment.num_rows - first, segment.start)

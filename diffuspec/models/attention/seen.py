@@ -31,13 +31,14 @@ class SeenRows(NamedTuple):
     positions: NDArray[np.integer]
 
 
-def chained_rows(segment: Segment, first: int, end: int, num_full: int = 0) -> SeenRows:
-    """Return the rows of a chain, first to end; each of the last num_full sees all of them."""
-    counts = np.arange(1, end - first + 1)
-    counts[len(counts) - num_full :] = len(counts)
+def half_chained_rows(segment: Segment, first: int, num_full: int) -> SeenRows:
+    """Return the rows from `first` on: a chain, then num_full rows that see all of them."""
+    num_rows = segment.num_rows - first
+    counts = np.arange(1, num_rows + 1)
+    counts[num_rows - num_full :] = num_rows
     base = segment.start + first
-    columns = np.arange(base, segment.start + end)
-    order, starts = np.arange(end - first), np.zeros_like(counts)
+    columns = np.arange(base, base + num_rows)
+    order, starts = np.arange(num_rows), np.zeros_like(counts)
     return SeenRows(first, segment.start, base, order, starts, counts, columns, columns)
 
 

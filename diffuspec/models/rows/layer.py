@@ -59,40 +59,31 @@ class _Piece(ctypes.Structure):
     )
 
 
+class SlotMemory(NamedTuple):
+    """Where the keys and values of a cache's slot lie."""
+
+    keys: int  # address of layer 0's
+    values: int
+    layer_stride: int  # bytes between layers
+    head_stride: int  # numbers between heads
+
+
 class Pieces:
     """The cache columns that the rows of a forward see, in all layers."""
 
-    def __init__(
-        self, segments: Sequence[tuple[Sequence[Tensor], Sequence[AttentionRows], int]]
-    ) -> None:
-        """Each segment has its slot's keys and values by layer, its rows and their number.
-
-        The tensors of successive layers must be equally far apart.
-        """
+    def __init__(self, segments: Sequence[tuple[SlotMemory, Sequence[AttentionRows], int]]) -> None:
+        """Each segment has its slot's memory, its rows and their number."""
         self._rows = [rows for _, rows, _ in segments]  # which own what is pointed at
         pieces, first = [], 0
-        for layers, rows, num_rows in segments:
-            pieces += [_piece(layers, part, first) for part in rows]
+        for memory, rows, num_rows in segments:
+            for part in rows:
+                row = part.first_row
+                place = first + row, part.num_rows, part.start + row, part.base
+                pieces.append(_Piece(*memory, *part.addresses, *place))
             first += num_rows
         self.count = len(pieces)
         self._pieces = (_Piece * self.count)(*pieces)
         self.address = ctypes.addressof(self._pieces)
-
-
-def _piece(layers: Sequence[Tensor], rows: AttentionRows, first: int) -> _Piece:
-    keys, values = layers[0], layers[1]
-    layer_stride = layers[2].data_ptr() - keys.data_ptr() if len(layers) > 2 else 0
-    return _Piece(
-        keys.data_ptr(),
-        values.data_ptr(),
-        layer_stride,
-        keys.stride(0),
-        *rows.addresses,
-        first + rows.first_row,
-        rows.num_rows,
-        rows.start + rows.first_row,
-        rows.base,
-    )
 
 
 class Products(NamedTuple):

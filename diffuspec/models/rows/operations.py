@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from itertools import accumulate
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -104,17 +105,24 @@ def can_run_on(device: torch.device) -> bool:
     return is_available_on_gpu() if device.type == "cuda" else is_available
 
 
-class AttentionRows:
+class AttentionRows(NamedTuple):
     """Successive rows of a segment, and the cache columns that each of them sees.
 
     All see the columns before `base`. Row r also sees counts[r] further cache columns, listed from
-    columns[starts[r]] on and computed as if they were at base, base + 1 and so on.
+    columns[starts[r]] on and computed as if they were at base, base + 1 and so on. Rows are taken
+    in the given order: fastest with similar columns next to each other.
     """
 
-    __slots__ = ("addresses", "base", "first_row", "num_rows", "start", "table")
+    first_row: int  # counted from the segment's first
+    num_rows: int
+    start: int  # the segment's in the cache
+    base: int
+    addresses: tuple[int, int, int, int, int]  # of order, starts, counts, columns, positions
+    table: NDArray[np.int32]  # which holds them
 
-    def __init__(
-        self,
+    @classmethod
+    def listed(
+        cls,
         first_row: int,
         start: int,
         base: int,
@@ -123,21 +131,41 @@ class AttentionRows:
         counts: NDArray[np.integer],
         columns: NDArray[np.integer],
         positions: NDArray[np.integer],
-    ) -> None:
-        """first_row counts from the segment's first, which the cache has at `start`.
-
-        Rows are computed in the given order: fastest with similar columns next to each other.
-        """
-        self.first_row, self.start, self.base = first_row, start, base
-        self.num_rows = len(order)
+    ) -> Self:
+        """Return rows with lists of their own."""
         arrays = order, starts, counts, columns, positions
-        self.table = np.concatenate(arrays, dtype=np.int32)
-        address = self.table.__array_interface__["data"][0]
-        sizes = (self.table.itemsize * len(array) for array in arrays[:-1])
+        table = np.concatenate(arrays, dtype=np.int32)
+        sizes = (table.itemsize * len(array) for array in arrays[:-1])
         order_at, starts_at, counts_at, columns_at, positions_at = accumulate(
-            sizes, initial=address
+            sizes, initial=_address(table)
         )
-        self.addresses = order_at, starts_at, counts_at, columns_at, positions_at
+        addresses = order_at, starts_at, counts_at, columns_at, positions_at
+        return cls(first_row, len(order), start, base, addresses, table)
+
+
+class ChainedRows:
+    """Makes the rows of chains, whose lists are parts of one table: the integers, and zeros."""
+
+    def __init__(self, max_len: int) -> None:
+        """Rows stand below max_len."""
+        parts = np.arange(max_len + 1), np.zeros(max_len)
+        self._table = np.concatenate(parts, dtype=np.int32, casting="unsafe")
+        self._size = self._table.itemsize
+        self._integers = _address(self._table)
+        self._zeros = self._integers + len(parts[0]) * self._size
+
+    def rows(self, first_row: int, num_rows: int, start: int) -> AttentionRows:
+        """Return rows of a segment at `start` that see themselves and all rows before them."""
+        base = start + first_row
+        columns = self._integers + base * self._size
+        counts = self._integers + self._size  # from 1 on
+        addresses = self._integers, self._zeros, counts, columns, columns
+        return AttentionRows(first_row, num_rows, start, base, addresses, self._table)
+
+
+def _address(table: NDArray[np.int32]) -> int:
+    address: int = table.__array_interface__["data"][0]
+    return address
 
 
 def attend(
