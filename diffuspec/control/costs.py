@@ -86,8 +86,9 @@ class StepCosts:
 
     @property
     def must_decode_plainly(self) -> bool:
-        """Whether drafts have lost several requests too much time; see LossBudget."""
-        return self._num_running > 1 and self._loss_budget.is_spent
+        """Whether drafts have lost several requests too much time, or may do so: see LossBudget."""
+        budget, number = self._loss_budget, self._num_running
+        return number > 1 and (budget.is_spent or budget.is_waiting(number))
 
     def observe_progress(self, num_tokens: int, seconds: float, is_plain: bool) -> None:
         """Learn from the time in which the running requests committed that many tokens.
@@ -95,9 +96,7 @@ class StepCosts:
         is_plain: nothing was drafted for any request in that time.
         """
         if self._num_running > 1:
-            self._loss_budget.observe(
-                num_tokens, self._num_running, seconds, is_plain, self._learnt.plain_step
-            )
+            self._loss_budget.observe(num_tokens, self._num_running, seconds, is_plain)
 
     def observe_beside_prompts(
         self, num_rows: int, num_nodes: int, num_gained_tokens: int, seconds: float
@@ -109,10 +108,8 @@ class StepCosts:
         and what the nodes have taken.
         """
         if num_nodes or num_gained_tokens or seconds:
-            verify, number = self.verify, self._num_running
-            seconds += verify.at(num_rows + num_nodes) - verify.at(num_rows)
-            seconds -= num_gained_tokens * self._learnt.plain_step(number) / number
-            self.observe_progress(0, seconds, is_plain=False)
+            seconds += self.verify.at(num_rows + num_nodes) - self.verify.at(num_rows)
+            self.observe_progress(num_gained_tokens, seconds, is_plain=False)
 
     def observe_verify(
         self,

@@ -2,63 +2,84 @@
 
 What a draft costs the requests beside it is not in the time of its own step: they wait for the same
 processor, and are verified in smaller batches. So the time in which all requests committed their
-tokens is compared with what plain decoding would have taken for as many.
+tokens is compared with what plain decoding has taken for as many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter, defaultdict
 
 _MOST_STEPS = 12  # of plain decoding, that drafts may lose
 _MOST_AT_ONCE = 64  # steps, that one verification counts for: a drafter may have hung
 _LEAST_GAIN = 0.1  # of drafts that pay: first tokens wait for their longer passes
 _SHARE = 0.01  # of the time without drafts, by which a loss is made good
+_NUM_MEASURED = 3  # steps of plain decoding, before there are drafts
+_MAX_PATIENCE = 16  # verifications in which other requests' drafts may hinder that
+_SMOOTHING = 0.05  # a step may have waited for another process
 
 
 class LossBudget:
     """Adds up what drafts lose. Once too much, they stop until enough time has passed without them.
 
     So they lose no more than _SHARE of the time where plain decoding is faster. What they gain is
-    not saved up.
+    not saved up. Numbers of running requests are those that share the batches.
     """
 
     def __init__(self) -> None:
         self.is_spent = False
+        self._plain: dict[int, float] = {}  # seconds of a step, by the number of running requests
+        self._num_plain = Counter[int]()  # steps measured
+        self._num_observed = Counter[int]()  # verifications
         self._forget()
 
     def _forget(self) -> None:
         self._seconds = 0.0  # with drafts, less what has been made good
-        self._num_tokens = 0  # committed meanwhile
-        self._num_plain_steps = 0.0  # that would have committed them
+        # Steps that would have committed the same tokens, by the number of running requests
+        self._plain_steps: dict[int, float] = defaultdict(float)
 
-    def observe(
-        self,
-        num_tokens: int,
-        num_running: int,
-        seconds: float,
-        is_plain: bool,
-        plain_step: Callable[[int], float],
-    ) -> None:
+    def is_waiting(self, num_running: int) -> bool:
+        """Return whether plain decoding is to be measured first."""
+        if self._num_observed[num_running] >= _MAX_PATIENCE:
+            return False
+        near = [number for number in self._plain if 4 * abs(number - num_running) <= num_running]
+        return all(self._num_plain[number] < _NUM_MEASURED for number in near)
+
+    def plain_step(self, num_running: int) -> float:
+        """Return the seconds of a step of plain decoding, by the most similar number measured.
+
+        0 if none has been.
+        """
+        if num_running in self._plain:
+            return self._plain[num_running]
+        nearest = min(self._plain, key=lambda number: abs(number - num_running), default=0)
+        return self._plain.get(nearest, 0.0)
+
+    def observe(self, num_tokens: int, num_running: int, seconds: float, is_plain: bool) -> None:
         """Learn from the time in which the running requests committed that many tokens.
 
-        plain_step returns the seconds of a step of plain decoding by running requests. The whole
-        loss is reckoned by it each time: it is corrected while drafts have stopped.
+        The whole loss is reckoned anew each time: it is corrected while drafts have stopped.
         """
+        self._num_observed[num_running] += 1
         if is_plain:
+            self._measure(num_running, seconds * num_running / num_tokens)
             self._seconds -= _SHARE * seconds
-        else:
-            self._seconds += min(seconds, _MOST_AT_ONCE * plain_step(num_running))
-            self._num_tokens += num_tokens
-            self._num_plain_steps += num_tokens / num_running
-        if self._seconds <= 0 or (lost := self._seconds - self._plain_seconds(plain_step)) <= 0:
+        elif self._plain:
+            self._seconds += min(seconds, _MOST_AT_ONCE * self.plain_step(num_running))
+            self._plain_steps[num_running] += num_tokens / num_running
+        lost = self._seconds - self._plain_seconds()
+        if lost <= 0:
             self.is_spent = False
             self._forget()
-        elif lost > _MOST_STEPS * plain_step(num_running):
+        elif lost > _MOST_STEPS * self.plain_step(num_running):
             self.is_spent = True
 
-    def _plain_seconds(self, plain_step: Callable[[int], float]) -> float:
-        """Return what drafts may take, if the time of a plain step is linear in requests."""
-        steps = self._num_plain_steps
-        if not steps:
-            return 0.0
-        return steps * plain_step(round(self._num_tokens / steps)) / (1 + _LEAST_GAIN)
+    def _measure(self, num_running: int, seconds: float) -> None:
+        self._num_plain[num_running] += 1
+        rate = max(_SMOOTHING, 1 / self._num_plain[num_running])
+        before = self._plain.get(num_running, 0.0)
+        self._plain[num_running] = before + rate * (seconds - before)
+
+    def _plain_seconds(self) -> float:
+        """Return what drafts may take."""
+        plain = sum(count * self.plain_step(number) for number, count in self._plain_steps.items())
+        return plain / (1 + _LEAST_GAIN)

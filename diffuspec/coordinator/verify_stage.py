@@ -76,7 +76,6 @@ class VerifyStage:
 
     async def take(self) -> VerifyBatch:
         """Wait for requests; return those to be verified now as one batch."""
-        await self._let_others_work()
         ready = await self._take_ready()
         for request in ready:
             if request.num_outages < self._num_outages:
@@ -110,6 +109,7 @@ class VerifyStage:
         """
         while True:
             await self.queue.wait()
+            await self._let_others_work()
             until = math.inf
             while (until := min(until, self._waits_until(time.monotonic()))) > time.monotonic():
                 if not await self.queue.grows(until - time.monotonic()):
@@ -142,7 +142,10 @@ class VerifyStage:
         """
         if not self._costs[0].delays_reading(drafting_seconds):
             return
+        ended_at = self._ended_at
         await self._let_others_work()
+        if self._ended_at != ended_at:  # a verification has kept the loop
+            await self._let_others_work()
         batch = [request for request in self._batch if request.is_in_verifier] or self.queue
         reading = [request for request in batch if self._choice.ends_reading(request)]
         while any(map(self._choice.ends_reading, reading)):

@@ -319,6 +319,8 @@ def test_what_trials_cost_a_batch_is_not_owed_by_those_that_come_after_it():
 def test_a_good_trial_in_a_batch_leads_to_another_at_once():
     shared = after_useless_drafts()
     shared.costs.num_running = 8
+    for _ in range(3):
+        shared.costs.observe_progress(8, 0.01, is_plain=True)
     controller = CostAwareDraftLength(shared)
     for _ in range(2):
         length = controller.num_draft_tokens(NO_LIMIT)

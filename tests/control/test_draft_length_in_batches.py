@@ -56,6 +56,7 @@ class Crowd(World):
             for one, draft, found in zip(everyone, drafts, verdicts, strict=True):
                 if draft.tree.num_nodes:
                     one.observe(draft, found)
+            shared.costs.observe_progress(tokens, seconds, is_plain=not num_drafting)
             run.lengths += lengths
             run.num_tokens += tokens
             run.seconds += seconds

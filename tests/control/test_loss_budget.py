@@ -3,9 +3,7 @@ import pytest
 from diffuspec.control.costs import StepCosts
 from diffuspec.control.loss_budget import LossBudget
 
-
-def plain_step(num_running: int) -> float:
-    return 0.010 + 0.001 * num_running
+PLAIN_SECONDS = 0.012  # of a step
 
 
 class Run:
@@ -14,15 +12,18 @@ class Run:
     def __init__(self) -> None:
         self.budget = LossBudget()
         self.seconds = {True: 0.0, False: 0.0}  # by whether drafts were allowed
-        self.step = plain_step
+        for _ in range(3):
+            assert self.budget.is_waiting(2)
+            self.budget.observe(2, 2, PLAIN_SECONDS, is_plain=True)
 
     def go(self, num_verifications: int, speed: float) -> None:
         """Verify; with drafts, 6 tokens at a time come at `speed` times plain decoding's speed."""
+        assert not self.budget.is_waiting(2)
         for _ in range(num_verifications):
-            is_plain, plain = self.budget.is_spent, plain_step(2)
-            seconds = plain if is_plain else 3 * plain / speed
+            is_plain = self.budget.is_spent
+            seconds = PLAIN_SECONDS if is_plain else 3 * PLAIN_SECONDS / speed
             self.seconds[not is_plain] += seconds
-            self.budget.observe(2 if is_plain else 6, 2, seconds, is_plain, self.step)
+            self.budget.observe(2 if is_plain else 6, 2, seconds, is_plain)
 
 
 def test_drafts_that_gain_time_never_stop():
@@ -52,31 +53,61 @@ def test_drafts_that_stopped_are_tried_again_and_go_on_if_they_gain_time_then():
     assert run.seconds[False] == stopped
 
 
-def test_a_loss_that_was_only_estimated_is_forgotten_once_plain_decoding_is_measured():
+def test_a_loss_against_plain_decoding_that_seemed_faster_than_it_is_is_forgotten():
     run = Run()
-    run.step = lambda num_running: 0.5 * plain_step(num_running)
-    run.go(60, speed=1.5)
+    run.budget = LossBudget()
+    for _ in range(3):
+        run.budget.observe(2, 2, PLAIN_SECONDS / 2, is_plain=True)  # by chance
+    run.go(12, speed=1.5)
     assert run.budget.is_spent
-    run.step = plain_step
-    run.go(1, speed=1.5)
+    run.go(60, speed=1.5)
     assert not run.budget.is_spent
 
 
 def test_a_drafter_that_hung_once_stops_drafts_for_no_more_than_6400_plain_steps():
     run = Run()
-    run.budget.observe(2, 2, 60.0, False, plain_step)
+    run.budget.observe(2, 2, 60.0, is_plain=False)
     assert run.budget.is_spent
     run.go(6400, speed=1.5)
     assert not run.budget.is_spent
 
 
-@pytest.mark.parametrize("is_plain", [True, False])
-def test_one_request_alone_drafts_whatever_several_have_lost(is_plain):
+def test_drafts_of_others_that_are_always_there_are_waited_for_16_times():
+    budget = LossBudget()
+    for _ in range(16):
+        assert budget.is_waiting(3)
+        budget.observe(9, 3, 0.1, is_plain=False)
+    assert not budget.is_waiting(3) and not budget.is_spent
+    assert budget.is_waiting(4)
+
+
+@pytest.mark.parametrize(("num_running", "is_lost"), [(7, True), (17, False)])
+def test_plain_decoding_is_taken_to_be_as_fast_as_with_the_nearest_number(num_running, is_lost):
+    budget = LossBudget()
+    for number, seconds in [(8, 0.01), (16, 0.02)]:
+        budget.observe(number, number, seconds, is_plain=True)
+    for _ in range(30):
+        budget.observe(num_running, num_running, 0.015, is_plain=False)
+    assert budget.is_spent == is_lost
+
+
+@pytest.fixture
+def costs() -> StepCosts:
+    """Costs of two running requests, for whom plain decoding has been measured."""
     costs = StepCosts()
-    costs.observe_verify(2, 2, 2, 0.01)
+    for num_rows in (2, 20):
+        costs.observe_verify(num_rows, 2, 2, 0.05 * num_rows)
     costs.num_running = 2
-    costs.observe_progress(2, 10.0, is_plain)
-    assert costs.must_decode_plainly == (not is_plain)
+    for _ in range(3):
+        assert costs.must_decode_plainly
+        costs.observe_progress(2, 0.1, is_plain=True)
+    assert not costs.must_decode_plainly
+    return costs
+
+
+def test_one_request_alone_drafts_whatever_several_have_lost(costs: StepCosts):
+    costs.observe_progress(2, 10.0, is_plain=False)
+    assert costs.must_decode_plainly
     costs.num_running = 1
     assert not costs.must_decode_plainly
 
@@ -88,16 +119,12 @@ def test_one_request_alone_drafts_whatever_several_have_lost(is_plain):
         (0, 0, 1.0, True),  # the prompts waited for a draft call
         (0, -40, 0.0, True),  # requests were put off, or waited for drafts
         (18, 0, 0.0, True),
-        (18, 18, 0.0, False),
+        (18, 22, 0.0, False),
     ],
 )
 def test_what_drafts_cost_beside_prompts_is_lost(
-    num_nodes: int, num_gained_tokens: int, seconds: float, is_lost: bool
+    costs: StepCosts, num_nodes: int, num_gained_tokens: int, seconds: float, is_lost: bool
 ):
-    costs = StepCosts()
-    for num_rows in (2, 20):
-        costs.observe_verify(num_rows, 2, 2, 0.05 * num_rows)
-    costs.num_running = 2
-    costs.observe_beside_prompts(2, num_nodes, num_gained_tokens, seconds)
-    costs.observe_beside_prompts(2, num_nodes, num_gained_tokens, seconds)
+    for _ in range(2):
+        costs.observe_beside_prompts(2, num_nodes, num_gained_tokens, seconds)
     assert costs.must_decode_plainly == is_lost

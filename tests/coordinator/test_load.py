@@ -153,12 +153,14 @@ async def test_throughput_grows_with_requests_and_stays_above_plain_decoding():
         assert with_drafts.first_token_p50 < 1.15 * without.first_token_p50
 
 
-@pytest.mark.parametrize("concurrency", [4, 16])
-async def test_no_first_token_waits_for_drafts_of_roles_that_slow_each_other_down(concurrency):
+@pytest.mark.parametrize(("concurrency", "most"), [(4, 1.15), (16, 1.2)])
+async def test_no_first_token_waits_for_drafts_of_roles_that_slow_each_other_down(
+    concurrency, most
+):
     [drafting] = await measure(ON, [concurrency], THREADS, overlap=False)
     [plain] = await measure(OFF, [concurrency], THREADS, overlap=False)
-    assert drafting.first_token_p50 < 1.15 * plain.first_token_p50
-    assert drafting.tokens_per_second > 1.2 * plain.tokens_per_second
+    assert drafting.first_token_p50 < most * plain.first_token_p50
+    assert drafting.tokens_per_second > 1.3 * plain.tokens_per_second
 
 
 async def test_requests_that_drafts_do_not_help_are_decoded_at_the_speed_of_plain_decoding():

@@ -58,8 +58,9 @@ async def test_a_draft_waits_for_one_under_way_if_verifying_both_takes_no_longer
 
 async def test_the_time_in_which_there_was_no_request_is_not_counted_as_lost_by_drafts():
     costs, pool = StepCosts(), pool_of([fake_drafter()])
-    costs.observe_verify(2, 2, 2, 1.0)
     costs.num_running = 2
+    for _ in range(3):
+        costs.observe_progress(2, 1.0, is_plain=True)
     stage = VerifyStage(FakeVerifier(), CoordinatorConfig(), [costs], BusyTime(), pool)
     for idle_seconds in (0, 3600):
         await asyncio.sleep(idle_seconds)
