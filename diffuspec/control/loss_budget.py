@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 
 _MOST_STEPS = 12  # of plain decoding, that drafts may lose
 _MOST_AT_ONCE = 64  # steps, that one verification counts for: a drafter may have hung
-_LEAST_GAIN = 0.1  # of drafts that pay: first tokens wait for their longer passes
+_LEAST_GAIN = 0.05  # of drafts that pay: first tokens wait for their longer passes
 _SHARE = 0.01  # of the time without drafts, by which a loss is made good
 _NUM_MEASURED = 3  # steps of plain decoding, before there are drafts
 _MAX_PATIENCE = 16  # verifications in which other requests' drafts may hinder that
