@@ -44,7 +44,7 @@ class LossBudget:
         near = [number for number in self._plain if 4 * abs(number - num_running) <= num_running]
         return all(self._num_plain[number] < _NUM_MEASURED for number in near)
 
-    def plain_step(self, num_running: int) -> float:
+    def _plain_step(self, num_running: int) -> float:
         """Return the seconds of a step of plain decoding, by the most similar number measured.
 
         0 if none has been.
@@ -64,13 +64,13 @@ class LossBudget:
             self._measure(num_running, seconds * num_running / num_tokens)
             self._seconds -= _SHARE * seconds
         elif self._plain:
-            self._seconds += min(seconds, _MOST_AT_ONCE * self.plain_step(num_running))
+            self._seconds += min(seconds, _MOST_AT_ONCE * self._plain_step(num_running))
             self._plain_steps[num_running] += num_tokens / num_running
         lost = self._seconds - self._plain_seconds()
         if lost <= 0:
             self.is_spent = False
             self._forget()
-        elif lost > _MOST_STEPS * self.plain_step(num_running):
+        elif lost > _MOST_STEPS * self._plain_step(num_running):
             self.is_spent = True
 
     def _measure(self, num_running: int, seconds: float) -> None:
@@ -81,5 +81,5 @@ class LossBudget:
 
     def _plain_seconds(self) -> float:
         """Return what drafts may take."""
-        plain = sum(count * self.plain_step(number) for number, count in self._plain_steps.items())
+        plain = sum(count * self._plain_step(number) for number, count in self._plain_steps.items())
         return plain / (1 + _LEAST_GAIN)

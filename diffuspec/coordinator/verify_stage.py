@@ -71,7 +71,9 @@ class VerifyStage:
         self._batch: Sequence[Request] = ()  # the latest
         self._ended_at = 0.0  # of the latest verification, by time.monotonic()
         self._drafted_seconds = 0.0  # of all drafts until then
-        self._was_plain = False  # nothing was drafted in or beside the last verification
+        self._was_plain = (
+            False  # the last verification had no drafts, and none were made before or beside it
+        )
         self._changed = asyncio.Event()  # a verification has returned, or a request ended
 
     async def take(self) -> VerifyBatch:

@@ -47,14 +47,18 @@ class PackedBatch:
     @cached_property
     def _parts(self) -> list[_Part]:
         """Segment by segment: all layers on a CPU, those that have no kernel on a GPU."""
-        return [_Part(segment, self._cache, self._block_size) for segment in self._segments]
+        cache, size, has_kernel = self._cache, self._block_size, self._has_row_kernel
+        return [_Part(segment, cache, size, has_kernel) for segment in self._segments]
+
+    @property
+    def _has_row_kernel(self) -> bool:
+        return self._block_size is None and can_attend(self._cache.layers(0)[0])
 
     @cached_property
     def pieces(self) -> Pieces | None:
         """The rows for layers that are one operation; None if there is no kernel for them."""
         cache = self._cache
-        has_kernel = self._block_size is None and can_attend(cache.layers(0)[0])
-        if self._num_padding or not has_kernel:
+        if self._num_padding or not self._has_row_kernel:
             return None
         return Pieces(
             [
@@ -89,7 +93,9 @@ class PackedBatch:
 class _Part:
     """The attention of one segment."""
 
-    def __init__(self, segment: Segment, cache: KVCache, block_size: int | None) -> None:
+    def __init__(
+        self, segment: Segment, cache: KVCache, block_size: int | None, has_kernel: bool
+    ) -> None:
         self.num_rows = segment.num_rows
         self._segment = segment
         self._block_size = block_size
@@ -97,7 +103,6 @@ class _Part:
         self._end = segment.start + segment.num_rows
         self._layers = cache.layers(segment.slot)
         self._views: dict[int | None, View] = {}  # by window
-        has_kernel = block_size is None and can_attend(self._layers[0])
         self.rows = RowsPart(segment, cache) if has_kernel else None
 
     def attend(
