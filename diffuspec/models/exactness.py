@@ -28,11 +28,11 @@ def has_independent_rows(runner: ModelRunner) -> bool:
         return False
     num_rows = min(sum(_STEPS), runner.cache.max_len - 1)
     steps = [_forward(runner, start, end) for start, end in _bounds(_STEPS, num_rows)]
-    in_steps, columns = torch.cat(steps), _columns(runner, num_rows)
+    in_steps, rows = torch.cat(steps), runner.cache.rows(0, num_rows)
     at_once = _forward(runner, 0, num_rows)
-    is_same = torch.equal(in_steps, at_once) and torch.equal(columns, _columns(runner, num_rows))
+    is_same = torch.equal(in_steps, at_once) and torch.equal(rows, runner.cache.rows(0, num_rows))
     for layer in runner.cache.layers(0):
-        layer[:, :num_rows].zero_()
+        layer.zero_()
     runner.forward_seconds, runner.num_forwards = 0.0, 0
     return is_same
 
@@ -71,7 +71,3 @@ def _forward(runner: ModelRunner, start: int, end: int) -> torch.Tensor:
     return runner.forward(
         [Segment(0, start, token_ids, positions, "causal", np.arange(end - start))]
     )
-
-
-def _columns(runner: ModelRunner, num_rows: int) -> torch.Tensor:
-    return torch.stack([layer[:, :num_rows] for layer in runner.cache.layers(0)])

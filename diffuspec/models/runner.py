@@ -18,6 +18,7 @@ from diffuspec.models.attention import gpu
 from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.interface import run_packed
 from diffuspec.models.attention.packed import PackedBatch
+from diffuspec.models.attention.rows import turns_keys
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.graphs import StepGraphs
 from diffuspec.models.hidden_states import HiddenStates
@@ -78,7 +79,16 @@ class ModelRunner:
         num_rows = max_len
         if fixed_rows is not None:
             num_rows = -(-(max_len + fixed_rows) // EXACT_BLOCK) * EXACT_BLOCK
-        self.cache = KVCache(shape.cache, num_slots, num_rows, parameter.dtype, self.device)
+        self.cache = KVCache(
+            shape.cache,
+            num_slots,
+            num_rows,
+            parameter.dtype,
+            self.device,
+            turns_keys=fixed_rows is None
+            and shape.has_plain_scoring
+            and turns_keys(parameter.dtype, self.device),
+        )
         self._graphs: StepGraphs | None = None
         self.forward_seconds = 0.0
         self.num_forwards = 0

@@ -17,7 +17,7 @@ from diffuspec.core.errors import WorkerError
 from diffuspec.core.types import TokenIds, num_shared_tokens
 from diffuspec.models.rows import huge_pages
 from diffuspec.models.rows.layer import SlotMemory
-from diffuspec.models.rows.operations import ChainedRows
+from diffuspec.models.rows.operations import KEY_BLOCK, ChainedRows
 
 MANY_TOKENS = 32  # to be computed: a pass of their own, or a copy of their rows, is worth it
 
@@ -53,7 +53,8 @@ class Slot:
 class KVCache:
     """Rows of keys and values for every layer, [slots, kv_heads, max_len, head_dim] each.
 
-    Not thread-safe: its owner calls it from one thread.
+    Keys may be transposed, in blocks of KEY_BLOCK rows: [slots, kv_heads, blocks, head_dim,
+    KEY_BLOCK]. Not thread-safe: its owner calls it from one thread.
     """
 
     def __init__(
@@ -63,10 +64,13 @@ class KVCache:
         max_len: int,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        turns_keys: bool = False,
     ) -> None:
         self.shape = shape
         self.max_len = max_len
-        size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, max_len, shape.head_dim)
+        self.turns_keys = turns_keys
+        num_rows = _whole_blocks(max_len) if turns_keys else max_len
+        size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, num_rows, shape.head_dim)
         # Zeros: the values of masked rows are multiplied by 0, and 0 * NaN would be NaN.
         if torch.device(device).type == "cpu":
             self._store = huge_pages.zeros(size, dtype)
@@ -139,9 +143,7 @@ class KVCache:
             num_in_place += 1
             del moved[0]
         if moved:
-            source = torch.tensor([start + row for row in moved], device=self.device)
-            table = self._tables[slot_index]
-            table[:, :, start + num_in_place : end] = table.index_select(2, source)
+            self._move(slot_index, [start + row for row in moved], start + num_in_place)
         slot.token_ids[start:end] = token_ids
         slot.length = end
 
@@ -172,9 +174,32 @@ class KVCache:
     def layers(self, slot_index: int) -> tuple[torch.Tensor, ...]:
         """Return views of a slot: keys of layer 0, values of layer 0, keys of layer 1, ...
 
-        Each is [kv_heads, max_len, head_dim] and writable.
+        Each is [kv_heads, max_len, head_dim] and writable. The numbers of transposed keys stand in
+        another order in theirs, which then has rows for whole blocks.
         """
         return self._layers[slot_index]
+
+    def write(self, slot_index: int, start: int, rows: Sequence[torch.Tensor]) -> None:
+        """Write a slot's rows from `start` on, [kv_heads, n, head_dim] each, as `rows` has them."""
+        end = start + rows[0].shape[1]
+        places = torch.arange(start, end)
+        for index, (layer, new) in enumerate(zip(self._layers[slot_index], rows, strict=True)):
+            if self.turns_keys and index % 2 == 0:
+                blocks = self._key_blocks(slot_index)[index // 2]
+                blocks[:, places // KEY_BLOCK, :, places % KEY_BLOCK] = new.transpose(0, 1)
+            else:
+                layer[:, start:end] = new
+
+    def rows(self, slot_index: int, end: int) -> torch.Tensor:
+        """Return a copy of a slot's rows before `end`, [2 * layers, kv_heads, end, head_dim].
+
+        Keys of layer 0, values of layer 0, keys of layer 1, ..., none of them transposed.
+        """
+        rows = self._tables[slot_index][:, :, :end].clone()
+        if self.turns_keys:
+            keys = self._key_blocks(slot_index).transpose(3, 4).flatten(2, 3)
+            rows[::2] = keys[:, :, :end]
+        return rows
 
     def memory(self, slot_index: int) -> SlotMemory:
         """Return where a slot lies."""
@@ -189,7 +214,27 @@ class KVCache:
         by_layer, by_kind, by_slot, by_head, _, _ = self._store.stride()
         size = self._store.itemsize
         keys = self._store.data_ptr() + slot_index * by_slot * size
-        return SlotMemory(keys, keys + by_kind * size, by_layer * size, by_head)
+        values = keys + by_kind * size
+        return SlotMemory(keys, values, by_layer * size, by_head, self.turns_keys)
+
+    def _key_blocks(self, slot_index: int) -> torch.Tensor:
+        """Return a view of a slot's transposed keys, [layers, kv_heads, blocks, dim, KEY_BLOCK]."""
+        keys = self._tables[slot_index][::2]
+        return keys.view(*keys.shape[:2], -1, self.shape.head_dim, KEY_BLOCK)
+
+    def _move(self, slot_index: int, rows: Sequence[int], first: int) -> None:
+        """Copy rows, ascending, to the places from `first` on."""
+        source = torch.tensor(rows, device=self.device)
+        end = first + len(rows)
+        table = self._tables[slot_index]
+        if not self.turns_keys:
+            table[:, :, first:end] = table.index_select(2, source)
+            return
+        table[1::2, :, first:end] = table[1::2].index_select(2, source)
+        places = torch.arange(first, end)
+        keys = self._key_blocks(slot_index)
+        moved = keys[:, :, source // KEY_BLOCK, :, source % KEY_BLOCK]
+        keys[:, :, places // KEY_BLOCK, :, places % KEY_BLOCK] = moved
 
     def _assign(self, request_id: str, prefix: TokenIds) -> Slot:
         best, num_shared = self._longest(prefix)
@@ -221,7 +266,13 @@ class KVCache:
 
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
         if source is not target:
-            rows = self._store[:, :, source.index, :, :length]
-            self._store[:, :, target.index, :, :length] = rows
+            num_rows = _whole_blocks(length) if self.turns_keys else length
+            rows = self._store[:, :, source.index, :, :num_rows]
+            self._store[:, :, target.index, :, :num_rows] = rows
             target.token_ids[:length] = source.token_ids[:length]
         target.length = length
+
+
+def _whole_blocks(num_rows: int) -> int:
+    """Return the rows of as many blocks of transposed keys as have room for these."""
+    return -(-num_rows // KEY_BLOCK) * KEY_BLOCK

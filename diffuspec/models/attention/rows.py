@@ -50,17 +50,26 @@ def _is_row_independent(dtype: torch.dtype, num_heads: int) -> bool:
     random = torch.Generator().manual_seed(0)
     new = [torch.randn(n, end, dim, generator=random).to(dtype) for n in (num_heads, 1, 1)]
 
-    def attend(start: int, end: int) -> torch.Tensor:
-        filled = KVCache(CacheShape(1, 1, dim), 1, end, dtype)
-        for layer, rows in zip(filled.layers(0), new[1:], strict=True):
-            layer[:, :start] = rows[:, :start]
-        positions = np.arange(start, end)
-        part = RowsPart(Segment(0, start, positions, positions, "causal", ()), filled)
-        query, key, value = (x[:, start:end] for x in new)
-        return part.attend(0, query, key, value, Scoring(0.3))
+    def attend(start: int, end: int, turns_keys: bool) -> torch.Tensor:
+        filled = KVCache(CacheShape(1, 1, dim), 1, end, dtype, turns_keys=turns_keys)
+        for first, last in ((0, start), (start, end)):
+            positions = np.arange(first, last)
+            part = RowsPart(Segment(0, first, positions, positions, "causal", ()), filled)
+            query, key, value = (x[:, first:last] for x in new)
+            output = part.attend(0, query, key, value, Scoring(0.3))
+        return output
 
-    alone = [attend(row, row + 1) for row in range(first, end)]
-    return torch.equal(attend(first, end), torch.cat(alone))
+    together = attend(first, end, turns_keys=False)
+    return all(
+        torch.equal(together[row - first], attend(row, row + 1, turns_keys)[0])
+        for turns_keys in {False, dtype == torch.float32}
+        for row in range(first, end)
+    )
+
+
+def turns_keys(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a cache is to have its keys transposed, so that the kernel need not do so."""
+    return dtype == torch.float32 and can_attend(torch.empty(0, dtype=dtype, device=device))
 
 
 class RowsPart:
@@ -88,7 +97,16 @@ class RowsPart:
         output = query.new_empty(self.num_rows, query.shape[0], query.shape[2])
         for piece in self._pieces:
             operations.attend(
-                query, key, value, keys, values, output, piece, scoring.scaling, scoring.window
+                query,
+                key,
+                value,
+                keys,
+                values,
+                output,
+                piece,
+                scoring.scaling,
+                scoring.window,
+                self._cache.turns_keys,
             )
         return output
 

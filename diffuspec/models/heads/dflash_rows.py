@@ -174,8 +174,8 @@ class DFlashLattices:
         first = 0
         for session, rows in parts:
             last = first + rows.stop - rows.start
-            for table, new in zip(self._cache.layers(session.slot), made, strict=True):
-                table[:, rows] = new[:, first:last]
+            new = [layer[:, first:last] for layer in made]
+            self._cache.write(session.slot, rows.start, new)
             self._cache.commit(session.slot, session.token_ids[rows], last - first)
             session.num_cached, first = rows.stop, last
 

@@ -49,6 +49,7 @@ def attend(
     positions: int,
     scaling: float,
     window: int,
+    has_turned_keys: int,
     /,
 ) -> None: ...
 def has_tiles() -> bool: ...

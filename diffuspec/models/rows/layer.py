@@ -47,6 +47,7 @@ class _Piece(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("layer_stride", ctypes.c_int64),
         ("head_stride", ctypes.c_int64),
+        ("has_turned_keys", ctypes.c_int64),
         ("order", ctypes.c_void_p),
         ("starts", ctypes.c_void_p),
         ("counts", ctypes.c_void_p),
@@ -66,6 +67,7 @@ class SlotMemory(NamedTuple):
     values: int
     layer_stride: int  # bytes between layers
     head_stride: int  # numbers between heads
+    has_turned_keys: bool  # see `operations.attend`
 
 
 class Pieces:

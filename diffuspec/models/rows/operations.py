@@ -28,6 +28,7 @@ else:
 with contextlib.suppress(ImportError):  # a torch without Triton: see `can_run_on`
     from diffuspec.models.rows.gpu import operations as gpu
 
+KEY_BLOCK = 16  # columns whose keys are transposed together: kLanes of native/vectors.h
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as in native/numbers.h
 
 
@@ -178,12 +179,15 @@ def attend(
     rows: AttentionRows,
     scaling: float,
     window: int | None,
+    has_turned_keys: bool = False,
 ) -> None:
     """Write keys and values of the rows into the cache, and their attention into the output.
 
     query [heads, T, dim], key and value [kv_heads, T, dim] of the whole segment, in any order of
     the first two dimensions; keys and values [kv_heads, max_len, dim] of the cache; output
-    [T, heads, dim]. With a window, a row at position p sees columns above p - window only.
+    [T, heads, dim]. With a window, a row at position p sees columns above p - window only. With
+    has_turned_keys, keys of the cache are transposed in blocks, [max_len / KEY_BLOCK, dim,
+    KEY_BLOCK], and all tensors are float32.
     """
     if query.stride(2) != 1:
         query = query.contiguous()
@@ -214,4 +218,5 @@ def attend(
         *rows.addresses,
         scaling,
         window or 0,
+        has_turned_keys,
     )

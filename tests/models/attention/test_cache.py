@@ -27,8 +27,8 @@ def tokens(*token_ids: int) -> TokenIds:
 
 def write(cache: KVCache, slot: int, start: int, token_ids: Sequence[int]) -> None:
     """Fill rows with their token's id, so that it shows where they go."""
-    for view in cache.layers(slot):
-        view[:, start : start + len(token_ids)] = torch.tensor(token_ids)[None, :, None]
+    rows = torch.tensor(token_ids)[None, :, None].expand(1, -1, 2)
+    cache.write(slot, start, [rows] * 4)
 
 
 def feed(cache: KVCache, request_id: str, prefix: TokenIds) -> tuple[int, int]:
@@ -39,9 +39,9 @@ def feed(cache: KVCache, request_id: str, prefix: TokenIds) -> tuple[int, int]:
 
 
 def content(cache: KVCache, slot: int, length: int) -> list[int]:
-    views = [view[:, :length] for view in cache.layers(slot)]
-    assert all(torch.equal(view, views[0]) for view in views)
-    return views[0][0, :, 0].int().tolist()
+    rows = cache.rows(slot, length)
+    assert all(torch.equal(layer, rows[0]) for layer in rows)
+    return rows[0, 0, :, 0].int().tolist()
 
 
 def test_last_prefix_token_is_left_uncached() -> None:
@@ -164,3 +164,26 @@ def test_clearing_zeroes_rows_with_nans() -> None:
 def test_size_in_bytes() -> None:
     shape = CacheShape(num_layers=2, num_kv_heads=3, head_dim=4)
     assert shape.num_bytes(5, 7, torch.bfloat16) == 2 * 2 * 3 * 4 * 5 * 7 * 2
+
+
+@pytest.mark.parametrize(("first", "moved"), [(2, [4, 7]), (60, [1, 5, 6]), (62, [3, 70])])
+def test_transposed_keys_are_kept_like_others(first: int, moved: list[int]) -> None:
+    """Rows are moved and copied within a block of columns, and from one to another."""
+    shape = CacheShape(num_layers=2, num_kv_heads=3, head_dim=5)
+    rows = torch.randn(4, 3, 150, 5, generator=torch.Generator().manual_seed(0))
+    prefix, both = np.arange(150, dtype=np.int32), []
+    for turns_keys in (False, True):
+        cache = KVCache(shape, 2, 150, turns_keys=turns_keys)
+        cache.begin_step()
+        slot, _ = cache.acquire("a", prefix)
+        cache.write(slot, 0, list(rows[:, :, :first]))
+        cache.commit(slot, prefix[:first], first)
+        cache.write(slot, first, list(rows[:, :, first:]))
+        token_ids = [first, *(first + row for row in moved)]
+        cache.commit(slot, token_ids, 1, moved)
+        other, num_cached = cache.acquire("b", np.array([*range(first), *token_ids, 0], np.int32))
+        assert (other != slot, num_cached) == (True, first + len(token_ids))
+        assert torch.equal(cache.rows(slot, num_cached), cache.rows(other, num_cached))
+        both.append(cache.rows(other, num_cached))
+    assert torch.equal(*both)
+    assert torch.equal(both[0][:, :, first + 1], rows[:, :, first + moved[0]])

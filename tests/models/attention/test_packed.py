@@ -109,8 +109,8 @@ def test_a_windowed_layer_reads_no_further_back(
     runner = load_model(save_target("mistral"), device="cpu", num_slots=1).runner
     token_ids = random_tokens(40)
     runner.forward([segment(0, 0, token_ids)])
-    for layer in runner.cache.layers(0):
-        layer[:, : 40 - 7] = torch.nan  # would show even behind a mask: 0 * NaN is NaN
+    unseen = torch.full_like(runner.cache.rows(0, 40 - 7), torch.nan)
+    runner.cache.write(0, 0, list(unseen))  # would show even behind a mask: 0 * NaN is NaN
     new = random_tokens(num_rows)
     logits = runner.forward([segment(0, 40, new)])
     expected = reference(make_model("mistral"), np.concatenate([token_ids, new]))

@@ -215,3 +215,27 @@ def test_rows_do_not_see_nan_of_rows_after_them_in_a_chain() -> None:
     found = rows.attend(rows.cache(70), chain, slice(70, 76))
     assert torch.equal(found[:5], expected[:5])
     assert found[5].isnan().all()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 6, 32), (4, 2, 40), (3, 1, 16)])
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("start", [0, 64, 100])
+@torch.inference_mode()
+def test_transposed_keys_give_the_same_bits(
+    heads: int, kv_heads: int, dim: int, window: int | None, start: int
+) -> None:
+    rows = Rows(heads, kv_heads, dim, torch.float32)
+    tree = ancestor_mask(random_tree(4, 80))
+    plain, turned = rows.cache(start), KVCache(rows.shape, 1, MAX_LEN, turns_keys=True)
+    turned.write(0, 0, [rows.key[:, :start], rows.value[:, :start]])
+    for visible in ("causal", "full", 5, tree):
+        positions = np.arange(start, start + len(tree))
+        if visible is tree:
+            positions = start + tree.sum(axis=1) - 1
+        segment = Segment(0, start, np.zeros(len(tree), np.int32), positions, visible, ())
+        found = [
+            rows.attend(cache, segment, slice(start, start + len(tree)), window)
+            for cache in (plain, turned)
+        ]
+        assert torch.equal(*found)
+        assert torch.equal(plain.rows(0, start + len(tree)), turned.rows(0, start + len(tree)))

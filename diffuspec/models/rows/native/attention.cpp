@@ -21,20 +21,42 @@ INLINE void fetch(const char* from, int64_t size) {
   for (int64_t i = 0; i < size; i += kLine) __builtin_prefetch(from + i, 0, kSecondLevel);
 }
 
+// Where a column's key begins among transposed keys; its numbers stand kLanes apart.
+INLINE int64_t turned_place(int64_t column, int dim) {
+  return column / kLanes * kLanes * dim + column % kLanes;
+}
+
+// Copies numbers that stand at these distances.
+INLINE void copy_apart(const float* from, int from_stride, float* to, int to_stride, int count) {
+  for (int i = 0; i < count; ++i) to[i * to_stride] = from[i * from_stride];
+}
+
 // Rows of a cache that stand elsewhere in it, one after another.
 struct Gathered {
-  void reset(const Type& type, int count, int dim) {
+  void reset(const Type& type, int count, int width) {
+    dim = width;
     size = dim * type.size;
     keys.resize(count * size);
+    turned_keys.resize(static_cast<size_t>(count + kBlock) * dim);
     values.resize(count * size);
   }
-  void put(int place, int count, const char* from_keys, const char* from_values) {
-    std::memcpy(&keys[place * size], from_keys, count * size);
-    std::memcpy(&values[place * size], from_values, count * size);
+  void put_keys(int place, int count, const char* from) {
+    std::memcpy(&keys[place * size], from, count * size);
+  }
+  void put_values(int place, int count, const char* from) {
+    std::memcpy(&values[place * size], from, count * size);
+  }
+  void put_turned_keys(int count, const float* from) {  // at place 0, in whole blocks
+    std::memcpy(turned_keys.data(), from, sizeof(float) * padded(count) * dim);
+  }
+  void put_turned_key(int place, const float* from) {
+    copy_apart(from, kLanes, &turned_keys[turned_place(place, dim)], kLanes, dim);
   }
 
+  int dim = 0;
   size_t size = 0;  // of a row, in bytes
   std::vector<char> keys, values;
+  Numbers turned_keys;  // in whole blocks, instead of `keys`
 };
 
 // What a thread computes with, kept from one head to the next.
@@ -73,6 +95,9 @@ class HeadAttention {
  private:
   char* key(int64_t row) const { return at(keys_, type_, row * call_.dim); }
   char* value(int64_t row) const { return at(values_, type_, row * call_.dim); }
+  float* turned_key(int64_t row) const {
+    return reinterpret_cast<float*>(keys_) + turned_place(row, call_.dim);
+  }
   int row_at(int place) const { return call_.lists.order[place]; }
   int first_column(int row) const {
     return call_.window ? std::max(0, call_.lists.positions[row] + 1 - call_.window) : 0;
@@ -90,7 +115,13 @@ class HeadAttention {
   // Copies a row's key and value into the cache.
   void keep(int row) {
     const int64_t from = kv_head_ * call_.new_head_stride + row * call_.new_row_stride;
-    std::memcpy(key(call_.start + row), at(call_.new_keys, type_, from), call_.dim * type_.size);
+    const char* new_key = at(call_.new_keys, type_, from);
+    if (call_.has_turned_keys) {
+      const float* numbers = reinterpret_cast<const float*>(new_key);
+      copy_apart(numbers, 1, turned_key(call_.start + row), kLanes, call_.dim);
+    } else {
+      std::memcpy(key(call_.start + row), new_key, call_.dim * type_.size);
+    }
     std::memcpy(value(call_.start + row), at(call_.new_values, type_, from), call_.dim * type_.size);
   }
 
@@ -111,8 +142,10 @@ class HeadAttention {
     for (int b = lowest / kBlock; b < call_.base / kBlock; ++b) {
       for (int i = 0; i < kBlock; i += kLanes) {
         fetch_next(b * kBlock + i);
-        columns_.put(i, kLanes, key(b * kBlock + i), value(b * kBlock + i));
+        if (!call_.has_turned_keys) columns_.put_keys(i, kLanes, key(b * kBlock + i));
       }
+      if (call_.has_turned_keys) columns_.use_keys(turned_key(b * kBlock));
+      columns_.put_values(0, kBlock, value(b * kBlock));
       for (int place = 0; place < call_.num_rows; ++place) see(place, b, kBlock);
       add(0, call_.num_rows, 0);
     }
@@ -131,12 +164,16 @@ class HeadAttention {
       end = end_of_path(first);
       const int row = row_at(end - 1), num_seen = num_before + call_.lists.counts[row];
       if (first == 0 && end == call_.num_rows && lists_next(row)) {
-        columns_.put(0, num_seen, key(start), value(start));
+        if (call_.has_turned_keys) columns_.use_keys(turned_key(start));
+        else columns_.put_keys(0, num_seen, key(start));
+        columns_.put_values(0, num_seen, value(start));
       } else {
         if (first == 0) gather_before(start, num_before, most);
         const int next = gather(row, num_before) / kLanes * kLanes;
         const size_t from = next * gathered_.size;
-        columns_.put(next, num_seen - next, &gathered_.keys[from], &gathered_.values[from]);
+        if (call_.has_turned_keys) columns_.use_keys(gathered_.turned_keys.data());
+        else columns_.put_keys(next, num_seen - next, &gathered_.keys[from]);
+        columns_.put_values(next, num_seen - next, &gathered_.values[from]);
       }
       for (int b = 0; b * kBlock < num_seen; ++b)
         add_to_path(first, end, num_before, start / kBlock, b);
@@ -159,7 +196,9 @@ class HeadAttention {
 
   void gather_before(int start, int num_before, int most) {
     gathered_.reset(type_, num_before + most, call_.dim);
-    gathered_.put(0, num_before, key(start), value(start));
+    if (call_.has_turned_keys) gathered_.put_turned_keys(num_before, turned_key(start));
+    else gathered_.put_keys(0, num_before, key(start));
+    gathered_.put_values(0, num_before, value(start));
   }
 
   // Gathers the columns that a row lists, but for those that stand there. Returns the first place that
@@ -170,8 +209,12 @@ class HeadAttention {
     const int32_t* most = columns + std::min<size_t>(end - columns, listed_.size());
     const int32_t* next = std::mismatch(columns, most, listed_.begin()).first;
     const bool is_first = listed_.empty();
-    for (const int32_t* column = next; column < end; ++column)
-      gathered_.put(num_before + (column - columns), 1, key(*column), value(*column));
+    for (const int32_t* column = next; column < end; ++column) {
+      const int place = num_before + static_cast<int>(column - columns);
+      if (call_.has_turned_keys) gathered_.put_turned_key(place, turned_key(*column));
+      else gathered_.put_keys(place, 1, key(*column));
+      gathered_.put_values(place, 1, value(*column));
+    }
     listed_.assign(columns, end);
     return is_first ? 0 : num_before + (next - columns);
   }

@@ -36,6 +36,7 @@ struct Attention {
   Lists lists;
   float scaling;
   int window;  // 0: none
+  bool has_turned_keys;  // in the cache, in float32: in blocks of kLanes columns, [dim, kLanes] each
   const char *next_keys = nullptr, *next_values = nullptr;  // which are read after this call's, if known
 };
 

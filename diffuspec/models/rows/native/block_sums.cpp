@@ -43,10 +43,11 @@ INLINE void add_values(
   for (int i = 0; i < N; ++i)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) sums[i][v] = load(outputs + i * stride + v * kLanes) * shrink[i];
-  for (int column = first; column < end; ++column)
+  values += int64_t{first} * stride;
+  for (int64_t column = first; column < end; ++column, values += stride)
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-      const Floats value = load(values + column * stride + v * kLanes);
+      const Floats value = load(values + v * kLanes);
 #pragma GCC unroll 4
       for (int i = 0; i < N; ++i) sums[i][v] += weights[i][column] * value;
     }
@@ -69,20 +70,35 @@ INLINE void add_all_values(
   if (left) add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
 }
 
+// Finds the products of N queries and the keys of V vectors of columns.
+template <int N, int V>
+INLINE void score(
+    const float* queries, const float* keys, int dim, int stride, Floats scores[][kVectors]) {
+  Floats sums[N][V] = {};
+  for (int d = 0; d < dim; ++d)
+#pragma GCC unroll 4
+    for (int j = 0; j < V; ++j) {
+      const Floats key = load(keys + (j * dim + d) * kLanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) sums[i][j] += queries[i * stride + d] * key;
+    }
+#pragma GCC unroll 4
+  for (int i = 0; i < N; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < V; ++j) scores[i][j] = sums[i][j];
+}
+
 // Adds a block's columns to the sums of N queries.
 template <int N>
 INLINE void add_block(
     BlockSums& sums, int query, const float* keys, const float* values, float scaling) {
   const int dim = sums.dim, stride = sums.stride;
   const float* queries = &sums.queries[static_cast<size_t>(query) * stride];
+  const int num_seen = *std::max_element(&sums.end[query], &sums.end[query] + N);
   Floats scores[N][kVectors] = {};
-  for (int d = 0; d < dim; ++d)
-#pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
-      const Floats key = load(keys + d * kBlock + j * kLanes);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) scores[i][j] += queries[i * stride + d] * key;
-    }
+  if (num_seen > 2 * kLanes) score<N, kVectors>(queries, keys, dim, stride, scores);
+  else if (num_seen > kLanes) score<N, 2>(queries, keys, dim, stride, scores);
+  else score<N, 1>(queries, keys, dim, stride, scores);
   float weights[N][kBlock], shrink[N];
   int first = kBlock, shared = kBlock;  // columns that all queries see, but for windows, until `shared`
 #pragma GCC unroll 4

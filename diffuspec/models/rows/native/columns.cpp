@@ -35,14 +35,18 @@ void Columns::reset(const Type& type, int num_blocks, int dim) {
   dim_ = dim;
   stride_ = padded(dim);
   size_ = int64_t{kBlock} * stride_;
-  keys_.resize(num_blocks * size_);
+  turned_.resize(num_blocks * size_);  // the last columns' padding included
   group_.resize(kLanes * stride_);
   if (!lies_ready()) widened_.resize(num_blocks * size_);
 }
 
-void Columns::put(int64_t place, int count, const char* keys, const char* values) {
+void Columns::put_keys(int64_t place, int count, const char* keys) {
+  keys_ = turned_.data();
   for (int i = 0; i < count; i += kLanes)
-    put_keys(place + i, std::min(kLanes, count - i), at(keys, *type_, i * dim_));
+    turn_keys(place + i, std::min(kLanes, count - i), at(keys, *type_, i * dim_));
+}
+
+void Columns::put_values(int64_t place, int count, const char* values) {
   if (lies_ready()) {
     values_ = reinterpret_cast<const float*>(values) - place * stride_;
     return;
@@ -52,15 +56,15 @@ void Columns::put(int64_t place, int count, const char* keys, const char* values
     type_->widen(at(values, *type_, i * dim_), &widened_[(place + i) * stride_], dim_);
 }
 
-void Columns::put_keys(int64_t place, int count, const char* keys) {
+void Columns::turn_keys(int64_t place, int count, const char* keys) {
   const float* group = reinterpret_cast<const float*>(keys);
   if (!lies_ready() || count < kLanes) {
     for (int i = 0; i < count; ++i)
       type_->widen(at(keys, *type_, i * dim_), &group_[i * stride_], dim_);
     group = group_.data();
   }
-  float* to = &keys_[place / kBlock * size_ + place % kBlock];
-  for (int i = 0; i < stride_; i += kLanes) transpose(group + i, stride_, to + i * kBlock, kBlock);
+  float* to = &turned_[place * dim_];
+  for (int i = 0; i < stride_; i += kLanes) transpose(group + i, stride_, to + i * kLanes, kLanes);
 }
 
 }  // namespace rows

@@ -85,6 +85,7 @@ class Decoding {
       call.next_values = cached(next.values, next);
     }
     call.cache_head_stride = piece.head_stride;
+    call.has_turned_keys = piece.has_turned_keys;
     call.outputs = at(attended_.data(), type_, first * num_queries);
     call.num_rows = piece.num_rows;
     call.num_heads = layer_->num_heads;

@@ -23,6 +23,7 @@ struct Piece {
   char *keys, *values;     // of the sequence in layer 0
   int64_t layer_stride;    // bytes between layers
   int64_t head_stride;     // numbers between heads
+  int64_t has_turned_keys;  // see `Attention`
   Lists lists;
   int first_row, num_rows, start, base;  // start: of the first row in the cache
 };

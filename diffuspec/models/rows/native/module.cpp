@@ -45,7 +45,7 @@ PyObject* run_gate(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 }
 
 PyObject* run_attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  int type, num_threads;
+  int type, num_threads, has_turned_keys;
   Attention call;
   Lists& lists = call.lists;
   if (!Arguments(arguments, count)
@@ -54,8 +54,9 @@ PyObject* run_attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
                  call.keys, call.values, call.cache_head_stride, call.outputs, call.num_rows,
                  call.num_heads, call.num_kv_heads, call.dim, call.start, call.base, lists.order,
                  lists.starts, lists.counts, lists.columns, lists.positions, call.scaling,
-                 call.window))
+                 call.window, has_turned_keys))
     return nullptr;
+  call.has_turned_keys = has_turned_keys;
   return without_lock([&] { attend(kTypes[type], call, num_threads); });
 }
 
