@@ -9,7 +9,7 @@
 namespace rows {
 namespace {
 
-constexpr int kVectors = kBlock / kLanes;
+static_assert(kBlock == 4 * kLanes);
 constexpr int kTile = 4;  // queries that share what is read of a block
 
 // Which of a block's columns are seen: from kSeen[kBlock - n] on, not the first n; from
@@ -70,35 +70,21 @@ INLINE void add_all_values(
   if (left) add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
 }
 
-// Finds the products of N queries and the keys of V vectors of columns.
+// Adds the first V vectors of a block's columns to the sums of N queries, which see no others.
 template <int N, int V>
-INLINE void score(
-    const float* queries, const float* keys, int dim, int stride, Floats scores[][kVectors]) {
-  Floats sums[N][V] = {};
-  for (int d = 0; d < dim; ++d)
-#pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) {
-      const Floats key = load(keys + (j * dim + d) * kLanes);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) sums[i][j] += queries[i * stride + d] * key;
-    }
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) scores[i][j] = sums[i][j];
-}
-
-// Adds a block's columns to the sums of N queries.
-template <int N>
-INLINE void add_block(
+INLINE void add_vectors(
     BlockSums& sums, int query, const float* keys, const float* values, float scaling) {
   const int dim = sums.dim, stride = sums.stride;
   const float* queries = &sums.queries[static_cast<size_t>(query) * stride];
-  const int num_seen = *std::max_element(&sums.end[query], &sums.end[query] + N);
-  Floats scores[N][kVectors] = {};
-  if (num_seen > 2 * kLanes) score<N, kVectors>(queries, keys, dim, stride, scores);
-  else if (num_seen > kLanes) score<N, 2>(queries, keys, dim, stride, scores);
-  else score<N, 1>(queries, keys, dim, stride, scores);
+  const int64_t next = int64_t{dim} * kLanes;  // vector's keys
+  Floats scores[N][V] = {};
+  for (const float *key_at = keys, *end = keys + next; key_at != end; key_at += kLanes, ++queries)
+#pragma GCC unroll 4
+    for (int j = 0; j < V; ++j) {
+      const Floats key = load(key_at + j * next);
+#pragma GCC unroll 4
+      for (int i = 0; i < N; ++i) scores[i][j] += queries[i * stride] * key;
+    }
   float weights[N][kBlock], shrink[N];
   int first = kBlock, shared = kBlock;  // columns that all queries see, but for windows, until `shared`
 #pragma GCC unroll 4
@@ -108,7 +94,7 @@ INLINE void add_block(
     shared = std::min(shared, end);
     Floats largest = Floats{} - kInfinity;
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
+    for (int j = 0; j < V; ++j) {
       scores[i][j] = where_seen(
           scores[i][j] * scaling, &kSeen[kBlock + j * kLanes - begin],
           &kSeen[2 * kBlock + j * kLanes - end]);
@@ -119,7 +105,7 @@ INLINE void add_block(
     const float offset = highest == -kInfinity ? 0.f : highest;
     Floats total = {};
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) {
+    for (int j = 0; j < V; ++j) {
       const Floats weight = exponential(scores[i][j] - offset);
       store(&weights[i][j * kLanes], weight);
       total += weight;
@@ -135,6 +121,17 @@ INLINE void add_block(
   for (int i = 0; i < N; ++i)  // a column that a query does not see must not show, even if it is NaN
     if (const int end = sums.end[query + i]; end > shared)
       add_all_values<1>(&weights[i], &same, values, shared, end, outputs + i * stride, stride);
+}
+
+// Adds a block's columns to the sums of N queries.
+template <int N>
+INLINE void add_block(
+    BlockSums& sums, int query, const float* keys, const float* values, float scaling) {
+  const int num_seen = *std::max_element(&sums.end[query], &sums.end[query] + N);
+  if (num_seen <= kLanes) add_vectors<N, 1>(sums, query, keys, values, scaling);
+  else if (num_seen <= 2 * kLanes) add_vectors<N, 2>(sums, query, keys, values, scaling);
+  else if (num_seen <= 3 * kLanes) add_vectors<N, 3>(sums, query, keys, values, scaling);
+  else add_vectors<N, 4>(sums, query, keys, values, scaling);
 }
 
 FOR_EVERY_CPU void add_block_to(
