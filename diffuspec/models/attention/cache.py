@@ -181,14 +181,14 @@ class KVCache:
 
     def write(self, slot_index: int, start: int, rows: Sequence[torch.Tensor]) -> None:
         """Write a slot's rows from `start` on, [kv_heads, n, head_dim] each, as `rows` has them."""
-        end = start + rows[0].shape[1]
-        places = torch.arange(start, end)
-        for index, (layer, new) in enumerate(zip(self._layers[slot_index], rows, strict=True)):
-            if self.turns_keys and index % 2 == 0:
-                blocks = self._key_blocks(slot_index)[index // 2]
+        end, layers = start + rows[0].shape[1], self._layers[slot_index]
+        if self.turns_keys:
+            places = torch.arange(start, end)
+            for blocks, new in zip(self._key_blocks(slot_index), rows[::2], strict=True):
                 blocks[:, places // KEY_BLOCK, :, places % KEY_BLOCK] = new.transpose(0, 1)
-            else:
-                layer[:, start:end] = new
+            layers, rows = layers[1::2], rows[1::2]
+        for layer, new in zip(layers, rows, strict=True):
+            layer[:, start:end] = new
 
     def rows(self, slot_index: int, end: int) -> torch.Tensor:
         """Return a copy of a slot's rows before `end`, [2 * layers, kv_heads, end, head_dim].
