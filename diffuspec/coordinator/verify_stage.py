@@ -70,6 +70,7 @@ class VerifyStage:
         self._num_outages = 0
         self._batch: Sequence[Request] = ()  # the latest
         self._ended_at = 0.0  # of the latest verification, by time.monotonic()
+        self._read_at = 0.0  # end of the latest one that read prompts
         self._drafted_seconds = 0.0  # of all drafts until then
         self._was_plain = (
             False  # the last verification had no drafts, and none were made before or beside it
@@ -144,7 +145,7 @@ class VerifyStage:
         """
         if not self._costs[0].delays_reading(drafting_seconds):
             return
-        ended_at = self._ended_at
+        ended_at, read_at = self._ended_at, self._read_at
         await self._let_others_work()
         if self._ended_at != ended_at:  # a verification has kept the loop
             await self._let_others_work()
@@ -153,6 +154,8 @@ class VerifyStage:
         while any(map(self._choice.ends_reading, reading)):
             self._changed.clear()
             await self._changed.wait()
+        if self._read_at != read_at:
+            await self._let_others_work()  # first tokens go out
 
     def drop(self, request: Request) -> None:
         """Stop verifying for a request that has ended."""
@@ -255,6 +258,7 @@ class VerifyStage:
         """
         before, self._ended_at = self._ended_at, time.monotonic()
         if any([one.reading.num_unread > 1 for one in batch.requests]):
+            self._read_at = self._ended_at
             self._learn_beside_prompts(batch, verdicts, drafting)
             return
         num_tokens = sum([len(verdict.token_ids) for verdict in verdicts])
