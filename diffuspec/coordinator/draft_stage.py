@@ -73,6 +73,8 @@ class DraftStage:
         A step that reads a long prompt has none. The drafter reads the prompt beside the target,
         and what its draft says after the first token is the draft of the second step.
         """
+        if request.num_steps == 0:
+            self._verify.note_prompt()
         request.enter("drafting", "a draft")
         if request.drafter in self._state_layers:
             request.feed.expect(self._state_layers[request.drafter])
@@ -142,6 +144,8 @@ class DraftStage:
             if self._works_beside:
                 seconds = DraftBatch([*lane.queue], [], costs).seconds
                 await self._verify.let_prompts_go_first(seconds)
+                if self._verify.expects_prompt(seconds):
+                    self._skip_draft(lane.queue.take_now(), None)
             requests = lane.queue.take_now()
             jobs = self._pre_drafting.plan(lane, requests)
             if requests or jobs:

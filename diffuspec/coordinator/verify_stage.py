@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
+_NEXT_QUESTION_SECONDS = 0.003  # from the end of an answer until its client has asked again
 _NUM_TURNS = 3  # of the event loop: a frame arrives, its task begins, its request is queued
 
 
@@ -71,6 +72,7 @@ class VerifyStage:
         self._batch: Sequence[Request] = ()  # the latest
         self._ended_at = 0.0  # of the latest verification, by time.monotonic()
         self._read_at = 0.0  # end of the latest one that read prompts
+        self._expects_until = 0.0  # the next prompt of a client whose answer has ended
         self._drafted_seconds = 0.0  # of all drafts until then
         self._was_plain = (
             False  # the last verification had no drafts, and none were made before or beside it
@@ -157,9 +159,23 @@ class VerifyStage:
         if self._read_at != read_at:
             await self._let_others_work()  # first tokens go out
 
+    def expects_prompt(self, drafting_seconds: float) -> bool:
+        """Whether a draft call of this length would delay the next prompt of a client too much.
+
+        A client may ask again as soon as its answer has ended. Until it does, steps without drafts
+        are short: they cost the others less than its prompt would wait for their drafts.
+        """
+        is_expected = time.monotonic() < self._expects_until
+        return is_expected and self._costs[0].delays_reading(drafting_seconds)
+
+    def note_prompt(self) -> None:
+        """Expect no further prompt: one has come."""
+        self._expects_until = 0.0
+
     def drop(self, request: Request) -> None:
         """Stop verifying for a request that has ended."""
         self.queue.remove(request)
+        self._expects_until = time.monotonic() + _NEXT_QUESTION_SECONDS
         self._changed.set()
 
     def clear(self) -> None:

@@ -15,7 +15,7 @@ from diffuspec.coordinator.verify_stage import VerifyStage
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.types import Draft
 from tests.support.fakes import FakeVerifier
-from tests.support.stage import PROMPT, make_request, pool_of, slow_down
+from tests.support.stage import FOREVER, PROMPT, make_request, on_stage, pool_of, slow_down
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
 
@@ -162,3 +162,59 @@ async def test_a_draft_call_waits_for_no_request_that_has_ended():
     request.close("cancelled")
     stage.drop(request)
     await asyncio.wait_for(waiting, 1.0)
+
+
+async def test_first_tokens_go_out_before_a_draft_call_that_waited_for_them():
+    stage = stage_of(costs_of(0.01))
+    going_out: list[asyncio.Task[None]] = []
+    stage.queue.put(reader())
+
+    async def go_out() -> None:
+        for _ in range(2):  # turns of the loop: an output is taken, then its frame is sent
+            await asyncio.sleep(0)
+
+    def commit(request: Request, result: StepResult) -> None:
+        assert isinstance(result, Verified)
+        request.commit(result.verdict)
+        going_out.append(asyncio.create_task(go_out()))
+
+    async def verify() -> None:
+        await stage.run(await stage.take(), commit)
+
+    verifying = asyncio.create_task(verify())
+    await stage.let_prompts_go_first(1.0)
+    assert going_out[0].done()
+    await verifying
+
+
+@pytest.mark.parametrize(
+    ("seconds_later", "crowding", "is_expected"),
+    [(0.001, 1.0, True), (0.01, 1.0, False), (0.001, 0.0, False)],
+)
+async def test_the_next_question_of_a_client_is_expected_right_after_its_answer(
+    seconds_later, crowding, is_expected
+):
+    costs = costs_of(0.01)
+    costs.crowding = crowding
+    stage, request = stage_of(costs), drafted(0)
+    assert not stage.expects_prompt(1.0), "no answer has ended"
+    stage.drop(request)
+    await asyncio.sleep(seconds_later)
+    assert stage.expects_prompt(1.0) == is_expected
+
+
+async def test_no_further_question_is_expected_once_one_has_come():
+    stage = stage_of(costs_of(0.01))
+    stage.drop(drafted(0))
+    stage.note_prompt()
+    assert not stage.expects_prompt(1.0)
+
+
+async def test_others_take_few_steps_without_drafts_for_a_question_that_does_not_come():
+    async with on_stage() as stage:
+        slow_down(stage.verifier, "verify", 0.001)
+        longer = asyncio.create_task(stage.steps(PROMPT, FOREVER))
+        assert await stage.tokens([9]) == stage.plain([9])
+        steps = await longer
+        assert [step.num_draft_tokens for step in steps[:-1]].count(0) in (2, 3)
+        assert {step.fallback for step in steps} == {None}
