@@ -26,7 +26,7 @@ from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.fast_layers import multiplies_any_number, use_fast_layers
 from diffuspec.models.loading.rope import check_rope
-from diffuspec.models.loading.row_layers import use_row_layers
+from diffuspec.models.loading.row_layers import use_rotary_tables, use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over
@@ -157,7 +157,9 @@ def make_runner(
     is_plain = has_only_plain_tensors(model)
     may_be_exact = may_be_exact and operations.can_run_on(model.device)  # for its attention
     is_exact = is_plain and use_fast_layers(model, may_be_exact, may_round) and may_be_exact
-    is_exact = is_exact and use_row_layers(model, max_len, num_rows)
+    if is_exact or (is_plain and model.device.type == "cpu"):
+        use_rotary_tables(model, max_len, num_rows)
+    is_exact = is_exact and use_row_layers(model)
     if is_plain:
         use_decoder_layers(model.base_model)
         use_rows_forward(model)

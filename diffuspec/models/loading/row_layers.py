@@ -70,19 +70,28 @@ class RotaryTable(nn.Module):
 
 
 @torch.inference_mode()
-def use_row_layers(model: nn.Module, max_len: int, num_positions: int) -> bool:
-    """Replace activations and rotary embeddings in place; return whether none was left over.
+def use_rotary_tables(model: nn.Module, max_len: int, num_positions: int) -> None:
+    """Replace rotary embeddings in place, which are computed at every forward otherwise.
 
     Sequences have up to max_len tokens. Rows that are not kept have positions up to num_positions.
     """
-    parameter = next(model.parameters())
-    dtype, is_on_gpu = parameter.dtype, parameter.is_cuda  # whose elements are computed alike
+    dtype = next(model.parameters()).dtype
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if _is_rotary(child):
+                setattr(parent, name, RotaryTable(child, max_len, num_positions, dtype))
+
+
+def use_row_layers(model: nn.Module) -> bool:
+    """Replace activations in place, and return whether rows do not depend on each other now.
+
+    Rotary embeddings must have been replaced.
+    """
+    is_on_gpu = next(model.parameters()).is_cuda  # whose elements are computed alike
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, _ACTIVATIONS) and not is_on_gpu:
                 setattr(parent, name, RowwiseActivation(child))
-            elif _is_rotary(child):
-                setattr(parent, name, RotaryTable(child, max_len, num_positions, dtype))
     return not any(hasattr(module, "inv_freq") for module in model.modules())
 
 

@@ -9,7 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from diffuspec.models.loading.row_layers import RotaryTable, RowwiseActivation, use_row_layers
+from diffuspec.models.loading.row_layers import (
+    RotaryTable,
+    RowwiseActivation,
+    use_rotary_tables,
+    use_row_layers,
+)
 from tests.support.models import make_dynamic_model, make_longrope_model, make_model
 
 
@@ -59,6 +64,15 @@ def test_rotary_embeddings_of_another_kind_are_told() -> None:
             raise NotImplementedError
 
     model = nn.Sequential(nn.Linear(4, 4), nn.SiLU())
-    assert use_row_layers(model, 8, 8)
+    assert use_row_layers(model)
     assert isinstance(model[1], RowwiseActivation)
-    assert not use_row_layers(nn.Sequential(nn.Linear(4, 4), Other()), 8, 8)
+    model = nn.Sequential(nn.Linear(4, 4), Other())
+    use_rotary_tables(model, 8, 8)
+    assert not use_row_layers(model)
+
+
+def test_rotary_embeddings_become_tables() -> None:
+    model = make_model("llama")
+    use_rotary_tables(model, 64, 64)
+    assert isinstance(model.model.rotary_emb, RotaryTable)
+    assert use_row_layers(model)
