@@ -7,6 +7,7 @@ transport. Nothing is assumed in advance: a curve without measurements has is_kn
 from __future__ import annotations
 
 import copy
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -210,6 +211,10 @@ class StepCosts:
         curve = self._learnt.of_plain_batches
         rows = curve.at(self.num_running) - curve.at(1)
         return self.crowding * drafting_seconds > rows
+
+    def outlasts_plain_step(self, drafting_seconds: float) -> bool:
+        """Return whether a draft call takes longer than all requests' next step without drafts."""
+        return self._learnt.plain_step(self._num_running) < drafting_seconds < math.inf
 
     @property
     def is_alone_wanted(self) -> bool:

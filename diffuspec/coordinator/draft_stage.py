@@ -74,7 +74,7 @@ class DraftStage:
         and what its draft says after the first token is the draft of the second step.
         """
         if request.num_steps == 0:
-            self._verify.note_prompt()
+            self._verify.next_prompt.note_prompt()
         request.enter("drafting", "a draft")
         if request.drafter in self._state_layers:
             request.feed.expect(self._state_layers[request.drafter])

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from diffuspec.control.costs import BusyTime, StepCosts
 from diffuspec.coordinator.batch_choice import BatchChoice
 from diffuspec.coordinator.drafter_pool import DrafterPool
+from diffuspec.coordinator.next_prompt import NextPrompt
 from diffuspec.coordinator.request import Request
 from diffuspec.coordinator.request_queue import RequestQueue
 from diffuspec.coordinator.spans import trace_failure, trace_verdicts
@@ -33,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_SECONDS = 0.05  # of a verifier that is unavailable
 _MAX_PAUSE_SECONDS = 1.0
-_NEXT_QUESTION_SECONDS = 0.003  # from the end of an answer until its client has asked again
 _NUM_TURNS = 3  # of the event loop: a frame arrives, its task begins, its request is queued
 
 
@@ -59,6 +59,7 @@ class VerifyStage:
         """`draft_busy` runs while drafts are being made."""
         self.queue = RequestQueue()
         self.busy = BusyTime()
+        self.next_prompt = NextPrompt()
         self._draft_busy = draft_busy
         self._drafters = drafters
         self._verifier = verifier
@@ -72,7 +73,6 @@ class VerifyStage:
         self._batch: Sequence[Request] = ()  # the latest
         self._ended_at = 0.0  # of the latest verification, by time.monotonic()
         self._read_at = 0.0  # end of the latest one that read prompts
-        self._expects_until = 0.0  # the next prompt of a client whose answer has ended
         self._drafted_seconds = 0.0  # of all drafts until then
         self._was_plain = (
             False  # the last verification had no drafts, and none were made before or beside it
@@ -160,22 +160,19 @@ class VerifyStage:
             await self._let_others_work()  # first tokens go out
 
     def expects_prompt(self, drafting_seconds: float) -> bool:
-        """Whether a draft call of this length would delay the next prompt of a client too much.
+        """Whether a draft call of this length had better wait for the next prompt of a client.
 
-        A client may ask again as soon as its answer has ended. Until it does, steps without drafts
-        are short: they cost the others less than its prompt would wait for their drafts.
+        It does if the call would delay that prompt too much, and takes longer than a step without
+        drafts: the others take such a step first.
         """
-        is_expected = time.monotonic() < self._expects_until
-        return is_expected and self._costs[0].delays_reading(drafting_seconds)
-
-    def note_prompt(self) -> None:
-        """Expect no further prompt: one has come."""
-        self._expects_until = 0.0
+        costs = self._costs[0]
+        is_long = costs.delays_reading(drafting_seconds)
+        return self.next_prompt.is_due and is_long and costs.outlasts_plain_step(drafting_seconds)
 
     def drop(self, request: Request) -> None:
         """Stop verifying for a request that has ended."""
         self.queue.remove(request)
-        self._expects_until = time.monotonic() + _NEXT_QUESTION_SECONDS
+        self.next_prompt.note_end()
         self._changed.set()
 
     def clear(self) -> None:

@@ -188,33 +188,36 @@ async def test_first_tokens_go_out_before_a_draft_call_that_waited_for_them():
 
 
 @pytest.mark.parametrize(
-    ("seconds_later", "crowding", "is_expected"),
-    [(0.001, 1.0, True), (0.01, 1.0, False), (0.001, 0.0, False)],
+    ("crowding", "seconds", "is_expected"),
+    [
+        (1.0, 2.0, True),
+        (0.0, 2.0, False),  # a draft call would not delay a prompt
+        (1.0, 0.5, False),  # a step without drafts would delay it longer: it takes 1.04 s
+        (1.0, math.inf, False),
+    ],
 )
-async def test_the_next_question_of_a_client_is_expected_right_after_its_answer(
-    seconds_later, crowding, is_expected
+async def test_a_draft_call_that_takes_longer_than_a_plain_step_waits_for_a_prompt_that_is_due(
+    crowding, seconds, is_expected
 ):
     costs = costs_of(0.01)
     costs.crowding = crowding
-    stage, request = stage_of(costs), drafted(0)
-    assert not stage.expects_prompt(1.0), "no answer has ended"
-    stage.drop(request)
-    await asyncio.sleep(seconds_later)
-    assert stage.expects_prompt(1.0) == is_expected
+    stage = stage_of(costs)
+    for _ in range(2):
+        stage.drop(drafted(0))
+        found = stage.expects_prompt(seconds)
+        stage.next_prompt.note_prompt()
+    assert found == is_expected
 
 
-async def test_no_further_question_is_expected_once_one_has_come():
-    stage = stage_of(costs_of(0.01))
-    stage.drop(drafted(0))
-    stage.note_prompt()
-    assert not stage.expects_prompt(1.0)
-
-
-async def test_others_take_few_steps_without_drafts_for_a_question_that_does_not_come():
+@pytest.mark.parametrize(("waits", "counts"), [(False, range(2, 20)), (True, [0])])
+async def test_others_step_without_drafts_only_while_clients_ask_again_at_once(waits, counts):
     async with on_stage() as stage:
         slow_down(stage.verifier, "verify", 0.001)
+        slow_down(stage.drafter, "draft", 0.002)
         longer = asyncio.create_task(stage.steps(PROMPT, FOREVER))
-        assert await stage.tokens([9]) == stage.plain([9])
+        for number in range(4):
+            assert await stage.tokens([number]) == stage.plain([number])
+            await asyncio.sleep(0.01 if waits else 0.001)
         steps = await longer
-        assert [step.num_draft_tokens for step in steps[:-1]].count(0) in (2, 3)
+        assert [step.num_draft_tokens for step in steps[:-1]].count(0) in counts
         assert {step.fallback for step in steps} == {None}

@@ -1,0 +1,36 @@
+"""NextPrompt: whether a client whose answer has just ended is about to send its next prompt."""
+
+from __future__ import annotations
+
+import time
+
+_MAX_SECONDS = 0.003  # from the end of an answer until its client has asked again
+
+
+class NextPrompt:
+    """Expects a prompt for a moment after each answer, if one came in time the last time.
+
+    Clients with many prompts send the next one as soon as they have an answer; people do not.
+    """
+
+    def __init__(self) -> None:
+        self._expected_until: float | None = None  # by time.monotonic(); None: none is expected
+        self._came_in_time = False
+
+    @property
+    def is_due(self) -> bool:
+        until = self._expected_until
+        return self._came_in_time and until is not None and time.monotonic() < until
+
+    def note_end(self) -> None:
+        """Note that an answer has ended."""
+        now = time.monotonic()
+        if self._expected_until is not None and now >= self._expected_until:
+            self._came_in_time = False
+        self._expected_until = now + _MAX_SECONDS
+
+    def note_prompt(self) -> None:
+        """Note that a prompt has come."""
+        if self._expected_until is not None:
+            self._came_in_time = time.monotonic() < self._expected_until
+        self._expected_until = None
