@@ -23,6 +23,7 @@ class Admission:
         self._metrics = metrics
         self._waiting: deque[Request] = deque()
         self._running: set[Request] = set()
+        self._held: set[Request] = set()  # running, but their next step waits for their reader
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self._is_draining = False
@@ -34,6 +35,11 @@ class Admission:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def num_decoding(self) -> int:
+        """Running requests but for those held."""
+        return len(self._running) - len(self._held)
 
     @property
     def num_waiting(self) -> int:
@@ -85,6 +91,14 @@ class Admission:
             admitted.append(request)
         return admitted
 
+    def hold(self, request: Request) -> None:
+        """Note that a running request waits for its reader."""
+        self._held.add(request)
+
+    def go_on(self, request: Request) -> None:
+        """Note that a request held waits no longer."""
+        self._held.discard(request)
+
     def is_running(self, request: Request) -> bool:
         return request in self._running
 
@@ -92,6 +106,7 @@ class Admission:
         """Forget a request, waiting or running, and free its slot."""
         if request in self._running:
             self._running.remove(request)
+            self._held.discard(request)
             self.active.end(time.monotonic())
         elif request in self._waiting:
             self._waiting.remove(request)

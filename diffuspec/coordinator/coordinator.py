@@ -113,6 +113,7 @@ class Coordinator:
                 self._begin_step(request, now)
             else:
                 request.enter("waiting", "its reader")
+                self._admission.hold(request)
         except Exception as error:
             self._abort(request, error)
 
@@ -182,6 +183,7 @@ class Coordinator:
         """Go on with a request that waits for its reader, once half of its outputs are read."""
         is_held = request.state == "waiting" and self._admission.is_running(request)
         if is_held and request.outputs.num_unread <= MAX_UNREAD_OUTPUTS // 2:
+            self._admission.go_on(request)
             self._begin_step(request, self._step_times())
 
     def _admit(self) -> None:
@@ -263,6 +265,7 @@ class Coordinator:
 
     async def __aexit__(self, *_: object) -> None:
         await self._loops.stop()
+        self._pool.let_lanes_join_again()
         self._verify.clear()
         self._abort_all(RequestCancelledError("the coordinator was shut down"))
         await self._releases.finish(_GRACE_SECONDS)

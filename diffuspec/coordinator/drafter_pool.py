@@ -82,6 +82,12 @@ class DrafterPool:
                 lane.is_gone = True
                 lane.has_work.set()
 
+    def let_lanes_join_again(self) -> None:
+        """Offer all lanes to the next coordinator: the one that ran them has stopped."""
+        self.joined = asyncio.Queue()
+        for lane in self.lanes:
+            self.joined.put_nowait(lane)
+
     def forget(self, lane: DraftLane) -> None:
         """Drop the lane of a drafter that has left: its last call is over."""
         self.lanes.remove(lane)

@@ -40,7 +40,7 @@ class StateFeed:
             return
         self._waiting.append(states)
         if sum(len(one.data) for one in self._waiting) > _MAX_BYTES:
-            self._layers, self._waiting = (), []
+            self._layers, self._waiting, self._num_sent = (), [], 0
 
     def to_send(self, max_bytes: int) -> StateRows | None:
         """Return the states for the coming draft request: the first waiting rows that fit."""

@@ -98,9 +98,9 @@ class StepObserver:
             sizes = request.num_prompt_tokens, step.num_cached_tokens
             self._metrics.observe_first_token(*seconds, *sizes)
         else:
-            costs = self._costs[request.drafter]
-            costs.num_running = self._admission.num_running
-            learn_overhead(costs, request, result, step)
+            for costs in self._costs.values():
+                costs.num_running = self._admission.num_decoding
+            learn_overhead(self._costs[request.drafter], request, result, step)
             if request.auto is not None:
                 request.auto.observe(request, step)
 

@@ -19,7 +19,7 @@ from typing import Any
 import uvloop
 
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import DiffuspecError, WorkerError
+from diffuspec.core.errors import WorkerError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.connection import MAX_UNREAD_OUTPUTS
@@ -194,7 +194,7 @@ class Worker:
         os.sched_setaffinity(0, own_processors(load.index, load.num_processes, processors))
         try:
             self._engine = await asyncio.to_thread(load_engine, load)
-        except DiffuspecError as error:
+        except Exception as error:  # the other side waits for a reply
             self._reports.reply(0, error=step_error(error))
         else:
             self._reports.reply(0, info=info_to_proto(self._engine.info))

@@ -36,15 +36,14 @@ class Worker:
 
     def __init__(self, name: str, is_inline: bool) -> None:
         self._executor = None if is_inline else ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._latest: Future[Any] | None = None  # call in the thread
+        self._in_thread: set[Future[Any]] = set()  # calls that have not ended
         self._seconds = _SHORT_SECONDS  # of the latest call
 
     async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a call; return its result or raise its exception."""
         if (executor := self._executor_for_next()) is None:
             return self._timed(lambda: work(*args, **kwargs))
-        call = executor.submit(self._timed, lambda: work(*args, **kwargs))
-        self._latest = call
+        call = self._submit(executor, lambda: self._timed(lambda: work(*args, **kwargs)))
         return await asyncio.wrap_future(call)
 
     def post(self, work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -52,17 +51,22 @@ class Worker:
         if (executor := self._executor_for_next()) is None:
             work(*args, **kwargs)
         else:
-            self._latest = executor.submit(lambda: work(*args, **kwargs))
+            self._submit(executor, lambda: work(*args, **kwargs))
 
     def close(self) -> None:
         """Wait for the running call, then stop the thread."""
         if self._executor is not None:
             self._executor.shutdown()
 
+    def _submit(self, executor: ThreadPoolExecutor, work: Callable[[], T]) -> Future[T]:
+        call = executor.submit(work)
+        self._in_thread.add(call)
+        call.add_done_callback(self._in_thread.discard)
+        return call
+
     def _executor_for_next(self) -> ThreadPoolExecutor | None:
         """Return the thread for the next call; None if that is to be made inline."""
-        is_idle = self._latest is None or self._latest.done()
-        if _may_keep_loop and is_idle and self._seconds < _SHORT_SECONDS:
+        if _may_keep_loop and not self._in_thread and self._seconds < _SHORT_SECONDS:
             return None
         return self._executor
 

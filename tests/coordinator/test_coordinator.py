@@ -303,6 +303,21 @@ async def test_a_stream_that_nobody_reads_stops_decoding_and_goes_on_when_it_is_
         assert tokens + await rest_of(stream) == stage.plain(PROMPT, FOREVER)
 
 
+async def test_a_stream_that_waits_for_its_reader_does_not_count_as_decoding():
+    async with on_stage(max_sequences=4) as stage:
+        stream = stage.stream(PROMPT, FOREVER, OFF)
+        await anext(stream)
+        admission = stage.coordinator._admission
+        await until(lambda: stage.coordinator.requests()[0].waits_for == "its reader")
+        assert (admission.num_running, admission.num_decoding) == (1, 0)
+        assert await stage.tokens([9]) == stage.plain([9])
+        for costs in stage.coordinator._observer._costs.values():
+            assert costs.num_running == 1
+        assert len(await rest_of(stream)) == FOREVER.max_tokens - 1
+        await until(lambda: stage.is_empty)
+        assert (admission.num_running, admission.num_decoding) == (0, 0)
+
+
 @pytest.mark.parametrize("end", ["close", "cancel", "shut down"])
 async def test_a_stream_that_waits_for_its_reader_can_be_ended(end):
     async with on_stage() as stage:

@@ -357,3 +357,11 @@ async def test_an_unknown_name_is_refused_with_the_known_ones(names, known):
     async with on_stage(drafter) as stage:
         with pytest.raises(InvalidRequestError, match=f"drafter must be one of {known}.*'three'"):
             await stage.tokens(speculation=replace(FIXED, drafter="three"))
+
+
+async def test_a_pool_drafts_for_one_coordinator_after_another():
+    pool = pool_of(fake_drafters(2))
+    for _ in range(2):
+        async with on_stage(pool, max_sequences=8) as stage:
+            assert await stage.tokens() == stage.plain()
+            assert stage.metric("spec_decode_num_draft_tokens_total") > 0

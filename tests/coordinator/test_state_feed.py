@@ -71,3 +71,13 @@ def test_states_that_nobody_takes_are_dropped(monkeypatch) -> None:
     feed.take(rows(4, 5))
     assert feed.wanted is None and feed.to_send(99) is None
     assert feed.answered(StatesWanted(LAYERS, 0)) == 0, "it is asked again, by the drafter"
+
+
+def test_states_may_be_dropped_while_some_of_them_are_on_their_way(monkeypatch) -> None:
+    monkeypatch.setattr(state_feed, "_MAX_BYTES", 8)
+    feed = StateFeed()
+    feed.expect(LAYERS)
+    feed.take(rows(0, 4))
+    assert feed.to_send(99) is not None
+    feed.take(rows(4, 5))
+    assert feed.answered(StatesWanted(LAYERS, 4)) == 4

@@ -55,3 +55,20 @@ async def test_no_call_keeps_the_loop_before_those_in_the_thread_have_ended(monk
     await worker.run(calls.append, 2)
     worker.close()
     assert calls == [True, 2]
+
+
+async def test_no_call_keeps_the_loop_while_one_before_a_cancelled_one_runs(monkeypatch):
+    monkeypatch.setattr(workers, "_may_keep_loop", True)
+    worker, may_end = Worker("role", is_inline=False), threading.Event()
+    running = asyncio.create_task(worker.run(may_end.wait))
+    cancelled = asyncio.create_task(worker.run(lambda: None))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    await asyncio.sleep(0)
+    worker._seconds = 0.0  # the latest call was short
+    after = asyncio.create_task(worker.run(threading.get_ident))
+    await asyncio.sleep(0)
+    assert not after.done()
+    may_end.set()
+    assert await running and await after != threading.get_ident()
+    worker.close()
