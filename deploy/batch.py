@@ -64,7 +64,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 _Input = Annotated[Path, typer.Option("--input", metavar="IN.jsonl", help="The rows.")]
 _Output = Annotated[
-    Path, typer.Option("--output", metavar="OUT.jsonl", help="The results; made, or gone on with.")
+    Path, typer.Option("--output", metavar="OUT.jsonl", help="The results; resumed if it exists.")
 ]
 _Address = Annotated[
     str,

@@ -250,7 +250,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Kills of each kind of process.")] = 1,
     streams: Annotated[int, typer.Option(min=1, help="Answers at a time.")] = 4,
     max_tokens: Annotated[int, typer.Option(min=1, help="Length of answers.")] = 160,
-    seed: Annotated[int, typer.Option(help="Of the order and the victims.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the order and the processes.")] = 0,
 ) -> None:
     """Kill processes of a service under load; print what it cost. Exit status 1: a wrong token."""
     recoveries, load = asyncio.run(study(url, kill or (), streams, rounds, max_tokens, seed))

@@ -35,7 +35,7 @@ _model = typer.Typer(cls=Commands, no_args_is_help=True, help="Model directories
 _model.command("import", cls=Command, epilog=model.EXAMPLES)(model.run)
 app.add_typer(_model, name="model")
 _drafter = typer.Typer(
-    cls=Commands, no_args_is_help=True, help="Diffusion drafters for any target."
+    cls=Commands, no_args_is_help=True, help="Train drafters and draft heads for any target."
 )
 _drafter.command("train", cls=Command, epilog=drafter.TRAIN_EXAMPLES)(drafter.train)
 _drafter.command("evaluate", cls=Command, epilog=drafter.EVALUATE_EXAMPLES)(drafter.evaluate)

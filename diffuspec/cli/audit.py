@@ -46,7 +46,8 @@ def run(
 ) -> None:
     """Answer questions with drafts and again without, several at a time, and compare the tokens.
 
-    Names the first token that differs, with the gap between the two likeliest. Exits with 1 if any.
+    Names the first token that differs, with the gap between the two likeliest. Exits
+    with 1 if any token differs.
     """
     from diffuspec.bench.questions import first_per_family, load_questions
 

@@ -20,11 +20,12 @@ EXAMPLES = """[bold]Examples[/bold]
 KeyFile = Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Made if it is not there.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Whose key it is.")]
 MaxRequests = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Requests at the same time. Default: any.")
+    int | None,
+    typer.Option(min=1, metavar="N", help="Requests at the same time. Default: unlimited."),
 ]
 TokensPerMinute = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Tokens of prompts and answers. Default: any."),
+    typer.Option(min=1, metavar="N", help="Tokens of prompts and answers. Default: unlimited."),
 ]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")

@@ -67,7 +67,7 @@ _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: dr
 _CONFIG = "Configuration of an engine; the options given here override it."
 _THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
 _DATA_PARALLEL_SIZE = (
-    "Processes with an engine each, among which requests are spread; --threads is of each."
+    "Processes with an engine each, to spread requests over; --threads is per process."
     " Default: 1, in this process."
 )
 _DTYPE = "Type of the target's weights. Default: auto, bfloat16 on a GPU and float32 on CPUs."

@@ -134,8 +134,8 @@ class SamplingParams:
     )
     bad_words: Annotated[tuple[BadWord, ...], Len(0, MAX_BAD_WORDS)] = declare(
         (),
-        "Never say this: the last token of its token sequence is masked where the ones before it "
-        "stand, as encoded with a space before it and without.",
+        "Text that must not occur: its last token is masked wherever its other tokens come "
+        "directly before. The text is encoded both with and without a space before it.",
         option="bad-word",
     )
     bad_words_token_ids: Annotated[tuple[BadTokens, ...], Len(0, 2 * MAX_BAD_WORDS)] = declare(
