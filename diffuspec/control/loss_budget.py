@@ -61,7 +61,7 @@ class LossBudget:
         """
         self._num_observed[num_running] += 1
         if is_plain:
-            self._measure(num_tokens, seconds)  # one of each request verified, which may be a few
+            self._measure(num_running, seconds * num_running / num_tokens)
             self._seconds -= _SHARE * seconds
         elif self._plain:
             self._seconds += min(seconds, _MOST_AT_ONCE * self._plain_step(num_running))

@@ -91,17 +91,6 @@ def test_plain_decoding_is_taken_to_be_as_fast_as_with_the_nearest_number(num_ru
     assert budget.is_spent == is_lost
 
 
-def test_a_step_of_a_few_of_the_running_requests_is_not_scaled_up_to_all():
-    budget = LossBudget()
-    for _ in range(3):
-        budget.observe(16, 16, 0.02, is_plain=True)
-    for _ in range(30):
-        budget.observe(4, 16, 0.01, is_plain=True)  # the others wait, or are read
-    for _ in range(30):
-        budget.observe(16, 16, 0.03, is_plain=False)
-    assert budget.is_spent
-
-
 @pytest.fixture
 def costs() -> StepCosts:
     """Costs of two running requests, for whom plain decoding has been measured."""
