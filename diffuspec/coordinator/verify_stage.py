@@ -165,9 +165,10 @@ class VerifyStage:
         It does if the call would delay that prompt too much, and takes longer than a step without
         drafts: the others take such a step first.
         """
-        costs = self._costs[0]
-        is_long = costs.delays_reading(drafting_seconds)
-        return self.next_prompt.is_due and is_long and costs.outlasts_plain_step(drafting_seconds)
+        if not self.next_prompt.is_due:
+            return False
+        costs, seconds = self._costs[0], drafting_seconds
+        return costs.delays_reading(seconds) and costs.outlasts_plain_step(seconds)
 
     def drop(self, request: Request) -> None:
         """Stop verifying for a request that has ended."""
