@@ -18,6 +18,7 @@ from diffuspec.control.loss_budget import LossBudget
 _MAX_WAIT = 3.0  # most that one wait counts in exposed_share
 _ALONE = 0.05  # a verification with drafting beside it for at most this share counts as alone
 _MAX_CROWDING = 1.5
+_MUCH_CROWDING = 0.75
 _MAX_CROWDED = 64  # verifications in a row; later ones update the cost of one alone
 _FEW = 0.01  # with fewer other requests on average, there have been none for a while
 _MUCH_LONGER = 4.0  # verifications of one row: what reading one more prompt may add
@@ -100,16 +101,24 @@ class StepCosts:
             self._loss_budget.observe(num_tokens, self._num_running, seconds, is_plain)
 
     def observe_beside_prompts(
-        self, num_rows: int, num_nodes: int, num_gained_tokens: int, seconds: float
+        self,
+        num_rows: int,
+        num_nodes: int,
+        num_kept_out: int,
+        num_gained_tokens: int,
+        seconds: float,
     ) -> None:
         """Learn from a verification that read prompts what drafts have cost and gained.
 
-        num_rows: fed to the target besides the nodes of drafts. Without drafts, the requests would
-        have committed num_gained_tokens fewer, more if it is below 0, and those `seconds` earlier,
-        and what the nodes have taken.
+        num_rows: fed to the target besides the nodes of drafts. num_kept_out: requests that would
+        have been in the batch, but for their drafts. Without drafts, all requests would have
+        committed num_gained_tokens fewer, more if it is below 0, and those `seconds` earlier, and
+        what the nodes have taken, but later by what the rows of those kept out would have taken.
         """
-        if num_nodes or num_gained_tokens or seconds:
+        if num_nodes or num_kept_out or num_gained_tokens or seconds:
             seconds += self.verify.at(num_rows + num_nodes) - self.verify.at(num_rows)
+            plain = self._learnt.of_plain_batches
+            seconds -= plain.at(1 + num_kept_out) - plain.at(1)
             self.observe_progress(num_gained_tokens, seconds, is_plain=False)
 
     def observe_verify(
@@ -215,6 +224,11 @@ class StepCosts:
     def outlasts_plain_step(self, drafting_seconds: float) -> bool:
         """Return whether a draft call takes longer than all requests' next step without drafts."""
         return self._learnt.plain_step(self._num_running) < drafting_seconds < math.inf
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether drafting slows a verification at the same time down by most of what it takes."""
+        return self.crowding >= _MUCH_CROWDING
 
     @property
     def is_alone_wanted(self) -> bool:

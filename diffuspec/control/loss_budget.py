@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 _MOST_STEPS = 12  # of plain decoding, that drafts may lose
+_MOST_SAVED = 60  # more, which they have gained before
 _MOST_AT_ONCE = 64  # steps, that one verification counts for: a drafter may have hung
-_LEAST_GAIN = 0.05  # of drafts that pay: first tokens wait for their longer passes
+_LEAST_GAIN = 0.1  # of drafts that pay: first tokens wait for their longer passes
 _SHARE = 0.01  # of the time without drafts, by which a loss is made good
 _NUM_MEASURED = 3  # steps of plain decoding, before there are drafts
 _MAX_PATIENCE = 16  # verifications in which other requests' drafts may hinder that
@@ -21,8 +22,9 @@ _SMOOTHING = 0.05  # a step may have waited for another process
 class LossBudget:
     """Adds up what drafts lose. Once too much, they stop until enough time has passed without them.
 
-    So they lose no more than _SHARE of the time where plain decoding is faster. What they gain is
-    not saved up. Numbers of running requests are those that share the batches.
+    So they lose no more than _SHARE of the time where plain decoding is faster. Of what they gain,
+    _MOST_SAVED steps are saved up, so that a few bad drafts in a row do not stop those that pay.
+    Numbers of running requests are those that share the batches.
     """
 
     def __init__(self) -> None:
@@ -61,7 +63,7 @@ class LossBudget:
         """
         self._num_observed[num_running] += 1
         if is_plain:
-            self._measure(num_running, seconds * num_running / num_tokens)
+            self._measure(num_tokens, seconds)  # one of each request verified, which may be a few
             self._seconds -= _SHARE * seconds
         elif self._plain:
             self._seconds += min(seconds, _MOST_AT_ONCE * self._plain_step(num_running))
@@ -70,6 +72,7 @@ class LossBudget:
         if lost <= 0:
             self.is_spent = False
             self._forget()
+            self._seconds = max(lost, -_MOST_SAVED * self._plain_step(num_running))
         elif lost > _MOST_STEPS * self._plain_step(num_running):
             self.is_spent = True
 

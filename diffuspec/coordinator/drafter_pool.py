@@ -118,11 +118,10 @@ class DrafterPool:
             return [], math.inf
         return [one for one in batch.requests if one.state == "drafting"], batch.ends_at
 
-    def num_drafting(self) -> int:
-        """Return the number of requests that wait for a draft before they are verified."""
-        waiting = [one for lane in self.lanes for one in lane.queue]
-        waiting += [one for lane in self.lanes if lane.under_way for one in lane.under_way.requests]
-        return sum([one.state == "drafting" for one in waiting])
+    def drafting(self) -> list[Request]:
+        """Return the requests that wait for a draft before they are verified."""
+        waiting = [one for lane in self.lanes for one in (*lane.queue, *lane.drafting)]
+        return [one for one in waiting if one.state == "drafting"]
 
     def try_again(self, request: Request) -> None:
         """Give a trial, a copy of this request's draft, to failed drafters whose pause is over."""

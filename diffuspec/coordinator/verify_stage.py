@@ -124,20 +124,24 @@ class VerifyStage:
 
     def _waits_until(self, now: float) -> float:
         """Return until when the queued requests wait for drafts of others; `now`: not at all."""
-        coming, ends_at = self._drafters.next_drafts()
-        if not coming:
+        drafting = self._drafters.drafting()
+        if not drafting:
             return now
-        here = list(self.queue)
+        here, costs = list(self.queue), self._costs[0]
         if any(request.reading.is_long for request in here):
             return now
         drafted = [request for request in here if request.num_draft_tokens]
-        if not drafted and len(coming) < len(here):
+        if not drafted and costs.is_crowded and len(drafting) >= len(here):
+            # A verification of their own would hold up the drafts for as long as it takes.
+            return now + costs.draft.at(sum(request.num_draft_tokens for request in drafting))
+        coming, ends_at = self._drafters.next_drafts()
+        if not coming or (not drafted and len(coming) < len(here)):
             return now  # without drafts they can be verified now, and again with the others
         leaving = drafted or here
         num_rows = sum(1 + request.draft.tree.num_nodes for request in leaving)
         rows = num_rows, round(num_rows * len(coming) / len(leaving))
         positions = [sum(one.num_draft_tokens for one in some) for some in (leaving, coming)]
-        saved = self._costs[0].saved_by_joining(rows, (positions[0], positions[1]))
+        saved = costs.saved_by_joining(rows, (positions[0], positions[1]))
         return now + saved if ends_at - now < saved else now
 
     async def let_prompts_go_first(self, drafting_seconds: float) -> None:
@@ -287,12 +291,13 @@ class VerifyStage:
     ) -> None:
         decoding = [one.reading.num_unread <= 1 for one in batch.requests]
         num_tokens = sum(len(verdict.token_ids) for verdict in compress(verdicts, decoding))
-        num_without = sum(decoding) + len(self._choice.put_off) + self._drafters.num_drafting()
+        num_kept_out = len(self._choice.put_off) + len(self._drafters.drafting())
+        num_gained = num_tokens - sum(decoding) - num_kept_out
         num_nodes = batch.num_rows - len(batch.requests)
         num_rows = sum(map(self._choice.num_to_read, batch.requests))
         for costs in self._costs:
             seconds = drafting.before + costs.crowding * drafting.beside
-            costs.observe_beside_prompts(num_rows, num_nodes, num_tokens - num_without, seconds)
+            costs.observe_beside_prompts(num_rows, num_nodes, num_kept_out, num_gained, seconds)
 
     def _requeue_to_read(self, request: Request, verdict: Verdict) -> None:
         request.times.prefill_seconds += verdict.verify_seconds

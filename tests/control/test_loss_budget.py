@@ -91,12 +91,32 @@ def test_plain_decoding_is_taken_to_be_as_fast_as_with_the_nearest_number(num_ru
     assert budget.is_spent == is_lost
 
 
+def test_a_step_of_a_few_of_the_running_requests_is_not_scaled_up_to_all():
+    budget = LossBudget()
+    for _ in range(3):
+        budget.observe(16, 16, 0.02, is_plain=True)
+    for _ in range(30):
+        budget.observe(4, 16, 0.01, is_plain=True)  # the others wait, or are read
+    for _ in range(30):
+        budget.observe(16, 16, 0.03, is_plain=False)
+    assert budget.is_spent
+
+
+@pytest.mark.parametrize(("num_lost", "is_spent"), [(70, False), (75, True)])
+def test_drafts_may_lose_60_steps_that_they_have_gained_besides_12_others(num_lost, is_spent):
+    run = Run()
+    run.go(1000, speed=2)
+    for _ in range(num_lost):
+        run.budget.observe(0, 2, PLAIN_SECONDS, is_plain=False)
+    assert run.budget.is_spent == is_spent
+
+
 @pytest.fixture
 def costs() -> StepCosts:
     """Costs of two running requests, for whom plain decoding has been measured."""
     costs = StepCosts()
-    for num_rows in (2, 20):
-        costs.observe_verify(num_rows, 2, 2, 0.05 * num_rows)
+    for num_rows in (1, 2, 20):
+        costs.observe_verify(num_rows, min(num_rows, 2), 2, 0.05 * num_rows)
     costs.num_running = 2
     for _ in range(3):
         assert costs.must_decode_plainly
@@ -113,18 +133,24 @@ def test_one_request_alone_drafts_whatever_several_have_lost(costs: StepCosts):
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "num_gained_tokens", "seconds", "is_lost"),
+    ("num_nodes", "num_kept_out", "num_gained_tokens", "seconds", "is_lost"),
     [
-        (0, 0, 0.0, False),
-        (0, 0, 1.0, True),  # the prompts waited for a draft call
-        (0, -40, 0.0, True),  # requests were put off, or waited for drafts
-        (18, 0, 0.0, True),
-        (18, 22, 0.0, False),
+        (0, 0, 0, 0.0, False),
+        (0, 0, 0, 1.0, True),  # the prompts waited for a draft call
+        (0, 1, -40, 0.0, True),
+        (0, 40, -40, 0.0, False),  # their rows would have taken as long as steps of their own
+        (18, 0, 0, 0.0, True),
+        (18, 0, 22, 0.0, False),
     ],
 )
 def test_what_drafts_cost_beside_prompts_is_lost(
-    costs: StepCosts, num_nodes: int, num_gained_tokens: int, seconds: float, is_lost: bool
+    costs: StepCosts,
+    num_nodes: int,
+    num_kept_out: int,
+    num_gained_tokens: int,
+    seconds: float,
+    is_lost: bool,
 ):
     for _ in range(2):
-        costs.observe_beside_prompts(2, num_nodes, num_gained_tokens, seconds)
+        costs.observe_beside_prompts(2, num_nodes, num_kept_out, num_gained_tokens, seconds)
     assert costs.must_decode_plainly == is_lost

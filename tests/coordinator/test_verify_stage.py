@@ -124,6 +124,40 @@ async def test_a_draft_waits_no_longer_for_another_than_verifying_both_would_sav
     assert time.monotonic() - now == pytest.approx(ends_after, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("num_here", "crowding", "drafted_after", "size", "ends_after"),
+    [
+        (1, 1.0, 0.1, 2, 0.1),
+        (1, 1.0, 9.0, 1, 0.2),  # a draft call that takes longer than expected
+        (2, 1.0, 0.1, 2, 0.0),
+        (1, 0.3, 0.1, 1, 0.0),
+    ],
+)
+async def test_a_request_without_a_draft_is_verified_with_those_whose_drafts_it_would_hold_up(
+    num_here, crowding, drafted_after, size, ends_after
+):
+    costs, pool, now = StepCosts(crowding), pool_of([fake_drafter()]), time.monotonic()
+    costs.observe_draft(4, 1, 0.2)
+    stage = VerifyStage(FakeVerifier(), CoordinatorConfig(), [costs], BusyTime(), pool)
+    coming, *here = requests = [make_request() for _ in range(1 + num_here)]
+    for request in requests:
+        request.reading.num_read = len(PROMPT) - 1
+        request.enter("drafting", "a draft")
+    for request in here:
+        request.skip_draft(None)
+        stage.queue.put(request)
+    coming.num_draft_tokens = 4
+    pool.lanes[0].queue.put(coming)
+
+    def arrive() -> None:
+        stage.queue.put(*pool.lanes[0].queue.take_now())
+
+    asyncio.get_running_loop().call_later(drafted_after, arrive)
+    batch = await stage.take()
+    assert len(batch.requests) == size
+    assert time.monotonic() - now == pytest.approx(ends_after, abs=0.01)
+
+
 # ---- prefill
 
 
