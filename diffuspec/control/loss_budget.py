@@ -64,7 +64,8 @@ class LossBudget:
         self._num_observed[num_running] += 1
         if is_plain:
             self._measure(num_tokens, seconds)  # one of each request verified, which may be a few
-            self._seconds -= _SHARE * seconds
+            if self.is_spent:
+                self._seconds -= _SHARE * seconds
         elif self._plain:
             self._seconds += min(seconds, _MOST_AT_ONCE * self._plain_step(num_running))
             self._plain_steps[num_running] += num_tokens / num_running
