@@ -31,7 +31,7 @@ from diffuspec.bench.report import (
 )
 from diffuspec.bench.run import Mismatch, find_mismatches
 from diffuspec.bench.studies.ablations import sweeps
-from diffuspec.bench.studies.load import load_tables, plot_load, study_load
+from diffuspec.bench.studies.load import LoadPlan, load_tables, plot_load, study_load
 from diffuspec.bench.studies.overlap import plot_overlap
 from diffuspec.bench.studies.pre_drafts import study_pre_drafts
 from diffuspec.bench.studies.sweeps import (
@@ -149,10 +149,9 @@ def _run_load(
 ) -> int:
     with tracing(options.trace) as tracer, _open_for_load(options, config, tracer) as engine:
         machine = describe_configured(config)
+        plan = LoadPlan(options.max_tokens, CONCURRENCIES, options.repeats, options.rounds)
         with progress(2 * options.repeats * len(CONCURRENCIES)) as advance:
-            rows, num_different = study_load(
-                engine, questions, options.max_tokens, options.repeats, CONCURRENCIES, advance
-            )
+            rows, num_different = study_load(engine, questions, plan, advance)
     plot_load(rows, options.out / "load.png")
     data: dict[str, Any] = {
         "machine": asdict(machine),

@@ -24,6 +24,7 @@ from diffuspec.drafters import kind_of
 from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair, parse_config
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
+ROUNDS = 6  # questions to each asker in one of its turns: few are asked at once in the beginning
 SPEC_BENCH = "spec-bench"
 SUITES = (SPEC_BENCH,)
 _TABLE_ORDER = ("sps", "lookahead", "pld", "token_recycling", "samd", "diffuspec", *VARIANTS)
@@ -47,6 +48,7 @@ class BenchOptions:
     ablations: bool = False
     pre_drafts: bool = False
     load: bool = False
+    rounds: int = ROUNDS  # of the study of load
     trace: Path | None = None  # a file for Perfetto; the pre-draft study traces its last system
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
     pair: str | None = None  # None: the embedded one
@@ -56,7 +58,7 @@ class BenchOptions:
     data_parallel_size: int = 1  # processes with an engine each, under load
 
     def __post_init__(self) -> None:
-        for name in ("limit", "max_tokens", "repeats", "threads"):
+        for name in ("limit", "max_tokens", "repeats", "rounds", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be 1 or more, got {value}")
@@ -99,6 +101,8 @@ class BenchOptions:
             if names and getattr(self, option) and not is_for_all:
                 option = option.replace("_", "-")
                 raise ConfigError(f"--{option} has no effect on {names[0]}, which has its own")
+        if self.rounds != ROUNDS and not self.load:
+            raise ConfigError("--rounds has no effect without --load")
         if self.data_parallel_size > 1 and not self.load:
             raise ConfigError("--data-parallel-size has no effect without --load")
         if self.data_parallel_size > 1 and self.trace is not None:

@@ -16,7 +16,7 @@ from diffuspec.bench.open_loop import RateRun, ask_at_rate, rate_table
 from diffuspec.bench.plots import require_matplotlib
 from diffuspec.bench.questions import Question, rotated
 from diffuspec.bench.report import TextTable
-from diffuspec.bench.studies.load import OFF, ON, compare_load, load_tables, plot_load
+from diffuspec.bench.studies.load import OFF, ON, LoadPlan, compare_load, load_tables, plot_load
 from diffuspec.core.types import Prompt
 
 _SECONDS_PER_RATE = 10.0
@@ -54,10 +54,8 @@ async def measure_service(
     url: str,
     api_key: str | None,
     questions: Sequence[Question],
+    plan: LoadPlan,
     *,
-    max_tokens: int,
-    repeats: int,
-    concurrencies: Sequence[int],
     rates: Sequence[float],
     on_turn: Callable[[str], None] = lambda _: None,
 ) -> ServiceLoad:
@@ -76,16 +74,14 @@ async def measure_service(
         model = await clients[ON].model()
         rows: list[LoadRow] = []
         num_different = 0
-        if concurrencies:
-            rows, num_different = await compare_load(
-                clients, prompts, max_tokens, repeats, concurrencies, on_turn=on_turn
-            )
+        if plan.concurrencies:
+            rows, num_different = await compare_load(clients, prompts, plan, on_turn=on_turn)
         runs: list[tuple[str, RateRun]] = []
         for turn, rate in enumerate(rates):
             count = max(2, round(rate * _SECONDS_PER_RATE))
             asked = list(itertools.islice(itertools.cycle(prompts), count))
             for name, client in rotated(clients.items(), turn):
-                runs.append((name, await ask_at_rate(client, asked, rate, max_tokens)))
+                runs.append((name, await ask_at_rate(client, asked, rate, plan.max_tokens)))
                 on_turn(f"{name}, {rate:g} a second")
     return ServiceLoad(model, tuple(rows), num_different, tuple(runs))
 

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from diffuspec.cli import options
 from diffuspec.core.errors import ConfigError
 
 EXAMPLES = """[bold]Examples[/bold]
@@ -53,6 +54,7 @@ def run(
     limit: Limit = None,
     max_tokens: MaxTokens = 64,
     repeats: Repeats = 2,
+    rounds: options.Rounds = 6,
     out: Out = Path("runs/load"),
 ) -> None:
     """Ask a running service, with speculation and without in turns, and compare.
@@ -66,6 +68,7 @@ def run(
     from diffuspec.bench.questions import first_per_family, load_questions
     from diffuspec.bench.report import print_tables, write_report
     from diffuspec.bench.service_load import measure_service, plot_service
+    from diffuspec.bench.studies.load import LoadPlan
     from diffuspec.pairs.tiny import QUESTIONS
 
     concurrencies = _numbers("--at-a-time", at_a_time, int)
@@ -77,9 +80,7 @@ def run(
             url.rstrip("/").removesuffix("/v1"),
             os.environ.get("DIFFUSPEC_API_KEY"),
             asked,
-            max_tokens=max_tokens,
-            repeats=repeats,
-            concurrencies=concurrencies,
+            LoadPlan(max_tokens, concurrencies, repeats, rounds),
             rates=per_second,
             on_turn=advance,
         )

@@ -79,6 +79,14 @@ Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
 DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAME")]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
+Rounds = Annotated[
+    int,
+    typer.Option(
+        help="Questions for each request at a time, in each turn under load: long turns vary less.",
+        metavar="N",
+        min=1,
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(min=1, max=MAX_THREADS, help=_THREADS, metavar="N", rich_help_panel=_MODELS),

@@ -29,6 +29,11 @@ class NextPrompt:
             self._came_in_time = False
         self._expected_until = now + _MAX_SECONDS
 
+    def note_call(self, seconds: float) -> None:
+        """Note a call that may have kept the loop: a prompt that came during it is in time."""
+        if self._expected_until is not None:
+            self._expected_until += seconds
+
     def note_prompt(self) -> None:
         """Note that a prompt has come."""
         if self._expected_until is not None:

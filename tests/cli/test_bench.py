@@ -67,6 +67,13 @@ def test_studies_are_asked_for_by_a_flag(
     assert asked == [BenchOptions(**{study: True})]  # type: ignore[arg-type]
 
 
+def test_the_study_of_load_has_options_of_its_own(
+    diffuspec: Run, asked: list[BenchOptions]
+) -> None:
+    diffuspec("bench", "--load", "--rounds", "20", "--data-parallel-size", "2")
+    assert asked == [BenchOptions(load=True, rounds=20, data_parallel_size=2)]
+
+
 def test_exit_code_is_that_of_the_benchmark(diffuspec: Run, asked: list[BenchOptions]) -> None:
     assert diffuspec("bench").exit_code == 1
 
@@ -75,3 +82,5 @@ def test_wrong_options_are_named(diffuspec: Run, asked: list[BenchOptions]) -> N
     result = diffuspec("bench", "--limit", "0")
     assert error_line(result) == "--limit must be 1 or more, got 0"
     assert result.exit_code == 2
+    result = diffuspec("bench", "--rounds", "9")
+    assert error_line(result) == "--rounds has no effect without --load"

@@ -48,3 +48,16 @@ async def test_prompts_that_follow_no_answer_are_no_sign():
     prompts.note_prompt()
     prompts.note_end()
     assert not prompts.is_due
+
+
+@pytest.mark.parametrize(("seconds_of_call", "is_in_time"), [(0.0, False), (TOO_LATE, True)])
+async def test_a_prompt_that_came_during_a_call_which_kept_the_loop_is_in_time(
+    seconds_of_call, is_in_time
+):
+    prompts = NextPrompt()
+    prompts.note_end()
+    await asyncio.sleep(TOO_LATE)
+    prompts.note_call(seconds_of_call)
+    prompts.note_prompt()
+    prompts.note_end()
+    assert prompts.is_due == is_in_time

@@ -12,11 +12,13 @@ import itertools
 import random
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
 
 from diffuspec.bench.load import LoadClient, LoadRow, LoadRun, TimedTokens, ask_all, load_row
+from diffuspec.bench.options import ROUNDS
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, rotated
 from diffuspec.bench.report import TextTable
@@ -29,8 +31,22 @@ from diffuspec.engine import Engine
 from diffuspec.engine_base import EngineBase
 
 ON, OFF = "speculation", "off"
-_MIN_PROMPTS = 24  # asked at each concurrency, in each repeat
-_PROMPTS_PER_ASKER = 6  # so that few are among those asked at once in the beginning
+_FEW_ASKERS = 4  # ask as many questions in a turn as these would, if there are fewer
+_NUM_WARMING = 24  # prompts asked before
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What each system is asked."""
+
+    max_tokens: int  # of an answer
+    concurrencies: Sequence[int]  # requests at a time, one figure after the other
+    num_repeats: int  # turns at each of them
+    rounds: int = ROUNDS  # questions to each asker in a turn: long turns vary less
+
+    def num_prompts(self, concurrency: int) -> int:
+        """Return the number of prompts in a turn."""
+        return self.rounds * max(concurrency, _FEW_ASKERS)
 
 
 class EngineClient:
@@ -51,9 +67,7 @@ class EngineClient:
 def study_load(
     engine: Engine | DataParallelEngine,
     questions: Sequence[Question],
-    max_tokens: int,
-    num_repeats: int,
-    concurrencies: Sequence[int],
+    plan: LoadPlan,
     on_turn: Callable[[str], None] = lambda _: None,
 ) -> tuple[list[LoadRow], int]:
     """Return the rows, and the number of answers whose text differs between on and off.
@@ -62,7 +76,7 @@ def study_load(
     for each repeat at each concurrency, `on_turn` is called with a description of it. An engine of
     several processes is closed. Raises ConfigError if no question leaves room for max_tokens.
     """
-    prompts = _prompts(engine, questions, max_tokens)
+    prompts = _prompts(engine, questions, plan.max_tokens)
 
     async def measure() -> tuple[list[LoadRow], int]:
         async with _opened(engine) as (on, off, forget):
@@ -70,16 +84,7 @@ def study_load(
                 ON: EngineClient(on, engine.default_speculation),
                 OFF: EngineClient(off, SpeculationParams(policy="off")),
             }
-            return await compare_load(
-                clients,
-                prompts,
-                max_tokens,
-                num_repeats,
-                concurrencies,
-                forget,
-                on_turn,
-                engine.cpu_seconds,
-            )
+            return await compare_load(clients, prompts, plan, forget, on_turn, engine.cpu_seconds)
 
     return uvloop.run(measure())  # as engines and servers do
 
@@ -122,9 +127,7 @@ def _prompts(engine: EngineBase, questions: Sequence[Question], max_tokens: int)
 async def compare_load(
     clients: Mapping[str, LoadClient],
     prompts: Sequence[Prompt],
-    max_tokens: int,
-    num_repeats: int,
-    concurrencies: Sequence[int],
+    plan: LoadPlan,
     forget: Callable[[], Awaitable[None]] = _keep,
     on_turn: Callable[[str], None] = lambda _: None,
     cpu_seconds: Callable[[], float] = time.process_time,
@@ -136,15 +139,15 @@ async def compare_load(
     rows, num_different = [], 0
     endless = itertools.cycle(prompts)
     for client in clients.values():  # warm-up
-        await ask_all(client, prompts[:_MIN_PROMPTS], min(4, len(prompts)), max_tokens)
-    for concurrency in concurrencies:
+        few = min(_FEW_ASKERS, len(prompts))
+        await ask_all(client, prompts[:_NUM_WARMING], few, plan.max_tokens)
+    for concurrency in plan.concurrencies:
         runs: dict[str, list[LoadRun]] = {name: [] for name in clients}
-        num_prompts = max(_MIN_PROMPTS, _PROMPTS_PER_ASKER * concurrency)
-        for repeat in range(num_repeats):
-            asked = list(itertools.islice(endless, num_prompts))
+        for repeat in range(plan.num_repeats):
+            asked = list(itertools.islice(endless, plan.num_prompts(concurrency)))
             for name, client in rotated(clients.items(), repeat):
                 await forget()
-                run = await ask_all(client, asked, concurrency, max_tokens, cpu_seconds)
+                run = await ask_all(client, asked, concurrency, plan.max_tokens, cpu_seconds)
                 runs[name].append(run)
                 on_turn(f"{name}, {concurrency} at a time")
             texts = [[answer.text for answer in found[-1].answers] for found in runs.values()]

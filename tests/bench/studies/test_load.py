@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from diffuspec.bench.load import LoadRow, TimedTokens
-from diffuspec.bench.studies.load import OFF, ON, compare_load, load_tables, plot_load
+from diffuspec.bench.studies.load import OFF, ON, LoadPlan, compare_load, load_tables, plot_load
 from diffuspec.core.types import Prompt
 
 ROW = LoadRow(ON, 1, 12, 500, 200.0, 50.0, 60.0, 5.0, 9.0, 4.0)
@@ -42,7 +42,9 @@ async def test_systems_take_turns_on_the_same_prompts():
         num_forgotten[0] += 1
 
     prompts: list[Prompt] = [[n, n] for n in range(30)]
-    rows, num_different = await compare_load(clients, prompts, 8, 2, [1, 8], forget, turns.append)
+    rows, num_different = await compare_load(
+        clients, prompts, LoadPlan(8, [1, 8], 2), forget, turns.append
+    )
     assert clients[ON].asked == clients[OFF].asked
     assert num_different == 0 and num_forgotten == [8]
     assert turns[:4] == [f"{name}, 1 at a time" for name in (ON, OFF, OFF, ON)]
@@ -51,12 +53,15 @@ async def test_systems_take_turns_on_the_same_prompts():
     assert [row.num_answers for row in rows] == [48, 48, 96, 96]
 
 
+def test_long_turns_have_more_rounds_of_questions():
+    assert [LoadPlan(8, [], 1, rounds=20).num_prompts(n) for n in (1, 4, 32)] == [80, 80, 640]
+
+
 @pytest.mark.virtual_time
 async def test_answers_that_differ_are_counted():
     prompts: list[Prompt] = [[n] for n in range(24)]
-    _, num_different = await compare_load(
-        {ON: Echo(1, wrong=5), OFF: Echo(1)}, prompts, 8, 1, [1, 2]
-    )
+    plan = LoadPlan(8, [1, 2], 1)
+    _, num_different = await compare_load({ON: Echo(1, wrong=5), OFF: Echo(1)}, prompts, plan)
     assert num_different == 2
 
 
