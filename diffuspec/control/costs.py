@@ -7,7 +7,6 @@ transport. Nothing is assumed in advance: a curve without measurements has is_kn
 from __future__ import annotations
 
 import copy
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -223,7 +222,7 @@ class StepCosts:
 
     def outlasts_plain_step(self, drafting_seconds: float) -> bool:
         """Return whether a draft call takes longer than all requests' next step without drafts."""
-        return self._learnt.plain_step(self._num_running) < drafting_seconds < math.inf
+        return self._learnt.plain_step(self._num_running) < drafting_seconds
 
     @property
     def is_crowded(self) -> bool:

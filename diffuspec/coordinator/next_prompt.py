@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-_MAX_SECONDS = 0.003  # from the end of an answer until its client has asked again
+_MAX_SECONDS = 0.005  # from the end of an answer until its client has asked again
 
 
 class NextPrompt:
