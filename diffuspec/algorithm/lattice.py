@@ -1,7 +1,6 @@
-"""The pruned candidate lattice, built from the drafter's logits.
+"""The pruned candidate lattice, built from the drafter's log-probabilities.
 
-The logits may already include the target's sampling noise (`diffuspec.algorithm.sampling`): only
-their softmax matters here.
+They may already include the target's sampling noise (`diffuspec.algorithm.sampling`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from diffuspec.core.types import Lattice
 
@@ -33,29 +31,28 @@ class Pruning:
 
 
 def build_lattices(
-    logits: Tensor,
+    token_ids: NDArray[np.int32],
+    logprobs: NDArray[np.float32],
     lengths: Sequence[int],
     pruning: Pruning,
     keeps_runners_up: Sequence[bool] | None = None,
-    column_ids: Tensor | None = None,
 ) -> list[Lattice]:
-    """Build one lattice per request from all their logits, [sum of lengths, V], in order.
+    """Build one lattice per request from the most probable ids of all their positions, in order.
 
-    column_ids: the token id of each of the V logits, unless they are 0 to V - 1.
+    token_ids and logprobs [sum of lengths, M_max], most probable first; both are written to.
 
-    Log-probabilities are normalised over the full vocabulary; ids whose logit is -inf are never
+    Log-probabilities are normalised over the full vocabulary; ids of probability 0 are never
     candidates. A column keeps the fewest candidates whose mass reaches tau, at most M_max (Eq. 7).
     The first column whose most probable token is EOS is the last one, and holds EOS tokens only.
     (EOS is not forced into other columns: paths that end early would win for having fewer terms in
     their sum.) keeps_runners_up says for each request whether the tokens of the top M_max that
-    Eq. 7 drops are kept as runners-up. Raises ValueError for logits that are NaN.
+    Eq. 7 drops are kept as runners-up. Raises ValueError for log-probabilities that are NaN.
 
-    The code after the top-k is plain Python on short lists: right after a forward the array
-    library's code is out of the processor's caches, and every call into it costs more.
+    The code is plain Python on short lists: right after a forward the array library's code is out
+    of the processor's caches, and every call into it costs more.
     """
-    assert len(logits) == sum(lengths), "one row of logits per draft position"
+    assert len(logprobs) == sum(lengths), "one row of log-probabilities per draft position"
     keeps_all = keeps_runners_up or [False] * len(lengths)
-    token_ids, logprobs = _top_candidates(logits, pruning.max_candidates, column_ids)
     sizes = [_num_candidates(row, pruning.candidate_mass) for row in logprobs.tolist()]
     lattices, start = [], 0
     for length, keeps in zip(lengths, keeps_all, strict=True):
@@ -64,17 +61,6 @@ def build_lattices(
         table = token_ids[rows], logprobs[rows], sizes[rows]
         lattices.append(_cut_at_eos(*table, pruning.eos_token_ids, keeps))
     return lattices
-
-
-def _top_candidates(
-    logits: Tensor, max_candidates: int, column_ids: Tensor | None
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the M_max most probable ids of each row and their logprobs, [N, M_max] each."""
-    width = min(max_candidates, logits.shape[-1])
-    logprobs, ids = logits.float().log_softmax(dim=-1).topk(width, dim=-1)
-    if column_ids is not None:
-        ids = column_ids[ids]
-    return ids.int().cpu().numpy(), logprobs.cpu().numpy()
 
 
 def _num_candidates(logprobs: list[float], candidate_mass: float) -> int:

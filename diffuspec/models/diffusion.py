@@ -22,6 +22,7 @@ from diffuspec.models.draft_rows import check_draft_request, is_noiseless, lay_o
 from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.logit_columns import LogitColumns
+from diffuspec.models.rows.largest import most_probable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
@@ -178,8 +179,10 @@ class DiffusionDrafter:
             self._fill(drafts, columns)
         lengths = [len(draft.block) for draft in drafts]
         keeps_runners_up = [draft.request.num_alternatives > 0 for draft in drafts]
-        ids = columns.token_ids if columns else None
-        return build_lattices(_joined(drafts), lengths, self._pruning, keeps_runners_up, ids)
+        token_ids, logprobs = most_probable(_joined(drafts), self._pruning.max_candidates)
+        if columns:
+            token_ids = columns.token_ids.int().cpu().numpy()[token_ids]
+        return build_lattices(token_ids, logprobs, lengths, self._pruning, keeps_runners_up)
 
     def _prefill(self, drafts: Sequence[_Draft]) -> list[_Draft]:
         """Return the drafts with at most MAX_PREFILL_ROWS uncached tokens.

@@ -4,6 +4,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from diffuspec.algorithm.lattice import Pruning, build_lattices
+from diffuspec.models.rows.largest import most_probable
 
 EOS = (7, 6)
 
@@ -12,8 +13,12 @@ def pruning(tau=0.8, width=15, eos=EOS):
     return Pruning(candidate_mass=tau, max_candidates=width, eos_token_ids=eos)
 
 
+def build_all(logits, lengths, cut, keeps=None):
+    return build_lattices(*most_probable(logits, cut.max_candidates), lengths, cut, keeps)
+
+
 def build_lattice(logits, cut):
-    return build_lattices(logits, [len(logits)], cut)[0]
+    return build_all(logits, [len(logits)], cut)[0]
 
 
 def logits_of(*rows):
@@ -104,7 +109,7 @@ def test_a_batch_is_its_requests_one_by_one():
     logits = torch.randn(12, 40, generator=torch.Generator().manual_seed(3)) * 4
     lengths = [5, 1, 0, 6]
     cut = pruning(eos=tuple(range(6)))
-    batch = build_lattices(logits, lengths, cut)
+    batch = build_all(logits, lengths, cut)
     alone = [build_lattice(rows, cut) for rows in logits.split(lengths)]
     for one, other in zip(batch, alone, strict=True):
         assert one.num_tokens_before_eos == other.num_tokens_before_eos
@@ -128,7 +133,7 @@ def test_columns_are_the_shortest_that_reach_tau(seed, tau, width):
 
 def test_runners_up_follow_the_candidates_if_requested():
     logits = logits_of({3: 0.9, 1: 0.06}, {7: 0.5, 2: 0.4})
-    plain, wanting = build_lattices(logits.repeat(2, 1), [2, 2], pruning(width=2), [False, True])
+    plain, wanting = build_all(logits.repeat(2, 1), [2, 2], pruning(width=2), [False, True])
     assert plain.token_ids.tolist() == [[3, -1], [7, -1]]
     assert wanting.token_ids.tolist() == [[3, 1], [7, 2]]
     assert wanting.num_candidates.tolist() == plain.num_candidates.tolist() == [1, 1]
@@ -138,5 +143,5 @@ def test_runners_up_follow_the_candidates_if_requested():
 def test_banned_ids_are_not_runners_up():
     logits = logits_of({1: 0.9})
     logits[:, 2:] = -torch.inf
-    lattice = build_lattices(logits, [1], pruning(), [True])[0]
+    lattice = build_all(logits, [1], pruning(), [True])[0]
     assert lattice.token_ids[0].tolist()[:3] == [1, 0, -1]

@@ -25,6 +25,7 @@ from diffuspec.models.draft_rows import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
+from diffuspec.models.rows.largest import most_probable
 from diffuspec.models.runner import padded_size
 
 MAX_CONTEXT_ROWS = 2048  # of hidden states that are read at a time
@@ -197,7 +198,8 @@ class DFlashLattices:
         ends = self._target.eos_token_ids
         noisy = torch.cat([with_noise(rows, block.request, ends) for block, rows in pairs])
         keeps = [block.request.num_alternatives > 0 for block in blocks]
-        return build_lattices(noisy, lengths, self._pruning, keeps)
+        token_ids, logprobs = most_probable(noisy, self._pruning.max_candidates)
+        return build_lattices(token_ids, logprobs, lengths, self._pruning, keeps)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the target's ids, [R, V] float32; -inf where nothing is drafted."""

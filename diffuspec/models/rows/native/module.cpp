@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "largest.h"
 #include "layer.h"
 #include "products.h"
 #include "python.h"
@@ -83,6 +84,14 @@ PyObject* run_decode(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return without_lock([&] { decode(layers, num_layers, batch); });
 }
 
+PyObject* run_find_largest(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  Largest call;
+  if (!Arguments(arguments, count)
+           .read(call.logits, call.columns, call.logprobs, call.num_rows, call.width, call.count))
+    return nullptr;
+  return without_lock([&] { find_largest(call); });
+}
+
 PyObject* run_has_tiles(PyObject*, PyObject* const*, Py_ssize_t) {
   return PyBool_FromLong(has_tiles());
 }
@@ -98,7 +107,7 @@ PyObject* run_has_bfloat16_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
 #define METHOD(name) {#name, reinterpret_cast<PyCFunction>(run_##name), METH_FASTCALL, nullptr}
 PyMethodDef kMethods[] = {
     METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
-    METHOD(decode), METHOD(has_tiles), METHOD(has_vectors),
+    METHOD(decode), METHOD(find_largest), METHOD(has_tiles), METHOD(has_vectors),
     METHOD(has_bfloat16_vectors), {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_rows", nullptr, -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};
