@@ -226,7 +226,7 @@ class StepCosts:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether drafting slows a verification at the same time down by most of what it takes."""
+        """Whether drafting adds most of its own time to a verification at the same time."""
         return self.crowding >= _MUCH_CROWDING
 
     @property

@@ -169,7 +169,7 @@ class DraftStage:
                 _lose(batch.jobs)
             else:
                 self._on_drafts(lane, batch, drafts)
-                self._verify.next_prompt.note_call(time.monotonic() - batch.started_at)
+                self._verify.next_prompt.note_call(batch.started_at)
         except Exception as error:
             self._on_failure(lane, batch, error)
 

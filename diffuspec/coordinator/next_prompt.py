@@ -15,6 +15,7 @@ class NextPrompt:
 
     def __init__(self) -> None:
         self._expected_until: float | None = None  # by time.monotonic(); None: none is expected
+        self._late_at = 0.0  # later, if a call has kept the event loop
         self._came_in_time = False
 
     @property
@@ -25,17 +26,20 @@ class NextPrompt:
     def note_end(self) -> None:
         """Note that an answer has ended."""
         now = time.monotonic()
-        if self._expected_until is not None and now >= self._expected_until:
+        if self._expected_until is not None and now >= self._late_at:
             self._came_in_time = False
-        self._expected_until = now + _MAX_SECONDS
+        self._expected_until = self._late_at = now + _MAX_SECONDS
 
-    def note_call(self, seconds: float) -> None:
-        """Note a call that may have kept the loop: a prompt that came during it is in time."""
-        if self._expected_until is not None:
-            self._expected_until += seconds
+    def note_call(self, began_at: float) -> None:
+        """Note the end of a call that may have kept the event loop.
+
+        A prompt that is seen right after it may have come long before.
+        """
+        if self._expected_until is not None and began_at < self._expected_until:
+            self._late_at = time.monotonic() + _MAX_SECONDS
 
     def note_prompt(self) -> None:
         """Note that a prompt has come."""
         if self._expected_until is not None:
-            self._came_in_time = time.monotonic() < self._expected_until
+            self._came_in_time = time.monotonic() < self._late_at
         self._expected_until = None

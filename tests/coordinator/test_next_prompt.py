@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -50,14 +51,16 @@ async def test_prompts_that_follow_no_answer_are_no_sign():
     assert not prompts.is_due
 
 
-@pytest.mark.parametrize(("seconds_of_call", "is_in_time"), [(0.0, False), (TOO_LATE, True)])
+@pytest.mark.parametrize(("begins_after", "is_in_time"), [(IN_TIME, True), (TOO_LATE, False)])
 async def test_a_prompt_that_came_during_a_call_which_kept_the_loop_is_in_time(
-    seconds_of_call, is_in_time
+    begins_after, is_in_time
 ):
     prompts = NextPrompt()
     prompts.note_end()
+    await asyncio.sleep(begins_after)
+    began_at = time.monotonic()
     await asyncio.sleep(TOO_LATE)
-    prompts.note_call(seconds_of_call)
+    prompts.note_call(began_at)
     prompts.note_prompt()
     prompts.note_end()
     assert prompts.is_due == is_in_time
