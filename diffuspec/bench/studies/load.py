@@ -11,6 +11,7 @@ import contextlib
 import itertools
 import random
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,25 +135,27 @@ async def compare_load(
 ) -> tuple[list[LoadRow], int]:
     """Ask all clients the same prompts at each concurrency, in turns; see `study_load`.
 
+    Each repeat goes through all concurrencies: a machine that gets slower does so for all of them.
     `forget` empties the caches of prompts before each turn; for `cpu_seconds` see `ask_all`.
     """
-    rows, num_different = [], 0
+    num_different = 0
+    runs: dict[tuple[int, str], list[LoadRun]] = defaultdict(list)
     endless = itertools.cycle(prompts)
     for client in clients.values():  # warm-up
         few = min(_FEW_ASKERS, len(prompts))
         await ask_all(client, prompts[:_NUM_WARMING], few, plan.max_tokens)
-    for concurrency in plan.concurrencies:
-        runs: dict[str, list[LoadRun]] = {name: [] for name in clients}
-        for repeat in range(plan.num_repeats):
+    for repeat in range(plan.num_repeats):
+        for concurrency in plan.concurrencies:
             asked = list(itertools.islice(endless, plan.num_prompts(concurrency)))
+            texts: list[list[str]] = []
             for name, client in rotated(clients.items(), repeat):
                 await forget()
                 run = await ask_all(client, asked, concurrency, plan.max_tokens, cpu_seconds)
-                runs[name].append(run)
+                runs[concurrency, name].append(run)
+                texts.append([answer.text for answer in run.answers])
                 on_turn(f"{name}, {concurrency} at a time")
-            texts = [[answer.text for answer in found[-1].answers] for found in runs.values()]
             num_different += sum(len(set(same)) > 1 for same in zip(*texts, strict=True))
-        rows += [load_row(name, found) for name, found in runs.items()]
+    rows = [load_row(name, runs[n, name]) for n in plan.concurrencies for name in clients]
     return rows, num_different
 
 
