@@ -89,7 +89,7 @@ class StepCosts:
     def must_decode_plainly(self) -> bool:
         """Whether drafts have lost several requests too much time, or may do so: see LossBudget."""
         budget, number = self._loss_budget, self._num_running
-        return number > 1 and (budget.is_spent or budget.is_waiting(number))
+        return number > 1 and (budget.is_spent(number) or budget.is_waiting(number))
 
     def observe_progress(self, num_tokens: int, seconds: float, is_plain: bool) -> None:
         """Learn from the time in which the running requests committed that many tokens.

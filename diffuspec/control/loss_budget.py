@@ -8,6 +8,7 @@ tokens is compared with what plain decoding has taken for as many.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 
 _MOST_STEPS = 12  # of plain decoding, that drafts may lose
 _MOST_SAVED = 60  # more, which they have gained before
@@ -19,25 +20,38 @@ _MAX_PATIENCE = 16  # verifications in which other requests' drafts may hinder t
 _SMOOTHING = 0.05  # a step may have waited for another process
 
 
+@dataclass(slots=True)
+class _Loss:
+    """What drafts have lost under one load."""
+
+    is_spent: bool = False
+    seconds: float = 0.0  # with drafts, less what has been made good
+    # Steps that would have committed the same tokens, by the number of running requests
+    plain_steps: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+
+
 class LossBudget:
     """Adds up what drafts lose. Once too much, they stop until enough time has passed without them.
 
     So they lose no more than _SHARE of the time where plain decoding is faster. Of what they gain,
     _MOST_SAVED steps are saved up, so that a few bad drafts in a row do not stop those that pay.
-    Numbers of running requests are those that share the batches.
+    Numbers of running requests are those that share the batches. Each doubling of that number has
+    a budget of its own: drafts that lose among many may pay among few, not the other way round.
     """
 
     def __init__(self) -> None:
-        self.is_spent = False
+        self._losses: dict[int, _Loss] = defaultdict(_Loss)  # by the bits of the number running
         self._plain: dict[int, float] = {}  # seconds of a step, by the number of running requests
         self._num_plain = Counter[int]()  # steps measured
         self._num_observed = Counter[int]()  # verifications
-        self._forget()
 
-    def _forget(self) -> None:
-        self._seconds = 0.0  # with drafts, less what has been made good
-        # Steps that would have committed the same tokens, by the number of running requests
-        self._plain_steps: dict[int, float] = defaultdict(float)
+    def is_spent(self, num_running: int) -> bool:
+        """Return whether drafts have lost too much among about as many requests, or fewer."""
+        return any(loss.is_spent for loss in self._up_to(num_running))
+
+    def _up_to(self, num_running: int) -> list[_Loss]:
+        bits = num_running.bit_length()
+        return [loss for number, loss in self._losses.items() if number <= bits]
 
     def is_waiting(self, num_running: int) -> bool:
         """Return whether plain decoding is to be measured first."""
@@ -62,20 +76,27 @@ class LossBudget:
         The whole loss is reckoned anew each time: it is corrected while drafts have stopped.
         """
         self._num_observed[num_running] += 1
+        loss = self._losses[num_running.bit_length()]
         if is_plain:
             self._measure(num_tokens, seconds)  # one of each request verified, which may be a few
-            if self.is_spent:
-                self._seconds -= _SHARE * seconds
+            for spent in self._up_to(num_running):
+                if spent.is_spent:
+                    spent.seconds -= _SHARE * seconds
+                    self._settle(spent, num_running)
         elif self._plain:
-            self._seconds += min(seconds, _MOST_AT_ONCE * self._plain_step(num_running))
-            self._plain_steps[num_running] += num_tokens / num_running
-        lost = self._seconds - self._plain_seconds()
+            loss.seconds += min(seconds, _MOST_AT_ONCE * self._plain_step(num_running))
+            loss.plain_steps[num_running] += num_tokens / num_running
+        self._settle(loss, num_running)
+
+    def _settle(self, loss: _Loss, num_running: int) -> None:
+        """Note whether a budget is spent now."""
+        lost = loss.seconds - self._plain_seconds(loss)
         if lost <= 0:
-            self.is_spent = False
-            self._forget()
-            self._seconds = max(lost, -_MOST_SAVED * self._plain_step(num_running))
+            loss.is_spent = False
+            loss.seconds = max(lost, -_MOST_SAVED * self._plain_step(num_running))
+            loss.plain_steps.clear()
         elif lost > _MOST_STEPS * self._plain_step(num_running):
-            self.is_spent = True
+            loss.is_spent = True
 
     def _measure(self, num_running: int, seconds: float) -> None:
         self._num_plain[num_running] += 1
@@ -83,7 +104,7 @@ class LossBudget:
         before = self._plain.get(num_running, 0.0)
         self._plain[num_running] = before + rate * (seconds - before)
 
-    def _plain_seconds(self) -> float:
+    def _plain_seconds(self, loss: _Loss) -> float:
         """Return what drafts may take."""
-        plain = sum(count * self._plain_step(number) for number, count in self._plain_steps.items())
+        plain = sum(count * self._plain_step(number) for number, count in loss.plain_steps.items())
         return plain / (1 + _LEAST_GAIN)

@@ -20,7 +20,7 @@ class Run:
         """Verify; with drafts, 6 tokens at a time come at `speed` times plain decoding's speed."""
         assert not self.budget.is_waiting(2)
         for _ in range(num_verifications):
-            is_plain = self.budget.is_spent
+            is_plain = self.budget.is_spent(2)
             seconds = PLAIN_SECONDS if is_plain else 3 * PLAIN_SECONDS / speed
             self.seconds[not is_plain] += seconds
             self.budget.observe(2 if is_plain else 6, 2, seconds, is_plain)
@@ -45,9 +45,9 @@ def test_drafts_that_lose_time_take_a_small_share_of_it():
 def test_drafts_that_stopped_are_tried_again_and_go_on_if_they_gain_time_then():
     run = Run()
     run.go(60, speed=0.5)
-    assert run.budget.is_spent
+    assert run.budget.is_spent(2)
     run.go(1500, speed=1.5)
-    assert not run.budget.is_spent
+    assert not run.budget.is_spent(2)
     stopped = run.seconds[False]
     run.go(100, speed=1.5)
     assert run.seconds[False] == stopped
@@ -59,17 +59,17 @@ def test_a_loss_against_plain_decoding_that_seemed_faster_than_it_is_is_forgotte
     for _ in range(3):
         run.budget.observe(2, 2, PLAIN_SECONDS / 2, is_plain=True)  # by chance
     run.go(12, speed=1.5)
-    assert run.budget.is_spent
+    assert run.budget.is_spent(2)
     run.go(60, speed=1.5)
-    assert not run.budget.is_spent
+    assert not run.budget.is_spent(2)
 
 
 def test_a_drafter_that_hung_once_stops_drafts_for_no_more_than_6400_plain_steps():
     run = Run()
     run.budget.observe(2, 2, 60.0, is_plain=False)
-    assert run.budget.is_spent
+    assert run.budget.is_spent(2)
     run.go(6400, speed=1.5)
-    assert not run.budget.is_spent
+    assert not run.budget.is_spent(2)
 
 
 def test_drafts_of_others_that_are_always_there_are_waited_for_16_times():
@@ -77,7 +77,7 @@ def test_drafts_of_others_that_are_always_there_are_waited_for_16_times():
     for _ in range(16):
         assert budget.is_waiting(3)
         budget.observe(9, 3, 0.1, is_plain=False)
-    assert not budget.is_waiting(3) and not budget.is_spent
+    assert not budget.is_waiting(3) and not budget.is_spent(3)
     assert budget.is_waiting(4)
 
 
@@ -88,7 +88,7 @@ def test_plain_decoding_is_taken_to_be_as_fast_as_with_the_nearest_number(num_ru
         budget.observe(number, number, seconds, is_plain=True)
     for _ in range(30):
         budget.observe(num_running, num_running, 0.015, is_plain=False)
-    assert budget.is_spent == is_lost
+    assert budget.is_spent(num_running) == is_lost
 
 
 def test_a_step_of_a_few_of_the_running_requests_is_not_scaled_up_to_all():
@@ -99,7 +99,7 @@ def test_a_step_of_a_few_of_the_running_requests_is_not_scaled_up_to_all():
         budget.observe(4, 16, 0.01, is_plain=True)  # the others wait, or are read
     for _ in range(30):
         budget.observe(16, 16, 0.03, is_plain=False)
-    assert budget.is_spent
+    assert budget.is_spent(16)
 
 
 @pytest.mark.parametrize(("num_lost", "is_spent"), [(70, False), (75, True)])
@@ -108,7 +108,17 @@ def test_drafts_may_lose_60_steps_that_they_have_gained_besides_12_others(num_lo
     run.go(1000, speed=2)
     for _ in range(num_lost):
         run.budget.observe(0, 2, PLAIN_SECONDS, is_plain=False)
-    assert run.budget.is_spent == is_spent
+    assert run.budget.is_spent(2) == is_spent
+
+
+def test_drafts_that_lose_among_many_requests_go_on_among_few():
+    budget = LossBudget()
+    for number in (16, 2):
+        for _ in range(3):
+            budget.observe(number, number, 0.02, is_plain=True)
+    for _ in range(30):
+        budget.observe(16, 16, 0.03, is_plain=False)
+    assert [budget.is_spent(number) for number in (31, 16, 15, 2)] == [True, True, False, False]
 
 
 @pytest.fixture
