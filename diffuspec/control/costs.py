@@ -17,7 +17,7 @@ from diffuspec.control.loss_budget import LossBudget
 _MAX_WAIT = 3.0  # most that one wait counts in exposed_share
 _ALONE = 0.05  # a verification with drafting beside it for at most this share counts as alone
 _MAX_CROWDING = 1.5
-_MUCH_CROWDING = 0.75
+_MUCH_CROWDING = 0.75  # of two roles that share a processor
 _MAX_CROWDED = 64  # verifications in a row; later ones update the cost of one alone
 _FEW = 0.01  # with fewer other requests on average, there have been none for a while
 _MUCH_LONGER = 4.0  # verifications of one row: what reading one more prompt may add
@@ -116,8 +116,7 @@ class StepCosts:
         """
         if num_nodes or num_kept_out or num_gained_tokens or seconds:
             seconds += self.verify.at(num_rows + num_nodes) - self.verify.at(num_rows)
-            plain = self._learnt.of_plain_batches
-            seconds -= plain.at(1 + num_kept_out) - plain.at(1)
+            seconds -= self._added_by(num_kept_out)
             self.observe_progress(num_gained_tokens, seconds, is_plain=False)
 
     def observe_verify(
@@ -216,9 +215,12 @@ class StepCosts:
 
         The limit is what the rows of the running requests add to a verification without drafts.
         """
+        return self.crowding * drafting_seconds > self._added_by(self.num_running - 1)
+
+    def _added_by(self, num_requests: int) -> float:
+        """Return the seconds that so many more requests add to a verification without drafts."""
         curve = self._learnt.of_plain_batches
-        rows = curve.at(self.num_running) - curve.at(1)
-        return self.crowding * drafting_seconds > rows
+        return curve.at(1 + num_requests) - curve.at(1)
 
     def outlasts_plain_step(self, drafting_seconds: float) -> bool:
         """Return whether a draft call takes longer than all requests' next step without drafts."""

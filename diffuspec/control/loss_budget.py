@@ -20,7 +20,7 @@ _MAX_PATIENCE = 16  # verifications in which other requests' drafts may hinder t
 _SMOOTHING = 0.05  # a step may have waited for another process
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Loss:
     """What drafts have lost under one load."""
 
@@ -76,17 +76,17 @@ class LossBudget:
         The whole loss is reckoned anew each time: it is corrected while drafts have stopped.
         """
         self._num_observed[num_running] += 1
-        loss = self._losses[num_running.bit_length()]
+        loss, spent = self._losses[num_running.bit_length()], list[_Loss]()
         if is_plain:
             self._measure(num_tokens, seconds)  # one of each request verified, which may be a few
-            for spent in self._up_to(num_running):
-                if spent.is_spent:
-                    spent.seconds -= _SHARE * seconds
-                    self._settle(spent, num_running)
+            spent = [one for one in self._up_to(num_running) if one.is_spent]
+            for one in spent:
+                one.seconds -= _SHARE * seconds
         elif self._plain:
             loss.seconds += min(seconds, _MOST_AT_ONCE * self._plain_step(num_running))
             loss.plain_steps[num_running] += num_tokens / num_running
-        self._settle(loss, num_running)
+        for one in {loss, *spent}:
+            self._settle(one, num_running)
 
     def _settle(self, loss: _Loss, num_running: int) -> None:
         """Note whether a budget is spent now."""

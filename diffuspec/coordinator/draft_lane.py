@@ -119,10 +119,14 @@ class DraftLane:
         return self.under_way.requests if self.under_way is not None else ()
 
     @property
+    def requests(self) -> list[Request]:
+        """The requests that are queued, and those whose drafts are being made."""
+        return [*self.queue, *self.drafting]
+
+    @property
     def load(self) -> tuple[int, int]:
         """Draft tokens queued or in a call, then requests held: the least load is chosen first."""
-        requests = [*self.queue, *self.drafting]
-        num_tokens = sum(request.num_draft_tokens for request in requests)
+        num_tokens = sum(request.num_draft_tokens for request in self.requests)
         return num_tokens, len(self.held_request_ids)
 
     async def draft(

@@ -120,8 +120,7 @@ class DrafterPool:
 
     def drafting(self) -> list[Request]:
         """Return the requests that wait for a draft before they are verified."""
-        waiting = [one for lane in self.lanes for one in (*lane.queue, *lane.drafting)]
-        return [one for one in waiting if one.state == "drafting"]
+        return [one for lane in self.lanes for one in lane.requests if one.state == "drafting"]
 
     def try_again(self, request: Request) -> None:
         """Give a trial, a copy of this request's draft, to failed drafters whose pause is over."""

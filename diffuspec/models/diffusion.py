@@ -179,10 +179,9 @@ class DiffusionDrafter:
             self._fill(drafts, columns)
         lengths = [len(draft.block) for draft in drafts]
         keeps_runners_up = [draft.request.num_alternatives > 0 for draft in drafts]
-        token_ids, logprobs = most_probable(_joined(drafts), self._pruning.max_candidates)
-        if columns:
-            token_ids = columns.token_ids.int().cpu().numpy()[token_ids]
-        return build_lattices(token_ids, logprobs, lengths, self._pruning, keeps_runners_up)
+        ids = columns.token_ids if columns else None
+        found = most_probable(_joined(drafts), self._pruning.max_candidates, ids)
+        return build_lattices(*found, lengths, self._pruning, keeps_runners_up)
 
     def _prefill(self, drafts: Sequence[_Draft]) -> list[_Draft]:
         """Return the drafts with at most MAX_PREFILL_ROWS uncached tokens.

@@ -193,7 +193,7 @@ async def test_first_tokens_go_out_before_a_draft_call_that_waited_for_them():
         (1.0, 2.0, True),
         (0.0, 2.0, False),  # a draft call would not delay a prompt
         (1.0, 0.5, False),  # a step without drafts would delay it longer: it takes 1.04 s
-        (1.0, math.inf, True),  # it reads prompts: nobody knows how long it takes
+        (1.0, math.inf, True),  # a call that reads prompts has no estimated duration
     ],
 )
 async def test_a_draft_call_that_takes_longer_than_a_plain_step_waits_for_a_prompt_that_is_due(

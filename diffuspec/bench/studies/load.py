@@ -33,7 +33,7 @@ from diffuspec.engine_base import EngineBase
 
 ON, OFF = "speculation", "off"
 _FEW_ASKERS = 4  # ask as many questions in a turn as these would, if there are fewer
-_NUM_WARMING = 24  # prompts asked before
+_NUM_WARMING = 24  # prompts that each system is asked before the first turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,8 @@ async def compare_load(
     num_different = 0
     runs: dict[tuple[int, str], list[LoadRun]] = defaultdict(list)
     endless = itertools.cycle(prompts)
+    few = min(_FEW_ASKERS, len(prompts))
     for client in clients.values():  # warm-up
-        few = min(_FEW_ASKERS, len(prompts))
         await ask_all(client, prompts[:_NUM_WARMING], few, plan.max_tokens)
     for repeat in range(plan.num_repeats):
         for concurrency in plan.concurrencies:

@@ -12,6 +12,7 @@ from diffuspec.algorithm.sampling import perturb_logits
 from diffuspec.algorithm.shaping import History
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest
+from diffuspec.models.rows.largest import most_probable
 
 Candidates: TypeAlias = list[tuple[int, float]]  # token ids, ln P(right); likeliest first
 
@@ -35,7 +36,7 @@ def likeliest_after(
     logits = logits.float()
     logits[:, target.vocab_size :] = -torch.inf
     rows = torch.cat(list(_perturbed(logits, places, target)))
-    values, ids = rows.log_softmax(dim=-1).topk(min(count, rows.shape[-1]), dim=-1)
+    ids, values = most_probable(rows, count)
     return [
         [pair for pair in zip(row_ids, row, strict=True) if pair[1] > -torch.inf]
         for row_ids, row in zip(ids.tolist(), values.tolist(), strict=True)

@@ -198,8 +198,8 @@ class DFlashLattices:
         ends = self._target.eos_token_ids
         noisy = torch.cat([with_noise(rows, block.request, ends) for block, rows in pairs])
         keeps = [block.request.num_alternatives > 0 for block in blocks]
-        token_ids, logprobs = most_probable(noisy, self._pruning.max_candidates)
-        return build_lattices(token_ids, logprobs, lengths, self._pruning, keeps)
+        found = most_probable(noisy, self._pruning.max_candidates)
+        return build_lattices(*found, lengths, self._pruning, keeps)
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits of the target's ids, [R, V] float32; -inf where nothing is drafted."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from diffuspec.models.rows import operations
 
@@ -17,26 +18,31 @@ if operations.is_available:
 
 
 def most_probable(
-    logits: torch.Tensor, count: int
+    logits: Tensor, count: int, column_ids: Tensor | None = None
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Return the columns of each row's largest logits, and their logprobs, [N, count] each.
+    """Return the token ids of each row's largest logits, and their logprobs, [N, count] each.
 
-    logits [N, V]; the largest come first. A count above V is V.
+    logits [N, V]; the largest come first. A count above V is V. column_ids: the id of each of the V
+    columns, unless they are 0 to V - 1.
     """
     count = min(count, logits.shape[-1])
     if operations.is_available and logits.device.type == "cpu":
-        return _on_cpu(logits.float().contiguous(), count)
-    logprobs, columns = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
-    return columns.int().cpu().numpy(), logprobs.cpu().numpy()
+        ids, logprobs = _on_cpu(logits.float().contiguous(), count)
+    else:
+        logprobs, ids = logits.float().log_softmax(dim=-1).topk(count, dim=-1)
+    if column_ids is not None:
+        ids = column_ids[ids]
+    return ids.int().cpu().numpy(), logprobs.cpu().numpy()
 
 
-def _on_cpu(logits: torch.Tensor, count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    columns = np.empty((len(logits), count), np.int32)
-    logprobs = np.empty((len(logits), count), np.float32)
+def _on_cpu(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the columns of the largest logits, and their logprobs."""
+    columns = torch.empty(len(logits), count, dtype=torch.int32)
+    logprobs = torch.empty(len(logits), count)
     _rows.find_largest(
         logits.data_ptr(),
-        columns.ctypes.data,
-        logprobs.ctypes.data,
+        columns.data_ptr(),
+        logprobs.data_ptr(),
         len(logits),
         logits.shape[1],
         count,
