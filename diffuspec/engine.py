@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from prometheus_client import generate_latest
 
-from diffuspec.coordinator.coordinator import Coordinator
-from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import (
@@ -36,6 +34,8 @@ from diffuspec.core.types import NO_TOKENS, RequestOutput, TokenIds
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.engine_base import EngineBase
+from diffuspec.scheduler.coordinator import Coordinator
+from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.bad_words import encode_bad_words
 from diffuspec.text.detokenizer import Detokenizer, backend
@@ -76,6 +76,8 @@ class Engine(EngineBase):
         self.tracer = tracer
         self._coordinator: Coordinator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._profile: asyncio.Task[None] | None = None
+        self.explain: Callable[[str], None] | None = None  # is given each plan of the scheduler
         self._grammar_queue = GrammarQueue(config.coordinator.max_waiting)
 
     @classmethod
@@ -201,22 +203,37 @@ class Engine(EngineBase):
                 is_last = output.finish_reason is not None
                 yield replace(output, seed=sampling.seed) if is_last else output
 
+    async def start(self) -> None:
+        """Start the coordinator and measure what calls cost, before the first request does.
+
+        Belongs to the event loop that runs it.
+        """
+        await self._started()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
     async def _started(self) -> Coordinator:
         """Return the running coordinator of this event loop; start it on first use."""
         loop = asyncio.get_running_loop()
-        if self._coordinator is not None and self._loop is loop:
-            return self._coordinator
-        if self._loop is not None and not self._loop.is_closed() and self._loop.is_running():
-            raise RuntimeError("this engine is in use in another event loop")
-        coordinator = Coordinator(
-            self.verifier,
-            self._drafters,
-            self.config.coordinator,
-            self.config.draft_length,
-            self.metrics,
-            self.tracer,
-        )
-        self._coordinator, self._loop = await coordinator.__aenter__(), loop
+        if self._coordinator is None or self._loop is not loop:
+            if self._loop is not None and not self._loop.is_closed() and self._loop.is_running():
+                raise RuntimeError("this engine is in use in another event loop")
+            coordinator = Coordinator(
+                self.verifier,
+                self._drafters,
+                self.config.coordinator,
+                self.config.draft_length,
+                self.metrics,
+                self.tracer,
+            )
+            coordinator.loop.explain = self.explain
+            self._coordinator, self._loop = await coordinator.__aenter__(), loop
+            if seconds := self.config.coordinator.profile_seconds:
+                self._profile = loop.create_task(coordinator.profile(seconds))
+        if self._profile is not None and not self._profile.done():
+            await asyncio.shield(self._profile)  # its calls take slots of the verifier's
         return self._coordinator
 
 

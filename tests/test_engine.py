@@ -133,19 +133,19 @@ async def test_closing_a_stream_cancels_its_request_at_once(engine):
     stream = engine.stream(PROMPT, FOREVER)
     await anext(stream)
     coordinator = engine._coordinator
-    [request] = coordinator._admission
+    [request] = coordinator.admission.alive
     await stream.aclose()
     assert request.is_finished
-    while list(coordinator._admission):
+    while list(coordinator.admission.alive):
         await asyncio.sleep(0.001)
     assert request.num_output_tokens < 400
 
 
 async def test_cancelling_a_completion_cancels_its_request(engine):
     task = asyncio.create_task(engine.complete(PROMPT, FOREVER))
-    while engine._coordinator is None or not list(engine._coordinator._admission):
+    while engine._coordinator is None or not list(engine._coordinator.admission.alive):
         await asyncio.sleep(0.001)
-    [request] = engine._coordinator._admission
+    [request] = engine._coordinator.admission.alive
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

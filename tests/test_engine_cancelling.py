@@ -25,7 +25,7 @@ def engine(target_path: Callable[[str], Path], drafter_path: Path) -> Iterator[E
 async def admission(engine: Engine) -> None:
     """Wait until a request runs in this event loop."""
     loop = asyncio.get_running_loop()
-    while engine._loop is not loop or not list(engine._coordinator._admission):
+    while engine._loop is not loop or not list(engine._coordinator.admission.alive):
         await asyncio.sleep(0.001)
 
 
@@ -48,7 +48,7 @@ async def test_a_request_that_waits_can_be_cancelled_too(target_path):
         for stream in running:
             await anext(stream)
         waiting = asyncio.ensure_future(engine.complete(PROMPT, SHORT, request_id="w"))
-        while len(list(engine._coordinator._admission)) < 4:
+        while len(list(engine._coordinator.admission.alive)) < 4:
             await asyncio.sleep(0.001)
         assert engine.cancel("w")
         with pytest.raises(RequestCancelledError):

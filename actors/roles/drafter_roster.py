@@ -15,12 +15,12 @@ from actors.roles import self_test
 from actors.roles.hosted_drafters import DrafterBesideVerifier, DrafterHost
 from actors.settings import PipelineConfig
 from actors.supervision.background import log_problem
-from diffuspec.coordinator.drafter_pool import UNNAMED, DrafterPool
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import Drafter, RoleStatus, TargetInfo
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.rpc.client.roles import RemoteDrafter
 from diffuspec.rpc.security import Security
+from diffuspec.scheduler.drafters import UNNAMED, DrafterPool
 
 HEALTH_SECONDS = 1.0  # for a role to answer a health check
 

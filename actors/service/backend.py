@@ -16,7 +16,6 @@ from typing import Any
 from actors.service.pool import Link, PipelinePool
 from actors.service.routing import Router
 from actors.settings import PipelineConfig
-from diffuspec.control.prompt_memory import prompt_blocks
 from diffuspec.core.errors import (
     DiffuspecError,
     OverloadedError,
@@ -32,6 +31,7 @@ from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.serve.backend import ServedModel
 from diffuspec.telemetry.merged_series import merge_series
+from diffuspec.text.prompt_memory import prompt_blocks
 
 _CHECK_SECONDS = 1.0
 _MAX_MOVES = 16  # of one request from a pipeline to another

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
-from diffuspec.control.prompt_memory import PromptMemory
+from diffuspec.text.prompt_memory import PromptMemory
 
 LOAD_FACTOR = 1.25  # a pipeline's share of all requests over an even share, at most
 

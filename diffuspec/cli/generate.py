@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,6 +49,15 @@ System = Annotated[
     str | None, typer.Option(help="System message that opens the chat.", metavar="TEXT")
 ]
 
+ExplainSchedule = Annotated[
+    bool,
+    typer.Option(
+        "--explain-schedule",
+        help="Write a line to stderr for each plan of the scheduler: the candidates, the best "
+        "first, with their scores in tokens. It tells why a step drafts, waits, or does not.",
+    ),
+]
+
 
 @options.takes_sampling
 @options.takes_form
@@ -65,6 +75,7 @@ def run(
     json: options.Json = False,
     quiet: options.Quiet = False,
     trace: options.Trace = None,
+    explain_schedule: ExplainSchedule = False,
 ) -> None:
     """Answer one prompt with the target's own tokens, drafted by a diffusion LM."""
     structured = StructuredOutput(**form) if form else None
@@ -76,6 +87,8 @@ def run(
         logger.warning("the embedded target was trained on chats only; it cannot continue text")
     request = _prompt(read_prompt(prompt, file), chat, system)
     with tracing(trace) as tracer, options.open_engine(settings, given.threads, tracer) as engine:
+        if explain_schedule:
+            engine.explain = functools.partial(typer.echo, err=True)
         if json:
             completion = asyncio.run(engine.complete(request, how))
             typer.echo(display.as_json(completion))

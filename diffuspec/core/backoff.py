@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 
 class Backoff:
     """Counts failures in a row, and tells how long to pause after the latest of them."""
@@ -27,3 +29,29 @@ class Backoff:
     def succeeded(self) -> None:
         """Start again from the first pause."""
         self.num_failures = 0
+
+
+class Breaker:
+    """A circuit breaker: keeps a failing drafter from being asked at every step.
+
+    While it is closed, every request may use the drafter. While it is open, none may; after a pause
+    a single trial is made, and a success closes it again.
+    """
+
+    def __init__(self, first_seconds: float, max_seconds: float) -> None:
+        self._backoff = Backoff(first_seconds, max_seconds)
+        self._open_until = 0.0
+
+    @property
+    def is_closed(self) -> bool:
+        return not self._backoff.num_failures
+
+    def is_trial_due(self, now: float) -> bool:
+        """Whether a trial may be made; it must end in succeeded or failed, or be given up."""
+        return not self.is_closed and now >= self._open_until
+
+    def succeeded(self) -> None:
+        self._backoff.succeeded()
+
+    def failed(self) -> None:
+        self._open_until = time.monotonic() + self._backoff.failed()

@@ -143,6 +143,20 @@ class CoordinatorConfig(Section):
         ge=0,
         description="Seconds without a verifier after which the requests that wait for it fail.",
     )
+    first_token_price: float = Field(
+        1.0,
+        ge=0,
+        le=1000,
+        description="Price of a second for which a first token is awaited, in seconds of all "
+        "running requests: with 0, drafts are made whenever they pay, however long prompts wait.",
+    )
+    profile_seconds: float = Field(
+        1.0,
+        ge=0,
+        le=60,
+        description="Most seconds of calls that measure costs when an engine starts; 0: costs are "
+        "learnt while it decodes.",
+    )
     overlap: bool = Field(
         False,
         description="Draft for likely outcomes while the target verifies: for roles on hardware "

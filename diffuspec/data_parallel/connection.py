@@ -7,9 +7,9 @@ import itertools
 import socket
 from collections.abc import AsyncGenerator
 
-from diffuspec.coordinator.outputs import Outputs
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.interfaces import ServiceStatus
+from diffuspec.core.outputs import Outputs
 from diffuspec.core.types import RequestOutput
 from diffuspec.data_parallel.frames import FrameProtocol, open_frames
 from diffuspec.rpc.messages.answers import request_output_from_proto, status_from_proto

@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from diffuspec.control.prompt_memory import prompt_blocks
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import DiffuspecError, OverloadedError, VerifierUnavailableError
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
@@ -32,6 +31,7 @@ from diffuspec.rpc.messages.answers import generate_request
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.telemetry import logs
 from diffuspec.telemetry.merged_series import merge_series, series_text
+from diffuspec.text.prompt_memory import prompt_blocks
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 

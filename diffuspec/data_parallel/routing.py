@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from diffuspec.control.prompt_memory import BLOCK_TOKENS, MAX_BLOCKS, PromptMemory
+from diffuspec.text.prompt_memory import BLOCK_TOKENS, MAX_BLOCKS, PromptMemory
 
 TOKENS_PER_REQUEST = 256  # of a prompt: to read them counts as much as another request
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from diffuspec.control.prompt_memory import BLOCK_TOKENS
 from diffuspec.data_parallel.routing import TOKENS_PER_REQUEST, EngineRouter
+from diffuspec.text.prompt_memory import BLOCK_TOKENS
 
 BLOCKS = [b"%d" % number for number in range(2 * TOKENS_PER_REQUEST // BLOCK_TOKENS)]
 NUM_TOKENS = len(BLOCKS) * BLOCK_TOKENS  # as much as two requests

@@ -3,11 +3,11 @@ import asyncio
 import numpy as np
 
 from diffuspec.algorithm.search import PathSearch
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
+from diffuspec.scheduler.coordinator import Coordinator
 from tests.support.fakes import FakeVerifier, decode_plainly, oracle_of
 from tests.support.lattice_fakes import FakeCausalProxy, FakeLatticeModel, FakePathScorer
 

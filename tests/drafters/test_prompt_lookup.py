@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from diffuspec.control.calibration import _LOG_EDGES
+from diffuspec.algorithm.calibration import _LOG_EDGES
 from diffuspec.core.drafter_config import PromptLookupConfig
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest

@@ -15,8 +15,6 @@ from hypothesis import given, settings, strategies as st
 from diffuspec.algorithm.cache_model import CacheModel
 from diffuspec.algorithm.retrieval import Retrieval
 from diffuspec.algorithm.search import PathSearch
-from diffuspec.coordinator.coordinator import Coordinator
-from diffuspec.coordinator.drafter_pool import DrafterPool
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.drafter_config import (
     LookaheadConfig,
@@ -38,6 +36,8 @@ from diffuspec.drafters.prompt_lookup import PromptLookupDrafter
 from diffuspec.drafters.samd import SuffixAutomatonDrafter
 from diffuspec.drafters.samd_recycling import SamdRecyclingDrafter
 from diffuspec.drafters.token_recycling import TokenRecyclingDrafter
+from diffuspec.scheduler.coordinator import Coordinator
+from diffuspec.scheduler.drafters import DrafterPool
 from tests.support.fakes import (
     DISHONEST,
     FAKE_TARGET,
@@ -190,9 +190,8 @@ def test_no_failure_changes_what_a_target_says(
     ]
     Unreliable(verifier, drafters, rate, seed)
     with (
-        patch("diffuspec.coordinator.verify_stage._FIRST_PAUSE_SECONDS", 0.0),
-        patch("diffuspec.coordinator.draft_lane._FIRST_PAUSE_SECONDS", 1e-4),
-        patch("diffuspec.coordinator.draft_lane._MAX_PAUSE_SECONDS", 1e-3),
+        patch("diffuspec.scheduler.verifications._FIRST_PAUSE_SECONDS", 0.0),
+        patch("diffuspec.scheduler.drafters._PAUSES", (1e-4, 1e-3)),
     ):
         answers = asyncio.run(
             answers_of(verifier, pool_of(drafters), jobs, "together", overlap=overlap)

@@ -16,12 +16,12 @@ import pytest
 import pytest_asyncio
 from tokenizers import Tokenizer
 
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig, TargetConfig
 from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest, FinishReason
 from diffuspec.models.target import CausalTarget
+from diffuspec.scheduler.coordinator import Coordinator
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.fakes import DISHONEST, EOS, HONEST, FakeDrafter, Strategy, always_right, mixed
 from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import FinishReason, Prompt, RequestOutput, StepStats, TokenLogprobs
+from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.text.detokenizer import Detokenizer
 
 Arrival = Literal["alone", "together", "one after the other"]

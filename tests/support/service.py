@@ -83,7 +83,10 @@ def fake_engine(
     if folder is not None:
         tokenizer.save_pretrained(folder)
     config = parse_config(
-        {"target": {"path": folder or Path("nowhere")}, "coordinator": {"max_waiting": max_waiting}}
+        {
+            "target": {"path": folder or Path("nowhere")},
+            "coordinator": {"max_waiting": max_waiting, "profile_seconds": 0},
+        }
     )
     return Engine(config, verifier, FakeDrafter(oracle_of(verifier), always_right), tokenizer)
 

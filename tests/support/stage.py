@@ -10,10 +10,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from diffuspec.control.draft_length import FixedDraftLength
-from diffuspec.coordinator.coordinator import Coordinator
-from diffuspec.coordinator.drafter_pool import DrafterPool
-from diffuspec.coordinator.request import Request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import VerifierUnavailableError
 from diffuspec.core.interfaces import Drafter
@@ -26,6 +22,9 @@ from diffuspec.core.types import (
     Verdict,
     VerifyRequest,
 )
+from diffuspec.scheduler.coordinator import Coordinator
+from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.scheduler.request import Request
 from diffuspec.telemetry.trace import Tracer
 from tests.support.fakes import (
     EOS,
@@ -113,19 +112,18 @@ class Stage:
         return not self.metric("num_requests_running") + self.metric("num_requests_waiting")
 
     def leftovers(self) -> dict[str, Any]:
-        """Return what the coordinator and its stages still keep of requests, by the place."""
-        drafts = self.coordinator._drafts
+        """Return what the coordinator and its loop still keep of requests, by the place."""
+        coordinator, loop = self.coordinator, self.coordinator.loop
         places: dict[str, Any] = {
-            "admission": list(self.coordinator._admission),
-            "releases": self.coordinator._releases._tasks,
-            "queue of the verify stage": list(self.coordinator._verify.queue),
-            "planner of pre-drafts": drafts._pre_drafting.planners[""]._under_way,
+            "admission": list(coordinator.admission),
+            "releases": coordinator.releases.tasks,
+            "ready requests": list(loop.verifications.ready),
+            "verification": loop.verifications.in_flight,
         }
-        for lane in drafts._pool.lanes:
+        for lane in coordinator.pool.lanes:
             places |= {
-                f"queue of {lane.name}": list(lane.queue),
-                f"call of {lane.name}": lane.drafting,
-                f"trial of {lane.name}": lane.trial,
+                f"call of {lane.name}": lane.call,
+                f"homed at {lane.name}": lane.homed,
                 f"held by {lane.name}": not lane.is_gone and lane.held_request_ids,
             }
         return {place: kept for place, kept in places.items() if kept}
@@ -137,8 +135,7 @@ async def rest_of(stream: AsyncGenerator[RequestOutput]) -> list[int]:
 
 def make_request(prompt: Sequence[int] = PROMPT) -> Request:
     """Return a request that no coordinator knows."""
-    length = FixedDraftLength(FIXED.num_draft_tokens)
-    return Request("a", np.array(prompt, np.int32), SHORT, FIXED, length, (EOS,))
+    return Request("a", np.array(prompt, np.int32), SHORT, FIXED, (EOS,))
 
 
 def fake_drafter(strategy: Strategy = sometimes_right, hit_rate: float = 1.0) -> FakeDrafter:

@@ -17,11 +17,11 @@ from typing import Literal, TypeAlias
 
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import rotated
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import MAX_OUTCOMES, SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, TokenIds, Verdict, VerifyRequest
+from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.telemetry.metrics import RequestStats, summarize
 from diffuspec.telemetry.trace import Tracer
 

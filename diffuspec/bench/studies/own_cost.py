@@ -21,11 +21,11 @@ from rich.console import Console
 
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.bench.report import TextTable, print_tables
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
+from diffuspec.scheduler.coordinator import Coordinator
 
 NUM_SEQUENCES = (1, 2, 8, 64, 256)
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "fixed")

@@ -24,7 +24,6 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from diffuspec.algorithm.search import PathSearch
 from diffuspec.bench.report import TextTable, print_tables
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.devices import Device
 from diffuspec.core.drafter_config import DiffuSpecConfig
@@ -38,6 +37,7 @@ from diffuspec.models.loading.checkpoint import DiffusionSettings
 from diffuspec.models.loading.load import make_runner, resolve_device, resolve_dtype
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.target import CausalTarget
+from diffuspec.scheduler.coordinator import Coordinator
 
 NUM_DRAFT_TOKENS = (8, 16, 32, 63)
 PREFIXES = (512, 4096)  # tokens behind which steps are timed

@@ -18,7 +18,6 @@ from actors.roles import self_test
 from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank
 from actors.roles.watched_verifier import WatchedVerifier
 from actors.settings import PipelineConfig, parse_pipeline
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import (
     ConfigError,
@@ -31,6 +30,7 @@ from diffuspec.core.types import EMPTY_TREE, Verdict, VerifyRequest
 from diffuspec.models.target import CausalTarget
 from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.security import Security
+from diffuspec.scheduler.coordinator import Coordinator
 from tests.support.fakes import FAKE_TARGET, FakeVerifier, decode_plainly
 
 PLAIN = SpeculationParams(policy="off")

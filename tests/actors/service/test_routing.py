@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from actors.service.routing import Router
-from diffuspec.control.prompt_memory import BLOCK_TOKENS, prompt_blocks
 from diffuspec.core.types import TokenIds
+from diffuspec.text.prompt_memory import BLOCK_TOKENS, prompt_blocks
 
 IDLE = {"a": 0, "b": 0, "c": 0}
 

@@ -19,13 +19,13 @@ from actors.placement import CONTROL
 from actors.roles.verifier import LOOPBACK, RankStatus, VerifierRank
 from actors.settings import PipelineConfig, parse_pipeline
 from actors.supervision.verifier_group import SupervisedVerifier, VerifierGroup
-from diffuspec.coordinator.coordinator import Coordinator
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import ModelLoadError, VerifierError
 from diffuspec.core.interfaces import Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.models.target import CausalTarget
 from diffuspec.rpc.security import Security
+from diffuspec.scheduler.coordinator import Coordinator
 from tests.actors.chaos import fail_every_step
 
 NUM_TOKENS = 60

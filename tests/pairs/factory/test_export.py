@@ -51,7 +51,7 @@ def test_it_drafts_for_its_target(drafter: Path) -> None:
     for section in (None, {"path": drafter, "device": "cpu"}):
         config = parse_config({"target": {"path": target, "device": "cpu"}, "drafter": section})
         with Engine.from_config(config) as engine:
-            [answer] = engine.generate([prompt])
+            [answer] = engine.generate([prompt], speculation=SpeculationParams(policy="fixed"))
         answers.append(answer)
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[1].stats.num_drafts > 0

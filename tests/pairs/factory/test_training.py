@@ -65,7 +65,7 @@ def test_a_causal_lm_learns_the_targets_answers(target, answers, tmp_path):
     with Engine.from_config(config) as engine:
         plain, drafted = (
             engine.generate([[50, 51, 52]], SamplingParams(max_tokens=24), speculation)[0]
-            for speculation in (SpeculationParams(policy="off"), SpeculationParams())
+            for speculation in (SpeculationParams(policy=one) for one in ("off", "fixed"))
         )
     assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0
 

@@ -1,0 +1,88 @@
+"""Calibration: from a drafter's confidences to measured probabilities of acceptance.
+
+A drafter's confidence is not a probability of acceptance, because it does not depend on the branch
+that the token is on. Counts of accepted tokens by confidence turn it into one.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+from diffuspec.core.types import Draft, Verdict
+
+_EDGES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.998)
+_LOG_EDGES = [math.log(edge) for edge in _EDGES]
+_CENTRES = [(a + b) / 2 for a, b in zip((0.0, *_EDGES), (*_EDGES, 1.0), strict=True)]
+_PRIOR_WEIGHT = 6.0  # tokens: about one draft's, so that a request soon has counts of its own
+_MAX_WEIGHT = 400.0  # counts are halved when they reach this, so that old ones fade
+
+
+class Calibration:
+    """P(right) by the probability that a drafter states, counted in cells.
+
+    The prior of a cell is its value in the wider calibration, or the stated probability without
+    one.
+    """
+
+    def __init__(self, wider: Calibration | None = None) -> None:
+        self._wider = wider
+        self._seen = [0.0] * len(_CENTRES)
+        self._right = [0.0] * len(_CENTRES)
+        self._priors: list[float] | None = None  # that _values were computed with; None: stale
+        self._values: list[float] = []
+
+    def probability(self, logprob: float) -> float:
+        """Return P(right) for a stated natural-log probability."""
+        return self.in_cells()[bisect_right(_LOG_EDGES, logprob)]
+
+    def count(self, logprob: float, is_right: bool) -> None:
+        cell = bisect_right(_LOG_EDGES, logprob)
+        if self._seen[cell] >= _MAX_WEIGHT:
+            self._seen[cell] /= 2
+            self._right[cell] /= 2
+        self._seen[cell] += 1
+        self._right[cell] += is_right
+        self._priors = None
+
+    def in_cells(self) -> list[float]:
+        """Return P(right) of every cell, not to be changed."""
+        priors = _CENTRES if self._wider is None else self._wider.in_cells()
+        if priors is not self._priors:
+            self._priors = priors
+            self._values = [
+                (_PRIOR_WEIGHT * prior + right) / (_PRIOR_WEIGHT + seen)
+                for prior, right, seen in zip(priors, self._right, self._seen, strict=True)
+            ]
+        return self._values
+
+
+class AcceptanceModel:
+    """P(node right | parent right) by confidence.
+
+    The prior is the wider model's, which learns from the same observations.
+    """
+
+    def __init__(self, wider: AcceptanceModel | None = None) -> None:
+        self._wider = wider
+        self._nodes: Calibration = Calibration(None if wider is None else wider._nodes)
+
+    def reach(self, draft: Draft) -> list[float]:
+        """Return each node's probability of being accepted with all of its ancestors."""
+        reached = [1.0]  # the root's, whose index is -1
+        probabilities = self._nodes.in_cells()
+        for confidence, parent in zip(draft.confidences, draft.tree.parents, strict=True):
+            here = probabilities[bisect_right(_LOG_EDGES, confidence)]
+            reached.append(reached[parent + 1] * here)
+        return reached[1:]
+
+    def observe(self, draft: Draft, verdict: Verdict, is_shared: bool = True) -> None:
+        """Count the nodes whose parents were accepted; if is_shared, in the wider model too."""
+        accepted = {-1, *verdict.accepted_nodes}
+        wider = self._wider._nodes if is_shared and self._wider is not None else None
+        for node, parent in enumerate(draft.tree.parents):
+            if parent in accepted:
+                confidence, is_right = draft.confidences[node], node in accepted
+                self._nodes.count(confidence, is_right)
+                if wider is not None:
+                    wider.count(confidence, is_right)

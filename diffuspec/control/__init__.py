@@ -1,1 +1,0 @@
-"""Control learnt while decoding: draft lengths, costs, calibration, likely outcomes."""

@@ -1,0 +1,71 @@
+"""Releases: tells the workers to forget requests that have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Literal, Protocol
+
+logger = logging.getLogger(__name__)
+
+
+class Releasing(Protocol):
+    """A worker, or several, that may hold something for a request."""
+
+    async def release(self, request_id: str) -> None: ...
+
+
+class Releases:
+    """Releases requests at both roles, in background tasks. A worker that fails delays nothing."""
+
+    def __init__(self, verifier: Releasing, drafters: Releasing) -> None:
+        self._verifier = verifier
+        self._drafters = drafters
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._sentinel: asyncio.Task[Literal[True]] | None = None
+
+    def open(self) -> None:
+        """Accept releases until `finish`, or until the event loop shuts down.
+
+        A loop that shuts down cancels all its tasks, the sentinel among them, and runs no new ones.
+        """
+        self._sentinel = asyncio.create_task(asyncio.Event().wait(), name="releases")
+
+    def start(self, request_id: str, then: Callable[[], None]) -> None:
+        """Release a request at the workers; call `then` once the verifier has released it.
+
+        Drafters may be busy with others' drafts, and are not waited for. Does nothing after the
+        event loop has begun to shut down.
+        """
+        if self._sentinel is None or self._sentinel.done() or self._sentinel.cancelling():
+            return
+        self._begin(_release(self._drafters, request_id))
+        self._begin(self._release_and(request_id, then))
+
+    async def finish(self, max_seconds: float) -> None:
+        """Wait up to `max_seconds` for the releases under way; cancel the rest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max_seconds):
+                while self.tasks:
+                    await asyncio.gather(*self.tasks)
+                    await asyncio.sleep(0)  # done tasks leave by callback; gather may not wait
+        if self._sentinel is not None:
+            self._sentinel.cancel()
+
+    async def _release_and(self, request_id: str, then: Callable[[], None]) -> None:
+        await _release(self._verifier, request_id)
+        then()
+
+    def _begin(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+
+async def _release(worker: Releasing, request_id: str) -> None:
+    try:
+        await worker.release(request_id)
+    except Exception as error:
+        logger.warning("a worker could not release request %s: %s", request_id, error)

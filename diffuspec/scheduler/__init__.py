@@ -1,0 +1,1 @@
+"""The scheduler: one loop that decodes all requests, and the function that decides for it."""

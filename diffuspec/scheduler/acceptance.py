@@ -1,0 +1,150 @@
+"""The acceptance model: how many tokens of a draft the target will accept, and what to cut off.
+
+It learns from the confidences of drafts, calibrated by earlier verdicts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, repeat
+from operator import mul
+
+from diffuspec.algorithm.calibration import AcceptanceModel
+from diffuspec.algorithm.draft_tree import depths, is_chain
+from diffuspec.core.types import Draft, DraftTree, Verdict
+
+_LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
+_SMOOTHING = 0.4  # weight of a draft in its request's averages: stretches of text last a few steps
+_RELAXATION = 0.15  # towards a request's own long averages, for a step without a draft
+_USUAL_SMOOTHING = 0.1  # weight of a draft in these
+_SHARED_SMOOTHING = 0.04  # in those of all requests: answers have about a dozen steps
+_MAX_SHARED_DRAFTS = 12  # of one request, so that long answers do not rule the shared averages
+
+
+class SharedExpectation:
+    """What drafts of one drafter were worth to the requests so far."""
+
+    def __init__(self, max_draft_tokens: int) -> None:
+        self.acceptance = AcceptanceModel()
+        self.lengths = [k for k in _LENGTHS if k < max_draft_tokens] + [max_draft_tokens]
+        # Accepted tokens of a draft of each length. A prior on the high side, for a few drafts
+        # correct it, while drafts that are never made correct nothing.
+        self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
+        self.rows = _Rows()
+        self.num_drafts = 0
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Nodes verified, and the tokens of them that were expected to be accepted: averages."""
+
+    nodes: float = 8.0
+    tokens: float = 4.0
+
+    def add(self, nodes: float, tokens: float, rate: float) -> None:
+        self.nodes += rate * (nodes - self.nodes)
+        self.tokens += rate * (max(tokens, 1e-3) - self.tokens)
+
+
+class Expectation:
+    """What drafts of one drafter are worth to one request."""
+
+    def __init__(self, shared: SharedExpectation) -> None:
+        self._shared = shared
+        self._acceptance = AcceptanceModel(shared.acceptance)
+        self.lengths = shared.lengths
+        self.tokens = shared.tokens  # accepted tokens of a draft of each length, lately
+        self._usual = shared.tokens  # the same over a long time
+        self.rows = replace(shared.rows)
+        self.steps_without_draft = 0
+        self._kept_share = 1.0  # of a draft's expected tokens, in the nodes verified
+        self._num_drafts = 0
+
+    def observe_draft(self, draft: Draft, length: int) -> list[float]:
+        """Learn from a draft of `length` tokens, as it came; return the reach of its nodes."""
+        reach = self._acceptance.reach(draft)
+        most = self.lengths[-1]
+        seen, end = _by_depth(draft.tree, reach, most), min(length, most)
+        if draft.num_tokens_before_eos >= end > 0 and seen[end] > 0:  # go on as it ended
+            ratio = min(seen[end] ** (1 / end), 0.99)
+            seen[end:] = accumulate(repeat(ratio, most - end), mul, initial=seen[end])
+        accepted = [*accumulate(seen)]
+        found = [accepted[k] for k in self.lengths]
+        self.tokens = _moved(self.tokens, found, _SMOOTHING)
+        self._usual = _moved(self._usual, found, _USUAL_SMOOTHING)
+        if self._num_drafts < _MAX_SHARED_DRAFTS:
+            self._shared.tokens = _moved(self._shared.tokens, found, _SHARED_SMOOTHING)
+        self.steps_without_draft = 0
+        return reach
+
+    def observe_no_draft(self) -> None:
+        """Note a step without a draft: what was seen of the text says less of what comes next."""
+        self.steps_without_draft += 1
+        self.tokens = _moved(self.tokens, self._usual, _RELAXATION)
+
+    def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
+        """Learn from the verdict on a draft, as far as it was verified."""
+        is_shared = self._num_drafts < _MAX_SHARED_DRAFTS
+        self._acceptance.observe(draft, verdict, is_shared)
+        self._num_drafts += 1
+        self._shared.num_drafts += 1
+
+    def observe_cut(self, num_nodes: int, tokens: float, all_tokens: float) -> None:
+        """Learn how many nodes of a draft are verified, and for how many of its tokens."""
+        self._kept_share += _SMOOTHING * (tokens / all_tokens - self._kept_share)
+        self.rows.add(num_nodes, tokens, _SMOOTHING)
+        self._shared.rows.add(num_nodes, tokens, _SHARED_SMOOTHING)
+
+    @property
+    def rows_per_token(self) -> float:
+        """Nodes verified for each token accepted."""
+        return self.rows.nodes / self.rows.tokens
+
+    @property
+    def is_prior(self) -> bool:
+        """Whether hardly any draft of this drafter has been verified yet."""
+        return self._shared.num_drafts < _MAX_SHARED_DRAFTS
+
+    def curve(self, lengths: Sequence[int]) -> Sequence[float]:
+        """Expected accepted tokens of drafts of these lengths, in the part that is verified."""
+        share = self._kept_share
+        if lengths is self.lengths:
+            return [share * tokens for tokens in self.tokens]
+        return [share * self.at(length) for length in lengths]
+
+    def at(self, length: int) -> float:
+        """Expected accepted tokens of a draft of this length, all of it verified."""
+        lengths, tokens = self.lengths, self.tokens
+        if length >= lengths[-1]:
+            return tokens[-1]
+        place = bisect_left(lengths, length)
+        low, before = (lengths[place - 1], tokens[place - 1]) if place else (0, 0.0)
+        return before + (tokens[place] - before) * (length - low) / (lengths[place] - low)
+
+
+def best_num_nodes(reach: Sequence[float], seconds: Sequence[float], rate: float) -> int:
+    """Return how many nodes to verify, likeliest first; `reach` falls.
+
+    Tokens less `rate` times the seconds of the verification are the most; `seconds[n]` are those
+    with n nodes.
+    """
+    gains = accumulate(reach, initial=0.0)
+    scores = [gain - rate * one for gain, one in zip(gains, seconds, strict=False)]
+    return scores.index(max(scores))
+
+
+def _by_depth(tree: DraftTree, reach: Sequence[float], max_depth: int) -> list[float]:
+    """Return the expected accepted tokens at each depth, from 0 to `max_depth` or beyond."""
+    rest = [0.0] * (max_depth - len(reach))
+    if is_chain(tree):
+        return [0.0, *reach, *rest]
+    found = [0.0] * (1 + len(reach)) + rest
+    for depth, probability in zip(depths(tree), reach, strict=True):
+        found[depth] += probability
+    return found
+
+
+def _moved(means: Sequence[float], values: Sequence[float], rate: float) -> list[float]:
+    return [mean + rate * (value - mean) for mean, value in zip(means, values, strict=True)]

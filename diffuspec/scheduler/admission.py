@@ -1,0 +1,110 @@
+"""Admission: which requests run, which wait for a slot, and which are refused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterator
+from itertools import count
+
+from diffuspec.core.errors import OverloadedError
+from diffuspec.scheduler.request import Request
+from diffuspec.telemetry.busy_time import BusyTime
+from diffuspec.telemetry.metrics import Metrics
+
+
+class Admission:
+    """The requests of a coordinator, in the order they came; resumed ones first."""
+
+    def __init__(self, max_running: int, max_waiting: int, metrics: Metrics) -> None:
+        self.max_running = max_running
+        self.max_waiting = max_waiting
+        self.active = BusyTime()  # while a request runs
+        self._metrics = metrics
+        self._waiting: deque[Request] = deque()
+        self._running: dict[Request, None] = {}  # an ordered set
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
+        self._is_draining = False
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        return tuple(self._running)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter((*self._waiting, *self._running))
+
+    @property
+    def alive(self) -> list[Request]:
+        """The requests that have not ended."""
+        return [request for request in self if not request.is_finished]
+
+    def check_load(self, *, is_resumed: bool = False) -> None:
+        """Raise OverloadedError when no further request can be taken.
+
+        A resumed request was admitted before and should not be refused now: it is taken while
+        draining, and a whole coordinator's requests (max_running + max_waiting) beyond the limit.
+        """
+        if self._is_draining and not is_resumed:
+            raise OverloadedError("the coordinator is shutting down; try again later")
+        num_decoding = sum(not request.is_finished for request in self._running)
+        limit = self.max_waiting + max(self.max_running - num_decoding, 0)
+        if is_resumed:
+            limit += self.max_waiting + self.max_running
+        if len(self._waiting) >= limit:
+            raise OverloadedError(f"{len(self._waiting)} requests are waiting; try again later")
+
+    def submit(self, request: Request) -> None:
+        """Queue a request: a resumed one behind other resumed ones, any other at the end."""
+        if request.is_resumed:
+            num_resumed = sum(other.is_resumed for other in self._waiting)
+            self._waiting.insert(num_resumed, request)
+        else:
+            self._waiting.append(request)
+        self._is_empty.clear()
+
+    def admit(self) -> list[Request]:
+        """Return the requests that may start now, each with a slot of its own."""
+        admitted = []
+        while self._waiting and len(self._running) < self.max_running:
+            request, now = self._waiting.popleft(), time.monotonic()
+            taken = {other.slot for other in self._running}
+            request.slot = next(slot for slot in count() if slot not in taken)
+            self._running[request] = None
+            self.active.begin(now)
+            request.timeline.admitted_at = now
+            self._metrics.observe_admission(now - request.timeline.submitted_at)
+            admitted.append(request)
+        return admitted
+
+    def is_running(self, request: Request) -> bool:
+        return request in self._running
+
+    def leave(self, request: Request) -> None:
+        """Forget a request, waiting or running, and free its slot."""
+        if request in self._running:
+            del self._running[request]
+            self.active.end(time.monotonic())
+        elif request in self._waiting:
+            self._waiting.remove(request)
+        if not self._waiting and not self._running:
+            self._is_empty.set()
+
+    async def drain(self, max_seconds: float) -> bool:
+        """Refuse new requests; return whether the others ended within `max_seconds`."""
+        self._is_draining = True
+        try:
+            async with asyncio.timeout(max_seconds):
+                await self._is_empty.wait()
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,287 @@
+"""The guard: what drafts gain or lose against plain decoding, measured under the present load.
+
+Costs and acceptance are predictions. What they leave out (a processor that is shared, a batch that
+was split, a machine that got slower) is in the time that all requests together take for their
+tokens. So that time is compared with what plain decoding takes for as many.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from diffuspec.core.types import Verdict
+from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.scheduler.drafters import DraftCall, VerifyCall
+from diffuspec.telemetry.busy_time import BusyTime
+
+_TRIAL_SHARE = 0.01  # most of the time that trials, of drafts and of plain decoding, may cost
+_PLAIN_EVERY = 256  # drafted steps to plain ones: three of them are within _TRIAL_SHARE
+_NUM_PLAIN = 3  # in a row until one counts: the first find the drafter's weights in the caches
+# Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
+# bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
+_FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
+_LUCK_TOKENS = 20.0  # accepted tokens after which their number counts as much as was expected
+_MAX_CREDIT = 8.0  # plain steps that trials may save up
+
+
+def _bucket(num_running: int) -> int:
+    """Return the power of two that is nearest by ratio: 23 to 45 requests are those of 32."""
+    return (num_running * num_running).bit_length() // 2
+
+
+@dataclass(slots=True)
+class _Account:
+    """Gains less losses of one drafter under one load, in steps of plain decoding."""
+
+    scale: float  # of balances, by the number of running requests
+    balance: float = 0.0
+    credit: float = 0.0  # for trials
+    worst: float = 2.0  # most plain steps that a step with drafts has lost lately
+    is_stopped: bool = False
+    accepted: float = _LUCK_TOKENS  # tokens, and how many were expected: both decay
+    expected: float = _LUCK_TOKENS
+
+    def add(self, steps: float) -> None:
+        most = self.scale * _MAX_BALANCE
+        self.balance = min(max(self.balance + steps, -most), most)
+        self.worst = max(0.98 * self.worst, -steps) if steps < 0 else self.worst
+        # Drafts go on with enough for another step like the worst; if they lose it, they stop.
+        least = -self.scale * _FIRST_BALANCE
+        enough = min(least + self.worst, 0.0)  # a drafter that hung once is not stopped for ever
+        self.is_stopped = self.balance < (enough if self.is_stopped else least)
+
+    def corrected(self, accepted: float, expected: float) -> float:
+        """Return the tokens expected, by how right expectations were lately.
+
+        They vary less than those accepted do, so that bad luck stops no drafts that pay.
+        """
+        self.accepted = 0.98 * self.accepted + accepted
+        self.expected = 0.98 * self.expected + expected
+        return expected * self.accepted / self.expected
+
+
+@dataclass(slots=True)
+class _Plain:
+    """How fresh the measurement of plain decoding is under one load."""
+
+    num_measured: int = 0
+    num_since: int = 0  # drafted steps since the last one
+    num_waits: int = 0  # steps for which drafts were held back to measure one
+
+
+@dataclass(slots=True)
+class Interval:
+    """The time from one verdict to the next, and what all requests committed in it."""
+
+    num_running: int
+    seconds: float
+    plain_seconds: float  # that plain decoding takes for a step of these requests
+    base_seconds: float  # that this step takes without drafts: plain_seconds, and its prefill
+    cost_seconds: Mapping[str, float] = field(default_factory=dict)  # predicted, by drafter
+    accepted: Mapping[str, float] = field(default_factory=dict)  # drafted tokens, by drafter
+    expected: Mapping[str, float] = field(default_factory=dict)  # those of them that were expected
+    num_missing: int = 0  # running requests that it has not verified
+
+
+class Baseline:
+    """Compares drafts with plain decoding, by drafter and by doublings of the running requests.
+
+    Drafts that have lost more than they gained stop. While they do, 1 % of the time is saved up for
+    trials, and they go on once a trial gains.
+    """
+
+    def __init__(self) -> None:
+        self._accounts: dict[tuple[str, int], _Account] = {}
+        self._plain: dict[int, _Plain] = defaultdict(_Plain)
+
+    def _account(self, drafter: str, num_running: int) -> _Account:
+        key = drafter, _bucket(num_running)
+        if key not in self._accounts:
+            self._accounts[key] = _Account(num_running**-0.5)
+        return self._accounts[key]
+
+    def allows(self, drafter: str, num_running: int) -> bool:
+        """Whether requests may draft, as far as plain decoding is not faster."""
+        return not self._account(drafter, num_running).is_stopped
+
+    def allows_trial(self, drafter: str, num_running: int, steps: float) -> bool:
+        """Whether a trial may be made that costs that many plain steps."""
+        return self._account(drafter, num_running).credit >= steps
+
+    def take_trial(self, drafter: str, num_running: int, steps: float) -> None:
+        self._account(drafter, num_running).credit -= steps
+
+    def wants_plain(self, num_running: int) -> bool:
+        """Whether the next step should be a plain one of all requests, to measure it.
+
+        Gives up while requests with lengths of their own go on drafting.
+        """
+        plain = self._plain[_bucket(num_running)]
+        is_due = not plain.num_measured or plain.num_since >= _PLAIN_EVERY
+        return is_due and plain.num_waits < 8
+
+    def observe(self, interval: Interval) -> None:
+        """Account for an interval in which drafts were made or verified."""
+        bucket, step = _bucket(interval.num_running), interval.plain_seconds
+        plain = self._plain[bucket]
+        plain.num_waits += self.wants_plain(interval.num_running)
+        plain.num_since += 1
+        if plain.num_since >= 2 * _PLAIN_EVERY:  # it could not be measured; wait for the next turn
+            plain.num_since = plain.num_waits = 0
+        extra = min(interval.seconds - interval.base_seconds, _MAX_BALANCE * step)
+        whole = sum(interval.cost_seconds.values())
+        for drafter, cost in interval.cost_seconds.items():
+            account = self._account(drafter, interval.num_running)
+            share = cost / whole if whole > 0 else 1 / len(interval.cost_seconds)
+            accepted = interval.accepted.get(drafter, 0.0)
+            gained = account.corrected(accepted, interval.expected.get(drafter, accepted))
+            gained = (gained - share * interval.num_missing) / interval.num_running
+            account.add(gained - share * extra / step)
+            self._save(account, interval)
+
+    def observe_plain(
+        self, interval: Interval, drafters: Collection[str], *, is_measured: bool
+    ) -> None:
+        """Account for a plain step, which may count as a measurement of plain decoding."""
+        bucket = _bucket(interval.num_running)
+        plain = self._plain[bucket]
+        plain.num_waits += self.wants_plain(interval.num_running)
+        if is_measured:
+            self._plain[bucket] = _Plain(plain.num_measured + 1)
+        for drafter in drafters:
+            account = self._account(drafter, interval.num_running)
+            if account.is_stopped:
+                account.add(_TRIAL_SHARE * interval.seconds / interval.plain_seconds)
+            else:
+                self._save(account, interval)
+
+    def _save(self, account: _Account, interval: Interval) -> None:
+        steps = _TRIAL_SHARE * interval.seconds / interval.plain_seconds
+        account.credit = min(account.credit + steps, _MAX_CREDIT)
+
+
+class Learner:
+    """Learns from calls that have ended: what they cost, and what drafts gain."""
+
+    def __init__(self, costs: CostModel, baseline: Baseline, busy: Mapping[str, BusyTime]) -> None:
+        """`busy` runs while a drafter of that name drafts."""
+        self._costs = costs
+        self._baseline = baseline
+        self.busy = busy
+        self._ended_at = 0.0  # of the latest verification, by time.monotonic()
+        self._busy_at_end: dict[str, float] = {}  # of the drafters, in total, at that time
+        self._num_plain = 0  # latest steps in a row without drafts
+        self._draft_call: DraftCall | None = None  # the latest that requests waited for
+
+    def busy_seconds(self, now: float) -> dict[str, float]:
+        """Total seconds with a draft call in flight, by drafter."""
+        return {name: one.seconds(now) for name, one in self.busy.items()}
+
+    def pause(self) -> None:
+        """Leave the time out that has passed since the latest verification: an outage."""
+        self._ended_at = time.monotonic()
+
+    def before_verification(self) -> None:
+        """Learn from the time between the latest verification and one that begins now."""
+        call, now = self._draft_call, time.monotonic()
+        self._draft_call = None
+        if call is not None and call.started_at >= self._ended_at > 0:
+            idle = call.started_at - self._ended_at + now - call.ended_at
+            costs = self._costs.drafters[call.lane.chosen_by]
+            costs.observe_overhead(min(idle, call.ended_at - call.started_at))
+
+    def on_drafts(self, call: DraftCall, beside: float) -> None:
+        """Learn from a draft call that has ended, `beside` seconds of it with a verification."""
+        costs = self._costs.drafters[call.lane.chosen_by]
+        seconds = call.ended_at - call.started_at
+        seconds -= costs.lost_seconds(min(beside, seconds))
+        number = len(call.lengths) + len(call.jobs)
+        costs.observe(call.num_positions, number, call.num_unread, seconds)
+        if call.awaited and not call.jobs:
+            self._draft_call = call
+
+    def on_verdicts(self, call: VerifyCall, verdicts: Sequence[Verdict]) -> None:
+        """Learn from a verification, before its verdicts are committed."""
+        seconds = call.ended_at - call.started_at
+        busy = self.busy_seconds(call.ended_at)
+        beside = {
+            name: one - call.draft_busy_seconds[name]
+            for name, one in busy.items()
+            if one > call.draft_busy_seconds[name]
+        }
+        num_rows, num_read = _rows_of(call, verdicts)
+        self._costs.observe_verification(num_rows, len(call.requests), seconds, beside)
+        begun = min([one.step.started_at for one in call.requests])
+        since = max(self._ended_at, begun)
+        drafting = {
+            name: one - self._busy_at_end.get(name, 0.0)
+            for name, one in busy.items()
+            if one > self._busy_at_end.get(name, 0.0)
+        }
+        self._ended_at, self._busy_at_end = call.ended_at, busy
+        self._account(call, verdicts, call.ended_at - since, drafting, num_read)
+
+    def _account(
+        self,
+        call: VerifyCall,
+        verdicts: Sequence[Verdict],
+        seconds: float,
+        drafting: dict[str, float],
+        num_read: int,
+    ) -> None:
+        """Compare what all requests have committed with plain decoding, and measure the latter."""
+        number, costs = call.num_running, self._costs
+        if not number:
+            return
+        plain = costs.plain_seconds(number)
+        accepted: dict[str, float] = {}
+        expected: dict[str, float] = {}
+        nodes: dict[str, int] = {}
+        for request, verdict in zip(call.requests, verdicts, strict=True):
+            if num_nodes := request.step.draft.tree.num_nodes:
+                name = request.drafter
+                nodes[name] = nodes.get(name, 0) + num_nodes
+                right = verdict.num_accepted_tokens
+                accepted[name] = accepted.get(name, 0.0) + right
+                expected[name] = expected.get(name, 0.0) + (request.step.num_expected or right)
+        if not nodes and not drafting:
+            is_whole = call.num_decoding == number == len(call.requests)
+            self._num_plain = self._num_plain + 1 if is_whole else 0
+            is_measured = self._num_plain >= _NUM_PLAIN
+            if is_measured:
+                costs.observe_plain(number, seconds, call.ended_at - call.started_at)
+            interval = Interval(number, seconds, plain, plain)
+            self._baseline.observe_plain(interval, costs.drafters, is_measured=is_measured)
+            return
+        self._num_plain = 0
+        base = plain
+        if num_read:
+            base += costs.verify_seconds(number + num_read, len(call.requests))
+            base -= costs.verify_seconds(number, number)
+        rows = call.num_rows
+        spent = {
+            name: drafting.get(name, 0.0)
+            + costs.verify_seconds(rows, number)
+            - costs.verify_seconds(max(rows - nodes.get(name, 0), 1), number)
+            for name in {*drafting, *nodes}
+        }
+        missing = max(number - call.num_decoding, 0)
+        self._baseline.observe(
+            Interval(number, seconds, plain, base, spent, accepted, expected, missing)
+        )
+
+
+def _rows_of(call: VerifyCall, verdicts: Sequence[Verdict]) -> tuple[int, int]:
+    """Return the rows fed to the target, and how many of them were tokens of prompts."""
+    rows = read = 0
+    for asked, request, verdict in zip(call.asked, call.requests, verdicts, strict=True):
+        unread = request.prefill.num_unread
+        if unread > 1:
+            unread = len(asked.prefix) - max(verdict.num_cached_tokens, request.prefill.num_read)
+            unread = max(min(unread, asked.max_read_tokens or unread), 1)
+            read += unread
+        rows += unread + asked.tree.num_nodes
+    return rows, read

@@ -1,0 +1,358 @@
+"""The coordinator: requests come in, their outputs go out. `loop` decodes them in between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import itertools
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+
+from diffuspec.algorithm.validation import check_request
+from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
+from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
+from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
+from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParams
+from diffuspec.core.releases import Releases
+from diffuspec.core.types import NO_TOKENS, FinishReason, RequestOutput, TokenIds, Verdict
+from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
+from diffuspec.scheduler.admission import Admission
+from diffuspec.scheduler.drafters import DrafterPool, VerifyCall
+from diffuspec.scheduler.loop import Loop
+from diffuspec.scheduler.observe import (
+    bind_gauges,
+    observe_step,
+    step_output,
+    step_stats,
+    trace_step,
+)
+from diffuspec.scheduler.policies import DrafterChoice, DrafterRates, make_policy
+from diffuspec.scheduler.profile import Profile
+from diffuspec.scheduler.request import Request, Step
+from diffuspec.telemetry.metrics import Metrics
+from diffuspec.telemetry.trace import Tracer
+from diffuspec.text.detokenizer import Detokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_UNREAD_OUTPUTS = 64  # of one request; its next step then waits for its reader
+_GRACE_SECONDS = 1.0  # for workers to release requests at shutdown
+
+
+class Coordinator:
+    """Owns the requests. Lives in one event loop; use it as an async context manager."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        drafter: Drafter | Mapping[str, Drafter] | DrafterPool | None,
+        config: CoordinatorConfig,
+        draft_length: DraftLengthConfig,
+        metrics: Metrics | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """A mapping holds drafters by the names that requests choose, the default first.
+
+        The tracer is written to and not closed.
+        """
+        self.metrics = metrics or Metrics()
+        self._verifier = verifier
+        self._info = verifier.info
+        self._config = config
+        self._draft_length = draft_length
+        self._tracer = tracer
+        self._has_drafters = drafter is not None
+        self.pool = DrafterPool() if drafter is None else DrafterPool.of(drafter)
+        self.admission = Admission(self._info.max_sequences, config.max_waiting, self.metrics)
+        self.releases = Releases(verifier, self.pool)
+        self.loop = Loop(verifier, self.pool, config, self._finish_step, tracer)
+        self._held: set[Request] = set()  # their next step waits for their reader
+        self._numbers = itertools.count(1)
+        self._rates = DrafterRates(self.pool.names)
+        self._shared: dict[tuple[str, bool], SharedExpectation] = {}  # by drafter, and if greedy
+        self._task: asyncio.Task[None] | None = None
+        self._bind_gauges()
+
+    def _bind_gauges(self) -> None:
+        admission, pool, metrics = self.admission, self.pool, self.metrics
+        busy = {"verifier": self.loop.verifications.busy, "drafter": self.loop.drafting.busy}
+        bind_gauges(metrics, self._info, lambda: admission.running, admission.active, busy)
+        metrics.waiting.read = lambda: admission.num_waiting
+        metrics.max_waiting.read = lambda: admission.max_waiting
+        if self._has_drafters:
+            metrics.drafters.read = lambda: pool.num_available
+            metrics.all_drafters.read = lambda: pool.num_expected
+            for name in pool.names:
+                metrics.auto_steps.at(name)
+
+    # ---- the beginning of a request
+
+    async def stream(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        detokenizer: Detokenizer | None = None,
+        request_id: str | None = None,
+        committed_token_ids: TokenIds = NO_TOKENS,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Yield one output per step until the request is finished.
+
+        The answer goes on after `committed_token_ids`, output of a run that was interrupted: they
+        count as output, are not yielded again, and put the request at the front of the queue.
+
+        A request whose outputs are not read holds its slot and waits, at MAX_UNREAD_OUTPUTS.
+        Closing the iterator aborts the request and frees its slot within one step. Raises
+        InvalidRequestError or OverloadedError before any work, VerifierError when it cannot go on.
+        """
+        if self._task is None:
+            raise RequestCancelledError("the coordinator is not running")
+        try:
+            check_request(prompt_token_ids, sampling, speculation, self._info, committed_token_ids)
+            drafter = self.pool.choose(speculation.drafter)
+            self.admission.check_load(is_resumed=len(committed_token_ids) > 0)
+            request = self._make(
+                prompt_token_ids,
+                sampling,
+                speculation,
+                detokenizer,
+                request_id,
+                committed_token_ids,
+                drafter,
+            )
+        except DiffuspecError as error:
+            self.metrics.observe_refusal(error)
+            raise
+        self.admission.submit(request)
+        self._admit()
+        try:
+            while True:
+                output = await request.outputs.take()
+                if request in self._held:
+                    self._on_read(request)
+                if isinstance(output, DiffuspecError):
+                    raise output
+                yield output
+                if output.finish_reason is not None:
+                    return
+        finally:
+            self._abort(request)
+
+    def _make(
+        self,
+        prompt: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        detokenizer: Detokenizer | None,
+        client_request_id: str | None,
+        committed: TokenIds,
+        drafter: str,
+    ) -> Request:
+        if not self._config.overlap:
+            speculation = replace(speculation, num_outcomes=0)
+        if not self._has_drafters:
+            speculation = replace(speculation, policy="off")
+
+        def expect(name: str) -> Expectation:
+            key = name, sampling.is_greedy
+            if key not in self._shared:
+                self._shared[key] = SharedExpectation(self._draft_length.max_draft_tokens)
+            return Expectation(self._shared[key])
+
+        is_auto = drafter == AUTO_DRAFTER
+        request = Request(
+            f"{client_request_id or 'request'}-{next(self._numbers)}",
+            prompt,
+            sampling,
+            speculation,
+            self._info.eos_token_ids,
+            policy=make_policy(speculation, self._draft_length),
+            expect=expect,
+            detokenizer=detokenizer,
+            client_request_id=client_request_id,
+            committed_token_ids=committed,
+            drafter=self.pool.names[0] if is_auto else drafter,
+        )
+        if is_auto and speculation.policy != "off":
+            request.choice = DrafterChoice(self._rates)
+        return request
+
+    def _on_read(self, request: Request) -> None:
+        """Go on with a request that waits for its reader, once half of its outputs are read."""
+        if not request.is_finished and request.outputs.num_unread <= MAX_UNREAD_OUTPUTS // 2:
+            self._held.discard(request)
+            self.loop.events.put(lambda: self._resume(request))
+
+    def _resume(self, request: Request) -> None:
+        if not request.is_finished:
+            self.loop.begin_step(request)
+
+    def _admit(self) -> None:
+        """Begin requests that wait, as far as there are slots."""
+        for request in self.admission.admit():
+            try:
+                self.loop.begin_step(request)
+            except Exception as error:
+                self._abort(request, error)
+        self.loop.events.put(_nothing)
+
+    def requests(self) -> tuple[RequestStatus, ...]:
+        """Return the state of every request that has not ended: the waiting ones first."""
+        now = time.monotonic()
+        return tuple(request.status(now) for request in self.admission.alive)
+
+    # ---- a step
+
+    def _finish_step(self, request: Request, result: Verdict | Exception, call: VerifyCall) -> None:
+        """Commit a verdict and begin the next step, or end the request."""
+        if request.is_finished:  # aborted while it was verified
+            self._free(request)
+            return
+        try:
+            if isinstance(result, Exception):
+                raise result
+            self._commit(request, result, call)
+            if request.finish_reason is not None:
+                self._finish(request, request.finish_reason)
+            elif request.outputs.num_unread < MAX_UNREAD_OUTPUTS:
+                self.loop.begin_step(request)
+            else:
+                request.enter("waiting", "its reader")
+                self._held.add(request)
+        except Exception as error:
+            self._abort(request, error)
+
+    def _commit(self, request: Request, verdict: Verdict, call: VerifyCall) -> None:
+        """Append the verdict's tokens, learn from it, and emit what it adds to the answer."""
+        self.loop.drafting.resolve(request, verdict)
+        request.adapt(verdict)
+        token_ids, pieces = request.commit(verdict)
+        loop, now = self.loop, time.monotonic()
+        following = Step(now, loop.verifications.busy.seconds(now), loop.drafting.busy.seconds(now))
+        step = step_stats(request, verdict, len(token_ids), following)
+        request.outputs.put(step_output(request, verdict, step, token_ids, pieces))
+        observe_step(self.metrics, request, step, now)
+        if request.choice is not None and not (step.num_tree_nodes and request.is_first_draft):
+            request.choice.observe(request.drafter, step.num_committed_tokens, step.step_seconds)
+        if self._tracer is not None:
+            trace_step(self._tracer, request, (call.started_at, call.ended_at), step, now)
+
+    # ---- the end of a request
+
+    def cancel(self, request_id: str) -> int:
+        """Abort all requests that were submitted under an id; return how many there were.
+
+        Their streams raise RequestCancelledError.
+        """
+        chosen = [one for one in self.admission.alive if one.client_request_id == request_id]
+        for request in chosen:
+            self._abort(request)
+            request.outputs.put(RequestCancelledError(f"{request_id!r} was cancelled"))
+        return len(chosen)
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """End a request that has its last token."""
+        request.timeline.finished_at = time.monotonic()
+        request.close(reason)
+        sizes = request.num_prompt_tokens, request.num_output_tokens
+        self.metrics.observe_finish(reason, *sizes, request.timeline)
+        self._free(request)
+        self.loop.linger()
+
+    def _abort(self, request: Request, error: Exception | None = None) -> None:
+        """End a request early, unless it has ended. Its stream raises `error`; None: it was closed.
+
+        While the verifier works on the request, it keeps its slot; `_finish_step` then frees it.
+        """
+        if request.is_finished:
+            return
+        if error is None:
+            request.close("cancelled")
+            self.metrics.observe_cancel()
+        else:
+            if not isinstance(error, DiffuspecError):
+                name = request.request_id
+                logger.error("decoding %s failed", name, exc_info=error, extra=request.about)
+                error = VerifierError(f"decoding failed: {error}")
+            request.close(type(error).__name__)
+            self.metrics.observe_failure(error)
+            request.outputs.put(error)
+        if not request.is_in_verifier:
+            self._free(request)
+
+    def _free(self, request: Request) -> None:
+        """Take a request out of the loop, release it at the workers, and free its slot."""
+        self._held.discard(request)
+        if not self.admission.is_running(request):
+            self.admission.leave(request)
+            return
+        self.loop.drop(request)
+        self.releases.start(request.request_id, lambda: self._free_slot(request))
+
+    def _free_slot(self, request: Request) -> None:
+        self.admission.leave(request)
+        if self._task is not None:
+            self._admit()
+
+    # ---- the coordinator's own life
+
+    async def profile(self, max_seconds: float = 1.0) -> None:
+        """Measure what calls cost, before the first request, for about `max_seconds` at most.
+
+        A role that hangs is given up after `max_draft_seconds` of the configuration.
+        """
+        profile = Profile(self._verifier, self.loop.costs, max_seconds)
+        await profile.run(self.pool.lanes, self._config.max_draft_seconds)
+
+    async def __aenter__(self) -> Coordinator:
+        self.releases.open()
+        # In a context of its own: the caller's may belong to one request.
+        self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+        return self
+
+    async def _run(self) -> None:
+        """Run the loop; after a bug that ends it, end all requests, and run it again."""
+        while True:
+            try:
+                await self.loop.run()
+            except Exception as error:
+                logger.critical("the loop of the coordinator broke off", exc_info=error)
+                self.loop.clear()
+                self._abort_all(VerifierError(f"decoding broke off: {error}"))
+            await asyncio.sleep(0)
+
+    async def __aexit__(self, *_: object) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.loop.stop()
+        self._abort_all(RequestCancelledError("the coordinator was shut down"))
+        await self.releases.finish(_GRACE_SECONDS)
+
+    async def drain(self, max_seconds: float) -> bool:
+        """Refuse new requests, and let the others finish within `max_seconds`.
+
+        Returns whether all did; the rest end with RequestCancelledError. The coordinator cannot be
+        used afterwards: leave its context.
+        """
+        is_done = await self.admission.drain(max_seconds)
+        message = f"shut down before the request had finished, {max_seconds:g} s after the notice"
+        for request in list(self.admission):
+            self._abort(request, RequestCancelledError(message))
+        return is_done
+
+    def _abort_all(self, error: DiffuspecError) -> None:
+        for request in list(self.admission):
+            with contextlib.suppress(Exception):  # the bug may be there
+                if not request.is_finished:
+                    self._abort(request, error)
+                elif not request.is_in_verifier:
+                    self._free(request)
+
+
+def _nothing() -> None:
+    """The event of a request that has come or gone: the loop looks at the state anew."""

@@ -1,0 +1,276 @@
+"""How much to draft: lengths of drafts, and how many outcomes of a verification to draft ahead.
+
+Both are those with the most committed tokens per second, by expected acceptance and costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
+
+from diffuspec.algorithm.outcomes import RankedOutcome
+from diffuspec.core.params import MAX_OUTCOMES
+from diffuspec.core.types import MAX_PRE_DRAFTS
+from diffuspec.scheduler.cost_model import CostModel, DraftCosts, together
+from diffuspec.scheduler.drafters import PreDraftJob
+from diffuspec.scheduler.pre_drafts import PreDraft, PreDrafts
+from diffuspec.scheduler.request import Request
+
+_TRIAL_TOKENS = 8  # of a trial: the first tokens of a draft tell most about it, and cost least
+
+
+class Lengths(NamedTuple):
+    """How long the next drafts of some requests are, and what they give."""
+
+    by_request: dict[Request, int]  # those left out do not draft
+    rate: float  # tokens per second if all go on like this; at least that of plain decoding
+    in_halves: bool = False  # of which one drafts while the other is verified
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The batch that the drafts of one drafter are part of."""
+
+    costs: CostModel
+    drafter: str
+    num_running: int  # requests that decode
+    num_drafting: int  # those that use this drafter
+    num_lanes: int  # drafters that share them
+    reading_seconds: float = 0.0  # of prompts, for each token that their requests may commit
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of plain decoding; 0 while its cost is not known."""
+        if not self.costs.verification.curve.is_known:
+            return 0.0
+        return self.num_running / self.costs.plain_seconds(self.num_running)
+
+    def joint_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
+        """Seconds of steps in which all draft together, and then verify all.
+
+        `positions` are drafted in each, and as many `rows` more verified as are given beside them.
+        """
+        return self._seconds(positions, rows, 1)[0]
+
+    def halves_seconds(self, positions: Sequence[float], rows: Sequence[float]) -> list[float]:
+        """Seconds of the same in two halves, of which one drafts while the other is verified."""
+        costs = self.costs.drafters[self.drafter]
+        _, drafting, verifying = self._seconds(positions, rows, 2)
+        return [
+            2 * max(together(draft, verify, costs.interference)) + costs.overhead_seconds
+            for draft, verify in zip(drafting, verifying, strict=True)
+        ]
+
+    def _seconds(
+        self, positions: Sequence[float], rows: Sequence[float], parts: int
+    ) -> tuple[list[float], list[float], list[float]]:
+        """Seconds of steps, and those of the draft calls and verifications of a part of each."""
+        costs, running, lanes = self.costs.drafters[self.drafter], self.num_running, self.num_lanes
+        table = costs.calls.curve.up_to(round(max(positions) / lanes / parts))
+        more = costs.calls.request_seconds * max(self.num_drafting / lanes / parts - 1, 0)
+        share = 1 / lanes / parts
+        drafting = [table[round(share * one)] + more for one in positions]
+        verification, exposed = self.costs.verification, costs.exposed_share
+        table = verification.curve.up_to(round((running + max(rows)) / parts))
+        more = verification.request_seconds * max(running / parts - 1, 0)
+        verifying = [table[round((running + one) / parts)] + more for one in rows]
+        overhead = costs.overhead_seconds
+        joint = [
+            exposed * draft + verify + overhead
+            for draft, verify in zip(drafting, verifying, strict=True)
+        ]
+        return joint, drafting, verifying
+
+    def rate_of(self, lengths: dict[Request, int]) -> float:
+        """Tokens per second if all drafts are like these; at least those of plain decoding."""
+        plain, scale = self.plain_rate, self.num_drafting / max(len(lengths), 1)
+        if not plain or not lengths:
+            return plain
+        accepted = scale * sum([one.expectation.at(k) for one, k in lengths.items()])
+        [seconds] = self.joint_seconds([scale * sum(lengths.values())], [2 * accepted])
+        return max((self.num_running + accepted) / seconds, plain)
+
+    def trial_steps(self, length: int) -> float:
+        """Cost of a trial of one request in steps of plain decoding: all others wait for it."""
+        costs, running = self.costs, self.num_running
+        seconds = costs.drafters[self.drafter].seconds(length, 1)
+        seconds += costs.verify_seconds(running + length, running)
+        seconds -= costs.verify_seconds(running, running)
+        return seconds / costs.plain_seconds(running)
+
+
+def choose_lengths(requests: Sequence[Request], load: Load) -> Lengths:
+    """Return the draft lengths with which the batch commits the most tokens per second.
+
+    First one length for all; then, at the price that a drafted position has there, a length for
+    each: it drafts as far as the next token's chance of being accepted is worth that price. None
+    drafts if plain decoding commits more tokens per second.
+    """
+    costs, lengths = load.costs, requests[0].expectation.lengths
+    if not (costs.drafters[load.drafter].is_known and costs.verification.curve.is_known):
+        middle = lengths[len(lengths) // 2]
+        return Lengths({one: min(middle, one.room) for one in requests}, load.plain_rate)
+    limit = max([one.room for one in requests])
+    grid = lengths if limit >= lengths[-1] else [*[k for k in lengths if k < limit], limit]
+    curves = [one.expectation.curve(grid) for one in requests]
+    rows_per_token = _rows_per_token(requests)
+    ways = [load.joint_seconds]
+    if load.num_drafting > 1:
+        ways.append(load.halves_seconds)
+    found = [_one_way(requests, load, way, grid, curves, rows_per_token) for way in ways]
+    return max(found, key=lambda one: one.rate)
+
+
+def _one_way(
+    requests: Sequence[Request],
+    load: Load,
+    seconds_of: Callable[[Sequence[float], Sequence[float]], list[float]],
+    grid: Sequence[int],
+    curves: Sequence[Sequence[float]],
+    rows_per_token: float,
+) -> Lengths:
+    """Return the lengths if all go on in one way, jointly or in halves."""
+    number, running, plain = load.num_drafting, load.num_running, load.plain_rate
+    means = curves[0]
+    if len(curves) > 1:
+        means = [sum(values) / len(curves) for values in zip(*curves, strict=True)]
+    rows_each = number * rows_per_token
+    seconds = seconds_of([number * k for k in grid], [rows_each * mean for mean in means])
+    reading = load.reading_seconds
+    rates = [
+        1 / (one / (running + number * mean) + reading)
+        for mean, one in zip(means, seconds, strict=True)
+    ]
+    rate = max(rates)
+    place = rates.index(rate)
+    in_halves = seconds_of == load.halves_seconds
+    if len(requests) == 1:
+        lengths = {requests[0]: grid[place]} if rate > plain else {}
+        return Lengths(lengths, max(rate, plain), in_halves)
+    # What a position costs up to that length: beyond it, costs may jump.
+    low = max(place - 1, 0)
+    price = max(rate, plain) * (seconds[place] - seconds[low]) / number
+    price /= max(grid[place] - grid[low], 1)
+    found, accepted = _each(requests, grid, curves, price)
+    scale = number / len(requests)
+    [taken] = seconds_of([scale * sum(found.values())], [scale * rows_per_token * accepted])
+    own_rate = 1 / (taken / (running + scale * accepted) + reading)
+    if own_rate < rate:
+        found, own_rate = {one: min(grid[place], one.room) for one in requests}, rate
+    return Lengths(found if own_rate > plain else {}, max(own_rate, plain), in_halves)
+
+
+def _rows_per_token(requests: Sequence[Request]) -> float:
+    """Return the nodes verified for each token accepted, of all requests together."""
+    found = [one.expectation.rows for one in requests]
+    return sum([rows.nodes for rows in found]) / sum([rows.tokens for rows in found])
+
+
+def _each(
+    requests: Sequence[Request],
+    grid: Sequence[int],
+    curves: Sequence[Sequence[float]],
+    price: float,
+) -> tuple[dict[Request, int], float]:
+    """Return the length of each request that drafts, and the tokens accepted of all of them."""
+    found: dict[Request, int] = {}
+    accepted = 0.0
+    costs = [price * k for k in grid]
+    for request, curve in zip(requests, curves, strict=True):
+        gains = [tokens - cost for tokens, cost in zip(curve, costs, strict=True)]
+        gain = max(gains)
+        if gain > 0:
+            place = gains.index(gain)
+            found[request] = min(grid[place], request.room)
+            accepted += curve[place]
+    return found, accepted
+
+
+def trial_length(request: Request) -> int:
+    """Return the length of a draft that is to tell whether drafts pay."""
+    return min(_TRIAL_TOKENS, request.room)
+
+
+class _Candidate(NamedTuple):
+    ranked: RankedOutcome
+    request: Request
+    pre_drafts: PreDrafts
+    num_draft_tokens: int
+
+
+def choose_outcomes(
+    verifying: Collection[Request],
+    seconds_left: float,
+    costs: DraftCosts,
+    waiting: dict[Request, int],
+) -> list[PreDraftJob]:
+    """Return what to draft ahead for requests that are being verified, in one call of a drafter.
+
+    The call has the drafts of `waiting` requests, too. An outcome is drafted if the time that a hit
+    would save, times its probability, is above what it costs all requests.
+    """
+    known = costs.seconds(1, 1)
+    is_priced = all([one.speculation.num_outcomes == "auto" for one in verifying])
+    if is_priced and len(verifying) * max(known - seconds_left, 0.0) >= known > 0:
+        return []  # not even a certain outcome would pay
+    chosen: list[_Candidate] = []
+    priced: list[_Candidate] = []
+    for request in verifying:
+        found = _candidates(request)
+        (priced if request.speculation.num_outcomes == "auto" else chosen).extend(found)
+    priced.sort(key=lambda one: one.ranked.probability, reverse=True)
+    left = max(MAX_PRE_DRAFTS - len(chosen), 0)
+    num_priced = _num_worth_it(priced[:left], seconds_left, costs, waiting, len(verifying))
+    return [_job(one) for one in [*chosen, *priced[:num_priced]][:MAX_PRE_DRAFTS]]
+
+
+def _candidates(request: Request) -> list[_Candidate]:
+    pre_drafts, draft = request.pre_drafts, request.step.draft
+    length = request.last_length
+    if pre_drafts is None or not length:
+        return []
+    allowed = request.speculation.num_outcomes
+    limit = MAX_OUTCOMES if allowed == "auto" else allowed
+    ranked = pre_drafts.rank(draft, request.prefix, request.room_after)
+    return [
+        _Candidate(one, request, pre_drafts, length)
+        for one in ranked[: max(limit - pre_drafts.num_sent, 0)]
+    ]
+
+
+def _num_worth_it(
+    candidates: Sequence[_Candidate],
+    seconds_left: float,
+    costs: DraftCosts,
+    waiting: dict[Request, int],
+    num_verifying: int,
+) -> int:
+    """Return how many of the candidates, likeliest first, to draft ahead.
+
+    Every request being verified pays for the time that the call takes beyond the end of the
+    verification, and for slowing it down; the waiting requests pay for the longer call.
+    """
+    sizes = [
+        *accumulate([one.num_draft_tokens for one in candidates], initial=sum(waiting.values()))
+    ]
+    takes = [costs.seconds(size, len(waiting) + n) for n, size in enumerate(sizes)]
+    alone = takes[0] if waiting else 0.0
+    best, most, saved = 0, 0.0, 0.0
+    for number, one in enumerate(candidates, start=1):
+        saved += one.ranked.probability * costs.seconds(one.num_draft_tokens, 1)
+        late = max(takes[number] - seconds_left, 0.0) - max(alone - seconds_left, 0.0)
+        slower = costs.interference * min(takes[number] - alone, seconds_left)
+        spent = num_verifying * (late + slower) + len(waiting) * (takes[number] - alone)
+        if saved - spent > most:
+            best, most = number, saved - spent
+    return best
+
+
+def _job(candidate: _Candidate) -> PreDraftJob:
+    ranked, request, pre_drafts, length = candidate
+    token_ids = ranked.outcome.committed(request.step.draft.tree)
+    length = min(length, request.room_after(token_ids))
+    wanted = request.draft_request_after(token_ids, length)
+    return PreDraftJob(request, pre_drafts, PreDraft(ranked.outcome, length, wanted))

@@ -1,0 +1,348 @@
+"""Draft calls: what drafters are asked for the requests of a plan, and what comes of it.
+
+A drafter that fails, is late or answers nonsense costs speed, never a request. Nor does a bug here:
+it is logged, and costs a draft.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from diffuspec.algorithm.outcomes import outcome_of
+from diffuspec.core.config import CoordinatorConfig
+from diffuspec.core.errors import DiffuspecError, DrafterError, InvalidRequestError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.types import Draft, StateRows, Verdict
+from diffuspec.scheduler.baseline import Baseline, Learner
+from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.scheduler.drafters import DraftCall, DrafterPool
+from diffuspec.scheduler.plan import Plan
+from diffuspec.scheduler.request import EarlyDraft, Request
+from diffuspec.scheduler.verifications import Verifications
+from diffuspec.telemetry.busy_time import BusyTime
+from diffuspec.telemetry.spans import trace_drafts, trace_failure, trace_trial
+from diffuspec.telemetry.trace import Tracer
+
+logger = logging.getLogger(__name__)
+
+
+class Drafting:
+    """The drafts of a coordinator. Requests that have theirs, or go without, become ready."""
+
+    def __init__(
+        self,
+        pool: DrafterPool,
+        target: TargetInfo,
+        config: CoordinatorConfig,
+        costs: CostModel,
+        baseline: Baseline,
+        learner: Learner,
+        verifications: Verifications,
+        put: Callable[[Callable[[], None]], None],
+        tracer: Tracer | None,
+    ) -> None:
+        """`put` takes events."""
+        self.busy = BusyTime()  # of all drafters; trials do not count
+        self._pool = pool
+        self._target = target
+        self._max_seconds = config.max_draft_seconds
+        self._costs = costs
+        self._baseline = baseline
+        self._learner = learner
+        self._verifications = verifications
+        self._put = put
+        self._tracer = tracer
+        self._state_layers: dict[str, tuple[int, ...]] = {}  # wanted by drafters, by their names
+        self._tasks: set[asyncio.Task[list[Draft] | Exception]] = set()
+        self._deadline: asyncio.TimerHandle | None = None  # one for all calls: few are late
+        pool.on_change = lambda: put(self._place_again)
+
+    @property
+    def num_awaited(self) -> int:
+        """Requests whose step waits for a draft call."""
+        calls = [lane.call for lane in self._pool.lanes]
+        return sum([len(call.awaited) for call in calls if call is not None])
+
+    # ---- a step begins
+
+    def seek(self, request: Request) -> None:
+        """Find a draft for a request's coming step: one made ahead, or a drafter to ask."""
+        self._verifications.ready[request] = None
+        request.enter("drafting", "a draft")
+        try:
+            self._seek(request)
+        except Exception:
+            name = request.request_id
+            logger.exception("a step of %s goes on without a draft", name, extra=request.about)
+            self._skip(request, "drafter_error")
+
+    def _seek(self, request: Request) -> None:
+        hit, early = request.pre_drafts and request.pre_drafts.hit, request.early
+        if request.choice is not None and not hit and early is None:
+            request.drafter = request.choice.choose()
+        lane = self._pool.place(request)
+        if request.drafter in self._state_layers:
+            request.feed.expect(self._state_layers[request.drafter])
+        if hit and hit.draft is not None:
+            self._take(request, hit.draft, hit.num_draft_tokens)
+        elif early is not None and early.draft is not None:
+            self._take_early(request)
+        elif lane is not None and lane.call is not None and (hit or early is not None):
+            length = hit.num_draft_tokens if hit else early.length if early is not None else 0
+            lane.call.awaited[request] = length
+            request.waits_for = "a draft on its way"
+            del self._verifications.ready[request]
+        else:
+            request.early = None
+
+    def resolve(self, request: Request, verdict: Verdict) -> None:
+        """Match a verdict, before it is committed, with the pre-drafts made for it."""
+        pre_drafts = request.pre_drafts
+        if pre_drafts is None or pre_drafts.happened is not None:
+            request.pre_drafts = None
+            return
+        try:
+            pre_drafts.ranking.observe(request.step.draft, verdict)
+            pre_drafts.happened = outcome_of(verdict)
+        except Exception:
+            name = request.request_id
+            logger.exception("the pre-drafts of %s are dropped", name, extra=request.about)
+            request.pre_drafts = None
+
+    # ---- a call
+
+    def begin(self, call: DraftCall, plan: Plan, num_running: int) -> None:
+        """Ask a drafter for the drafts of a call."""
+        for request, length in call.lengths.items():
+            if request in call.awaited:
+                self._verifications.ready.pop(request, None)
+                request.waits_for = call.lane.name
+            else:
+                request.early = EarlyDraft(request.num_tokens, length)
+            if request in plan.trials:
+                request.step.is_trial = True
+                steps = plan.trials[request]
+                self._baseline.take_trial(request.drafter, num_running, steps)
+        for job in call.jobs:
+            job.pre_drafts.send(job.pre_draft)
+        call.wanted_by = {*call.lengths, *[job.request for job in call.jobs]}
+        self._start(call)
+
+    def begin_trials(self, requests: Iterable[Request]) -> None:
+        """Give a trial, a copy of a request's draft, to failed drafters whose pause is over."""
+        now = time.monotonic()
+        for lane in self._pool.lanes:
+            if lane.is_idle and lane.breaker.is_trial_due(now):
+                request = next((one for one in requests if one.room > 0), None)
+                if request is not None:
+                    lane.held_request_ids.add(request.request_id)
+                    self._start(DraftCall(lane, {}, trial=request, wanted_by={request}))
+
+    def _start(self, call: DraftCall) -> None:
+        now = time.monotonic()
+        call.ends_at += now - call.started_at
+        call.started_at, call.late_at = now, now + self._max_seconds
+        call.verify_busy_seconds = self._verifications.busy.seconds(now)
+        call.lane.call = call
+        if call.trial is None:
+            self.busy.begin(now)
+            self._learner.busy[call.lane.chosen_by].begin(now)
+        call.task = task = asyncio.create_task(self._answer(call))
+        self._tasks.add(task)
+        task.add_done_callback(functools.partial(self._on_end, call))
+        if self._deadline is None:
+            self._end_late_calls()
+
+    async def _answer(self, call: DraftCall) -> list[Draft] | Exception:
+        """Return the drafts, or why there are none."""
+        lane, started = call.lane, call.started_at
+        try:
+            requests = call.draft_requests(StateRows.MAX_BYTES)
+            drafts = await lane.drafter.draft(requests)
+            if len(drafts) != len(requests):
+                raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
+        except Exception as error:
+            trace_failure(self._tracer, lane.name, started)
+            return error
+        finally:
+            call.ended_at = time.monotonic()
+        if call.trial is not None:
+            trace_trial(self._tracer, lane.name, started)
+        else:
+            trace_drafts(self._tracer, lane.name, drafts, started, len(call.jobs))
+        return drafts
+
+    def _on_end(self, call: DraftCall, task: asyncio.Task[list[Draft] | Exception]) -> None:
+        self._tasks.discard(task)
+        call.ended_at = call.ended_at or time.monotonic()  # cancelled before it began
+        if call.trial is None:
+            self.busy.end(call.ended_at)
+            self._learner.busy[call.lane.chosen_by].end(call.ended_at)
+        result: list[Draft] | Exception | None = None  # no request wants them any more
+        if not task.cancelled():
+            result = task.result()
+        elif call.wanted_by:
+            trace_failure(self._tracer, call.lane.name, call.started_at)
+            result = DrafterError(f"no draft within {self._max_seconds} seconds")
+        self._put(functools.partial(self._on_drafts, call, result))
+
+    def _end_late_calls(self) -> None:
+        """End calls past their deadline; look again when the next one would be."""
+        now = time.monotonic()
+        calls = [lane.call for lane in self._pool.lanes if lane.call is not None]
+        for call in calls:
+            if now >= call.late_at and not call.is_ended:
+                call.end()
+        left = [call.late_at - now for call in calls if not call.is_ended]
+        self._deadline = None
+        if left:
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(min(left), self._end_late_calls)
+
+    # ---- its end
+
+    def _on_drafts(self, call: DraftCall, result: list[Draft] | Exception | None) -> None:
+        lane = call.lane
+        if lane.call is not call:
+            return  # cleared after a bug
+        lane.call = None
+        try:
+            if isinstance(result, Exception):
+                raise result
+            if call.trial is not None:
+                if result is not None:
+                    lane.breaker.succeeded()
+            elif result is None:
+                _lose(call)
+            else:
+                self._take_all(call, result)
+        except Exception as error:
+            self._on_failure(call, error)
+        self._pool.forget_if_gone(lane)
+        if call.trial is not None or lane.is_gone or isinstance(result, Exception):
+            self._place_again()
+
+    def _take_all(self, call: DraftCall, drafts: list[Draft]) -> None:
+        lane = call.lane
+        lane.breaker.succeeded()
+        if call.jobs:
+            lane.pre_draft_breaker.succeeded()
+        beside = self._verifications.busy.seconds(call.ended_at) - call.verify_busy_seconds
+        self._learner.on_drafts(call, beside)
+        for (request, length), draft in zip(call.lengths.items(), drafts, strict=False):
+            request.is_first_draft = request not in lane.known
+            lane.known.add(request)
+            if draft.states_wanted is not None:  # by a drafter in another process
+                self._state_layers[request.drafter] = draft.states_wanted.layers
+            request.note_states(draft)
+            if request.early is not None:
+                request.early.draft = draft
+            if request in call.awaited and request.early is not None:
+                self._take_early(request)
+            elif request in call.awaited:
+                self._take(request, draft, length)
+        for job, draft in zip(call.jobs, drafts[len(call.lengths) :], strict=True):
+            # Once the prefix is committed, there may be a draft where there was none ahead.
+            is_awaited = job.arrive(draft) if draft.tree.num_nodes else job.lose()
+            if is_awaited and not job.request.is_finished:
+                if draft.tree.num_nodes:
+                    self._take(job.request, draft, job.pre_draft.num_draft_tokens)
+                else:
+                    self.seek(job.request)
+
+    def _take(self, request: Request, draft: Draft, length: int) -> None:
+        now = time.monotonic()
+        if not draft.tree.num_nodes:
+            self._skip(request, None)  # a drafter may have nothing to propose: no fallback
+            return
+        try:
+            request.take_draft(draft, length, self._target)
+        except InvalidRequestError as error:
+            self._drop_draft(request, error)
+            return
+        waited = request.step.drafting_seconds = now - request.step.started_at
+        if request.speculation.num_outcomes != 0:
+            number = max(self.num_awaited, 1)
+            self._costs.drafters[request.drafter].observe_wait(number * length, number, waited)
+        self._ready(request)
+
+    def _take_early(self, request: Request) -> None:
+        try:
+            is_taken = request.take_early_draft(self._target)
+        except InvalidRequestError as error:
+            self._drop_draft(request, error)
+            return
+        if is_taken:
+            request.step.drafting_seconds = time.monotonic() - request.step.started_at
+            self._ready(request)
+        else:
+            self.seek(request)
+
+    def _drop_draft(self, request: Request, error: InvalidRequestError) -> None:
+        name = request.request_id
+        logger.warning("a draft for %s is dropped: %s", name, error, extra=request.about)
+        self._skip(request, "invalid_draft")
+
+    def _skip(self, request: Request, reason: str | None) -> None:
+        request.early = None
+        request.skip_draft(reason)
+        self._ready(request)
+
+    def _ready(self, request: Request) -> None:
+        request.step.ready_at = time.monotonic()
+        request.enter("verifying", "the verifier")
+        self._verifications.ready[request] = None
+
+    def _on_failure(self, call: DraftCall, error: Exception) -> None:
+        """Let the requests of a failed call go on without drafts, and the drafter rest."""
+        lane = call.lane
+        if call.trial is not None:
+            logger.warning("%s is not well yet: %s", lane.name, error)
+            lane.breaker.failed()
+            return
+        trace = None if isinstance(error, DiffuspecError) else error
+        message = "%s failed; decoding goes on without its drafts: %s"
+        logger.warning(message, lane.name, error, exc_info=trace)
+        waiting, ready = [*call.awaited], self._verifications.ready
+        queued = [one for one in lane.homed if one in ready and not one.step.is_settled]
+        _lose(call)
+        if call.jobs:
+            lane.pre_draft_breaker.failed()
+        if call.lengths or waiting or queued:
+            lane.breaker.failed()
+        for request in call.lengths:
+            request.early = None
+        for request in waiting:
+            if not request.is_finished and not request.step.is_settled:
+                self._skip(request, "drafter_error")
+
+    def _place_again(self) -> None:
+        """Place ready requests whose drafter has failed or left, or that have had none."""
+        for request in self._verifications.ready:
+            if not request.step.is_settled and self._pool.home(request) is None:
+                self._pool.place(request)
+
+    # ---- the end
+
+    def drop(self, request: Request) -> None:
+        """Stop drafting for a request that has ended."""
+        request.pre_drafts = None
+        self._pool.drop(request)
+
+    async def stop(self) -> None:
+        """Cancel all calls. Another coordinator may use the pool afterwards."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.reset()
+
+
+def _lose(call: DraftCall) -> None:
+    for job in call.jobs:
+        job.lose()

@@ -1,0 +1,185 @@
+"""The loop: everything that awaits, and the only place that begins calls.
+
+What is to be done is decided by `schedule`; what has happened comes in as events. An event is a
+function that changes the state: a new request, verdicts, drafts, a failure, a reader that has
+caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from diffuspec.core.config import CoordinatorConfig
+from diffuspec.core.interfaces import Verifier
+from diffuspec.scheduler.baseline import Baseline, Learner
+from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.scheduler.drafting import Drafting
+from diffuspec.scheduler.plan import Plan, Snapshot
+from diffuspec.scheduler.request import Request, Step
+from diffuspec.scheduler.schedule import schedule
+from diffuspec.scheduler.verifications import FinishStep, Verifications
+from diffuspec.telemetry.busy_time import BusyTime
+from diffuspec.telemetry.trace import Tracer
+
+Event: TypeAlias = Callable[[], None]
+
+# Turns of the event loop after an answer's end, before calls begin: its slot is given back, its
+# client wakes and asks again, and its next request is admitted.
+_NUM_TURNS = 4
+
+
+class Events:
+    """What has happened since the loop looked last."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._arrival: asyncio.Future[None] | None = None
+
+    def put(self, event: Event) -> None:
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._arrival is not None and not self._arrival.done():
+            self._arrival.set_result(None)
+
+    async def take(self, until: float) -> Sequence[Event]:
+        """Wait for events, up to `until` by time.monotonic(); return those that there are."""
+        loop = asyncio.get_running_loop()
+        if self._events or until <= time.monotonic():
+            await asyncio.sleep(0)
+        else:
+            self._arrival = loop.create_future()
+            timer = None
+            if until < math.inf:
+                timer = loop.call_later(until - time.monotonic(), self._wake)
+            try:
+                await self._arrival
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        taken, self._events = self._events, []
+        return taken
+
+
+class Loop:
+    """Decodes all running requests: their calls, what is learnt from these, and what comes next."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        pool: DrafterPool,
+        config: CoordinatorConfig,
+        finish_step: FinishStep,
+        tracer: Tracer | None = None,
+    ) -> None:
+        """`finish_step` is called with each verdict, or the error that ends its request."""
+        self.events = Events()
+        self.explain: Callable[[str], None] | None = None  # is given each plan, in one line
+        interference = 0.0 if config.overlap else 1.0  # without overlap, roles share a machine
+        self.costs = CostModel(pool.names, interference)
+        self.baseline = Baseline()
+        self._pool = pool
+        self._config = config
+        busy = {name: BusyTime() for name in pool.names}
+        learner = Learner(self.costs, self.baseline, busy)
+        self.verifications = Verifications(
+            verifier, config, self.costs, pool, learner, finish_step, self.events.put, tracer
+        )
+        self.drafting = Drafting(
+            pool,
+            verifier.info,
+            config,
+            self.costs,
+            self.baseline,
+            learner,
+            self.verifications,
+            self.events.put,
+            tracer,
+        )
+        self._plan = Plan()
+        self._turns_left = 0  # before calls may begin
+        self._num_running = 0  # in the latest snapshot
+
+    async def run(self) -> None:
+        """Decode, until it is cancelled."""
+        while True:
+            for event in await self.events.take(until=self._plan.wait_until):
+                self._update(event)
+            self._plan = schedule(self._snapshot())
+            self._launch(self._plan)
+
+    def _update(self, event: Event) -> None:
+        event()
+
+    def _snapshot(self) -> Snapshot:
+        verifications, config = self.verifications, self._config
+        self._turns_left = max(self._turns_left - 1, 0)
+        self._num_running = self.num_decoding
+        return Snapshot(
+            now=time.monotonic(),
+            ready=[*verifications.ready],
+            num_running=self._num_running,
+            lanes=self._pool.lanes,
+            home=self._pool.home,
+            verification=verifications.in_flight,
+            isolated=verifications.isolated[0] if verifications.isolated else (),
+            verifier_at=verifications.retry_at,
+            costs=self.costs,
+            baseline=self.baseline,
+            prefill_chunk_tokens=config.prefill_chunk_tokens,
+            first_token_price=config.first_token_price,
+            overlap=config.overlap,
+            rate=self._plan.rate,
+            may_begin=not self._turns_left,
+        )
+
+    def linger(self) -> None:
+        """Let a client whose answer has ended ask again before the next calls begin."""
+        self._turns_left = _NUM_TURNS
+
+    def _launch(self, plan: Plan) -> None:
+        if self.explain is not None and (plan.verify or plan.drafts or plan.considered):
+            self.explain(plan.explain())
+        running = self._num_running
+        if plan.verify:
+            self.verifications.begin(plan, running)
+            self.drafting.begin_trials(plan.verify)
+        for call in plan.drafts:
+            self.drafting.begin(call, plan, running)
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests that decode: neither held nor reading their prompts."""
+        call = self.verifications.in_flight
+        verifying = call.num_decoding if call is not None else 0
+        return self.verifications.num_ready + self.drafting.num_awaited + verifying
+
+    def begin_step(self, request: Request) -> None:
+        """Take up a request that has been admitted, has its verdict, or whose reader caught up."""
+        now = time.monotonic()
+        verify_busy, draft_busy = self.verifications.busy, self.drafting.busy
+        request.step = Step(now, verify_busy.seconds(now), draft_busy.seconds(now))
+        request.is_first_draft = False
+        self.drafting.seek(request)
+
+    def drop(self, request: Request) -> None:
+        """Forget a request that has ended."""
+        self.verifications.ready.pop(request, None)
+        self.drafting.drop(request)
+
+    def clear(self) -> None:
+        """Forget all requests, after a bug."""
+        self.verifications.clear()
+        self._plan = Plan()
+
+    async def stop(self) -> None:
+        """End all calls. Another loop may use the pool afterwards."""
+        await self.verifications.stop()
+        await self.drafting.stop()
+        self.clear()

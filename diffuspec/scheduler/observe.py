@@ -1,0 +1,127 @@
+"""What is told of steps and calls: statistics, outputs, metrics and the spans of a trace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from diffuspec.algorithm.draft_tree import depth_of
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.types import RequestOutput, StepStats, Verdict
+from diffuspec.scheduler.request import Request, Step
+from diffuspec.telemetry.busy_time import BusyTime
+from diffuspec.telemetry.metrics import Metrics
+from diffuspec.telemetry.trace import Argument, Colour, Tracer
+
+
+def step_stats(
+    request: Request, verdict: Verdict, num_committed: int, following: Step
+) -> StepStats:
+    """Return the statistics of a request's step, which ended as `following` began."""
+    step, draft, pre_drafts = request.step, request.step.draft, request.pre_drafts
+    seconds = following.started_at - step.started_at
+    verify_busy = following.verify_busy_seconds - step.verify_busy_seconds
+    draft_busy = following.draft_busy_seconds - step.draft_busy_seconds
+    has_ended = request.finish_reason is not None
+    return StepStats(
+        num_draft_tokens=step.num_draft_tokens,
+        num_tree_nodes=draft.tree.num_nodes,
+        num_accepted_tokens=min(verdict.num_accepted_tokens, num_committed),
+        num_committed_tokens=num_committed,
+        tree_depth=depth_of(draft.tree),
+        draft_seconds=draft.draft_seconds,
+        search_seconds=draft.search_seconds,
+        verify_seconds=step.prefill_seconds + verdict.verify_seconds,
+        step_seconds=seconds,
+        fallback=step.fallback,
+        transport_seconds=(
+            draft.transport_seconds + step.prefill_transport_seconds + verdict.transport_seconds
+        ),
+        pre_draft=None if pre_drafts is None or has_ended else pre_drafts.result,
+        num_wasted_draft_tokens=0 if pre_drafts is None else pre_drafts.num_wasted_tokens,
+        verify_idle_seconds=max(seconds - verify_busy, 0.0),
+        draft_idle_seconds=max(seconds - draft_busy, 0.0),
+        num_cached_tokens=request.prefill.num_cached_tokens if request.num_steps == 1 else 0,
+    )
+
+
+def step_output(
+    request: Request,
+    verdict: Verdict,
+    step: StepStats,
+    token_ids: tuple[int, ...],
+    pieces: tuple[str, ...],
+) -> RequestOutput:
+    """Return what a step adds to the answer: these tokens, and the text that each released."""
+    return RequestOutput(
+        token_ids=token_ids,
+        num_accepted_tokens=step.num_accepted_tokens,
+        pieces=pieces,
+        text="".join(pieces),
+        logprobs=verdict.logprobs and verdict.logprobs[: len(token_ids)],
+        finish_reason=request.finish_reason,
+        step=step,
+        draft=request.verified_draft(verdict),
+        prompt_logprobs=request.prefill.prompt_logprobs if request.num_steps == 1 else (),
+        stop_reason=request.stop_reason,
+    )
+
+
+def observe_step(metrics: Metrics, request: Request, step: StepStats, now: float) -> None:
+    """Report a step that has ended to the metrics."""
+    is_first = request.num_steps == 1
+    metrics.observe_step(step, is_first=is_first)
+    if request.choice is not None and step.num_draft_tokens:
+        metrics.auto_steps.inc(request.drafter)
+    if is_first:
+        times = request.timeline
+        times.first_token_at = now
+        seconds = now - times.submitted_at, now - times.admitted_at
+        metrics.observe_first_token(*seconds, request.num_prompt_tokens, step.num_cached_tokens)
+
+
+def trace_step(
+    tracer: Tracer, request: Request, call: tuple[float, float], step: StepStats, now: float
+) -> None:
+    """Draw a step in the lane of its request's slot; `call`: begin and end of its verification."""
+    lane, (started, ended) = f"request slot {request.slot}", call
+    about: dict[str, Argument] = {
+        "request": request.request_id,
+        "draft_tokens": step.num_draft_tokens,
+        "tree_nodes": step.num_tree_nodes,
+        "accepted": step.num_accepted_tokens,
+        "committed": step.num_committed_tokens,
+        "fallback": step.fallback,
+        "wasted_draft_tokens": step.num_wasted_draft_tokens,
+    }
+    times = request.step
+    tracer.span(lane, "step", times.started_at, now, None, about)
+    if times.drafting_seconds:
+        tracer.span(lane, "wait for draft", times.started_at, times.ready_at, "yellow")
+    tracer.span(lane, "verify", started, ended, "good")
+    if step.pre_draft is not None:
+        colour: Colour = "good" if step.pre_draft == "hit" else "bad"
+        tracer.span(lane, f"pre-draft {step.pre_draft}", started, ended, colour)
+    tracer.span("coordinator", "commit", ended, now, None, {"request": about["request"]})
+
+
+def bind_gauges(
+    metrics: Metrics,
+    target: TargetInfo,
+    running: Callable[[], Sequence[Request]],
+    active: BusyTime,
+    busy: Mapping[str, BusyTime],
+) -> None:
+    """Let the series of load and time read the coordinator's state; `busy` by role."""
+    num_cached_tokens = target.max_sequences * target.max_model_len
+
+    def cache_usage() -> float:
+        return sum(request.num_tokens for request in running()) / num_cached_tokens
+
+    metrics.running.read = lambda: len(running())
+    metrics.max_running.read = lambda: target.max_sequences
+    metrics.kv_cache_usage.read = cache_usage
+    metrics.active_seconds.read = lambda: {(): active.seconds(time.monotonic())}
+    metrics.busy_seconds.read = lambda: {
+        (role,): time_of.seconds(time.monotonic()) for role, time_of in busy.items()
+    }

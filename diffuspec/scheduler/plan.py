@@ -1,0 +1,177 @@
+"""What the scheduler is given, what it decides, and how candidate plans are scored.
+
+A score is expected tokens less the price of seconds and of awaited first tokens. A second costs as
+many tokens as the best way to go on commits in one. The price of a second for which one first token
+is awaited is `first_token_price` times that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from diffuspec.scheduler.baseline import Baseline
+from diffuspec.scheduler.cost_model import CostModel, DraftCosts, together
+from diffuspec.scheduler.drafters import DraftCall, Lane, VerifyCall
+from diffuspec.scheduler.request import Request
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """The state of the coordinator at one moment. `schedule` reads it and changes nothing."""
+
+    now: float  # time.monotonic()
+    ready: Sequence[Request]  # running, and in no call that their step waits for
+    num_running: int  # those that decode: neither reading a prompt nor held for their reader
+    lanes: Sequence[Lane]
+    home: Callable[[Request], Lane | None]  # the lane that drafts for a request
+    verification: VerifyCall | None  # in flight
+    isolated: Sequence[Request]  # to be verified by themselves: the verifier failed at one of more
+    verifier_at: float  # when an unavailable verifier may be asked again
+    costs: CostModel
+    baseline: Baseline
+    prefill_chunk_tokens: int
+    first_token_price: float
+    overlap: bool
+    rate: float  # tokens per second that the last plan expected
+    may_begin: bool = True  # False: a client whose answer has just ended may be about to ask again
+
+
+class Score(NamedTuple):
+    """What a candidate plan is expected to give until each request in it has had its step."""
+
+    name: str
+    tokens: float  # committed, and those that drafts in hand are worth
+    seconds: float
+    delay: float  # seconds until the first tokens in it, added up
+    value: float  # tokens less the price of the seconds and of the delays
+
+    def plus(self, tokens: float) -> Score:
+        """Return the score of a plan of which these tokens have been paid already."""
+        return self._replace(value=self.value + tokens) if tokens else self
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to begin now, and until when to wait for the next event."""
+
+    verify: Sequence[Request] = ()  # in one call; those without a draft go without
+    num_nodes: dict[Request, int] = field(default_factory=dict)  # verified, where a draft is cut
+    drafts: list[DraftCall] = field(default_factory=list)
+    trials: dict[Request, float] = field(default_factory=dict)  # drafts to measure; in plain steps
+    wait_until: float = math.inf  # by time.monotonic()
+    rate: float = 0.0  # tokens per second, the best that any plan is expected to give
+    considered: Sequence[Score] = ()  # the candidates, the one that won first
+
+    def explain(self) -> str:
+        """Return the candidates and their scores in one line."""
+        plans = [
+            f"{one.name} {one.value:+.2f} ({one.tokens:.1f} tokens in {1e3 * one.seconds:.2f} ms"
+            + (f", first tokens wait {1e3 * one.delay:.1f} ms)" if one.delay else ")")
+            for one in self.considered
+        ]
+        sizes = f"verify {len(self.verify)}, draft {[*map(_sizes, self.drafts)]}"
+        return f"{sizes}, at {self.rate:.0f} tokens/s: " + ", ".join(plans)
+
+
+def _sizes(call: DraftCall) -> str:
+    if call.trial is not None:
+        return f"trial of {call.lane.name}"
+    ahead = f" + {len(call.jobs)} ahead" if call.jobs else ""
+    return "/".join(map(str, call.lengths.values())) + ahead
+
+
+class Batch(NamedTuple):
+    """Requests that are verified together."""
+
+    num_rows: float = 0.0
+    num_requests: float = 0
+    num_prompts: float = 0  # whose first token waits
+    tokens: float = 0.0  # committed, expected
+    positions: float = 0.0  # drafted for them
+
+    def plus(self, *others: Batch) -> Batch:
+        return Batch(*[sum(values) for values in zip(self, *others, strict=True)])
+
+
+def batch_of(s: Snapshot, requests: Iterable[Request]) -> Batch:
+    """Return what a verification of these requests is expected to read and to commit."""
+    rows = tokens = 0.0
+    number = prompts = positions = 0
+    for request in requests:
+        number += 1
+        step, unread = request.step, request.prefill.num_unread
+        if request.prefill.is_long:
+            prompts += 1
+            rows += min(unread, s.prefill_chunk_tokens)
+            tokens += unread <= s.prefill_chunk_tokens
+        else:
+            rows += 1 + step.draft.tree.num_nodes
+            tokens += 1 + (step.num_expected or request.expectation.at(step.num_draft_tokens))
+            positions += step.num_draft_tokens
+    return Batch(rows, number, prompts, tokens, positions)
+
+
+def plain_batch(number: int) -> Batch:
+    """Return the batch of this many requests without drafts."""
+    return Batch(number, number, 0, number)
+
+
+class Scorer:
+    """Predicts what a candidate gives: see Score."""
+
+    def __init__(self, s: Snapshot, rate: float, drafting: DraftCosts) -> None:
+        """`rate`: tokens that a second costs; `drafting`: of the drafter in question."""
+        self._s, self._rate, self._drafting = s, rate, drafting
+
+    def score(self, name: str, first: Batch, drafting_seconds: float, then: Batch) -> Score:
+        """Score a plan that verifies `first` now, beside drafts that are verified with `then`."""
+        rows, number = first.num_rows, first.num_requests
+        seconds = self._s.costs.verify_seconds(rows, number) if number else 0.0
+        return self.score_beside(name, first, seconds, drafting_seconds, then)
+
+    def score_beside(
+        self, name: str, first: Batch, seconds: float, drafting_seconds: float, then: Batch
+    ) -> Score:
+        """Score drafting beside a verification of `first` that takes `seconds` more."""
+        first_ends, drafts_end = together(seconds, drafting_seconds, self._drafting.interference)
+        tokens, ends_at = first.tokens + then.tokens, max(first_ends, drafts_end)
+        if then.num_requests:
+            gain, last = self._best_second(first.num_requests, then)
+            tokens, ends_at = tokens + gain, ends_at + last
+        delay = first.num_prompts * first_ends + then.num_prompts * ends_at
+        return self._scored(name, tokens, ends_at, delay)
+
+    def _best_second(self, number: float, then: Batch) -> tuple[float, float]:
+        """Return what `number` requests verified first gain while `then` is verified, and its time.
+
+        They are verified with it, without drafts; or they draft meanwhile, and a draft in hand is
+        worth the seconds that it took; or they do neither.
+        """
+        costs = self._s.costs
+        alone = costs.verify_seconds(then.num_rows, then.num_requests)
+        joint = costs.verify_seconds(then.num_rows + number, then.num_requests + number)
+        options = [(0.0, alone), (number, joint)]
+        if number and then.positions:
+            each = then.positions / then.num_requests
+            drafting = self._drafting.seconds(each * number, number)
+            beside = max(together(alone, drafting, self._drafting.interference))
+            options.append((self._rate * drafting, beside))
+        return max(options, key=lambda option: option[0] - self._rate * option[1])
+
+    def score_after(self, name: str, seconds: float, number: int, drafts: Batch) -> Score:
+        """Score a plan that waits `seconds`, then drafts `drafts` and for `number` requests more.
+
+        All of them are then verified together.
+        """
+        scale = 1 + number / drafts.num_requests
+        batch = Batch(*[scale * value for value in drafts])
+        seconds += self._drafting.seconds(batch.positions, batch.num_requests)
+        seconds += self._s.costs.verify_seconds(batch.num_rows, batch.num_requests)
+        return self._scored(name, batch.tokens, seconds, 0.0)
+
+    def _scored(self, name: str, tokens: float, seconds: float, delay: float) -> Score:
+        price = seconds + self._s.first_token_price * delay
+        return Score(name, tokens, seconds, delay, tokens - self._rate * price)

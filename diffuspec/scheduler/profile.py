@@ -1,0 +1,150 @@
+"""The profile: a few calls of each role when an engine starts, so that costs are known at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Sequence
+
+import numpy as np
+
+from diffuspec.algorithm.draft_tree import chain
+from diffuspec.core.interfaces import Drafter, Verifier
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.core.types import DraftRequest, VerifyRequest
+from diffuspec.scheduler.cost_model import CostModel, DraftCosts
+from diffuspec.scheduler.drafters import Lane
+
+logger = logging.getLogger(__name__)
+
+_NUM_PROMPT_TOKENS = 32  # read once: costs are those of decoding behind a short prompt
+_MOST_REQUESTS = 4
+_SIZES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 32), (4, 1), (4, 8), (4, 32))  # requests, rows each
+_LENGTHS = ((1, 4), (1, 16), (4, 4), (4, 16), (4, 64))  # requests, draft tokens each
+_REPEATS = 2  # the first may still allocate
+_RELEASE_SECONDS = 1.0  # for a role to forget the profile's requests
+
+
+class Profile:
+    """Measures calls with no request running, for at most about `max_seconds`."""
+
+    def __init__(self, verifier: Verifier, costs: CostModel, max_seconds: float) -> None:
+        self._verifier = verifier
+        self._costs = costs
+        self._ends_at = time.monotonic() + max_seconds
+        info = verifier.info
+        size = min(_NUM_PROMPT_TOKENS, max(info.max_model_len // 4, 1))
+        # No prompt of a request: its rows stay in the target's cache of prefixes.
+        self._prompt = (7919 * np.arange(1, 1 + size)).astype(np.int32) % info.vocab_size
+        self._names = [f"profile-{one}" for one in range(min(_MOST_REQUESTS, info.max_sequences))]
+
+    async def run(self, lanes: Sequence[Lane], max_wait_seconds: float) -> None:
+        """Measure the verifier, then one drafter of each name, the default first.
+
+        A role that fails, or has hung for `max_wait_seconds`, is left out.
+        """
+        drafters: dict[str, Drafter] = {}
+        for lane in lanes:
+            if lane.is_available:
+                drafters.setdefault(lane.chosen_by, lane.drafter)
+        await self._try("the verifier", self._measure_verifier(), max_wait_seconds)
+        for name, drafter in drafters.items():
+            measuring = self._measure_drafter(drafter, self._costs.drafters[name])
+            await self._try(f"drafter {name}".strip(), measuring, max_wait_seconds)
+        roles: list[Verifier | Drafter] = [self._verifier, *drafters.values()]
+        for role in roles:
+            await self._try("a release", self._release(role), _RELEASE_SECONDS)
+
+    async def _try(self, what: str, work: Coroutine[None, None, None], max_seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max_seconds):
+                await work
+        except Exception as error:
+            message = "%s is not profiled, its costs are learnt while decoding: %s"
+            logger.warning(message, what, error or f"no answer within {max_seconds:g} s")
+
+    async def _release(self, role: Verifier | Drafter) -> None:
+        for name in self._names:
+            await role.release(name)
+
+    def _has_time_for(self, seconds: float) -> bool:
+        return time.monotonic() + _REPEATS * seconds < self._ends_at
+
+    async def _measure_verifier(self) -> None:
+        info, costs = self._verifier.info, self._costs
+        if not self._has_time_for(0.0):
+            return
+        await self._verify(len(self._names), 1)  # reads the prompts
+        most = min(info.max_tree_nodes + 1, info.max_model_len - len(self._prompt))
+        for number, num_rows in _SIZES:
+            seconds = costs.verify_seconds(number * num_rows, number)
+            fits = number <= len(self._names) and num_rows <= most
+            if fits and self._has_time_for(seconds):
+                seconds = await self._verify(number, num_rows)
+                costs.observe_verification(number * num_rows, number, seconds, {})
+
+    async def _verify(self, number: int, num_rows: int) -> float:
+        """Return the least seconds of verifications of `number` requests, `num_rows` for each."""
+        tree = chain([1] * (num_rows - 1))
+        requests = [
+            VerifyRequest(name, self._prompt, len(self._prompt), tree, SamplingParams())
+            for name in self._names[:number]
+        ]
+        found = []
+        for _ in range(_REPEATS):
+            started = time.monotonic()
+            await self._verifier.verify(requests)
+            found.append(time.monotonic() - started)
+        return min(found)
+
+    async def _measure_drafter(self, drafter: Drafter, costs: DraftCosts) -> None:
+        if not self._has_time_for(0.0):
+            return
+        if await self._draft(drafter, len(self._names), 1) is None:  # reads the prompts
+            return  # it drafts from what it has seen of other requests, or of the target
+        room = self._verifier.info.max_model_len - len(self._prompt)
+        for number, length in _LENGTHS:
+            fits = number <= len(self._names) and length <= room
+            if fits and self._has_time_for(costs.seconds(number * length, number)):
+                seconds = await self._draft(drafter, number, length)
+                if seconds is not None:
+                    costs.observe(number * length, number, 0, seconds)
+        if costs.is_known and room >= 16 and self._has_time_for(2 * costs.seconds(16, 1)):
+            costs.interference = await self._interference(drafter)
+
+    async def _draft(self, drafter: Drafter, number: int, length: int) -> float | None:
+        """Return the least seconds of calls for `number` drafts; None if there was none."""
+        speculation = SpeculationParams()
+        requests = [
+            DraftRequest(
+                name,
+                self._prompt,
+                length,
+                speculation.tree_shape,
+                speculation.max_nodes,
+                0.5,
+                SamplingParams(),
+                num_prompt_tokens=len(self._prompt),
+            )
+            for name in self._names[:number]
+        ]
+        found = []
+        for _ in range(_REPEATS):
+            started = time.monotonic()
+            drafts = await drafter.draft(requests)
+            found.append(time.monotonic() - started)
+            if not any(draft.tree.num_nodes for draft in drafts):
+                return None
+        return min(found)
+
+    async def _interference(self, drafter: Drafter) -> float:
+        """Return by how much a draft call and a verification beside it slow each other down."""
+        verifying, drafting = await self._verify(1, 4), await self._draft(drafter, 1, 16)
+        shorter = min(verifying, drafting or 0.0)
+        if not shorter:
+            return 0.0
+        started = time.monotonic()
+        await asyncio.gather(self._verify(1, 4), self._draft(drafter, 1, 16))
+        both = (time.monotonic() - started) / _REPEATS
+        return min(max((both - max(verifying, drafting or 0.0)) / shorter, 0.0), 1.0)

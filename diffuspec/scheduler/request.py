@@ -1,0 +1,360 @@
+"""Request: a prompt and all that happens to it. Only the scheduler's loop changes one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from diffuspec.algorithm.draft_tree import cut_draft, draft_after, prune_draft
+from diffuspec.algorithm.drafter_weight import AdaptiveWeight
+from diffuspec.algorithm.outcomes import OutcomeRanking
+from diffuspec.algorithm.validation import check_draft
+from diffuspec.core.interfaces import RequestStatus, TargetInfo
+from diffuspec.core.outputs import Outputs
+from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams, SpeculationParams
+from diffuspec.core.state_feed import StateFeed
+from diffuspec.core.types import (
+    EMPTY_DRAFT,
+    MAX_ALTERNATIVES,
+    NO_TOKENS,
+    Draft,
+    DraftRequest,
+    FinishReason,
+    TokenIds,
+    Verdict,
+    VerifiedDraft,
+    VerifyRequest,
+)
+from diffuspec.scheduler.acceptance import Expectation
+from diffuspec.scheduler.policies import DrafterChoice, FixedLength, Policy
+from diffuspec.scheduler.pre_drafts import PreDrafts
+from diffuspec.scheduler.prefill import Prefill
+from diffuspec.telemetry import context
+from diffuspec.telemetry.logs import about
+from diffuspec.telemetry.metrics import RequestTimes
+from diffuspec.text.detokenizer import Detokenizer
+from diffuspec.text.prefix import Prefix
+from diffuspec.text.prompt_scoring import PromptScoring
+
+logger = logging.getLogger(__name__)
+
+State: TypeAlias = Literal["waiting", "drafting", "verifying", "finished"]
+
+
+@dataclass(slots=True)
+class Step:
+    """The coming step of a request. Points in time are time.monotonic()."""
+
+    started_at: float = 0.0  # the previous verdict, or the admission
+    verify_busy_seconds: float = 0.0  # of the verifier, in total, when the step began
+    draft_busy_seconds: float = 0.0  # of the drafters, in total, when the step began
+    ready_at: float = 0.0  # the draft arrived, or the decision to go without one
+    drafting_seconds: float = 0.0  # spent waiting for the drafter, transport included
+    prefill_seconds: float = 0.0  # of the verifier, on prompt chunks ahead of the step
+    prefill_transport_seconds: float = 0.0  # of these chunks, both ways
+    draft: Draft = EMPTY_DRAFT
+    num_draft_tokens: int = 0  # asked of the drafter
+    reach: Sequence[float] = ()  # of the draft's nodes; empty: it is verified whole
+    num_expected: float = 0.0  # tokens of the draft to be accepted; 0: not known
+    is_settled: bool = False  # the draft is there, or the step goes without one
+    is_trial: bool = False  # the draft is to tell whether drafts pay
+    fallback: str | None = None  # why the step has no draft although one was due
+
+
+@dataclass(slots=True)
+class EarlyDraft:
+    """A draft asked for while the target reads the prompt, without the first token."""
+
+    num_tokens: int  # of the prefix that it was asked for
+    length: int  # tokens asked of the drafter
+    draft: Draft | None = None  # None: on its way
+
+
+class Request:
+    """One request: its tokens, its coming step, and its outputs."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        eos_token_ids: tuple[int, ...],
+        *,
+        policy: Policy | None = None,
+        expect: Callable[[str], Expectation] | None = None,
+        detokenizer: Detokenizer | None = None,
+        client_request_id: str | None = None,
+        committed_token_ids: TokenIds = NO_TOKENS,
+        drafter: str = "",
+    ) -> None:
+        """Begin after `committed_token_ids`, output of an earlier run that is not emitted again.
+
+        `expect` makes the expectation of a drafter's drafts, by its name.
+
+        Raises InvalidRequestError if the committed tokens end the request already.
+        """
+        self.request_id = request_id  # unique within the coordinator
+        self.client_request_id = client_request_id  # given by the caller, perhaps not unique
+        self._traceparent = context.traceparent.get()
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.sampling = sampling
+        self.speculation = speculation
+        self.policy = policy or FixedLength(speculation.num_draft_tokens)
+        self.outputs = Outputs()
+        self.slot = 0  # lowest number that no other running request had at admission
+        self.is_resumed = bool(len(committed_token_ids))
+        self.state: State = "waiting"
+        self.waits_for = "a slot"
+        self._since = time.monotonic()
+        self._state_seconds: dict[str, float] = {}  # by earlier state
+        self.timeline = RequestTimes(submitted_at=self._since)
+
+        self.step = Step()
+        self.num_steps = 0  # verdicts committed by this coordinator
+        self.early: EarlyDraft | None = None
+        self.pre_drafts: PreDrafts | None = None  # of the latest verification
+        self.ranking: OutcomeRanking | None = None  # of its outcomes
+        self.drafter = drafter  # name of the drafters that may draft for it
+        self.choice: DrafterChoice | None = None  # of the drafter, step by step
+        self.is_first_draft = False  # its drafter has read the prompt for the draft of this step
+        self.is_in_verifier = False  # part of a verification that has not returned
+        self.stalled_since: float | None = None  # begin of the verifier's outage
+        self.num_outages = 0  # the verifier's, up to which `prefill` is right
+
+        self._prefix = Prefix(
+            prompt_token_ids, committed_token_ids, sampling, eos_token_ids, detokenizer
+        )
+        scoring = None
+        if sampling.prompt_logprobs is not None and not self.is_resumed:
+            scoring = PromptScoring(prompt_token_ids, sampling.prompt_logprobs)
+        self.prefill = Prefill(request_id, self._prefix, scoring)
+        self.feed = StateFeed()  # of hidden states, to its drafter
+        self._expect = expect
+        self._expectations: dict[str, Expectation] = {}  # by drafter
+        self._prediction = np.array(speculation.prediction, np.int32)
+        self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
+
+    # ---- tokens
+
+    @property
+    def prefix(self) -> TokenIds:
+        """Prompt and committed tokens, read-only."""
+        return self._prefix.token_ids
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prefix."""
+        return self._prefix.num_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self._prefix.num_tokens - self.num_prompt_tokens
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None: more tokens may be committed."""
+        return self._prefix.finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self._prefix.stop_reason
+
+    @property
+    def room(self) -> int:
+        """Drafted tokens that may still be committed; the target's own token is not counted."""
+        return self._prefix.num_left - 1
+
+    def room_after(self, token_ids: Collection[int]) -> int:
+        """Room once these tokens are committed; 0 if they end the request."""
+        if self._prefix.is_ended_by(token_ids):
+            return 0
+        return max(self.room - len(token_ids), 0)
+
+    def commit(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Append the verdict's tokens up to the first that ends the request.
+
+        Returns the tokens kept and the text each one released; sets finish_reason.
+        """
+        pieces = self._prefix.append(verdict.token_ids)
+        self.prefill.finish()
+        self.num_steps += 1
+        return verdict.token_ids[: len(pieces)], tuple(pieces)
+
+    # ---- state
+
+    @property
+    def about(self) -> dict[str, str]:
+        """The `extra` of a log line about this request."""
+        return about(self.client_request_id or self.request_id, self._traceparent)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended: finished, failed or aborted."""
+        return self.state == "finished"
+
+    def enter(self, state: State, waits_for: str) -> None:
+        """Note what the request waits for now; it stays finished once it is."""
+        if self.state == "finished":
+            return
+        if state != self.state:
+            now = time.monotonic()
+            spent = self._state_seconds
+            spent[self.state] = spent.get(self.state, 0.0) + now - self._since
+            self.state, self._since = state, now
+        self.waits_for = waits_for
+
+    def status(self, now: float) -> RequestStatus:
+        return RequestStatus(
+            request_id=self.request_id,
+            state=self.state,
+            seconds_in_state=now - self._since,
+            waits_for=self.waits_for,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_output_tokens=self.num_output_tokens,
+        )
+
+    def close(self, reason: str) -> None:
+        """Enter the finished state; log id, counts, reason and times, but no text."""
+        self.enter("finished", "nothing")
+        spent = ", ".join(f"{state} {s:.3f} s" for state, s in self._state_seconds.items())
+        sizes = self.num_prompt_tokens, self.num_output_tokens
+        message = "request %s: %d prompt tokens, %d output tokens, %s (%s)"
+        logger.info(message, self.request_id, *sizes, reason, spent, extra=self.about)
+
+    # ---- drafting
+
+    @property
+    def last_length(self) -> int:
+        """Length of the next draft if the policy gives it, else of the latest."""
+        return self.policy.num_draft_tokens or self.step.num_draft_tokens
+
+    @property
+    def expectation(self) -> Expectation:
+        """What drafts of its drafter are worth to it."""
+        found = self._expectations.get(self.drafter)
+        if found is None:
+            assert self._expect is not None
+            found = self._expectations[self.drafter] = self._expect(self.drafter)
+        return found
+
+    def draft_request(self, length: int, max_state_bytes: int = 0) -> DraftRequest:
+        """Return the request for a draft of `length` tokens to verify.
+
+        max_state_bytes: room in the message for hidden states, if the drafter reads them.
+        """
+        request = self._draft_request(self.prefix, length)
+        states = self.feed.to_send(max_state_bytes) if max_state_bytes else None
+        return request if states is None else replace(request, states=states)
+
+    def draft_request_after(self, token_ids: Collection[int], length: int) -> DraftRequest:
+        """Return the request for a draft in case these tokens are committed."""
+        prefix = np.concatenate([self.prefix, np.array([*token_ids], np.int32)])
+        return self._draft_request(prefix, length)
+
+    def _draft_request(self, prefix: TokenIds, length: int) -> DraftRequest:
+        """With pre-drafting, one more position is drafted: the token after a full acceptance."""
+        speculation = self.speculation
+        looks_ahead = speculation.num_outcomes != 0
+        weight = self._weight.value if self._weight is not None else speculation.drafter_weight
+        assert not isinstance(weight, str)
+        return DraftRequest(
+            request_id=self.request_id,
+            prefix=prefix,
+            num_draft_tokens=min(length + looks_ahead, MAX_DRAFT_TOKENS),
+            tree_shape=speculation.tree_shape,
+            max_nodes=speculation.max_nodes,
+            drafter_weight=weight,
+            sampling=self.sampling,
+            num_alternatives=MAX_ALTERNATIVES if looks_ahead else 0,
+            num_prompt_tokens=self.num_prompt_tokens,
+            prediction=self._prediction,
+        )
+
+    def note_states(self, draft: Draft) -> None:
+        """Note which hidden states the drafter lacks; have the target read lost ones again."""
+        first_lost = self.feed.answered(draft.states_wanted)
+        if first_lost is not None:
+            self.prefill.num_read = min(self.prefill.num_read, first_lost)
+
+    def take_draft(self, draft: Draft, length: int, target: TargetInfo) -> None:
+        """Keep a draft of `length` tokens for the coming step.
+
+        Raises InvalidRequestError if it is wrong.
+        """
+        check_draft(draft, min(self.speculation.max_nodes, target.max_tree_nodes), target)
+        step = self.step
+        step.draft, step.num_draft_tokens = cut_draft(draft, length), length
+        if self.policy.num_draft_tokens is None and step.draft.tree.num_nodes:
+            step.reach = self.expectation.observe_draft(step.draft, length)
+            step.num_expected = sum(step.reach)
+        step.is_settled, step.fallback = True, None
+
+    def take_early_draft(self, target: TargetInfo) -> bool:
+        """Keep what an early draft says after the tokens committed since; see take_draft.
+
+        Returns whether that is anything.
+        """
+        early, self.early = self.early, None
+        assert early is not None and early.draft is not None
+        check_draft(early.draft, self.speculation.max_nodes, target)
+        rest = draft_after(early.draft, self.prefix[early.num_tokens :].tolist())
+        if rest.tree.num_nodes:
+            length = max(early.length - (self.num_tokens - early.num_tokens), 1)
+            self.take_draft(rest, min(length, self.room), target)
+        return rest.tree.num_nodes > 0
+
+    def skip_draft(self, reason: str | None) -> None:
+        """Take the coming step without a draft. `reason`: see StepStats.fallback."""
+        step = self.step
+        step.draft, step.num_draft_tokens, step.reach = EMPTY_DRAFT, 0, ()
+        step.is_settled, step.fallback = True, reason
+
+    def keep_nodes(self, num_nodes: int) -> None:
+        """Verify only the likeliest nodes of the draft."""
+        step, reach = self.step, self.step.reach
+        tokens = all_tokens = step.num_expected
+        if num_nodes < len(reach):
+            # Parents first: no node is likelier to be reached than its parent.
+            order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:num_nodes]
+            step.draft = prune_draft(step.draft, order) if order else EMPTY_DRAFT
+            tokens = sum([reach[node] for node in order])
+        self.expectation.observe_cut(num_nodes, tokens, all_tokens)
+        step.reach, step.num_expected = (), tokens
+
+    # ---- verifying
+
+    def verify_request(self, max_read_tokens: int) -> VerifyRequest:
+        """Return the verifier's request for the coming step; it may read the prefix first."""
+        return VerifyRequest(
+            self.request_id,
+            self.prefix,
+            self.num_prompt_tokens,
+            self.step.draft.tree,
+            self.sampling,
+            self.feed.wanted,
+            self.prefill.limit(max_read_tokens),
+        )
+
+    def verified_draft(self, verdict: Verdict) -> VerifiedDraft | None:
+        """Return the draft that was verified, if there was one and it is to be reported."""
+        draft = self.step.draft
+        if not self.speculation.report_drafts or draft is EMPTY_DRAFT:
+            return None
+        return VerifiedDraft(draft.tree, draft.confidences, verdict.accepted_nodes)
+
+    def adapt(self, verdict: Verdict) -> None:
+        """Let policy, expectation and weight learn from the outcome of a step."""
+        draft = self.step.draft
+        if draft is EMPTY_DRAFT:
+            return
+        self.policy.observe(draft, verdict)
+        if self.policy.num_draft_tokens is None:
+            self.expectation.observe_verdict(draft, verdict)
+        if self._weight is not None:
+            self._weight.observe(draft, verdict)

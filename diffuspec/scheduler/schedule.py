@@ -1,0 +1,442 @@
+"""The schedule: what to verify, to draft and to draft ahead now, and until when to wait.
+
+`schedule` is a pure function. It lists candidate plans, predicts the tokens that each commits until
+all requests in it have had their step, and takes the one whose tokens are the most above the price
+of the seconds that it takes. A second costs as many tokens as the best way to go on commits in one;
+while a first token is awaited, `first_token_price` times as many more. To wait for a draft, to
+verify without it, to let a prompt go first, not to draft at all: all of these are candidates.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from diffuspec.scheduler.acceptance import best_num_nodes
+from diffuspec.scheduler.cost_model import DraftCosts
+from diffuspec.scheduler.draft_sizes import Load, choose_lengths, choose_outcomes, trial_length
+from diffuspec.scheduler.drafters import DraftCall, Lane
+from diffuspec.scheduler.plan import Batch, Plan, Score, Scorer, Snapshot, batch_of, plain_batch
+from diffuspec.scheduler.request import Request
+
+logger = logging.getLogger(__name__)
+
+
+def schedule(s: Snapshot) -> Plan:
+    """Return the best plan; after a bug in it, one that verifies all requests without drafts."""
+    try:
+        return _best_plan(s)
+    except Exception:
+        logger.exception("scheduling failed; requests go on without drafts")
+        if s.now < s.verifier_at:
+            return Plan(wait_until=s.verifier_at, rate=s.rate)
+        idle = s.verification is None
+        return Plan(verify=s.isolated or s.ready if idle else (), rate=s.rate)
+
+
+@dataclass(slots=True)
+class _Groups:
+    """The ready requests, by what they wait for."""
+
+    prompts: list[Request] = field(default_factory=list)  # much of the prefix is unread
+    drafted: list[Request] = field(default_factory=list)
+    plain: list[Request] = field(default_factory=list)  # no draft in this step
+    open: list[Request] = field(default_factory=list)  # may be drafted for, or go without
+    bound: list[Request] = field(default_factory=list)  # wait for their drafter: lengths are given
+
+
+def _best_plan(s: Snapshot) -> Plan:
+    if not s.may_begin:
+        return Plan(wait_until=s.now, rate=s.rate)
+    can_verify = s.verification is None and s.now >= s.verifier_at
+    if can_verify and s.isolated:
+        return Plan(verify=s.isolated, rate=s.rate)
+    groups = _grouped(s)
+    drafts = _drafts(s, groups)
+    make_plan = _verifying_plan if can_verify else _drafting_plan
+    plan = make_plan(s, groups, drafts)
+    plan.rate = drafts.rate
+    plan.trials = drafts.trials if plan.drafts else {}
+    _cut(s, plan)
+    if s.overlap:
+        _add_early(s, plan)
+        _add_pre_drafts(s, plan)
+    if s.now < s.verifier_at:
+        plan.wait_until = min(plan.wait_until, s.verifier_at)
+    return plan
+
+
+def _grouped(s: Snapshot) -> _Groups:
+    groups = _Groups()
+    for request in s.ready:
+        if request.prefill.is_long:
+            groups.prompts.append(request)
+        elif request.step.is_settled:
+            has_draft = request.step.draft.tree.num_nodes > 0
+            (groups.drafted if has_draft else groups.plain).append(request)
+        elif request.room <= 0 or request.policy.num_draft_tokens == 0 or s.home(request) is None:
+            groups.plain.append(request)
+        else:
+            groups.open.append(request)
+    return groups
+
+
+# ---- what could be drafted
+
+
+@dataclass(slots=True)
+class _Drafts:
+    """The calls that idle drafters could make now for open requests."""
+
+    calls: list[DraftCall] = field(default_factory=list)
+    requests: set[Request] = field(default_factory=set)  # in the calls
+    batch: Batch = field(default_factory=Batch)  # of these, once they are drafted
+    seconds: float = 0.0  # of the longest call
+    rate: float = 0.0  # tokens per second of the best way to go on
+    trials: dict[Request, float] = field(default_factory=dict)  # cost in plain steps
+    prepaid: float = 0.0  # tokens that the time of these trials is worth: it has been saved up
+
+
+def _drafts(s: Snapshot, groups: _Groups) -> _Drafts:
+    """Size the drafts of open requests. Those that do not draft become plain ones."""
+    drafts = _Drafts(rate=s.rate)
+    by_drafter: dict[str, list[Request]] = {}
+    for request in groups.open:
+        by_drafter.setdefault(request.drafter, []).append(request)
+    groups.open, rates = [], []
+    for name, requests in by_drafter.items():
+        load = _load_of(s, name, requests)
+        lengths, rate = _sized(s, requests, load, drafts.trials)
+        steps = sum([drafts.trials.get(one, 0.0) for one in requests])
+        drafts.prepaid += rate * steps * s.costs.plain_seconds(load.num_running)
+        rates.append(rate)
+        for request in requests:
+            lane = s.home(request)
+            if request not in lengths or lane is None:
+                groups.plain.append(request)
+            elif lane.is_idle:
+                groups.open.append(request)
+                drafts.requests.add(request)
+            else:
+                is_free = request.policy.num_draft_tokens is None
+                (groups.plain if is_free else groups.bound).append(request)
+        _add_calls(s, drafts, {one: lengths[one] for one in requests if one in drafts.requests})
+    if rates:
+        drafts.rate = max(rates)
+    return drafts
+
+
+def _load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
+    lanes = [one for one in s.lanes if one.chosen_by == name and one.is_available]
+    running = max(s.num_running, len(requests))
+    number = running if len(s.costs.drafters) == 1 else len(requests)
+    unread = _num_unread(s, requests)
+    costs = s.costs.drafters[name]
+    reading = costs.seconds(1, 1, unread) - costs.seconds(1, 1) if unread else 0.0
+    reading /= sum([1 + one.room for one in requests])
+    return Load(s.costs, name, running, number, max(len(lanes), 1), reading)
+
+
+def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
+    """Prompt tokens that drafters have to read for these requests."""
+    found = 0
+    for request in requests:
+        lane = s.home(request)
+        found += request.num_tokens if lane is not None and request not in lane.known else 0
+    return found
+
+
+def _sized(
+    s: Snapshot, requests: Sequence[Request], load: Load, trials: dict[Request, float]
+) -> tuple[dict[Request, int], float]:
+    """Return the lengths of drafts, and tokens per second; add a trial among them to `trials`."""
+    given = {one: one.policy.num_draft_tokens for one in requests}
+    lengths = {one: min(number, one.room) for one, number in given.items() if number}
+    free = [one for one in requests if given[one] is None]
+    running, name = load.num_running, load.drafter
+    if not free:
+        return lengths, load.rate_of(lengths)
+    if not s.baseline.allows(name, running) or s.baseline.wants_plain(running):
+        return lengths, load.plain_rate
+    found, rate, in_halves = choose_lengths(free, load)
+    most = math.ceil(load.num_drafting / 2) if in_halves else len(found)
+    if free[0].expectation.is_prior:  # a few drafts tell what they are worth
+        most = min(most, 4)
+    found = dict([*found.items()][:most])
+    idle = [one for one in free if one not in found]
+    if idle:
+        request = max(idle, key=lambda one: one.expectation.steps_without_draft)
+        length = trial_length(request)
+        steps = load.trial_steps(length)
+        if s.baseline.allows_trial(name, running, steps):
+            trials[request], found[request] = steps, length
+    return lengths | found, rate
+
+
+def _add_calls(s: Snapshot, drafts: _Drafts, lengths: dict[Request, int]) -> None:
+    by_lane: dict[Lane, dict[Request, int]] = {}
+    tokens = rows = 0.0
+    for request, length in lengths.items():
+        lane = s.home(request)
+        assert lane is not None
+        by_lane.setdefault(lane, {})[request] = length
+        accepted = request.expectation.at(length)
+        tokens += 1 + accepted
+        rows += 1 + min(request.expectation.rows_per_token * accepted, 2 * length)
+    positions = sum(lengths.values())
+    drafts.batch = drafts.batch.plus(Batch(rows, len(lengths), 0, tokens, positions))
+    for lane, some in by_lane.items():
+        call = new_call(s, lane, some)
+        drafts.calls.append(call)
+        drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
+
+
+def _saved_reading(s: Snapshot, call: DraftCall) -> float:
+    """Seconds in which a call reads prompts for drafts to come: the share of tokens left then."""
+    if not call.num_unread:
+        return 0.0
+    tokens = sum([1 + one.expectation.at(k) for one, k in call.lengths.items()])
+    left = 1 - min(tokens / sum([1 + one.room for one in call.lengths]), 1.0)
+    costs, size = s.costs.drafters[call.lane.chosen_by], (call.num_positions, len(call.lengths))
+    return left * (costs.seconds(*size, call.num_unread) - costs.seconds(*size))
+
+
+def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
+    """Return a call that begins now, with its expected end."""
+    unread = sum([one.num_tokens for one in lengths if one not in lane.known])
+    costs = s.costs.drafters[lane.chosen_by]
+    seconds = costs.seconds(sum(lengths.values()), len(lengths), unread)
+    rest = s.verification.ends_at - s.now if s.verification is not None else 0.0
+    seconds += costs.interference * min(max(rest, 0.0), seconds)
+    return DraftCall(
+        lane, lengths, lengths.copy(), started_at=s.now, ends_at=s.now + seconds, num_unread=unread
+    )
+
+
+# ---- candidates
+
+
+def _verifying_plan(s: Snapshot, groups: _Groups, drafts: _Drafts) -> Plan:
+    """Choose what to do while the verifier is idle."""
+    coming, left = _coming(s)
+    prompts = _prompts_to_read(s, groups.prompts)
+    free = [one for one in groups.open if one.policy.num_draft_tokens is None]
+    everything = [*prompts, *groups.drafted, *groups.plain, *free]
+    if not drafts.calls and not coming.num_requests and not (prompts and groups.drafted):
+        return Plan(verify=everything)  # nothing to choose
+    if not coming.num_requests and len(everything) == len(free):
+        return Plan(drafts=drafts.calls, considered=_rates(s, drafts))  # by their lengths
+    prompt_batch, drafted = batch_of(s, prompts), batch_of(s, groups.drafted)
+    plain, opened = plain_batch(len(groups.plain)), plain_batch(len(free))
+    scorer = Scorer(s, drafts.rate, _drafting(s, drafts))
+    found: list[tuple[Score, Plan]] = []
+    may_defer = _may_defer(s, groups, drafts, is_for_prompts=len(prompts) > 0)
+    if everything and may_defer:
+        now = prompt_batch.plus(drafted, plain, opened)
+        found.append((scorer.score("verify", now, left, coming), Plan(verify=everything)))
+    if prompts and groups.drafted and may_defer and not _is_overdue(s, prompts, groups.drafted):
+        first, then = prompt_batch.plus(plain, opened), drafted.plus(coming)
+        plan = Plan(verify=[*prompts, *groups.plain, *free])
+        found.append((scorer.score("prompts first", first, left, then), plan))
+    if coming.num_requests and may_defer:
+        then = prompt_batch.plus(drafted, plain, opened, coming)
+        found.append((scorer.score("wait for drafts", Batch(), left, then), Plan()))
+    if drafts.calls:
+        seconds, then = max(left, drafts.seconds), drafts.batch.plus(coming)
+        ready = prompt_batch.plus(drafted, plain)
+        begin = Plan(drafts=drafts.calls)
+        before = scorer.score("draft", Batch(), seconds, then.plus(ready))
+        found.append((before.plus(drafts.prepaid), begin))
+        if ready.num_requests:
+            both = Plan([*prompts, *groups.drafted, *groups.plain], drafts=drafts.calls)
+            beside = scorer.score("draft beside", ready, seconds, then)
+            found.append((beside.plus(drafts.prepaid), both))
+    return _winner(s, found, left)
+
+
+def _may_defer(s: Snapshot, groups: _Groups, drafts: _Drafts, *, is_for_prompts: bool) -> bool:
+    """Whether idle drafters may leave open requests waiting that cannot go without a draft.
+
+    For prompts they may, but no longer than the drafts take: requests behind come without end.
+    """
+    given = [one for one in groups.open if one.policy.num_draft_tokens is not None]
+    longest = max([s.now - one.step.started_at for one in given], default=0.0)
+    return not given or (is_for_prompts and longest <= drafts.seconds)
+
+
+def _is_overdue(s: Snapshot, prompts: Sequence[Request], drafted: Sequence[Request]) -> bool:
+    """Whether a draft has waited for as long as these prompts take to be read."""
+    batch = batch_of(s, prompts)
+    seconds = s.costs.verify_seconds(batch.num_rows, batch.num_requests)
+    return any([s.now - (one.step.ready_at or one.step.started_at) > seconds for one in drafted])
+
+
+def _rates(s: Snapshot, drafts: _Drafts) -> list[Score]:
+    """Return the scores by which the lengths of drafts were chosen, if they were."""
+    if not drafts.rate:
+        return []
+    number, tokens = s.num_running, drafts.batch.tokens
+    seconds = s.costs.plain_seconds(number)
+    plain = Score("verify", number, seconds, 0.0, number - drafts.rate * seconds)
+    return [Score("draft", tokens, tokens / drafts.rate, 0.0, 0.0), plain]
+
+
+def _drafting_plan(s: Snapshot, groups: _Groups, drafts: _Drafts) -> Plan:
+    """Choose what to do while the verifier works, or is unavailable."""
+    call = s.verification
+    if call is None or not drafts.calls:
+        return Plan(drafts=drafts.calls)
+    coming, left = _coming(s)
+    scorer = Scorer(s, drafts.rate, _drafting(s, drafts))
+    rest, number = max(call.ends_at - s.now, 0.0), call.num_decoding
+    prompts = len(call.requests) - number
+    ready = batch_of(s, groups.drafted).plus(plain_batch(len(groups.plain)), coming)
+    seconds = max(left, drafts.seconds)
+    first = Batch(0, number, prompts)
+    beside = scorer.score_beside("draft beside", first, rest, seconds, drafts.batch.plus(ready))
+    after = scorer.score_after("draft after", max(rest, left), number, drafts.batch)
+    after = after.plus(-drafts.rate * s.first_token_price * prompts * rest)
+    return _winner(s, [(beside, Plan(drafts=drafts.calls)), (after, Plan())], math.inf)
+
+
+def _drafting(s: Snapshot, drafts: _Drafts) -> DraftCosts:
+    """Return the costs of the drafter that slows the verifier down the most."""
+    calls = [*drafts.calls, *[lane.call for lane in s.lanes if lane.call is not None]]
+    costs = [s.costs.drafters[call.lane.chosen_by] for call in calls]
+    return max(costs, key=lambda one: one.interference, default=DraftCosts(0.0))
+
+
+def _winner(s: Snapshot, found: Sequence[tuple[Score, Plan]], left: float) -> Plan:
+    found = sorted(found, key=lambda one: one[0].value, reverse=True)
+    plan = found[0][1]
+    plan.considered = [score for score, _ in found]
+    if not plan.verify and not plan.drafts and left < math.inf:
+        plan.wait_until = s.now + max(left, 1e-4)  # a tenth of a millisecond: the loop's own pace
+    return plan
+
+
+def _coming(s: Snapshot) -> tuple[Batch, float]:
+    """Return the requests whose drafts are being made, and the seconds until all are there.
+
+    A call that has taken twice as long as expected may have hung: it is not waited for.
+    """
+    batch, left = Batch(), 0.0
+    for lane in s.lanes:
+        call = lane.call
+        if call is not None and call.awaited and not call.is_overdue(s.now):
+            number = len(call.awaited)
+            accepted = sum([one.expectation.at(k) for one, k in call.awaited.items()])
+            rows = (
+                number
+                + sum([one.expectation.rows_per_token for one in call.awaited]) / number * accepted
+            )
+            batch = batch.plus(Batch(rows, number, 0, number + accepted, call.num_positions))
+            left = max(left, call.seconds_left(s.now))
+    return batch, left
+
+
+# ---- prompts
+
+
+def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
+    """Return the prompts to read in the next verification, shorter ones first.
+
+    Those that would delay the others' first tokens by more than they gain wait, but none for
+    longer than it takes to read it.
+    """
+    if len(prompts) < 2:
+        return list(prompts)
+    sizes = {one: min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts}
+    seconds = s.costs.verification.curve.up_to(sum(sizes.values()))
+    due = {one for one in prompts if s.now - one.step.started_at > seconds[sizes[one]] > 0}
+    order = sorted(prompts, key=lambda one: (one not in due, sizes[one]))
+    number, read, rest = len(order), 0, sum(sizes.values())
+    costs: list[float] = []
+    for place, request in enumerate(order, start=1):
+        read, rest = read + sizes[request], rest - sizes[request]
+        first, then = seconds[read], seconds[rest] if rest else 0.0
+        delay = place * first + (number - place) * (first + then)
+        costs.append(first + then + s.first_token_price * delay)
+    return order[: max(costs.index(min(costs)) + 1, len(due))]
+
+
+# ---- what the winner still needs
+
+
+def _cut(s: Snapshot, plan: Plan) -> None:
+    """Cut the drafts that are verified now to the nodes that are worth their rows."""
+    cut = [one for one in plan.verify if one.step.reach and not one.step.is_trial]
+    if not cut or not s.costs.verification.curve.is_known:
+        return
+    batch = batch_of(s, plan.verify)
+    reach = sorted([value for one in cut for value in one.step.reach], reverse=True)
+    base = round(batch.num_rows) - len(reach)
+    seconds = s.costs.verification.curve.up_to(base + len(reach))[base : base + len(reach) + 1]
+    rate = plan.rate * (1 + s.first_token_price * batch.num_prompts)
+    number = best_num_nodes(reach, seconds, rate)
+    if len(cut) == 1:
+        plan.num_nodes[cut[0]] = number
+        return
+    least = reach[number - 1] if number else math.inf
+    for request in cut:
+        plan.num_nodes[request] = sum([value >= least for value in request.step.reach])
+
+
+def _add_early(s: Snapshot, plan: Plan) -> None:
+    """Have idle drafters read prompts while the target does: first drafts then come at once."""
+    call = s.verification
+    verifying = plan.verify or (call.requests if call is not None else ())
+    taken = {one.lane for one in plan.drafts}
+    for request in [one for one in verifying if _may_draft_early(s, one)]:
+        lane = s.home(request)
+        if lane is None or not lane.is_idle or lane in taken:
+            continue
+        lengths, _ = _sized(s, [request], _load_of(s, request.drafter, [request]), {})
+        if lengths:
+            early = new_call(s, lane, lengths)
+            early.awaited = {}
+            plan.drafts.append(early)
+            taken.add(lane)
+
+
+def _may_draft_early(s: Snapshot, request: Request) -> bool:
+    prefill = request.prefill
+    is_last_chunk = prefill.is_long and prefill.num_unread <= s.prefill_chunk_tokens
+    is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
+    return is_last_chunk and is_wanted and request.early is None and not request.is_finished
+
+
+def _may_go_without(request: Request) -> bool:
+    """Whether the scheduler decides if a request drafts, and how much of it ahead."""
+    return request.policy.num_draft_tokens is None and request.speculation.num_outcomes == "auto"
+
+
+def _add_pre_drafts(s: Snapshot, plan: Plan) -> None:
+    """Have idle drafters draft for the likeliest outcomes of the verification in flight."""
+    call = s.verification
+    if call is None:
+        if plan.verify:  # first the verification, then in one call its outcomes and the drafts
+            plan.drafts, plan.trials, plan.wait_until = [], {}, s.now
+        return
+    begun = {one.lane: one for one in plan.drafts}
+    for lane in s.lanes:
+        breaker = lane.pre_draft_breaker
+        is_well = breaker.is_closed or breaker.is_trial_due(s.now)
+        if not (lane.is_idle and lane.is_available and is_well):
+            continue
+        verifying = [one for one in call.requests if s.home(one) is lane]
+        if s.baseline.wants_plain(s.num_running):
+            verifying = [one for one in verifying if not _may_go_without(one)]
+        draft = begun.get(lane)
+        costs, waiting = s.costs.drafters[lane.chosen_by], draft.lengths if draft else {}
+        left = max(call.ends_at - s.now, 0.0)
+        jobs = choose_outcomes(verifying, left, costs, waiting) if verifying else []
+        if jobs:
+            if draft is None:
+                draft = new_call(s, lane, {})
+                plan.drafts.append(draft)
+            draft.jobs = jobs
+            seconds = costs.seconds(draft.num_positions, len(draft.lengths) + len(jobs))
+            draft.ends_at = s.now + seconds

@@ -1,0 +1,221 @@
+"""Verifications: what the target is asked for the requests of a plan, and what comes of it.
+
+While the verifier is unavailable its requests are held, and verified again after a pause, with
+their prefixes read again. A request that the verifier fails at ends alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
+from diffuspec.core.backoff import Backoff
+from diffuspec.core.config import CoordinatorConfig
+from diffuspec.core.errors import VerifierError, VerifierUnavailableError
+from diffuspec.core.interfaces import Verifier
+from diffuspec.core.types import EMPTY_DRAFT, Verdict
+from diffuspec.scheduler.baseline import Learner
+from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.scheduler.drafters import DrafterPool, VerifyCall
+from diffuspec.scheduler.plan import Plan
+from diffuspec.scheduler.pre_drafts import PreDrafts
+from diffuspec.scheduler.request import Request
+from diffuspec.telemetry.busy_time import BusyTime
+from diffuspec.telemetry.spans import trace_failure, trace_verdicts
+from diffuspec.telemetry.trace import Tracer
+
+logger = logging.getLogger(__name__)
+
+FinishStep: TypeAlias = Callable[[Request, Verdict | Exception, VerifyCall], None]
+
+_FIRST_PAUSE_SECONDS = 0.05  # before an unavailable verifier is asked again: a lost connection
+_MAX_PAUSE_SECONDS = 1.0
+
+
+class Verifications:
+    """The verifications of a coordinator, one at a time."""
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        config: CoordinatorConfig,
+        costs: CostModel,
+        pool: DrafterPool,
+        learner: Learner,
+        finish_step: FinishStep,
+        put: Callable[[Callable[[], None]], None],
+        tracer: Tracer | None,
+    ) -> None:
+        """`finish_step` gets each verdict, or the error that ends a request; `put` takes events."""
+        self.ready: dict[Request, None] = {}  # requests in no call that their step waits for
+        self.busy = BusyTime()
+        self.in_flight: VerifyCall | None = None
+        self.retry_at = 0.0  # when an unavailable verifier may be asked again
+        self.isolated: deque[Sequence[Request]] = deque()  # the verifier failed at one of each
+        self._verifier = verifier
+        self._config = config
+        self._costs = costs
+        self._pool = pool
+        self._learner = learner
+        self._finish_step = finish_step
+        self._put = put
+        self._tracer = tracer
+        self._backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        self._num_outages = 0
+        self._outcomes = {name: OutcomeModel() for name in pool.names}
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def num_ready(self) -> int:
+        """Ready requests that decode: their prompts are read."""
+        return sum([not request.prefill.is_long for request in self.ready])
+
+    def begin(self, plan: Plan, num_running: int) -> None:
+        """Verify the requests of a plan."""
+        requests = plan.verify
+        if self.isolated and requests is self.isolated[0]:
+            self.isolated.popleft()
+        self._learner.before_verification()
+        for request in requests:
+            self.ready.pop(request, None)
+            self._settle(request, plan)
+        most, max_nodes = self._config.prefill_chunk_tokens, self._verifier.info.max_tree_nodes
+        asked = [
+            one.prefill.next_scored(max_nodes, most) or one.verify_request(most) for one in requests
+        ]
+        prompts = [min(one.prefill.num_unread, most) for one in requests if one.prefill.is_long]
+        rows = sum([1 + one.step.draft.tree.num_nodes for one in requests])
+        call = VerifyCall(requests, asked, rows, len(requests) - len(prompts), num_running)
+        call.started_at = now = time.monotonic()
+        seconds = self._costs.verify_seconds(rows + sum(prompts), len(requests))
+        call.ends_at = now + self._pool.slow_down(now, seconds, self._costs)
+        call.draft_busy_seconds = self._learner.busy_seconds(now)
+        self.in_flight = call
+        self.busy.begin(now)
+        self._task = asyncio.create_task(self._verify(call))
+
+    async def _verify(self, call: VerifyCall) -> None:
+        result: list[Verdict] | Exception
+        try:
+            result = await self._verifier.verify(call.asked)
+            if len(result) != len(call.asked):
+                raise VerifierError(f"{len(result)} verdicts for {len(call.asked)} requests")
+            trace_verdicts(self._tracer, call.asked, result, call.started_at)
+        except Exception as error:
+            trace_failure(self._tracer, "verifier", call.started_at)
+            result = error
+        finally:
+            call.ended_at = time.monotonic()
+            self.busy.end(call.ended_at)
+        self._put(functools.partial(self._on_verdicts, call, result))
+
+    def _settle(self, request: Request, plan: Plan) -> None:
+        """Settle the step of a request that is about to be verified."""
+        if request.num_outages < self._num_outages:
+            # The verifier may be a new one, with an empty cache. To read the whole prefix in
+            # one step could miss the deadline again and again, so it is read in chunks.
+            request.num_outages, request.prefill.num_read = self._num_outages, 0
+        step = request.step
+        if not step.is_settled and not request.prefill.is_long:
+            is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
+            is_missing = is_wanted and self._pool.names != () and self._pool.home(request) is None
+            request.skip_draft("drafter_unavailable" if is_missing else None)
+            if request.policy.num_draft_tokens is None:
+                request.expectation.observe_no_draft()
+        elif request in plan.num_nodes:
+            request.keep_nodes(plan.num_nodes[request])
+        if self._config.overlap and request.speculation.num_outcomes != 0:
+            self._expect_outcomes(request)
+        step.ready_at = step.ready_at or time.monotonic()
+        if not (request.prefill.is_long and request.prefill.num_read):
+            request.enter("verifying", "the verifier")
+        request.is_in_verifier = True
+
+    def _expect_outcomes(self, request: Request) -> None:
+        earlier = request.pre_drafts
+        if earlier is not None and earlier.happened is None and earlier.num_sent:
+            return  # verified once more, after an outage
+        request.pre_drafts = None
+        if request.step.draft is not EMPTY_DRAFT:
+            model = self._outcomes[request.drafter]
+            request.ranking = request.ranking or OutcomeRanking(model)
+            request.pre_drafts = PreDrafts(request.ranking)
+
+    def _on_verdicts(self, call: VerifyCall, result: list[Verdict] | Exception) -> None:
+        if call is not self.in_flight:
+            return  # cleared after a bug
+        self.in_flight = None
+        if isinstance(result, VerifierUnavailableError):
+            self._on_outage(call, result)
+        elif isinstance(result, Exception):
+            self._isolate(call, result)
+        else:
+            self._backoff.succeeded()
+            self._learner.on_verdicts(call, result)
+            for request, asked, verdict in zip(call.requests, call.asked, result, strict=True):
+                request.is_in_verifier = False
+                request.stalled_since = None
+                request.feed.take(verdict.states)
+                try:
+                    is_read = request.prefill.take(asked, verdict)
+                except VerifierError as error:
+                    self._finish_step(request, error, call)
+                    continue
+                if is_read or request.is_finished:
+                    self._finish_step(request, verdict, call)
+                else:
+                    self._read_on(request, verdict)
+
+    def _read_on(self, request: Request, verdict: Verdict) -> None:
+        request.skip_draft(None)  # the first token does not wait for a draft
+        request.step.prefill_seconds += verdict.verify_seconds
+        request.step.prefill_transport_seconds += verdict.transport_seconds
+        request.waits_for = f"prefill, {request.prefill.num_unread} tokens to read"
+        self.ready[request] = None
+
+    def _isolate(self, call: VerifyCall, error: Exception) -> None:
+        """End the only request of a call that failed; try halves of more by themselves."""
+        if len(call.requests) == 1:
+            [request] = call.requests
+            request.is_in_verifier = False
+            self._finish_step(request, error, call)
+            return
+        half = len(call.requests) // 2
+        self.isolated.extendleft([call.requests[half:], call.requests[:half]])
+
+    def _on_outage(self, call: VerifyCall, error: VerifierUnavailableError) -> None:
+        """Hold requests until the verifier is back, but for those that waited too long or ended."""
+        self._num_outages += 1
+        pause, now = self._backoff.failed(), time.monotonic()
+        logger.warning("the verifier is unavailable; next attempt in %.2g s: %s", pause, error)
+        self.retry_at = now + pause
+        for request in call.requests:
+            request.is_in_verifier = False
+            request.stalled_since = request.stalled_since or now
+            has_waited = now - request.stalled_since
+            if request.is_finished or has_waited >= self._config.max_verifier_outage_seconds:
+                self._finish_step(request, error, call)
+            else:
+                request.waits_for = "the verifier, which is unavailable"
+                self.ready[request] = None
+
+    def clear(self) -> None:
+        """Forget all requests, after a bug: none of them is in a verification."""
+        for requests in [*self.isolated, self.in_flight.requests if self.in_flight else ()]:
+            for request in requests:
+                request.is_in_verifier = False
+        self.isolated.clear()
+        self.ready.clear()
+        self.in_flight = None
+
+    async def stop(self) -> None:
+        """Cancel the call in flight."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)

@@ -1,0 +1,178 @@
+"""The guard: drafts stop where they lose against plain decoding, and only there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from diffuspec.scheduler.baseline import Baseline, Interval
+
+PLAIN = 0.012  # seconds of a step without drafts
+NAME = "dream"
+
+
+class Run:
+    """A guard, and running requests that commit tokens with drafts and without."""
+
+    def __init__(self, num_running: int = 2) -> None:
+        self.baseline = Baseline()
+        self.num_running = num_running
+        self.seconds = {True: 0.0, False: 0.0}  # by whether drafts were allowed
+        self.measure_plain()
+
+    def measure_plain(self) -> None:
+        interval = Interval(self.num_running, PLAIN, PLAIN, PLAIN)
+        self.baseline.observe_plain(interval, [NAME], is_measured=True)
+
+    def go(self, num_steps: int, speed: float) -> None:
+        """Decode. With drafts, three tokens a step come at `speed` times plain decoding's speed."""
+        for _ in range(num_steps):
+            is_drafted = self.is_allowed
+            seconds = 3 * PLAIN / speed if is_drafted else PLAIN
+            self.seconds[is_drafted] += seconds
+            if is_drafted:
+                self.draft(2.0 * self.num_running, seconds)
+            else:
+                interval = Interval(self.num_running, PLAIN, PLAIN, PLAIN)
+                self.baseline.observe_plain(interval, [NAME], is_measured=False)
+
+    def draft(self, num_accepted: float, seconds: float, num_missing: int = 0) -> None:
+        """Verify drafts, as many tokens of which are accepted as were expected."""
+        tokens = {NAME: num_accepted}
+        cost = {NAME: seconds}
+        interval = Interval(
+            self.num_running, seconds, PLAIN, PLAIN, cost, tokens, tokens, num_missing
+        )
+        self.baseline.observe(interval)
+
+    @property
+    def is_allowed(self) -> bool:
+        return self.baseline.allows(NAME, self.num_running)
+
+
+@pytest.mark.parametrize("num_running", [1, 2, 16])
+def test_drafts_that_gain_time_never_stop(num_running):
+    run = Run(num_running)
+    for _ in range(100):
+        run.go(10, speed=1.3)
+        run.go(1, speed=0.5)  # lost by chance
+    assert run.seconds[False] == 0
+
+
+@pytest.mark.parametrize("num_running", [1, 2, 16])
+def test_drafts_that_lose_time_take_a_small_share_of_it(num_running):
+    run = Run(num_running)
+    run.go(20_000, speed=0.8)
+    with_drafts, without = run.seconds[True], run.seconds[False]
+    assert 0 < 0.2 * with_drafts < 0.02 * (with_drafts + without)
+
+
+def test_drafts_that_stopped_are_tried_again_and_go_on_if_they_gain_time_then():
+    run = Run()
+    run.go(60, speed=0.5)
+    assert not run.is_allowed
+    run.go(1500, speed=1.5)
+    assert run.is_allowed
+    stopped = run.seconds[False]
+    run.go(100, speed=1.5)
+    assert run.seconds[False] == stopped
+
+
+def test_a_drafter_that_hung_once_does_not_stop_drafts_for_ever():
+    run = Run()
+    run.draft(0.0, 60.0)
+    assert not run.is_allowed
+    run.go(7000, speed=1.5)
+    assert run.is_allowed
+
+
+def test_drafts_that_lose_among_many_requests_go_on_among_few():
+    baseline = Baseline()
+    for _ in range(60):
+        baseline.observe(Interval(16, 2 * PLAIN, PLAIN, PLAIN, {NAME: PLAIN}))
+    allowed = [baseline.allows(NAME, number) for number in (22, 16, 12, 11, 2)]
+    assert allowed == [False, False, False, True, True], "those of a power of two are alike"
+
+
+def test_one_drafter_that_loses_does_not_stop_another():
+    baseline = Baseline()
+    tokens = {"fast": 2.0}
+    for _ in range(60):
+        cost = {"slow": 3 * PLAIN, "fast": 0.5 * PLAIN}
+        baseline.observe(Interval(2, 2.5 * PLAIN, PLAIN, PLAIN, cost, tokens, tokens))
+    assert baseline.allows("fast", 2) and not baseline.allows("slow", 2)
+
+
+def test_what_prompts_cost_is_not_lost_by_drafts():
+    run = Run()
+    for _ in range(200):
+        base = 5 * PLAIN
+        cost, tokens = {NAME: 0.1 * PLAIN}, {NAME: 0.5}
+        run.baseline.observe(Interval(2, base + 0.1 * PLAIN, PLAIN, base, cost, tokens, tokens))
+    assert run.is_allowed
+
+
+def test_requests_that_a_verification_left_out_are_tokens_not_committed():
+    run = Run(num_running=4)
+    for _ in range(60):
+        run.draft(1.0, PLAIN, num_missing=3)
+    assert not run.is_allowed
+
+
+def test_bad_luck_stops_no_drafts_that_pay_and_wrong_expectations_do():
+    unlucky, wrong = Run(), Run()
+    for number in range(300):
+        accepted = 6.0 if number % 3 == 0 else 0.0  # 2 in each step, as was expected
+        for run, right in ((unlucky, accepted), (wrong, 0.1)):
+            run.baseline.observe(
+                Interval(2, 1.6 * PLAIN, PLAIN, PLAIN, {NAME: PLAIN}, {NAME: right}, {NAME: 2.0})
+            )
+    assert unlucky.is_allowed and not wrong.is_allowed
+
+
+# ---- trials
+
+
+def credit_after(intervals: Sequence[Interval]) -> Baseline:
+    baseline = Baseline()
+    for interval in intervals:
+        baseline.observe_plain(interval, [NAME], is_measured=True)
+    return baseline
+
+
+def test_a_trial_is_allowed_once_a_hundred_times_its_time_has_passed():
+    for number, is_allowed in ((150, False), (201, True)):
+        baseline = credit_after([Interval(2, PLAIN, PLAIN, PLAIN)] * number)
+        assert baseline.allows_trial(NAME, 2, 2.0) is is_allowed
+    baseline.take_trial(NAME, 2, 2.0)
+    assert not baseline.allows_trial(NAME, 2, 2.0)
+
+
+def test_trials_do_not_save_up_without_end():
+    baseline = credit_after([Interval(2, PLAIN, PLAIN, PLAIN)] * 100_000)
+    assert not baseline.allows_trial(NAME, 2, 10.0)
+
+
+# ---- plain decoding is measured
+
+
+def test_plain_decoding_is_measured_at_first_and_again_after_many_drafted_steps():
+    run = Run()
+    assert run.baseline.wants_plain(8), "never measured under this load"
+    assert not run.baseline.wants_plain(2)
+    run.go(255, speed=1.5)
+    assert not run.baseline.wants_plain(2)
+    run.go(1, speed=1.5)
+    assert run.baseline.wants_plain(2)
+    run.measure_plain()
+    assert not run.baseline.wants_plain(2)
+
+
+def test_plain_decoding_is_not_waited_for_where_others_always_draft():
+    run = Run()
+    run.num_running = 8
+    for _ in range(8):
+        assert run.baseline.wants_plain(8)
+        run.draft(16.0, PLAIN)
+    assert not run.baseline.wants_plain(8)

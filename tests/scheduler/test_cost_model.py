@@ -1,0 +1,220 @@
+"""The cost model: curves, requests of a batch, interference, and what is learnt of each."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from diffuspec.scheduler.cost_model import CallCosts, CostCurve, CostModel, DraftCosts, together
+
+POINTS = st.lists(
+    st.tuples(st.integers(1, 2000), st.floats(1e-6, 10, allow_nan=False)), min_size=1, max_size=20
+)
+
+
+def curve_of(*points: tuple[int, float], times: int = 50) -> CostCurve:
+    curve = CostCurve()
+    for _ in range(times):
+        for size, seconds in points:
+            curve.observe(size, seconds)
+    return curve
+
+
+def test_a_new_curve_is_unknown_and_zero():
+    curve = CostCurve()
+    assert not curve.is_known
+    assert not any(curve.up_to(10))
+    assert curve.at(10) == 0
+
+
+@settings(max_examples=50)
+@given(POINTS, st.integers(0, 400))
+def test_more_tokens_never_cost_less_and_every_size_costs_something(points, max_tokens):
+    table = curve_of(*points, times=1).up_to(max_tokens)
+    assert len(table) > max_tokens
+    assert min(table) > 0 and all(a <= b + 1e-12 for a, b in pairwise(table))
+
+
+@settings(max_examples=50)
+@given(POINTS, st.lists(st.integers(0, 4000), min_size=1))
+def test_a_size_costs_the_same_whatever_was_asked_before(points, sizes):
+    asked = curve_of(*points, times=1)
+    costs = [asked.at(size) for size in sizes]
+    assert costs == pytest.approx([curve_of(*points, times=1).at(size) for size in sizes])
+    assert costs == pytest.approx([asked.up_to(max(sizes))[size] for size in sizes])
+
+
+def test_between_two_sizes_the_curve_is_a_straight_line():
+    curve = curve_of((10, 1.0), (20, 2.0))
+    assert [curve.at(size) for size in (10, 15, 20)] == pytest.approx([1.0, 1.5, 2.0])
+
+
+def test_beyond_the_measured_sizes_the_curve_keeps_its_slope():
+    curve = curve_of((10, 1.0), (20, 2.0))
+    assert [curve.at(size) for size in (5, 30, 100)] == pytest.approx([0.5, 3.0, 10.0])
+
+
+def test_a_size_measured_cheaper_than_a_smaller_one_costs_the_same():
+    curve = curve_of((10, 2.0), (20, 1.0))
+    assert curve.at(10) == curve.at(20) == pytest.approx(2.0)
+
+
+def test_one_measured_size_gives_a_cost_to_its_neighbours():
+    curve = curve_of((16, 1.0))
+    few, same, many = curve.at(1), curve.at(16), curve.at(32)
+    assert same == pytest.approx(1.0)
+    assert 0.5 < few < same < many < 2
+
+
+def test_the_curve_follows_the_mean():
+    curve = CostCurve()
+    for seconds in [1.0, 2.0, 3.0] * 30:
+        curve.observe(8, seconds)
+    assert curve.at(8) == pytest.approx(2.0, rel=0.15)
+
+
+@pytest.mark.parametrize("position", [0, 1, 20])
+def test_an_outlier_has_little_effect_and_fades(position):
+    curve = CostCurve()
+    for number in range(40):
+        curve.observe(8, 1.0 if number == position else 0.01)
+        if number == position + 4:
+            assert curve.at(8) < 0.03
+    assert curve.at(8) == pytest.approx(0.01, rel=0.3)
+
+
+def test_a_first_measurement_of_zero_seconds_fades():
+    curve = CostCurve()
+    for seconds in [0.0, *[1.0] * 60]:
+        curve.observe(8, seconds)
+    assert curve.at(8) == pytest.approx(1.0, rel=0.1)
+
+
+# ---- calls of many requests
+
+
+def test_what_rows_do_not_explain_is_the_cost_of_the_requests_of_a_batch():
+    costs = CallCosts()
+    for size in (1, 8, 64):
+        for _ in range(30):
+            costs.observe(size, 1, 0.01 + 0.001 * size)
+    for _ in range(100):
+        costs.observe(8, 5, 0.01 + 0.008 + 4 * 0.002)
+    assert costs.request_seconds == pytest.approx(0.002, rel=0.05)
+    assert costs.seconds(8, 5) == pytest.approx(0.026, rel=0.05)
+    assert costs.seconds(8, 1) == pytest.approx(0.018, rel=0.05)
+
+
+def test_batches_alone_give_a_curve_and_no_term_for_their_requests():
+    costs = CallCosts()
+    costs.observe(64, 8, 0.1)
+    assert costs.seconds(64, 8) == pytest.approx(0.1) and costs.request_seconds == 0
+
+
+# ---- verifications and the drafts beside them
+
+
+def model(interference: float = 1.0) -> CostModel:
+    costs = CostModel(["one", "two"], interference)
+    for _ in range(60):
+        costs.observe_verification(20, 1, 0.03, {})
+    return costs
+
+
+@pytest.mark.parametrize("interference", [0.0, 0.4, 1.0])
+def test_interference_is_the_slowdown_of_verifications_by_draft_calls(interference):
+    costs = model(interference=0.5)
+    beside = 0.02
+    seconds = 0.03 + beside * interference / (1 + interference)
+    for number in range(800):
+        if number % 2:
+            costs.observe_verification(20, 1, seconds, {"one": beside})
+        else:
+            costs.observe_verification(20, 1, 0.03, {})
+    assert costs.drafters["one"].interference == pytest.approx(interference, abs=0.15)
+    assert costs.drafters["two"].interference == 0.5
+    assert costs.verify_seconds(20, 1) == pytest.approx(0.03, rel=0.05)
+
+
+def test_verifications_that_are_never_alone_are_measured_too():
+    costs = model()
+    for _ in range(400):
+        costs.observe_verification(20, 1, 0.09, {"one": 0.02})
+    assert costs.verify_seconds(20, 1) == pytest.approx(0.08, rel=0.02)
+
+
+def test_a_draft_call_that_was_beside_a_verification_for_a_moment_tells_no_interference():
+    costs = model(interference=0.3)
+    for _ in range(100):
+        costs.observe_verification(20, 1, 0.09, {"one": 0.001})
+    assert costs.drafters["one"].interference == 0.3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "interference", "ends"),
+    [
+        (1.0, 2.0, 0.0, (1.0, 2.0)),
+        (1.0, 2.0, 1.0, (2.0, 3.0)),
+        (2.0, 1.0, 1.0, (3.0, 2.0)),
+        (1.0, 1.0, 0.5, (1.5, 1.5)),
+    ],
+)
+def test_calls_side_by_side_slow_each_other_down_until_the_shorter_ends(
+    one, other, interference, ends
+):
+    assert together(one, other, interference) == pytest.approx(ends)
+
+
+# ---- drafting
+
+
+def test_prompts_that_a_draft_call_reads_have_a_price_of_their_own():
+    costs = DraftCosts(interference=1.0)
+    for size in (1, 100):
+        costs.observe(size, 1, 0, 0.01 + 0.001 * size)
+    for _ in range(200):
+        costs.observe(8, 1, 50, 0.01 + 0.001 * (8 + 0.2 * 50))
+    assert costs.read_weight == pytest.approx(0.2, rel=0.1)
+    assert costs.seconds(8, 1) == pytest.approx(0.018)
+
+
+def test_the_exposed_share_of_drafting_starts_at_one_and_follows_the_waits():
+    costs = DraftCosts(interference=1.0)
+    costs.observe_wait(16, 1, 1.0)
+    assert costs.exposed_share == 1, "what a draft costs is not known yet"
+    costs.observe(16, 1, 0, 0.1)
+    for _ in range(100):
+        costs.observe_wait(16, 1, 0.0)
+        costs.observe_wait(16, 1, 0.1)
+    assert costs.exposed_share == pytest.approx(0.5, abs=0.06)
+    for _ in range(100):
+        costs.observe_wait(16, 1, 100.0)
+    assert costs.exposed_share == pytest.approx(3.0, rel=0.01)
+
+
+def test_overhead_is_averaged_and_never_negative():
+    costs = DraftCosts(interference=1.0)
+    for seconds in [0.01] * 100:
+        costs.observe_overhead(seconds)
+    assert costs.overhead_seconds == pytest.approx(0.01, rel=0.01)
+    for _ in range(200):
+        costs.observe_overhead(-1.0)
+    assert costs.overhead_seconds == pytest.approx(0.0, abs=1e-6)
+
+
+# ---- plain decoding
+
+
+def test_plain_decoding_costs_a_verification_and_its_overhead_until_it_is_measured():
+    costs = model()
+    costs.observe_plain(64, 0.05, 0.04)
+    assert costs.plain_overhead_seconds == pytest.approx(0.001)
+    expected = costs.verify_seconds(1, 1) + 0.001
+    assert costs.plain_seconds(1) == pytest.approx(expected), "64 requests say nothing of one"
+    for _ in range(60):
+        costs.observe_plain(1, 0.07, 0.03)
+    assert costs.plain_seconds(1) == pytest.approx(0.07)
+
+
+def test_plain_decoding_never_costs_nothing():
+    assert CostModel(["one"], 1.0).plain_seconds(4) > 0
