@@ -1,0 +1,137 @@
+"""`python -m diffuspec.bench.studies.virtual_time`: the coordinator on simulated machines.
+
+The real coordinator decodes in virtual time: the roles' calls take what they would on a machine,
+and the drafts are right as often as a regime says. Default speculation stands beside none, fixed
+draft lengths, and the best of these static plans for the cell, which knows costs and acceptance in
+advance. The same cell gives the same figures on every computer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from diffuspec.bench.output import progress
+from diffuspec.bench.report import print_tables
+from diffuspec.bench.virtual_time.cells import (
+    LOADS,
+    SYSTEMS,
+    Cell,
+    CellRow,
+    measure,
+)
+from diffuspec.bench.virtual_time.machines import MACHINES
+from diffuspec.bench.virtual_time.results import (
+    ResultsFile,
+    comparison_tables,
+    rates_tables,
+    read_rows,
+)
+from diffuspec.bench.virtual_time.traffic import REGIMES
+from diffuspec.core.errors import ConfigError
+
+T = TypeVar("T", str, int)
+
+app = typer.Typer(add_completion=False)
+
+
+def study(
+    cells: Sequence[Cell],
+    systems: Sequence[str],
+    num_processes: int = 1,
+    on_cell: Callable[[Cell, list[CellRow]], None] = lambda *_: None,
+) -> list[CellRow]:
+    """Return the rows of all cells. `on_cell` is called with those of each as it ends."""
+    rows: list[CellRow] = []
+    for cell, found in _measured(cells, systems, num_processes):
+        rows += found
+        on_cell(cell, found)
+    return rows
+
+
+def _measured(
+    cells: Sequence[Cell], systems: Sequence[str], num_processes: int
+) -> Iterator[tuple[Cell, list[CellRow]]]:
+    if num_processes == 1:
+        for cell in cells:
+            yield cell, measure(cell, systems)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, mp_context=context) as executor:
+        # The largest first, so that no process is left with one of them at the end.
+        order = sorted(cells, key=lambda cell: cell.load, reverse=True)
+        calls = {executor.submit(measure, cell, systems): cell for cell in order}
+        for call in as_completed(calls):
+            yield calls[call], call.result()
+
+
+def _chosen(name: str, given: Sequence[T] | None, known: Sequence[T]) -> list[T]:
+    """Return what was given, in the order of `known`; all of that without any."""
+    if wrong := [one for one in given or () if one not in known]:
+        names = ", ".join(map(str, known))
+        raise typer.BadParameter(f"must be one of {names}, got {wrong[0]}", param_hint=name)
+    return [one for one in known if not given or one in given]
+
+
+@app.command()
+def main(
+    machine: Annotated[list[str] | None, typer.Option(help="Machine; all by default.")] = None,
+    regime: Annotated[
+        list[str] | None, typer.Option(help="What the drafts are like; all by default.")
+    ] = None,
+    load: Annotated[list[int] | None, typer.Option(help="Requests at a time.")] = None,
+    system: Annotated[
+        list[str] | None, typer.Option(help="default, off, fixed or oracle; all by default.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="JSON file that the results are merged into.")
+    ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Cells measured at a time.", show_default="processors")
+    ] = os.cpu_count() or 1,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(
+            metavar="OLD NEW", help="Files of results to compare; nothing is measured then."
+        ),
+    ] = None,
+) -> None:
+    """Decode on simulated machines, in virtual time, and print tokens per second."""
+    if compare is not None:
+        try:
+            tables = comparison_tables(*map(read_rows, compare))
+        except ConfigError as error:
+            raise typer.BadParameter(str(error), param_hint="--compare") from error
+        print_tables(tables, [], Console())
+        return
+    systems = _chosen("--system", system, SYSTEMS)
+    cells = [
+        Cell(*place)
+        for place in itertools.product(
+            _chosen("--machine", machine, tuple(MACHINES)),
+            _chosen("--regime", regime, tuple(REGIMES)),
+            _chosen("--load", load, LOADS),
+        )
+    ]
+    results = None if out is None else ResultsFile(out)
+    with progress(len(cells)) as advance:
+
+        def keep(cell: Cell, rows: list[CellRow]) -> None:
+            if results is not None:
+                results.add(rows)
+            advance(str(cell))
+
+        rows = study(cells, systems, processes, keep)
+    print_tables(rates_tables(rows), [], Console())
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,104 @@
+"""The simulated machines: what calls of the roles take on them, in seconds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+
+class Machine(ABC):
+    """What a verification and a draft call take on one kind of machine, and what they share."""
+
+    name: ClassVar[str]
+    interference: ClassVar[float] = 0.0  # seconds added to a call per second of one beside it
+    network_seconds: ClassVar[float] = 0.0  # to a drafter, and the same back
+    num_drafters: ClassVar[int] = 1
+    overlap: ClassVar[bool] = False  # of CoordinatorConfig
+
+    @abstractmethod
+    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
+        """Seconds of a verification alone; `num_rows` counts prompt tokens that it reads too."""
+
+    @abstractmethod
+    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
+        """Seconds of a draft call alone; `num_unread`: prompt tokens that the drafter reads."""
+
+
+class TwoCores(Machine):
+    """Two cores that both roles share in one process: a small embedded pair."""
+
+    name = "two_cores"
+    interference = 0.45
+
+    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
+        return 0.005 + 0.0012 * num_requests + 0.0002 * num_rows
+
+    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
+        return 0.005 + 0.0015 * num_requests + 0.0001 * num_positions + 0.00005 * num_unread
+
+
+class SlowCpu(Machine):
+    """A processor that computes little beside reading the weights: each row costs.
+
+    The second row is cheap, the third and fourth cost more, and each further one 0.6 of one alone.
+    Both roles take turns at it: side by side, each takes twice as long.
+    """
+
+    name = "slow_cpu"
+    interference = 1.0
+
+    _ONE_ROW = 0.086
+    _IN_ROWS = (0.0, 1.0, 1.25, 1.825, 2.4)  # of 0 to 4 rows, in the time of one
+    _FURTHER_ROW = 0.6
+
+    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
+        few = self._IN_ROWS[min(num_rows, 4)]
+        return self._ONE_ROW * (few + self._FURTHER_ROW * max(num_rows - 4, 0))
+
+    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
+        return 0.055 + 0.003 * num_positions + 0.0015 * num_unread
+
+
+class OneGpu(Machine):
+    """One GPU that both roles share: calls take the same up to many rows, and hardly overlap."""
+
+    name = "one_gpu"
+    interference = 0.9
+
+    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
+        return 0.020 + 0.00015 * max(num_rows - 64, 0)
+
+    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
+        return 0.009 + 0.00005 * max(num_positions + num_unread - 128, 0)
+
+
+class OwnGpu(OneGpu):
+    """A drafter on a GPU of its own, as fast as the target's, over a network in one building."""
+
+    name = "own_gpu"
+    interference = 0.0
+    network_seconds = 100e-6
+    overlap = True
+
+
+class EightGpus(Machine):
+    """A target on eight GPUs, and a pool of two drafters on GPUs of their own, over a network.
+
+    A draft call takes nearly as long as a verification of few rows.
+    """
+
+    name = "eight_gpus"
+    network_seconds = 100e-6
+    num_drafters = 2
+    overlap = True
+
+    def verify_seconds(self, num_requests: int, num_rows: int) -> float:
+        return 0.015 + 0.00003 * max(num_rows - 256, 0)
+
+    def draft_seconds(self, num_requests: int, num_positions: int, num_unread: int) -> float:
+        return 0.012 + 0.00006 * max(num_positions + num_unread - 64, 0)
+
+
+MACHINES: dict[str, Machine] = {
+    machine.name: machine for machine in (TwoCores(), SlowCpu(), OneGpu(), OwnGpu(), EightGpus())
+}

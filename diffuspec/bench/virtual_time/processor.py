@@ -1,0 +1,86 @@
+"""The processor of a simulated machine: jobs that run side by side slow each other down."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+_DONE_SECONDS = 1e-9  # of work left, by rounding, in jobs that end together
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    seconds_left: float  # alone
+    done: asyncio.Future[None]
+
+
+class Processor:
+    """Runs jobs side by side, each at 1 / (1 + interference) of its speed for one other job.
+
+    Every further job slows the others down as much again. Without interference each job has a
+    processor of its own. The work left is computed anew when a job begins or ends, never between.
+    """
+
+    def __init__(self, interference: float) -> None:
+        self._interference = interference
+        self._jobs: list[_Job] = []
+        self._counted_at = 0.0  # time for which the jobs' seconds_left hold
+        self._timer: asyncio.TimerHandle | None = None  # end of the shortest job
+
+    def begin(self, seconds: float) -> asyncio.Future[None]:
+        """Begin a job that takes this long alone; return its end."""
+        loop = asyncio.get_running_loop()
+        self._count(loop.time())
+        job = _Job(seconds, loop.create_future())
+        self._jobs.append(job)
+        self._set_timer(loop)
+        return job.done
+
+    @property
+    def _slowdown(self) -> float:
+        return 1 + self._interference * (len(self._jobs) - 1)
+
+    def _count(self, now: float) -> None:
+        """Subtract the work done since the last count."""
+        work = (now - self._counted_at) / self._slowdown if self._jobs else 0.0
+        for job in self._jobs:
+            job.seconds_left -= work
+        self._counted_at = now
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._jobs:
+            first = min(self._jobs, key=lambda job: job.seconds_left)
+            seconds = first.seconds_left * self._slowdown
+            self._timer = loop.call_later(seconds, self._end, first, loop)
+
+    def _end(self, first: _Job, loop: asyncio.AbstractEventLoop) -> None:
+        """End the shortest job, and those that end at the same time."""
+        self._count(loop.time())
+        first.seconds_left = 0.0
+        ended = [job for job in self._jobs if job.seconds_left <= _DONE_SECONDS]
+        self._jobs = [job for job in self._jobs if job.seconds_left > _DONE_SECONDS]
+        self._timer = None
+        self._set_timer(loop)
+        for job in ended:
+            job.done.set_result(None)
+
+
+class Worker:
+    """One role's worker: it makes one call at a time, to its end even if the caller has left.
+
+    So do the threads and processes that the real roles compute in.
+    """
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+        self._latest: asyncio.Future[None] | None = None
+
+    async def run(self, seconds: float) -> None:
+        """Make a call that takes this long alone, after those under way."""
+        while self._latest is not None and not self._latest.done():
+            await asyncio.wait([self._latest])
+        self._latest = self._processor.begin(seconds)
+        await asyncio.shield(self._latest)

@@ -1,0 +1,165 @@
+"""The simulated traffic: prompts, the target's answers, and what a drafter guesses of them.
+
+All of it is a function of the regime and the number of the request, which is the prompt's first
+token. At each position of an answer the target's token, the drafter's guess and its confidence are
+given, whatever was drafted before, so that every system answers and drafts the same.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TypeAlias
+
+import numpy as np
+
+from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
+
+VOCAB_SIZE = 1000  # more than requests in a run
+PROMPT_TOKENS = 20, 140
+ANSWER_TOKENS = 40, 130
+
+_BEYOND = MAX_DRAFT_TOKENS + 2  # positions after the last token that a draft may still reach
+_GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, mod 1, cover a range evenly
+_NOISE = 0.1  # of a confidence, as a share of it
+_LISTED = (0.3, 0.18, 0.12)  # chance that the target's token is this alternative, if not drafted
+_LEAST_SHARE = 0.01
+
+Range: TypeAlias = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """What share of the drafted tokens is right, and what the drafter says of it.
+
+    Requests take turns at the ranges; within one, their shares are spread evenly. `later` holds the
+    ranges of the second half of a run's answers, if they differ. `stretches`, if any, take turns
+    inside each answer instead: numbers of tokens, and the share that is right.
+    """
+
+    name: str
+    ranges: tuple[Range, ...] = ()
+    later: tuple[Range, ...] = ()
+    stretches: tuple[tuple[int, float], ...] = ()
+    is_sampled: bool = False
+    exponent: float = 1.0  # the drafter states share ** exponent: below 1, too much
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Shares above which a client that knows them may have a request drafted."""
+        return (0.0,) if self.stretches else (0.0, 0.4, 0.7)
+
+    def shares(self, number: int, num_requests: int, num_positions: int) -> list[float]:
+        """Return the chance that a drafted token is right, for each position of an answer."""
+        if self.stretches:
+            period = [share for size, share in self.stretches for _ in range(size)]
+            return [period[place % len(period)] for place in range(num_positions)]
+        ranges = self.later if self.later and 2 * number >= num_requests else self.ranges
+        turn, place = divmod(number, len(ranges))
+        low, high = ranges[(place + _coin(turn)) % len(ranges)]
+        return [low + (high - low) * (turn * _GOLDEN % 1)] * num_positions
+
+
+def _coin(number: int) -> int:
+    """Return 0 or 1, so that requests that take turns do not do so in step with the askers."""
+    return int(number * number * _GOLDEN % 1 < 0.5)
+
+
+_PAYS, _POOR = ((0.75, 0.97),), ((0.05, 0.35),)
+REGIMES: dict[str, Regime] = {
+    regime.name: regime
+    for regime in (
+        Regime("greedy_pays", _PAYS),
+        Regime("greedy_mixed", ((0.9, 0.97), (0.05, 0.3))),
+        Regime("greedy_poor", _POOR),
+        Regime("sampled_pays", ((0.6, 0.85),), is_sampled=True, exponent=0.5),
+        Regime("sampled_poor", ((0.05, 0.3),), is_sampled=True, exponent=0.5),
+        Regime("easy_and_hard", stretches=((60, 0.99), (30, 0.3))),
+        Regime("turns_bad", _PAYS, later=_POOR),
+        Regime("turns_good", _POOR, later=_PAYS),
+    )
+}
+
+Alternatives: TypeAlias = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt, the target's answer, and the drafter's guesses at each position of it.
+
+    The tables go on beyond the answer's end, as drafts do.
+    """
+
+    number: int
+    prompt: tuple[int, ...]
+    num_tokens: int
+    is_sampled: bool
+    share: float  # of drafted tokens that are right
+    own: tuple[int, ...]  # the target's tokens, [num_tokens + _BEYOND], as in the other tables
+    drafted: tuple[int, ...]
+    confidences: tuple[float, ...]
+    listed_at: tuple[int, ...]  # the alternative that is the target's token if the guess is not
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What plain decoding answers."""
+        return self.own[: self.num_tokens]
+
+    @property
+    def sampling(self) -> SamplingParams:
+        temperature, seed = (1.0, self.number) if self.is_sampled else (0.0, None)
+        return SamplingParams(
+            max_tokens=self.num_tokens, temperature=temperature, seed=seed, ignore_eos=True
+        )
+
+    def position(self, num_tokens: int, num_prompt_tokens: int) -> int:
+        """Return the place in the tables of the token after a prefix; their end if it is longer."""
+        return min(num_tokens - num_prompt_tokens, self.num_tokens)
+
+    @cached_property
+    def alternatives(self) -> tuple[Alternatives, ...]:
+        """The drafter's likeliest tokens at each position, its guess the first."""
+        columns = self.own, self.drafted, self.confidences, self.listed_at
+        return tuple(map(_alternatives, *columns))
+
+
+def _alternatives(own: int, drafted: int, confidence: float, listed_at: int) -> Alternatives:
+    left = max(1 - math.exp(confidence), _LEAST_SHARE)
+    found = [(drafted, confidence)]
+    for place, share in enumerate(_LISTED):
+        is_own = place == listed_at and drafted != own
+        token_id = own if is_own else (own + VOCAB_SIZE // 2 + place) % VOCAB_SIZE
+        found.append((token_id, min(math.log(left * share), found[-1][1])))
+    return tuple(found)
+
+
+@lru_cache(maxsize=8)
+def make_answers(regime: Regime, num_requests: int) -> tuple[Answer, ...]:
+    """Return the requests of a run, by number. Their lengths and luck are those of any regime."""
+    return tuple(_make_answer(regime, number, num_requests) for number in range(num_requests))
+
+
+def _make_answer(regime: Regime, number: int, num_requests: int) -> Answer:
+    rng = np.random.default_rng(number)
+    prompt = rng.integers(0, VOCAB_SIZE, rng.integers(PROMPT_TOKENS[0], PROMPT_TOKENS[1] + 1))
+    prompt[0] = number
+    num_tokens = int(rng.integers(ANSWER_TOKENS[0], ANSWER_TOKENS[1] + 1))
+    size = num_tokens + _BEYOND
+    own = rng.integers(0, VOCAB_SIZE, size)
+    luck, noise, listing = rng.random((3, size))
+    shares = np.array(regime.shares(number, num_requests, size))
+    # A wrong guess is never the target's token, nor one of `_alternatives`.
+    wrong = (own + 1 + rng.integers(0, VOCAB_SIZE // 2 - 1, size)) % VOCAB_SIZE
+    confidences = np.log(shares) * regime.exponent * (1 + _NOISE * (2 * noise - 1))
+    return Answer(
+        number=number,
+        prompt=tuple(prompt.tolist()),
+        num_tokens=num_tokens,
+        is_sampled=regime.is_sampled,
+        share=float(shares[:num_tokens].mean()),
+        own=tuple(own.tolist()),
+        drafted=tuple(np.where(luck < shares, own, wrong).tolist()),
+        confidences=tuple(confidences.tolist()),
+        listed_at=tuple(np.searchsorted(np.cumsum(_LISTED), listing).tolist()),
+    )
