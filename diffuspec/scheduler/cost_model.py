@@ -138,7 +138,7 @@ class DraftCosts:
 
     def __init__(self, interference: float) -> None:
         self.calls = CallCosts()  # by drafted positions
-        self.read_weight = 1.0  # of a prompt token to read, in drafted positions
+        self.reading = CostCurve()  # what it takes longer to read so many tokens of prompts first
         self.overhead_seconds = 0.0  # of a step, neither drafting nor verification
         self.exposed_share = 1.0  # of a draft call, for which its requests wait
         self.interference = interference  # see CostModel
@@ -149,7 +149,12 @@ class DraftCosts:
 
     def seconds(self, num_positions: float, num_requests: float, num_unread: int = 0) -> float:
         """Expected seconds of a call that also reads `num_unread` tokens of prompts."""
-        return self.calls.seconds(num_positions + self.read_weight * num_unread, num_requests)
+        seconds = self.calls.seconds(num_positions, num_requests)
+        if not num_unread:
+            return seconds
+        if self.reading.is_known:
+            return seconds + self.reading.at(num_unread)
+        return self.calls.seconds(num_positions + num_unread, num_requests)
 
     def observe(
         self, num_positions: int, num_requests: int, num_unread: int, seconds: float
@@ -158,11 +163,9 @@ class DraftCosts:
         if not num_unread:
             self.calls.observe(num_positions, num_requests, seconds)
             return
-        without = self.seconds(num_positions, num_requests)
-        reading = self.seconds(num_positions, num_requests, num_unread) - without
-        if reading > 0 and self.is_known:
-            weight = self.read_weight * max(seconds - without, 0.0) / reading
-            self.read_weight = _moved(self.read_weight, min(max(weight, 0.01), 2.0))
+        if self.is_known:
+            without = self.seconds(num_positions, num_requests)
+            self.reading.observe(num_unread, max(seconds - without, 0.0))
 
     def lost_seconds(self, beside: float) -> float:
         """Seconds by which a call is longer for those that the other role's call ran beside it."""

@@ -92,10 +92,13 @@ class Load:
         [seconds] = self.joint_seconds([scale * sum(lengths.values())], [2 * accepted])
         return max((self.num_running + accepted) / seconds, plain)
 
-    def trial_steps(self, length: int) -> float:
-        """Cost of a trial of one request in steps of plain decoding: all others wait for it."""
+    def trial_steps(self, length: int, num_unread: int = 0) -> float:
+        """Cost of a trial of one request in steps of plain decoding: all others wait for it.
+
+        The drafter reads `num_unread` tokens of its prompt first.
+        """
         costs, running = self.costs, self.num_running
-        seconds = costs.drafters[self.drafter].seconds(length, 1)
+        seconds = costs.drafters[self.drafter].seconds(length, 1, num_unread)
         seconds += costs.verify_seconds(running + length, running)
         seconds -= costs.verify_seconds(running, running)
         return seconds / costs.plain_seconds(running)

@@ -169,7 +169,7 @@ def _sized(
     if idle:
         request = max(idle, key=lambda one: one.expectation.steps_without_draft)
         length = trial_length(request)
-        steps = load.trial_steps(length)
+        steps = load.trial_steps(length, _num_unread(s, [request]))
         if s.baseline.allows_trial(name, running, steps):
             trials[request], found[request] = steps, length
     return lengths | found, rate

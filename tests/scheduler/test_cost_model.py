@@ -172,10 +172,12 @@ def test_prompts_that_a_draft_call_reads_have_a_price_of_their_own():
     costs = DraftCosts(interference=1.0)
     for size in (1, 100):
         costs.observe(size, 1, 0, 0.01 + 0.001 * size)
-    for _ in range(200):
-        costs.observe(8, 1, 50, 0.01 + 0.001 * (8 + 0.2 * 50))
-    assert costs.read_weight == pytest.approx(0.2, rel=0.1)
+    assert costs.seconds(8, 1, 50) == pytest.approx(0.01 + 0.058), "as a position, at first"
+    for num_unread, seconds in ((50, 0.01), (1000, 0.5)) * 30:
+        costs.observe(8, 1, num_unread, 0.018 + seconds)
     assert costs.seconds(8, 1) == pytest.approx(0.018)
+    assert costs.seconds(8, 1, 50) == pytest.approx(0.028)
+    assert costs.seconds(8, 1, 1000) == pytest.approx(0.518)
 
 
 def test_the_exposed_share_of_drafting_starts_at_one_and_follows_the_waits():
