@@ -54,6 +54,16 @@ def test_beyond_the_measured_sizes_the_curve_keeps_its_slope():
     assert [curve.at(size) for size in (5, 30, 100)] == pytest.approx([0.5, 3.0, 10.0])
 
 
+def test_before_the_measured_sizes_the_curve_ends_at_a_tenth_of_the_first():
+    curve = curve_of((10, 1.0), (20, 3.0))
+    assert [curve.at(size) for size in (0, 5, 6, 8)] == pytest.approx([0.1, 0.1, 0.2, 0.6])
+
+
+def test_beyond_the_measured_sizes_a_flat_curve_rises_half_as_fast_as_in_proportion():
+    curve = curve_of((10, 1.0), (20, 1.0))
+    assert [curve.at(size) for size in (15, 20, 40, 100)] == pytest.approx([1.0, 1.0, 1.5, 3.0])
+
+
 def test_a_size_measured_cheaper_than_a_smaller_one_costs_the_same():
     curve = curve_of((10, 2.0), (20, 1.0))
     assert curve.at(10) == curve.at(20) == pytest.approx(2.0)
@@ -163,6 +173,13 @@ def test_calls_side_by_side_slow_each_other_down_until_the_shorter_ends(
     one, other, interference, ends
 ):
     assert together(one, other, interference) == pytest.approx(ends)
+
+
+@pytest.mark.parametrize("interference", [0.0, 0.5, 1.0])
+def test_what_a_call_loses_beside_another_is_what_the_other_slows_it_down_by(interference):
+    costs, alone = DraftCosts(interference), 0.02
+    ends_at, _ = together(alone, 1.0, interference)
+    assert ends_at - costs.lost_seconds(ends_at) == pytest.approx(alone)
 
 
 # ---- drafting
