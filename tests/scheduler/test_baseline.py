@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
 
-from diffuspec.scheduler.baseline import Baseline, Interval
+from diffuspec.core.types import Verdict
+from diffuspec.scheduler.baseline import Baseline, Interval, Learner
+from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.scheduler.drafters import UNNAMED, DraftCall, VerifyCall
+from diffuspec.scheduler.request import Request
+from diffuspec.telemetry.busy_time import BusyTime
+from tests.support.snapshots import NOW, cost_model, decoding, drafted, pool_of_names, reading
 
 PLAIN = 0.012  # seconds of a step without drafts
 NAME = "dream"
@@ -66,6 +74,19 @@ def test_drafts_that_lose_time_take_a_small_share_of_it(num_running):
     run.go(20_000, speed=0.8)
     with_drafts, without = run.seconds[True], run.seconds[False]
     assert 0 < 0.2 * with_drafts < 0.02 * (with_drafts + without)
+
+
+@pytest.mark.parametrize("num_running", [1, 2, 16])
+@pytest.mark.parametrize("speed", [0.5, 0.9])
+def test_drafts_that_lose_time_from_the_first_stop_after_a_dozen_plain_steps_lost(
+    num_running, speed
+):
+    run = Run(num_running)
+    while run.is_allowed:
+        run.go(1, speed)
+    lost = (1 - speed) * run.seconds[True] / PLAIN
+    latest = 3 / speed - 3  # what one step loses
+    assert lost <= 12 + latest
 
 
 def test_drafts_that_stopped_are_tried_again_and_go_on_if_they_gain_time_then():
@@ -176,3 +197,87 @@ def test_plain_decoding_is_not_waited_for_where_others_always_draft():
         assert run.baseline.wants_plain(8)
         run.draft(16.0, PLAIN)
     assert not run.baseline.wants_plain(8)
+
+
+# ---- what calls teach
+
+
+def learner_of(costs: CostModel) -> tuple[Learner, Baseline]:
+    baseline = Baseline()
+    return Learner(costs, baseline, {UNNAMED: BusyTime()}), baseline
+
+
+def verify(
+    learner: Learner,
+    requests: Sequence[Request],
+    verdict: Verdict,
+    *,
+    begins_at: float = NOW,
+    seconds: float = 0.02,
+    num_running: int | None = None,
+) -> None:
+    """Tell of a verification of these requests, by default of all that run."""
+    asked = [one.verify_request(256) for one in requests]
+    num_rows = sum(1 + one.step.draft.tree.num_nodes for one in requests)
+    call = VerifyCall(requests, asked, num_rows, len(requests), num_running or len(requests))
+    call.started_at, call.ended_at = begins_at, begins_at + seconds
+    call.draft_busy_seconds = learner.busy_seconds(begins_at)
+    learner.on_verdicts(call, [verdict] * len(requests))
+
+
+def test_a_draft_call_teaches_what_it_would_have_taken_with_no_verification_beside_it():
+    costs = CostModel([UNNAMED], interference=1.0)
+    learner, _ = learner_of(costs)
+    [lane] = pool_of_names().lanes
+    call = DraftCall(lane, {decoding(): 8}, started_at=NOW, ended_at=NOW + 0.03)
+    learner.on_drafts(call, beside=0.02)
+    assert costs.drafters[UNNAMED].seconds(8, 1) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("num_running", "is_measured"), [(2, True), (3, False)])
+def test_the_third_step_in_a_row_of_all_requests_without_drafts_measures_plain_decoding(
+    num_running, is_measured
+):
+    learner, baseline = learner_of(CostModel([UNNAMED], interference=1.0))
+    requests, wanted = [decoding(), decoding()], []
+    for number in range(3):
+        begins_at = NOW + 0.02 * number
+        verify(learner, requests, Verdict((7,), ()), begins_at=begins_at, num_running=num_running)
+        wanted.append(baseline.wants_plain(num_running))
+    assert wanted == [True, True, not is_measured]
+
+
+def test_prompt_tokens_that_were_cached_are_no_rows_of_a_verification():
+    costs = CostModel([UNNAMED], interference=1.0)
+    verify(learner_of(costs)[0], [reading(100)], Verdict((7,), (), num_cached_tokens=70))
+    curve = costs.verification.curve
+    assert curve.is_known_near(30) and not curve.is_known_near(100)
+
+
+@pytest.mark.parametrize(("num_accepted", "is_allowed"), [(0, False), (8, True)])
+def test_drafts_go_on_if_as_many_are_accepted_as_the_time_is_worth(num_accepted, is_allowed):
+    learner, baseline = learner_of(cost_model(verify=(0.02, 0.0)))
+    verdict = Verdict((7,) * (1 + num_accepted), tuple(range(num_accepted)))
+    for number in range(60):
+        verify(learner, [drafted(8)], verdict, begins_at=NOW + 0.04 * number, seconds=0.04)
+    assert baseline.allows(UNNAMED, 1) is is_allowed
+
+
+@pytest.mark.virtual_time
+async def test_time_between_verifications_without_a_draft_call_is_overhead_of_a_drafted_step():
+    costs = cost_model()
+    learner, _ = learner_of(costs)
+    [lane] = pool_of_names().lanes
+    for _ in range(60):
+        request, begins_at = decoding(), time.monotonic()
+        request.step.started_at = begins_at
+        await asyncio.sleep(0.02)
+        verify(learner, [request], Verdict((7,), ()), begins_at=begins_at)
+        await asyncio.sleep(0.002)
+        call = DraftCall(lane, {request: 8}, {request: 8}, started_at=time.monotonic())
+        await asyncio.sleep(0.01)
+        call.ended_at = time.monotonic()
+        learner.on_drafts(call, beside=0.0)
+        await asyncio.sleep(0.001)
+        learner.before_verification()
+    assert costs.drafters[UNNAMED].overhead_seconds == pytest.approx(0.003, rel=0.01)

@@ -13,7 +13,7 @@ import pytest
 
 from diffuspec.core.errors import DrafterError, VerifierError
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
-from tests.support.fakes import FAKE_TARGET, FakeVerifier, empty
+from tests.support.fakes import FAKE_TARGET, FakeVerifier, HangingDrafter, empty
 from tests.support.stage import fake_drafter, on_stage, slow_down, until
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.timeout(60)]
@@ -186,3 +186,24 @@ async def test_a_failing_drafter_costs_a_warning_only(caplog):
         stage.drafter.error = None
         await stage.check_requests(2)
         assert stage.metric("spec_decode_num_draft_tokens_total") > 0, "it may draft all the same"
+
+
+async def test_a_drafter_that_hangs_costs_a_warning_only(caplog):
+    async with on_stage(HangingDrafter(), max_draft_seconds=2.5) as stage:
+        slow_down(stage.verifier, "verify", 0.01)
+        await stage.coordinator.profile(10.0)
+        assert stage.drafter.was_cancelled and "drafter is not profiled" in caplog.text
+        assert {record.levelno for record in caplog.records} == {logging.WARNING}
+        assert stage.coordinator.loop.costs.verify_seconds(8, 1) == pytest.approx(0.01)
+        assert not stage.verifier.held
+
+
+async def test_a_verifier_that_hangs_costs_a_warning_only(caplog):
+    async with on_stage(max_draft_seconds=2.5) as stage:
+        slow_down(stage.drafter, "draft", 0.01)
+        stage.verifier.gate.close()
+        await stage.coordinator.profile(10.0)
+        assert "the verifier is not profiled" in caplog.text
+        assert {record.levelno for record in caplog.records} == {logging.WARNING}
+        stage.verifier.gate.open()
+        await stage.check_requests(2)
