@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from diffuspec.core.params import SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.checkpoints import save_target
 
 Run = Callable[..., Any]
 NUM_ANSWERS = 44
+FIXED = SpeculationParams(policy="fixed")  # the default drafts only where that is faster
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def test_a_drafter_is_made_from_prompts_and_goes_on_after_its_end(
         {"target": {"path": target, "device": "cpu"}, "drafter": {"path": out, "device": "cpu"}}
     )
     with Engine.from_config(config) as engine:
-        [answer] = engine.generate(["question 1"])
+        [answer] = engine.generate(["question 1"], speculation=FIXED)
     assert answer.stats.num_drafts > 0
 
 
@@ -69,7 +71,7 @@ def test_draft_heads_are_made_from_answers(diffuspec: Run, target: Path, tmp_pat
     with Engine.from_config(
         parse_config({"target": {"path": target, "device": "cpu"}, "drafter": section})
     ) as engine:
-        [answer] = engine.generate(["question 1"])
+        [answer] = engine.generate(["question 1"], speculation=FIXED)
     assert answer.stats.num_drafts > 0
     wrong = diffuspec("drafter", "train", *options, "--kind", "oracle")
     assert (

@@ -106,7 +106,7 @@ def test_a_drafter_drafts_the_tokens_of_its_head_alone(drafter: Path) -> None:
     with Engine.from_config(config) as engine:
         plain, drafted = (
             engine.generate([list(b"to be or not")], SamplingParams(max_tokens=24), speculation)[0]
-            for speculation in (SpeculationParams(policy="off"), SpeculationParams())
+            for speculation in (SpeculationParams(policy=one) for one in ("off", "fixed"))
         )
     assert drafted.token_ids == plain.token_ids and drafted.stats.num_drafts > 0
 

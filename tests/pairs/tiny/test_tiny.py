@@ -19,7 +19,7 @@ def test_without_kenlm_the_drafter_works_without_an_ngram_model_and_warns(monkey
     assert config.search.ngram is None and "kenlm is not installed" in caplog.text
     sampling = SamplingParams(max_tokens=16)
     with Engine.from_config(config) as engine:
-        [answer] = engine.generate([CHAT], sampling)
+        [answer] = engine.generate([CHAT], sampling, SpeculationParams(policy="fixed"))
         [plain] = engine.generate([CHAT], sampling, SpeculationParams(policy="off"))
     assert answer.token_ids == plain.token_ids
     assert answer.stats.mean_acceptance_length > 1
