@@ -48,7 +48,7 @@ class Drafter(Protocol):
     is. A model reports its own. A drafter without one reports fixed priors, measured once: one for
     each kind of token that it can tell apart beforehand, such as by the number of tokens before it
     that matched elsewhere. The coordinator counts how often tokens of about the same confidence
-    were accepted (`control.calibration`), so a prior need not be exact; but each kind needs a prior
+    were accepted (`algorithm.calibration`), so a prior need not be exact; but each kind needs a prior
     of its own, or its rate is mixed with another's.
     """
 

@@ -10,16 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 from operator import mul
+from typing import NamedTuple
 
 from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
+# Prices of a drafted position, in tokens: from one that nearly certain tokens alone are worth to one
+# at which drafts are as long as they may be.
+_PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: stretches of text last a few steps
 _RELAXATION = 0.15  # towards a request's own long averages, for a step without a draft
 _USUAL_SMOOTHING = 0.1  # weight of a draft in these
 _SHARED_SMOOTHING = 0.04  # in those of all requests: answers have about a dozen steps
+_PRIOR_DRAFTS = 4  # as which the prior counts
 _MAX_SHARED_DRAFTS = 12  # of one request, so that long answers do not rule the shared averages
 
 
@@ -33,7 +38,14 @@ class SharedExpectation:
         # correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.rows = _Rows()
-        self.num_drafts = 0
+        self.num_drafts = 0  # that were verified
+        self._num_learnt = 0
+
+    def observe(self, tokens: Sequence[float]) -> None:
+        """Learn how many tokens of a draft of each length are expected to be accepted."""
+        self._num_learnt += 1
+        rate = max(_SHARED_SMOOTHING, 1 / (self._num_learnt + _PRIOR_DRAFTS))
+        self.tokens = _moved(self.tokens, tokens, rate)
 
 
 @dataclass(slots=True)
@@ -48,6 +60,14 @@ class _Rows:
         self.tokens += rate * (max(tokens, 1e-3) - self.tokens)
 
 
+class Offers(NamedTuple):
+    """Draft lengths that are worth the prices of a position, the highest price first."""
+
+    lengths: list[int]
+    tokens: list[float]  # of each that are expected to be accepted, in the part that is verified
+    rows: list[float]  # nodes of each that are verified
+
+
 class Expectation:
     """What drafts of one drafter are worth to one request."""
 
@@ -60,6 +80,7 @@ class Expectation:
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
         self._kept_share = 1.0  # of a draft's expected tokens, in the nodes verified
+        self._offers: Offers | None = None  # None: to be made anew
         self._num_drafts = 0
 
     def observe_draft(self, draft: Draft, length: int) -> list[float]:
@@ -75,14 +96,18 @@ class Expectation:
         self.tokens = _moved(self.tokens, found, _SMOOTHING)
         self._usual = _moved(self._usual, found, _USUAL_SMOOTHING)
         if self._num_drafts < _MAX_SHARED_DRAFTS:
-            self._shared.tokens = _moved(self._shared.tokens, found, _SHARED_SMOOTHING)
-        self.steps_without_draft = 0
+            self._shared.observe(found)
+        self.steps_without_draft, self._offers = 0, None
         return reach
 
     def observe_no_draft(self) -> None:
         """Note a step without a draft: what was seen of the text says less of what comes next."""
         self.steps_without_draft += 1
+        if not self._num_drafts:
+            self._usual = self._shared.tokens
         self.tokens = _moved(self.tokens, self._usual, _RELAXATION)
+        self._kept_share += _SHARED_SMOOTHING * (1 - self._kept_share)
+        self._offers = None
 
     def observe_verdict(self, draft: Draft, verdict: Verdict) -> None:
         """Learn from the verdict on a draft, as far as it was verified."""
@@ -94,6 +119,7 @@ class Expectation:
     def observe_cut(self, num_nodes: int, tokens: float, all_tokens: float) -> None:
         """Learn how many nodes of a draft are verified, and for how many of its tokens."""
         self._kept_share += _SMOOTHING * (tokens / all_tokens - self._kept_share)
+        self._offers = None
         self.rows.add(num_nodes, tokens, _SMOOTHING)
         self._shared.rows.add(num_nodes, tokens, _SHARED_SMOOTHING)
 
@@ -107,12 +133,35 @@ class Expectation:
         """Whether hardly any draft of this drafter has been verified yet."""
         return self._shared.num_drafts < _MAX_SHARED_DRAFTS
 
-    def curve(self, lengths: Sequence[int]) -> Sequence[float]:
-        """Expected accepted tokens of drafts of these lengths, in the part that is verified."""
-        share = self._kept_share
-        if lengths is self.lengths:
-            return [share * tokens for tokens in self.tokens]
-        return [share * self.at(length) for length in lengths]
+    def offers(self, room: int) -> Offers:
+        """Return how far to draft at each price, for at most `room` tokens."""
+        if self._offers is None:
+            self._offers = self._make_offers()
+        found = self._offers
+        if found.lengths[-1] > room:
+            most = self._kept_share * self.at(room)
+            lengths = [min(length, room) for length in found.lengths]
+            found = self._offers_of(lengths, [min(tokens, most) for tokens in found.tokens])
+        return found
+
+    def _make_offers(self) -> Offers:
+        share, before, last = self._kept_share, 0.0, 0
+        lengths, accepted, prices = [], [], iter(_PRICES)
+        price = next(prices)
+        for length, tokens in zip(self.lengths, self.tokens, strict=True):
+            tokens *= share
+            chance = (tokens - before) / (length - last)
+            while chance <= price and price:
+                lengths.append(last)
+                accepted.append(before)
+                price = next(prices)
+            before, last = tokens, length
+        num_left = len(_PRICES) - len(lengths)
+        return self._offers_of(lengths + num_left * [last], accepted + num_left * [before])
+
+    def _offers_of(self, lengths: list[int], tokens: list[float]) -> Offers:
+        ratio = self.rows_per_token
+        return Offers(lengths, tokens, [ratio * one for one in tokens])
 
     def at(self, length: int) -> float:
         """Expected accepted tokens of a draft of this length, all of it verified."""

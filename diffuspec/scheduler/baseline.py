@@ -17,13 +17,14 @@ from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DraftCall, VerifyCall
 from diffuspec.telemetry.busy_time import BusyTime
 
-_TRIAL_SHARE = 0.01  # most of the time that trials, of drafts and of plain decoding, may cost
-_PLAIN_EVERY = 256  # drafted steps to plain ones: three of them are within _TRIAL_SHARE
+_TRIAL_SHARE = 0.015  # most of the time that trials, of drafts and of plain decoding, may cost
+_PLAIN_EVERY = 256  # drafted steps to plain ones: three of them take half of _TRIAL_SHARE
 _NUM_PLAIN = 3  # in a row until one counts: the first find the drafter's weights in the caches
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
 _LUCK_TOKENS = 20.0  # accepted tokens after which their number counts as much as was expected
+_READING_DRAFTS = 12  # over which the cost of reading a prompt is spread: those of a short answer
 _MAX_CREDIT = 8.0  # plain steps that trials may save up
 
 
@@ -39,10 +40,17 @@ class _Account:
     scale: float  # of balances, by the number of running requests
     balance: float = 0.0
     credit: float = 0.0  # for trials
+    debt: float = 0.0  # for prompts that were read: drafts to come gain by it, too
     worst: float = 2.0  # most plain steps that a step with drafts has lost lately
     is_stopped: bool = False
     accepted: float = _LUCK_TOKENS  # tokens, and how many were expected: both decay
     expected: float = _LUCK_TOKENS
+
+    def pay(self) -> float:
+        """Return what this step pays of the debt."""
+        paid = self.debt / _READING_DRAFTS
+        self.debt -= paid
+        return paid
 
     def add(self, steps: float) -> None:
         most = self.scale * _MAX_BALANCE
@@ -84,6 +92,7 @@ class Interval:
     accepted: Mapping[str, float] = field(default_factory=dict)  # drafted tokens, by drafter
     expected: Mapping[str, float] = field(default_factory=dict)  # those of them that were expected
     num_missing: int = 0  # running requests that it has not verified
+    reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
 
 
 class Baseline:
@@ -93,7 +102,9 @@ class Baseline:
     trials, and they go on once a trial gains.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, drafters: Collection[str]) -> None:
+        """`drafters`: their names."""
+        self._drafters = drafters
         self._accounts: dict[tuple[str, int], _Account] = {}
         self._plain: dict[int, _Plain] = defaultdict(_Plain)
 
@@ -108,8 +119,11 @@ class Baseline:
         return not self._account(drafter, num_running).is_stopped
 
     def allows_trial(self, drafter: str, num_running: int, steps: float) -> bool:
-        """Whether a trial may be made that costs that many plain steps."""
-        return self._account(drafter, num_running).credit >= steps
+        """Whether a trial may be made that costs that many plain steps.
+
+        One that costs more than can be saved up is paid off afterwards.
+        """
+        return self._account(drafter, num_running).credit >= min(steps, _MAX_CREDIT)
 
     def take_trial(self, drafter: str, num_running: int, steps: float) -> None:
         self._account(drafter, num_running).credit -= steps
@@ -139,28 +153,29 @@ class Baseline:
             accepted = interval.accepted.get(drafter, 0.0)
             gained = account.corrected(accepted, interval.expected.get(drafter, accepted))
             gained = (gained - share * interval.num_missing) / interval.num_running
-            account.add(gained - share * extra / step)
-            self._save(account, interval)
+            read = interval.reading.get(drafter, 0.0) / step
+            account.debt += read
+            account.add(gained - share * extra / step + read - account.pay())
+        self._save(interval)
 
-    def observe_plain(
-        self, interval: Interval, drafters: Collection[str], *, is_measured: bool
-    ) -> None:
+    def observe_plain(self, interval: Interval, *, is_measured: bool) -> None:
         """Account for a plain step, which may count as a measurement of plain decoding."""
         bucket = _bucket(interval.num_running)
         plain = self._plain[bucket]
         plain.num_waits += self.wants_plain(interval.num_running)
         if is_measured:
             self._plain[bucket] = _Plain(plain.num_measured + 1)
-        for drafter in drafters:
-            account = self._account(drafter, interval.num_running)
-            if account.is_stopped:
-                account.add(_TRIAL_SHARE * interval.seconds / interval.plain_seconds)
-            else:
-                self._save(account, interval)
+        self._save(interval)
 
-    def _save(self, account: _Account, interval: Interval) -> None:
+    def _save(self, interval: Interval) -> None:
+        """Save up for trials: of drafters, and of lengths where a drafter does not draft."""
         steps = _TRIAL_SHARE * interval.seconds / interval.plain_seconds
-        account.credit = min(account.credit + steps, _MAX_CREDIT)
+        for drafter in self._drafters:
+            account = self._account(drafter, interval.num_running)
+            if account.is_stopped and drafter not in interval.cost_seconds:
+                account.add(steps)
+            elif not account.is_stopped:
+                account.credit = min(account.credit + steps, _MAX_CREDIT)
 
 
 class Learner:
@@ -172,6 +187,7 @@ class Learner:
         self._baseline = baseline
         self.busy = busy
         self._ended_at = 0.0  # of the latest verification, by time.monotonic()
+        self._reading: dict[str, float] = {}  # seconds since then
         self._busy_at_end: dict[str, float] = {}  # of the drafters, in total, at that time
         self._num_plain = 0  # latest steps in a row without drafts
         self._draft_call: DraftCall | None = None  # the latest that requests waited for
@@ -182,7 +198,8 @@ class Learner:
 
     def pause(self) -> None:
         """Leave the time out that has passed since the latest verification: an outage."""
-        self._ended_at = time.monotonic()
+        self._ended_at = now = time.monotonic()
+        self._busy_at_end = self.busy_seconds(now)
 
     def before_verification(self) -> None:
         """Learn from the time between the latest verification and one that begins now."""
@@ -200,6 +217,10 @@ class Learner:
         seconds -= costs.lost_seconds(min(beside, seconds))
         number = len(call.lengths) + len(call.jobs)
         costs.observe(call.num_positions, number, call.num_unread, seconds)
+        if call.num_unread:
+            name, size = call.lane.chosen_by, (call.num_positions, number)
+            reading = costs.seconds(*size, call.num_unread) - costs.seconds(*size)
+            self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)
         if call.awaited and not call.jobs:
             self._draft_call = call
 
@@ -254,9 +275,10 @@ class Learner:
             if is_measured:
                 costs.observe_plain(number, seconds, call.ended_at - call.started_at)
             interval = Interval(number, seconds, plain, plain)
-            self._baseline.observe_plain(interval, costs.drafters, is_measured=is_measured)
+            self._baseline.observe_plain(interval, is_measured=is_measured)
             return
         self._num_plain = 0
+        reading, self._reading = self._reading, {}
         base = plain
         if num_read:
             base += costs.verify_seconds(number + num_read, len(call.requests))
@@ -270,7 +292,7 @@ class Learner:
         }
         missing = max(number - call.num_decoding, 0)
         self._baseline.observe(
-            Interval(number, seconds, plain, base, spent, accepted, expected, missing)
+            Interval(number, seconds, plain, base, spent, accepted, expected, missing, reading)
         )
 
 

@@ -304,8 +304,9 @@ class Coordinator:
 
         A role that hangs is given up after `max_draft_seconds` of the configuration.
         """
-        profile = Profile(self._verifier, self.loop.costs, max_seconds)
-        await profile.run(self.pool.lanes, self._config.max_draft_seconds)
+        max_wait_seconds = self._config.max_draft_seconds
+        profile = Profile(self._verifier, self.loop.costs, max_seconds, max_wait_seconds)
+        await profile.run(self.pool.lanes)
 
     async def __aenter__(self) -> Coordinator:
         self.releases.open()

@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from itertools import count, islice, pairwise
 
 # Sizes of about the same cost: single rows first, then wider and wider ranges.
-_BUCKET_STARTS = (1, 2, 3, 5, 7, 9, 13, 17, 21, 25, 33, 41, 49, 65, 97, 129, 193, 257, 513, 1025)
+_BUCKET_STARTS = (
+    *(1, 2, 3, 5, 7, 9, 13, 17, 21, 25, 33, 41, 49, 65, 97, 129, 193, 257),
+    *(2**power + 1 for power in range(9, 21)),
+)
 _SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twenty
 _MAX_JUMP = 3.0  # clips outliers to 3x the mean: another process may have had the processor
+# Of the term for each further request of a batch: where it is so high that all calls are of single
+# requests, it halves in 350 of them, and batches are tried again.
+_KEPT_BY_SINGLE_CALLS = 0.998
 _MIN_SECONDS = 1e-9  # of any call: callers divide by costs
 
 
@@ -96,7 +102,8 @@ class CostCurve:
         first, lowest = corners[0]
         between = [(b - a) / (y - x) for (x, a), (y, b) in pairwise(corners)]
         # With a single point, 50 more rows are taken to double the time: a pass reads all weights.
-        before = (highest - lowest) / (size - first) if between else 0.02 * lowest
+        # Where it is of more than 50 already, time is taken to be in proportion to their number.
+        before = (highest - lowest) / (size - first) if between else lowest / max(size, 50)
         # Larger sizes than any measured may be beyond what a processor computes in one go.
         after = max(before, highest / size / 2) if between else before
         flat_until = first - 0.9 * lowest / before if before else 0.0
@@ -125,11 +132,15 @@ class CallCosts:
     def observe(self, size: int, num_requests: int, seconds: float) -> None:
         """Learn from a call. The request term explains what the curve, if known there, does not."""
         others = num_requests - 1
-        if others > 0 and self.curve.is_known_near(size):
+        if not others:
+            self.request_seconds *= _KEPT_BY_SINGLE_CALLS
+        elif self.curve.is_known_near(size):
             self._num_batches += 1
-            error = seconds - self.seconds(size, num_requests)
+            expected = self.seconds(size, num_requests)
+            seconds = min(seconds, expected * _MAX_JUMP)
             rate = max(_SMOOTHING, 1 / self._num_batches)
-            self.request_seconds = max(self.request_seconds + rate * error / others, 0.0)
+            error = rate * (seconds - expected) / others
+            self.request_seconds = max(self.request_seconds + error, 0.0)
         self.curve.observe(size, max(seconds - self.request_seconds * others, 0.0))
 
 

@@ -5,7 +5,7 @@ Both are those with the most committed tokens per second, by expected acceptance
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -107,88 +107,35 @@ class Load:
 def choose_lengths(requests: Sequence[Request], load: Load) -> Lengths:
     """Return the draft lengths with which the batch commits the most tokens per second.
 
-    First one length for all; then, at the price that a drafted position has there, a length for
-    each: it drafts as far as the next token's chance of being accepted is worth that price. None
-    drafts if plain decoding commits more tokens per second.
+    At each price of a drafted position, a request drafts as far as the next token's chance of being
+    accepted is above it: where positions are dear, only those with good chances draft. The price is
+    the one with the most tokens per second. None drafts if plain decoding commits more.
     """
     costs, lengths = load.costs, requests[0].expectation.lengths
     if not (costs.drafters[load.drafter].is_known and costs.verification.curve.is_known):
         middle = lengths[len(lengths) // 2]
         return Lengths({one: min(middle, one.room) for one in requests}, load.plain_rate)
-    limit = max([one.room for one in requests])
-    grid = lengths if limit >= lengths[-1] else [*[k for k in lengths if k < limit], limit]
-    curves = [one.expectation.curve(grid) for one in requests]
-    rows_per_token = _rows_per_token(requests)
+    offers = [one.expectation.offers(one.room) for one in requests]
+    scale = load.num_drafting / len(requests)
+    positions = [scale * sum(values) for values in zip(*[one.lengths for one in offers], strict=True)]
+    accepted = [scale * sum(values) for values in zip(*[one.tokens for one in offers], strict=True)]
+    rows = [scale * sum(values) for values in zip(*[one.rows for one in offers], strict=True)]
+    best, place, in_halves = load.plain_rate, -1, False
     ways = [load.joint_seconds]
     if load.num_drafting > 1:
         ways.append(load.halves_seconds)
-    found = [_one_way(requests, load, way, grid, curves, rows_per_token) for way in ways]
-    return max(found, key=lambda one: one.rate)
-
-
-def _one_way(
-    requests: Sequence[Request],
-    load: Load,
-    seconds_of: Callable[[Sequence[float], Sequence[float]], list[float]],
-    grid: Sequence[int],
-    curves: Sequence[Sequence[float]],
-    rows_per_token: float,
-) -> Lengths:
-    """Return the lengths if all go on in one way, jointly or in halves."""
-    number, running, plain = load.num_drafting, load.num_running, load.plain_rate
-    means = curves[0]
-    if len(curves) > 1:
-        means = [sum(values) / len(curves) for values in zip(*curves, strict=True)]
-    rows_each = number * rows_per_token
-    seconds = seconds_of([number * k for k in grid], [rows_each * mean for mean in means])
-    reading = load.reading_seconds
-    rates = [
-        1 / (one / (running + number * mean) + reading)
-        for mean, one in zip(means, seconds, strict=True)
-    ]
-    rate = max(rates)
-    place = rates.index(rate)
-    in_halves = seconds_of == load.halves_seconds
-    if len(requests) == 1:
-        lengths = {requests[0]: grid[place]} if rate > plain else {}
-        return Lengths(lengths, max(rate, plain), in_halves)
-    # What a position costs up to that length: beyond it, costs may jump.
-    low = max(place - 1, 0)
-    price = max(rate, plain) * (seconds[place] - seconds[low]) / number
-    price /= max(grid[place] - grid[low], 1)
-    found, accepted = _each(requests, grid, curves, price)
-    scale = number / len(requests)
-    [taken] = seconds_of([scale * sum(found.values())], [scale * rows_per_token * accepted])
-    own_rate = 1 / (taken / (running + scale * accepted) + reading)
-    if own_rate < rate:
-        found, own_rate = {one: min(grid[place], one.room) for one in requests}, rate
-    return Lengths(found if own_rate > plain else {}, max(own_rate, plain), in_halves)
-
-
-def _rows_per_token(requests: Sequence[Request]) -> float:
-    """Return the nodes verified for each token accepted, of all requests together."""
-    found = [one.expectation.rows for one in requests]
-    return sum([rows.nodes for rows in found]) / sum([rows.tokens for rows in found])
-
-
-def _each(
-    requests: Sequence[Request],
-    grid: Sequence[int],
-    curves: Sequence[Sequence[float]],
-    price: float,
-) -> tuple[dict[Request, int], float]:
-    """Return the length of each request that drafts, and the tokens accepted of all of them."""
-    found: dict[Request, int] = {}
-    accepted = 0.0
-    costs = [price * k for k in grid]
-    for request, curve in zip(requests, curves, strict=True):
-        gains = [tokens - cost for tokens, cost in zip(curve, costs, strict=True)]
-        gain = max(gains)
-        if gain > 0:
-            place = gains.index(gain)
-            found[request] = min(grid[place], request.room)
-            accepted += curve[place]
-    return found, accepted
+    for way, seconds_of in enumerate(ways):
+        for number, seconds in enumerate(seconds_of(positions, rows)):
+            tokens = load.num_running + accepted[number]
+            rate = tokens / (seconds + tokens * load.reading_seconds)
+            if positions[number] and rate > best:
+                best, place, in_halves = rate, number, way > 0
+    found = {
+        one: offer.lengths[place]
+        for one, offer in zip(requests, offers, strict=True)
+        if place >= 0 and offer.lengths[place]
+    }
+    return Lengths(found, best, in_halves)
 
 
 def trial_length(request: Request) -> int:

@@ -83,7 +83,7 @@ class Loop:
         self.explain: Callable[[str], None] | None = None  # is given each plan, in one line
         interference = 0.0 if config.overlap else 1.0  # without overlap, roles share a machine
         self.costs = CostModel(pool.names, interference)
-        self.baseline = Baseline()
+        self.baseline = Baseline(pool.names)
         self._pool = pool
         self._config = config
         busy = {name: BusyTime() for name in pool.names}

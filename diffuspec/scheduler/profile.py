@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from diffuspec.algorithm.draft_tree import chain
+from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest, VerifyRequest
@@ -17,6 +19,8 @@ from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.drafters import Lane
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _NUM_PROMPT_TOKENS = 32  # read once: costs are those of decoding behind a short prompt
 _MOST_REQUESTS = 4
@@ -29,9 +33,13 @@ _RELEASE_SECONDS = 1.0  # for a role to forget the profile's requests
 class Profile:
     """Measures calls with no request running, for at most about `max_seconds`."""
 
-    def __init__(self, verifier: Verifier, costs: CostModel, max_seconds: float) -> None:
+    def __init__(
+        self, verifier: Verifier, costs: CostModel, max_seconds: float, max_wait_seconds: float
+    ) -> None:
+        """A call is waited for `max_wait_seconds` at most."""
         self._verifier = verifier
         self._costs = costs
+        self._max_wait_seconds = max_wait_seconds
         self._ends_at = time.monotonic() + max_seconds
         info = verifier.info
         size = min(_NUM_PROMPT_TOKENS, max(info.max_model_len // 4, 1))
@@ -39,34 +47,44 @@ class Profile:
         self._prompt = (7919 * np.arange(1, 1 + size)).astype(np.int32) % info.vocab_size
         self._names = [f"profile-{one}" for one in range(min(_MOST_REQUESTS, info.max_sequences))]
 
-    async def run(self, lanes: Sequence[Lane], max_wait_seconds: float) -> None:
+    async def run(self, lanes: Sequence[Lane]) -> None:
         """Measure the verifier, then one drafter of each name, the default first.
 
-        A role that fails, or has hung for `max_wait_seconds`, is left out.
+        A role that fails, or hangs, is left out.
         """
         drafters: dict[str, Drafter] = {}
         for lane in lanes:
             if lane.is_available:
                 drafters.setdefault(lane.chosen_by, lane.drafter)
-        await self._try("the verifier", self._measure_verifier(), max_wait_seconds)
+        await self._try("the verifier", self._measure_verifier())
         for name, drafter in drafters.items():
             measuring = self._measure_drafter(drafter, self._costs.drafters[name])
-            await self._try(f"drafter {name}".strip(), measuring, max_wait_seconds)
+            await self._try(f"drafter {name}".strip(), measuring)
         roles: list[Verifier | Drafter] = [self._verifier, *drafters.values()]
-        for role in roles:
-            await self._try("a release", self._release(role), _RELEASE_SECONDS)
+        releases = [self._release(role, name) for role in roles for name in self._names]
+        await asyncio.gather(*releases)
 
-    async def _try(self, what: str, work: Coroutine[None, None, None], max_seconds: float) -> None:
+    async def _try(self, what: str, work: Coroutine[None, None, None]) -> None:
         try:
-            async with asyncio.timeout(max_seconds):
-                await work
+            await work
         except Exception as error:
             message = "%s is not profiled, its costs are learnt while decoding: %s"
-            logger.warning(message, what, error or f"no answer within {max_seconds:g} s")
+            logger.warning(message, what, error)
 
-    async def _release(self, role: Verifier | Drafter) -> None:
-        for name in self._names:
-            await role.release(name)
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """Await a call of a role. Raises DiffuspecError if it takes too long."""
+        try:
+            async with asyncio.timeout(self._max_wait_seconds):
+                return await call
+        except TimeoutError:
+            raise DiffuspecError(f"no answer within {self._max_wait_seconds:g} s") from None
+
+    async def _release(self, role: Verifier | Drafter, name: str) -> None:
+        try:
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await role.release(name)
+        except Exception as error:
+            logger.warning("the profile's %s is not released: %r", name, error)
 
     def _has_time_for(self, seconds: float) -> bool:
         return time.monotonic() + _REPEATS * seconds < self._ends_at
@@ -94,7 +112,7 @@ class Profile:
         found = []
         for _ in range(_REPEATS):
             started = time.monotonic()
-            await self._verifier.verify(requests)
+            await self._answer(self._verifier.verify(requests))
             found.append(time.monotonic() - started)
         return min(found)
 
@@ -111,7 +129,7 @@ class Profile:
                 if seconds is not None:
                     costs.observe(number * length, number, 0, seconds)
         if costs.is_known and room >= 16 and self._has_time_for(2 * costs.seconds(16, 1)):
-            costs.interference = await self._interference(drafter)
+            costs.interference = await self._interference(drafter, costs.interference)
 
     async def _draft(self, drafter: Drafter, number: int, length: int) -> float | None:
         """Return the least seconds of calls for `number` drafts; None if there was none."""
@@ -132,18 +150,21 @@ class Profile:
         found = []
         for _ in range(_REPEATS):
             started = time.monotonic()
-            drafts = await drafter.draft(requests)
+            drafts = await self._answer(drafter.draft(requests))
             found.append(time.monotonic() - started)
             if not any(draft.tree.num_nodes for draft in drafts):
                 return None
         return min(found)
 
-    async def _interference(self, drafter: Drafter) -> float:
-        """Return by how much a draft call and a verification beside it slow each other down."""
+    async def _interference(self, drafter: Drafter, assumed: float) -> float:
+        """Return by how much a draft call and a verification beside it slow each other down.
+
+        As assumed if they take no time, or there was no draft.
+        """
         verifying, drafting = await self._verify(1, 4), await self._draft(drafter, 1, 16)
         shorter = min(verifying, drafting or 0.0)
         if not shorter:
-            return 0.0
+            return assumed
         started = time.monotonic()
         await asyncio.gather(self._verify(1, 4), self._draft(drafter, 1, 16))
         both = (time.monotonic() - started) / _REPEATS

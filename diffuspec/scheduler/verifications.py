@@ -81,6 +81,9 @@ class Verifications:
         requests = plan.verify
         if self.isolated and requests is self.isolated[0]:
             self.isolated.popleft()
+        if self.retry_at:  # the first after an outage
+            self.retry_at = 0.0
+            self._learner.pause()
         self._learner.before_verification()
         for request in requests:
             self.ready.pop(request, None)

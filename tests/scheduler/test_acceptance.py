@@ -89,16 +89,24 @@ def test_a_draft_that_its_end_cut_short_is_not_expected_to_go_on():
 
 def test_a_part_that_is_never_verified_gains_nothing():
     one = Expectation(SharedExpectation(32))
-    before = one.curve(one.lengths)
+    before = one.offers(32).tokens[-1]
     for _ in range(50):
         one.observe_cut(num_nodes=2, tokens=1.0, all_tokens=4.0)
-    assert one.curve(one.lengths) == pytest.approx([tokens / 4 for tokens in before])
+    assert one.offers(32).tokens[-1] == pytest.approx(before / 4)
     assert one.rows_per_token == pytest.approx(2.0)
+
+
+def test_drafts_are_the_longer_the_cheaper_a_position_is_and_end_with_the_request():
+    one = Expectation(SharedExpectation(32))
+    offers = one.offers(32)
+    assert offers.lengths == sorted(offers.lengths) and offers.lengths[-1] == 32
+    assert offers.tokens == pytest.approx([one.at(length) for length in offers.lengths])
+    assert one.offers(5).lengths == [min(length, 5) for length in offers.lengths]
 
 
 def test_other_lengths_than_those_kept_lie_between_them():
     one = Expectation(SharedExpectation(32))
-    [low, middle, high] = one.curve([16, 18, 20])
+    low, middle, high = one.at(16), one.at(18), one.at(20)
     assert middle == pytest.approx((low + high) / 2)
 
 

@@ -24,14 +24,14 @@ class Run:
     """A guard, and running requests that commit tokens with drafts and without."""
 
     def __init__(self, num_running: int = 2) -> None:
-        self.baseline = Baseline()
+        self.baseline = Baseline([NAME])
         self.num_running = num_running
         self.seconds = {True: 0.0, False: 0.0}  # by whether drafts were allowed
         self.measure_plain()
 
     def measure_plain(self) -> None:
         interval = Interval(self.num_running, PLAIN, PLAIN, PLAIN)
-        self.baseline.observe_plain(interval, [NAME], is_measured=True)
+        self.baseline.observe_plain(interval, is_measured=True)
 
     def go(self, num_steps: int, speed: float) -> None:
         """Decode. With drafts, three tokens a step come at `speed` times plain decoding's speed."""
@@ -43,7 +43,7 @@ class Run:
                 self.draft(2.0 * self.num_running, seconds)
             else:
                 interval = Interval(self.num_running, PLAIN, PLAIN, PLAIN)
-                self.baseline.observe_plain(interval, [NAME], is_measured=False)
+                self.baseline.observe_plain(interval, is_measured=False)
 
     def draft(self, num_accepted: float, seconds: float, num_missing: int = 0) -> None:
         """Verify drafts, as many tokens of which are accepted as were expected."""
@@ -109,7 +109,7 @@ def test_a_drafter_that_hung_once_does_not_stop_drafts_for_ever():
 
 
 def test_drafts_that_lose_among_many_requests_go_on_among_few():
-    baseline = Baseline()
+    baseline = Baseline([NAME])
     for _ in range(60):
         baseline.observe(Interval(16, 2 * PLAIN, PLAIN, PLAIN, {NAME: PLAIN}))
     allowed = [baseline.allows(NAME, number) for number in (22, 16, 12, 11, 2)]
@@ -117,7 +117,7 @@ def test_drafts_that_lose_among_many_requests_go_on_among_few():
 
 
 def test_one_drafter_that_loses_does_not_stop_another():
-    baseline = Baseline()
+    baseline = Baseline([NAME])
     tokens = {"fast": 2.0}
     for _ in range(60):
         cost = {"slow": 3 * PLAIN, "fast": 0.5 * PLAIN}
@@ -156,9 +156,9 @@ def test_bad_luck_stops_no_drafts_that_pay_and_wrong_expectations_do():
 
 
 def credit_after(intervals: Sequence[Interval]) -> Baseline:
-    baseline = Baseline()
+    baseline = Baseline([NAME])
     for interval in intervals:
-        baseline.observe_plain(interval, [NAME], is_measured=True)
+        baseline.observe_plain(interval, is_measured=True)
     return baseline
 
 
@@ -170,9 +170,17 @@ def test_a_trial_is_allowed_once_a_hundred_times_its_time_has_passed():
     assert not baseline.allows_trial(NAME, 2, 2.0)
 
 
-def test_trials_do_not_save_up_without_end():
-    baseline = credit_after([Interval(2, PLAIN, PLAIN, PLAIN)] * 100_000)
-    assert not baseline.allows_trial(NAME, 2, 10.0)
+def test_a_trial_that_costs_more_than_is_ever_saved_up_is_paid_off_afterwards():
+    plain = Interval(2, PLAIN, PLAIN, PLAIN)
+    baseline = credit_after([plain] * 100_000)
+    assert baseline.allows_trial(NAME, 2, 30.0)
+    baseline.take_trial(NAME, 2, 30.0)
+    for _ in range(2100):  # 22 steps, in all, are owed
+        assert not baseline.allows_trial(NAME, 2, 0.0)
+        baseline.observe_plain(plain, is_measured=True)
+    for _ in range(200):
+        baseline.observe_plain(plain, is_measured=True)
+    assert baseline.allows_trial(NAME, 2, 0.0)
 
 
 # ---- plain decoding is measured
@@ -203,7 +211,7 @@ def test_plain_decoding_is_not_waited_for_where_others_always_draft():
 
 
 def learner_of(costs: CostModel) -> tuple[Learner, Baseline]:
-    baseline = Baseline()
+    baseline = Baseline([NAME])
     return Learner(costs, baseline, {UNNAMED: BusyTime()}), baseline
 
 

@@ -223,7 +223,7 @@ async def test_a_trial_under_way_is_cancelled_at_shutdown(quiet):
         (Request, "draft_request"),
         (Request, "draft_request_after"),
         (Expectation, "observe_draft"),
-        (Expectation, "curve"),
+        (Expectation, "offers"),
         (DrafterPool, "place"),
         (Learner, "on_drafts"),
         (DraftCosts, "seconds"),

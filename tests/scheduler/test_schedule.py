@@ -11,6 +11,7 @@ from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.params import SpeculationParams
 from diffuspec.scheduler import schedule as schedule_module
 from diffuspec.scheduler.baseline import Baseline
+from diffuspec.scheduler.drafters import UNNAMED
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.pre_drafts import PreDrafts
 from diffuspec.scheduler.request import Request
@@ -116,7 +117,7 @@ def test_without_an_available_drafter_requests_go_without_drafts(speculation) ->
 
 def test_the_first_steps_under_a_load_are_plain_to_measure_them() -> None:
     request = decoding()
-    plan = schedule(snapshot([request], baseline=Baseline()))
+    plan = schedule(snapshot([request], baseline=Baseline([UNNAMED])))
     assert plan.verify == [request] and not plan.drafts
 
 

@@ -61,11 +61,11 @@ def pool_of_names(*names: str) -> DrafterPool:
 
 def measured_baseline(costs: CostModel) -> Baseline:
     """Return a guard that has measured plain decoding under every load."""
-    baseline = Baseline()
+    baseline = Baseline([UNNAMED])
     for number in _LOADS:
         seconds = costs.plain_seconds(number)
         interval = Interval(number, seconds, seconds, seconds)
-        baseline.observe_plain(interval, costs.drafters, is_measured=True)
+        baseline.observe_plain(interval, is_measured=True)
     return baseline
 
 
@@ -79,7 +79,7 @@ def save_up_for_trials(baseline: Baseline, num_running: int) -> None:
     """Decode plainly until the time for a trial of the unnamed drafter has been saved up."""
     for _ in range(400):
         interval = Interval(num_running, 1.0, 1.0, 1.0)
-        baseline.observe_plain(interval, [UNNAMED], is_measured=True)
+        baseline.observe_plain(interval, is_measured=True)
 
 
 # ---- requests
