@@ -18,7 +18,7 @@ from diffuspec.scheduler.drafters import DraftCall, VerifyCall
 from diffuspec.telemetry.busy_time import BusyTime
 
 _TRIAL_SHARE = 0.015  # most of the time that trials, of drafts and of plain decoding, may cost
-_PLAIN_EVERY = 256  # drafted steps to plain ones: three of them take half of _TRIAL_SHARE
+_PLAIN_EVERY = 256  # drafted steps to plain ones: three of them are within _TRIAL_SHARE
 _NUM_PLAIN = 3  # in a row until one counts: the first find the drafter's weights in the caches
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
@@ -98,7 +98,7 @@ class Interval:
 class Baseline:
     """Compares drafts with plain decoding, by drafter and by doublings of the running requests.
 
-    Drafts that have lost more than they gained stop. While they do, 1 % of the time is saved up for
+    Drafts that have lost more than they gained stop. While they do, 1.5 % of the time is saved for
     trials, and they go on once a trial gains.
     """
 

@@ -146,3 +146,25 @@ def test_the_verified_part_of_a_draft_is_worth_most_of_all_its_parts(draft, step
             best = max(best, worth(nodes))
     likeliest = sorted(range(len(reach)), key=lambda node: -reach[node])[:number]
     assert worth(likeliest) == pytest.approx(best)
+
+
+def test_drafts_that_were_cut_away_for_a_while_are_hoped_for_again():
+    one = Expectation(SharedExpectation(32))
+    before = one.offers(32).tokens[-1]
+    for _ in range(6):
+        one.observe_cut(num_nodes=0, tokens=0.0, all_tokens=4.0)
+    assert one.offers(32).tokens[-1] < 0.1 * before
+    for _ in range(100):
+        one.observe_no_draft()
+    assert one.offers(32).tokens[-1] == pytest.approx(before, rel=0.1)
+
+
+def test_the_first_drafts_of_a_drafter_tell_all_requests_what_it_is_worth():
+    shared = SharedExpectation(32)
+    drafted, waiting = Expectation(shared), Expectation(shared)
+    for _ in range(8):
+        drafted.observe_draft(draft_of(16, confidence=-3.0), 16)
+    before = waiting.at(8)
+    for _ in range(20):
+        waiting.observe_no_draft()
+    assert waiting.at(8) < 0.5 * before

@@ -237,3 +237,38 @@ def test_plain_decoding_costs_a_verification_and_its_overhead_until_it_is_measur
 
 def test_plain_decoding_never_costs_nothing():
     assert CostModel(["one"], 1.0).plain_seconds(4) > 0
+
+
+def test_one_slow_batch_hardly_changes_what_a_request_in_a_batch_costs():
+    costs = CallCosts()
+    for _ in range(60):
+        costs.observe(8, 1, 0.01)
+        costs.observe(8, 8, 0.01)
+    costs.observe(8, 8, 10.0)
+    assert costs.seconds(8, 8) < 0.015
+
+
+def test_batches_are_tried_again_where_only_single_requests_are_measured():
+    costs = CallCosts()
+    for _ in range(60):
+        costs.observe(8, 1, 0.01)
+        costs.observe(8, 8, 0.03)
+    dear = costs.seconds(8, 8)
+    for _ in range(1000):
+        costs.observe(8, 1, 0.01)
+    assert costs.seconds(8, 8) < 0.6 * dear
+
+
+def test_sizes_beyond_the_usual_ones_are_no_outliers_of_each_other():
+    curve = CostCurve()
+    for _ in range(100):
+        curve.observe(1, 0.01)
+        curve.observe(2000, 1.0)
+        curve.observe(20000, 10.0)
+    assert [curve.at(2000), curve.at(20000)] == pytest.approx([1.0, 10.0], rel=0.2)
+
+
+def test_one_prompt_that_was_read_says_what_one_of_twice_its_size_takes():
+    curve = CostCurve()
+    curve.observe(2000, 1.0)
+    assert curve.at(4000) == pytest.approx(2.0, rel=0.1)

@@ -225,3 +225,15 @@ def test_requests_that_wait_for_a_draft_pay_for_those_made_ahead_in_their_call()
     waiting = {decoding(): 8, decoding(): 8}
     assert num_ahead(verifying(), seconds_left=1.0, waiting=waiting) == 0
     assert num_ahead(verifying(), seconds_left=1.0) > 0
+
+
+@pytest.mark.parametrize(("good", "number"), [(4, 16), (1, 8)])
+def test_good_requests_are_drafted_for_beside_bad_ones(good, number):
+    rights = [0.95] * good + [0.05] * (number - good)
+    requests = [decoding(rightness=one) for one in rights]
+    load = load_of(cost_model((0.02, 5e-4), (0.005, 5e-5)), number)
+    found = choose_lengths(requests, load)
+    assert set(found.by_request) == set(requests[:good])
+    accepted = good * requests[0].expectation.at(16)
+    [seconds] = load.joint_seconds([16 * good], [16 * good])
+    assert found.rate > 0.95 * (number + accepted) / seconds

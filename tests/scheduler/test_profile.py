@@ -207,3 +207,38 @@ async def test_a_verifier_that_hangs_costs_a_warning_only(caplog):
         assert {record.levelno for record in caplog.records} == {logging.WARNING}
         stage.verifier.gate.open()
         await stage.check_requests(2)
+
+
+async def test_the_warning_says_how_long_a_role_that_hangs_was_waited_for(caplog):
+    async with on_stage(HangingDrafter(), max_draft_seconds=2.5) as stage:
+        await stage.coordinator.profile(1.0)
+        assert "no answer within 2.5 s" in caplog.text
+
+
+async def test_a_release_that_fails_leaves_the_others_released():
+    async with on_stage(max_sequences=4) as stage:
+        release, calls = stage.verifier.release, []
+
+        async def fail_once(name: str) -> None:
+            calls.append(name)
+            if len(calls) == 1:
+                raise OSError("connection lost")
+            await release(name)
+
+        stage.verifier.release = fail_once
+        await stage.coordinator.profile(10.0)
+        assert len(stage.verifier.held) <= 1
+
+
+async def test_a_role_is_given_up_for_one_late_answer_and_not_for_many_that_come_in_time():
+    async with on_stage(max_sequences=4, max_draft_seconds=0.5) as stage:
+        slow_down(stage.verifier, "verify", 0.1)
+        slow_down(stage.drafter, "draft", 0.05)
+        await stage.coordinator.profile(10.0)
+        assert stage.coordinator.loop.costs.drafters[""].is_known
+
+
+async def test_interference_that_cannot_be_measured_stays_as_it_is_assumed():
+    async with on_stage(overlap=False) as stage:  # roles that take no time
+        await stage.coordinator.profile(1.0)
+        assert stage.coordinator.loop.costs.drafters[""].interference == 1.0

@@ -430,3 +430,15 @@ def test_scheduling_changes_nothing_so_that_the_same_state_gives_the_same_plan(o
             ready, costs, pool, baseline=baseline, verification=verification, overlap=overlap
         )
         assert figures_of(schedule(state)) == figures_of(schedule(state))
+
+
+def test_a_request_whose_long_prompt_no_drafter_has_read_gets_a_trial_all_the_same():
+    costs = cost_model(verify=(0.02, 0.004))
+    for _ in range(5):
+        costs.drafters[UNNAMED].observe(8, 1, 5, 0.01 + 0.5)  # 25 plain steps for its prompt
+    baseline = measured_baseline(costs)
+    for _ in range(10):
+        save_up_for_trials(baseline, 2)
+    state = snapshot([decoding(rightness=0.05) for _ in range(2)], costs, baseline=baseline)
+    state.lanes[0].known.clear()  # the drafter has read neither
+    assert schedule(state).trials

@@ -11,9 +11,9 @@ from itertools import pairwise
 import pytest
 
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Verdict, VerifyRequest
-from tests.support.fakes import FakeVerifier, always_right
+from tests.support.fakes import FakeVerifier, always_right, sometimes_right
 from tests.support.stage import (
     FOREVER,
     LONG,
@@ -248,3 +248,23 @@ async def test_pauses_grow_during_an_outage_and_start_over_after_it(quiet):
     pauses = [later - earlier for earlier, later in pairwise(calls)]
     assert pauses[:8] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1, 1, 1])
     assert pauses[8:] == pytest.approx([0, 0.05, 0.1]), "the ninth call succeeded"
+
+
+@pytest.mark.parametrize("number", [1, 4])
+async def test_an_outage_is_no_loss_of_drafts(number):
+    async with on_stage(fake_drafter(sometimes_right), max_sequences=number) as stage:
+        slow_down(stage.verifier, "verify", 0.02)
+        slow_down(stage.drafter, "draft", 0.05 / number)
+        await stage.coordinator.profile()
+        verify, at, failures = stage.verifier.verify, time.monotonic() + 0.3, [UNAVAILABLE]
+
+        async def fail_once(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            if failures and time.monotonic() >= at:
+                await asyncio.sleep(10)
+                raise failures.pop()
+            return await verify(requests)
+
+        stage.verifier.verify = fail_once
+        some = SpeculationParams(num_outcomes=0)
+        await asyncio.gather(*[stage.tokens([n, 2], FOREVER, some) for n in range(number)])
+        assert not failures and stage.coordinator.loop.baseline.allows("", number)
