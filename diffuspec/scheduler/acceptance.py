@@ -17,7 +17,7 @@ from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
-# Prices of a drafted position, in tokens: from one that nearly certain tokens alone are worth to one
+# Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
 # at which drafts are as long as they may be.
 _PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: stretches of text last a few steps

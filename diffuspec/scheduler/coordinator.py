@@ -31,7 +31,8 @@ from diffuspec.scheduler.observe import (
 )
 from diffuspec.scheduler.policies import DrafterChoice, DrafterRates, make_policy
 from diffuspec.scheduler.profile import Profile
-from diffuspec.scheduler.request import Request, Step
+from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import Step
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Tracer
 from diffuspec.text.detokenizer import Detokenizer

@@ -1,21 +1,15 @@
-"""How much to draft: lengths of drafts, and how many outcomes of a verification to draft ahead.
-
-Both are those with the most committed tokens per second, by expected acceptance and costs.
-"""
+"""How much to draft: the lengths with the most committed tokens per second, and their calls."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from diffuspec.algorithm.outcomes import RankedOutcome
-from diffuspec.core.params import MAX_OUTCOMES
-from diffuspec.core.types import MAX_PRE_DRAFTS
-from diffuspec.scheduler.cost_model import CostModel, DraftCosts, together
-from diffuspec.scheduler.drafters import PreDraftJob
-from diffuspec.scheduler.pre_drafts import PreDraft, PreDrafts
+from diffuspec.scheduler.cost_model import CostModel, together
+from diffuspec.scheduler.drafters import DraftCall, Lane
+from diffuspec.scheduler.plan import Batch, Snapshot
 from diffuspec.scheduler.request import Request
 
 _TRIAL_TOKENS = 8  # of a trial: the first tokens of a draft tell most about it, and cost least
@@ -117,9 +111,10 @@ def choose_lengths(requests: Sequence[Request], load: Load) -> Lengths:
         return Lengths({one: min(middle, one.room) for one in requests}, load.plain_rate)
     offers = [one.expectation.offers(one.room) for one in requests]
     scale = load.num_drafting / len(requests)
-    positions = [scale * sum(values) for values in zip(*[one.lengths for one in offers], strict=True)]
-    accepted = [scale * sum(values) for values in zip(*[one.tokens for one in offers], strict=True)]
-    rows = [scale * sum(values) for values in zip(*[one.rows for one in offers], strict=True)]
+    positions, accepted, rows = [
+        [scale * sum(values) for values in zip(*column, strict=True)]
+        for column in zip(*offers, strict=True)
+    ]
     best, place, in_halves = load.plain_rate, -1, False
     ways = [load.joint_seconds]
     if load.num_drafting > 1:
@@ -143,84 +138,104 @@ def trial_length(request: Request) -> int:
     return min(_TRIAL_TOKENS, request.room)
 
 
-class _Candidate(NamedTuple):
-    ranked: RankedOutcome
-    request: Request
-    pre_drafts: PreDrafts
-    num_draft_tokens: int
+# ---- the calls
 
 
-def choose_outcomes(
-    verifying: Collection[Request],
-    seconds_left: float,
-    costs: DraftCosts,
-    waiting: dict[Request, int],
-) -> list[PreDraftJob]:
-    """Return what to draft ahead for requests that are being verified, in one call of a drafter.
+@dataclass(slots=True)
+class Drafts:
+    """The calls that idle drafters could make now for open requests."""
 
-    The call has the drafts of `waiting` requests, too. An outcome is drafted if the time that a hit
-    would save, times its probability, is above what it costs all requests.
-    """
-    known = costs.seconds(1, 1)
-    is_priced = all([one.speculation.num_outcomes == "auto" for one in verifying])
-    if is_priced and len(verifying) * max(known - seconds_left, 0.0) >= known > 0:
-        return []  # not even a certain outcome would pay
-    chosen: list[_Candidate] = []
-    priced: list[_Candidate] = []
-    for request in verifying:
-        found = _candidates(request)
-        (priced if request.speculation.num_outcomes == "auto" else chosen).extend(found)
-    priced.sort(key=lambda one: one.ranked.probability, reverse=True)
-    left = max(MAX_PRE_DRAFTS - len(chosen), 0)
-    num_priced = _num_worth_it(priced[:left], seconds_left, costs, waiting, len(verifying))
-    return [_job(one) for one in [*chosen, *priced[:num_priced]][:MAX_PRE_DRAFTS]]
+    calls: list[DraftCall] = field(default_factory=list)
+    requests: set[Request] = field(default_factory=set)  # in the calls
+    batch: Batch = field(default_factory=Batch)  # of these, once they are drafted
+    seconds: float = 0.0  # of the longest call
+    rate: float = 0.0  # tokens per second of the best way to go on
+    trials: dict[Request, float] = field(default_factory=dict)  # cost in plain steps
+    prepaid: float = 0.0  # tokens that the time of these trials is worth: it has been saved up
 
 
-def _candidates(request: Request) -> list[_Candidate]:
-    pre_drafts, draft = request.pre_drafts, request.step.draft
-    length = request.last_length
-    if pre_drafts is None or not length:
-        return []
-    allowed = request.speculation.num_outcomes
-    limit = MAX_OUTCOMES if allowed == "auto" else allowed
-    ranked = pre_drafts.rank(draft, request.prefix, request.room_after)
-    return [
-        _Candidate(one, request, pre_drafts, length)
-        for one in ranked[: max(limit - pre_drafts.num_sent, 0)]
-    ]
+def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
+    lanes = [one for one in s.lanes if one.chosen_by == name and one.is_available]
+    running = max(s.num_running, len(requests))
+    number = running if len(s.costs.drafters) == 1 else len(requests)
+    unread = _num_unread(s, requests)
+    costs = s.costs.drafters[name]
+    reading = costs.seconds(1, 1, unread) - costs.seconds(1, 1) if unread else 0.0
+    reading /= sum([1 + one.room for one in requests])
+    return Load(s.costs, name, running, number, max(len(lanes), 1), reading)
 
 
-def _num_worth_it(
-    candidates: Sequence[_Candidate],
-    seconds_left: float,
-    costs: DraftCosts,
-    waiting: dict[Request, int],
-    num_verifying: int,
-) -> int:
-    """Return how many of the candidates, likeliest first, to draft ahead.
-
-    Every request being verified pays for the time that the call takes beyond the end of the
-    verification, and for slowing it down; the waiting requests pay for the longer call.
-    """
-    sizes = [
-        *accumulate([one.num_draft_tokens for one in candidates], initial=sum(waiting.values()))
-    ]
-    takes = [costs.seconds(size, len(waiting) + n) for n, size in enumerate(sizes)]
-    alone = takes[0] if waiting else 0.0
-    best, most, saved = 0, 0.0, 0.0
-    for number, one in enumerate(candidates, start=1):
-        saved += one.ranked.probability * costs.seconds(one.num_draft_tokens, 1)
-        late = max(takes[number] - seconds_left, 0.0) - max(alone - seconds_left, 0.0)
-        slower = costs.interference * min(takes[number] - alone, seconds_left)
-        spent = num_verifying * (late + slower) + len(waiting) * (takes[number] - alone)
-        if saved - spent > most:
-            best, most = number, saved - spent
-    return best
+def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
+    """Prompt tokens that drafters have to read for these requests."""
+    found = 0
+    for request in requests:
+        lane = s.home(request)
+        found += request.num_tokens if lane is not None and request not in lane.known else 0
+    return found
 
 
-def _job(candidate: _Candidate) -> PreDraftJob:
-    ranked, request, pre_drafts, length = candidate
-    token_ids = ranked.outcome.committed(request.step.draft.tree)
-    length = min(length, request.room_after(token_ids))
-    wanted = request.draft_request_after(token_ids, length)
-    return PreDraftJob(request, pre_drafts, PreDraft(ranked.outcome, length, wanted))
+def sized(
+    s: Snapshot, requests: Sequence[Request], load: Load, trials: dict[Request, float]
+) -> tuple[dict[Request, int], float]:
+    """Return the lengths of drafts, and tokens per second; add a trial among them to `trials`."""
+    given = {one: one.policy.num_draft_tokens for one in requests}
+    lengths = {one: min(number, one.room) for one, number in given.items() if number}
+    free = [one for one in requests if given[one] is None]
+    running, name = load.num_running, load.drafter
+    if not free:
+        return lengths, load.rate_of(lengths)
+    if not s.baseline.allows(name, running) or s.baseline.wants_plain(running):
+        return lengths, load.plain_rate
+    found, rate, in_halves = choose_lengths(free, load)
+    most = math.ceil(load.num_drafting / 2) if in_halves else len(found)
+    if free[0].expectation.is_prior:  # a few drafts tell what they are worth
+        most = min(most, 4)
+    found = dict([*found.items()][:most])
+    idle = [one for one in free if one not in found]
+    if idle:
+        request = max(idle, key=lambda one: one.expectation.steps_without_draft)
+        length = trial_length(request)
+        steps = load.trial_steps(length, _num_unread(s, [request]))
+        if s.baseline.allows_trial(name, running, steps):
+            trials[request], found[request] = steps, length
+    return lengths | found, rate
+
+
+def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:
+    by_lane: dict[Lane, dict[Request, int]] = {}
+    tokens = rows = 0.0
+    for request, length in lengths.items():
+        lane = s.home(request)
+        assert lane is not None
+        by_lane.setdefault(lane, {})[request] = length
+        accepted = request.expectation.at(length)
+        tokens += 1 + accepted
+        rows += 1 + min(request.expectation.rows_per_token * accepted, 2 * length)
+    positions = sum(lengths.values())
+    drafts.batch = drafts.batch.plus(Batch(rows, len(lengths), 0, tokens, positions))
+    for lane, some in by_lane.items():
+        call = new_call(s, lane, some)
+        drafts.calls.append(call)
+        drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
+
+
+def _saved_reading(s: Snapshot, call: DraftCall) -> float:
+    """Seconds in which a call reads prompts for drafts to come: the share of tokens left then."""
+    if not call.num_unread:
+        return 0.0
+    tokens = sum([1 + one.expectation.at(k) for one, k in call.lengths.items()])
+    left = 1 - min(tokens / sum([1 + one.room for one in call.lengths]), 1.0)
+    costs, size = s.costs.drafters[call.lane.chosen_by], (call.num_positions, len(call.lengths))
+    return left * (costs.seconds(*size, call.num_unread) - costs.seconds(*size))
+
+
+def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
+    """Return a call that begins now, with its expected end."""
+    unread = sum([one.num_tokens for one in lengths if one not in lane.known])
+    costs = s.costs.drafters[lane.chosen_by]
+    seconds = costs.seconds(sum(lengths.values()), len(lengths), unread)
+    rest = s.verification.ends_at - s.now if s.verification is not None else 0.0
+    seconds += costs.interference * min(max(rest, 0.0), seconds)
+    return DraftCall(
+        lane, lengths, lengths.copy(), started_at=s.now, ends_at=s.now + seconds, num_unread=unread
+    )

@@ -18,8 +18,8 @@ from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import AUTO_DRAFTER
 from diffuspec.core.types import Draft, DraftRequest, VerifyRequest
 from diffuspec.scheduler.cost_model import CostModel, together
-from diffuspec.scheduler.pre_drafts import PreDraft, PreDrafts
 from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import PreDraft, PreDrafts
 
 UNNAMED = ""  # the name that chooses a coordinator's drafters if they were given none
 _PAUSES = 0.5, 30.0  # seconds from failures of a drafter to its next trial, first and last

@@ -17,11 +17,13 @@ from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import DiffuspecError, DrafterError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import Draft, StateRows, Verdict
-from diffuspec.scheduler.baseline import Baseline, Learner
+from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DraftCall, DrafterPool
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan
-from diffuspec.scheduler.request import EarlyDraft, Request
+from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import EarlyDraft
 from diffuspec.scheduler.verifications import Verifications
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.spans import trace_drafts, trace_failure, trace_trial

@@ -15,13 +15,15 @@ from typing import TypeAlias
 
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.interfaces import Verifier
-from diffuspec.scheduler.baseline import Baseline, Learner
+from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan, Snapshot
-from diffuspec.scheduler.request import Request, Step
+from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule
+from diffuspec.scheduler.step import Step
 from diffuspec.scheduler.verifications import FinishStep, Verifications
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.trace import Tracer

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from diffuspec.algorithm.draft_tree import depth_of
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import RequestOutput, StepStats, Verdict
-from diffuspec.scheduler.request import Request, Step
+from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import Step
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics
 from diffuspec.telemetry.trace import Argument, Colour, Tracer

@@ -1,83 +1,101 @@
-"""Pre-drafts: drafts for outcomes of a verification under way, made before its verdict is known.
+"""Pre-drafts: which outcomes of a verification to draft ahead while it runs.
 
-When the verdict is one of those outcomes (a hit), the next draft is there already or on its way; a
-miss is drafted just in time. Neither changes a token of the answer.
+Those whose drafts save more time than they cost, by their probability and the drafter's costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
-from diffuspec.algorithm.outcomes import Outcome, OutcomeRanking, RankedOutcome
-from diffuspec.core.types import Draft, DraftRequest, PreDraftResult, TokenIds
+from diffuspec.algorithm.outcomes import RankedOutcome
+from diffuspec.core.params import MAX_OUTCOMES
+from diffuspec.core.types import MAX_PRE_DRAFTS
+from diffuspec.scheduler.cost_model import DraftCosts
+from diffuspec.scheduler.drafters import PreDraftJob
+from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import PreDraft, PreDrafts
 
 
-@dataclass(slots=True, eq=False)
-class PreDraft:
-    """A draft for one outcome; on its way as long as `draft` is None."""
-
-    outcome: Outcome
+class _Candidate(NamedTuple):
+    ranked: RankedOutcome
+    request: Request
+    pre_drafts: PreDrafts
     num_draft_tokens: int
-    request: DraftRequest
-    draft: Draft | None = None
 
 
-@dataclass(slots=True, eq=False)
-class PreDrafts:
-    """The pre-drafts of one verification of one request."""
+def choose_outcomes(
+    verifying: Collection[Request],
+    seconds_left: float,
+    costs: DraftCosts,
+    waiting: dict[Request, int],
+) -> list[PreDraftJob]:
+    """Return what to draft ahead for requests that are being verified, in one call of a drafter.
 
-    ranking: OutcomeRanking
-    untried: list[RankedOutcome] | None = None  # outcomes not sent yet; None: not ranked yet
-    num_sent: int = 0
-    num_tokens: int = 0  # asked of the drafter
-    by_outcome: dict[Outcome, PreDraft] = field(default_factory=dict)  # sent and not lost
-    happened: Outcome | None = None  # None: no verdict yet
+    The call has the drafts of `waiting` requests, too. An outcome is drafted if the time that a hit
+    would save, times its probability, is above what it costs all requests.
+    """
+    known = costs.seconds(1, 1)
+    is_priced = all([one.speculation.num_outcomes == "auto" for one in verifying])
+    if is_priced and len(verifying) * max(known - seconds_left, 0.0) >= known > 0:
+        return []  # not even a certain outcome would pay
+    chosen: list[_Candidate] = []
+    priced: list[_Candidate] = []
+    for request in verifying:
+        found = _candidates(request)
+        (priced if request.speculation.num_outcomes == "auto" else chosen).extend(found)
+    priced.sort(key=lambda one: one.ranked.probability, reverse=True)
+    left = max(MAX_PRE_DRAFTS - len(chosen), 0)
+    num_priced = _num_worth_it(priced[:left], seconds_left, costs, waiting, len(verifying))
+    return [_job(one) for one in [*chosen, *priced[:num_priced]][:MAX_PRE_DRAFTS]]
 
-    @property
-    def hit(self) -> PreDraft | None:
-        """The pre-draft for the outcome that happened; it may still be on its way."""
-        return None if self.happened is None else self.by_outcome.get(self.happened)
 
-    @property
-    def result(self) -> PreDraftResult | None:
-        """None: nothing was pre-drafted."""
-        if not self.num_sent:
-            return None
-        return "miss" if self.hit is None else "hit"
+def _candidates(request: Request) -> list[_Candidate]:
+    pre_drafts, draft = request.pre_drafts, request.step.draft
+    length = request.last_length
+    if pre_drafts is None or not length:
+        return []
+    allowed = request.speculation.num_outcomes
+    limit = MAX_OUTCOMES if allowed == "auto" else allowed
+    ranked = pre_drafts.rank(draft, request.prefix, request.room_after)
+    return [
+        _Candidate(one, request, pre_drafts, length)
+        for one in ranked[: max(limit - pre_drafts.num_sent, 0)]
+    ]
 
-    @property
-    def num_wasted_tokens(self) -> int:
-        """Tokens asked of the drafter for outcomes that did not happen."""
-        return self.num_tokens - (0 if self.hit is None else self.hit.num_draft_tokens)
 
-    def rank(
-        self, draft: Draft, prefix: TokenIds, room_after: Callable[[tuple[int, ...]], int]
-    ) -> list[RankedOutcome]:
-        """Return the outcomes not sent yet that leave room for a draft, likeliest first.
+def _num_worth_it(
+    candidates: Sequence[_Candidate],
+    seconds_left: float,
+    costs: DraftCosts,
+    waiting: dict[Request, int],
+    num_verifying: int,
+) -> int:
+    """Return how many of the candidates, likeliest first, to draft ahead.
 
-        They are ranked once, for the draft that is being verified.
-        """
-        if self.untried is None:
-            self.untried = []  # also if the ranking fails
-            ranked = self.ranking.rank(draft, prefix)
-            self.untried = [one for one in ranked if room_after(one.outcome.committed(draft.tree))]
-        return self.untried
+    Every request being verified pays for the time that the call takes beyond the end of the
+    verification, and for slowing it down; the waiting requests pay for the longer call.
+    """
+    sizes = [
+        *accumulate([one.num_draft_tokens for one in candidates], initial=sum(waiting.values()))
+    ]
+    takes = [costs.seconds(size, len(waiting) + n) for n, size in enumerate(sizes)]
+    alone = takes[0] if waiting else 0.0
+    best, most, saved = 0, 0.0, 0.0
+    for number, one in enumerate(candidates, start=1):
+        saved += one.ranked.probability * costs.seconds(one.num_draft_tokens, 1)
+        late = max(takes[number] - seconds_left, 0.0) - max(alone - seconds_left, 0.0)
+        slower = costs.interference * min(takes[number] - alone, seconds_left)
+        spent = num_verifying * (late + slower) + len(waiting) * (takes[number] - alone)
+        if saved - spent > most:
+            best, most = number, saved - spent
+    return best
 
-    def send(self, pre_draft: PreDraft) -> None:
-        """Count a pre-draft as on its way; `arrive` or `lose` must follow."""
-        outcome = pre_draft.outcome
-        self.untried = [one for one in self.untried or () if one.outcome != outcome]
-        self.num_sent += 1
-        self.num_tokens += pre_draft.num_draft_tokens
-        self.by_outcome[outcome] = pre_draft
 
-    def arrive(self, pre_draft: PreDraft, draft: Draft) -> bool:
-        """Keep a draft; return whether its request waits for it."""
-        pre_draft.draft = draft
-        return self.happened == pre_draft.outcome
-
-    def lose(self, pre_draft: PreDraft) -> bool:
-        """Forget a pre-draft that will not come; return whether its request waits for it."""
-        was_on_its_way = self.by_outcome.pop(pre_draft.outcome, None) is not None
-        return was_on_its_way and self.happened == pre_draft.outcome
+def _job(candidate: _Candidate) -> PreDraftJob:
+    ranked, request, pre_drafts, length = candidate
+    token_ids = ranked.outcome.committed(request.step.draft.tree)
+    length = min(length, request.room_after(token_ids))
+    wanted = request.draft_request_after(token_ids, length)
+    return PreDraftJob(request, pre_drafts, PreDraft(ranked.outcome, length, wanted))

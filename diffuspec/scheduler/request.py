@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -32,8 +32,8 @@ from diffuspec.core.types import (
 )
 from diffuspec.scheduler.acceptance import Expectation
 from diffuspec.scheduler.policies import DrafterChoice, FixedLength, Policy
-from diffuspec.scheduler.pre_drafts import PreDrafts
 from diffuspec.scheduler.prefill import Prefill
+from diffuspec.scheduler.step import EarlyDraft, PreDrafts, Step
 from diffuspec.telemetry import context
 from diffuspec.telemetry.logs import about
 from diffuspec.telemetry.metrics import RequestTimes
@@ -44,35 +44,6 @@ from diffuspec.text.prompt_scoring import PromptScoring
 logger = logging.getLogger(__name__)
 
 State: TypeAlias = Literal["waiting", "drafting", "verifying", "finished"]
-
-
-@dataclass(slots=True)
-class Step:
-    """The coming step of a request. Points in time are time.monotonic()."""
-
-    started_at: float = 0.0  # the previous verdict, or the admission
-    verify_busy_seconds: float = 0.0  # of the verifier, in total, when the step began
-    draft_busy_seconds: float = 0.0  # of the drafters, in total, when the step began
-    ready_at: float = 0.0  # the draft arrived, or the decision to go without one
-    drafting_seconds: float = 0.0  # spent waiting for the drafter, transport included
-    prefill_seconds: float = 0.0  # of the verifier, on prompt chunks ahead of the step
-    prefill_transport_seconds: float = 0.0  # of these chunks, both ways
-    draft: Draft = EMPTY_DRAFT
-    num_draft_tokens: int = 0  # asked of the drafter
-    reach: Sequence[float] = ()  # of the draft's nodes; empty: it is verified whole
-    num_expected: float = 0.0  # tokens of the draft to be accepted; 0: not known
-    is_settled: bool = False  # the draft is there, or the step goes without one
-    is_trial: bool = False  # the draft is to tell whether drafts pay
-    fallback: str | None = None  # why the step has no draft although one was due
-
-
-@dataclass(slots=True)
-class EarlyDraft:
-    """A draft asked for while the target reads the prompt, without the first token."""
-
-    num_tokens: int  # of the prefix that it was asked for
-    length: int  # tokens asked of the drafter
-    draft: Draft | None = None  # None: on its way
 
 
 class Request:

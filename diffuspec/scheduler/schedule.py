@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from diffuspec.scheduler.acceptance import best_num_nodes
 from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.draft_sizes import Load, choose_lengths, choose_outcomes, trial_length
-from diffuspec.scheduler.drafters import DraftCall, Lane
+from diffuspec.scheduler.draft_sizes import Drafts, add_calls, load_of, new_call, sized
 from diffuspec.scheduler.plan import Batch, Plan, Score, Scorer, Snapshot, batch_of, plain_batch
+from diffuspec.scheduler.pre_drafts import choose_outcomes
+from diffuspec.scheduler.prefill import choose_prompts
 from diffuspec.scheduler.request import Request
 
 logger = logging.getLogger(__name__)
@@ -86,29 +87,16 @@ def _grouped(s: Snapshot) -> _Groups:
 # ---- what could be drafted
 
 
-@dataclass(slots=True)
-class _Drafts:
-    """The calls that idle drafters could make now for open requests."""
-
-    calls: list[DraftCall] = field(default_factory=list)
-    requests: set[Request] = field(default_factory=set)  # in the calls
-    batch: Batch = field(default_factory=Batch)  # of these, once they are drafted
-    seconds: float = 0.0  # of the longest call
-    rate: float = 0.0  # tokens per second of the best way to go on
-    trials: dict[Request, float] = field(default_factory=dict)  # cost in plain steps
-    prepaid: float = 0.0  # tokens that the time of these trials is worth: it has been saved up
-
-
-def _drafts(s: Snapshot, groups: _Groups) -> _Drafts:
+def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
     """Size the drafts of open requests. Those that do not draft become plain ones."""
-    drafts = _Drafts(rate=s.rate)
+    drafts = Drafts(rate=s.rate)
     by_drafter: dict[str, list[Request]] = {}
     for request in groups.open:
         by_drafter.setdefault(request.drafter, []).append(request)
     groups.open, rates = [], []
     for name, requests in by_drafter.items():
-        load = _load_of(s, name, requests)
-        lengths, rate = _sized(s, requests, load, drafts.trials)
+        load = load_of(s, name, requests)
+        lengths, rate = sized(s, requests, load, drafts.trials)
         steps = sum([drafts.trials.get(one, 0.0) for one in requests])
         drafts.prepaid += rate * steps * s.costs.plain_seconds(load.num_running)
         rates.append(rate)
@@ -122,103 +110,16 @@ def _drafts(s: Snapshot, groups: _Groups) -> _Drafts:
             else:
                 is_free = request.policy.num_draft_tokens is None
                 (groups.plain if is_free else groups.bound).append(request)
-        _add_calls(s, drafts, {one: lengths[one] for one in requests if one in drafts.requests})
+        add_calls(s, drafts, {one: lengths[one] for one in requests if one in drafts.requests})
     if rates:
         drafts.rate = max(rates)
     return drafts
 
 
-def _load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
-    lanes = [one for one in s.lanes if one.chosen_by == name and one.is_available]
-    running = max(s.num_running, len(requests))
-    number = running if len(s.costs.drafters) == 1 else len(requests)
-    unread = _num_unread(s, requests)
-    costs = s.costs.drafters[name]
-    reading = costs.seconds(1, 1, unread) - costs.seconds(1, 1) if unread else 0.0
-    reading /= sum([1 + one.room for one in requests])
-    return Load(s.costs, name, running, number, max(len(lanes), 1), reading)
-
-
-def _num_unread(s: Snapshot, requests: Iterable[Request]) -> int:
-    """Prompt tokens that drafters have to read for these requests."""
-    found = 0
-    for request in requests:
-        lane = s.home(request)
-        found += request.num_tokens if lane is not None and request not in lane.known else 0
-    return found
-
-
-def _sized(
-    s: Snapshot, requests: Sequence[Request], load: Load, trials: dict[Request, float]
-) -> tuple[dict[Request, int], float]:
-    """Return the lengths of drafts, and tokens per second; add a trial among them to `trials`."""
-    given = {one: one.policy.num_draft_tokens for one in requests}
-    lengths = {one: min(number, one.room) for one, number in given.items() if number}
-    free = [one for one in requests if given[one] is None]
-    running, name = load.num_running, load.drafter
-    if not free:
-        return lengths, load.rate_of(lengths)
-    if not s.baseline.allows(name, running) or s.baseline.wants_plain(running):
-        return lengths, load.plain_rate
-    found, rate, in_halves = choose_lengths(free, load)
-    most = math.ceil(load.num_drafting / 2) if in_halves else len(found)
-    if free[0].expectation.is_prior:  # a few drafts tell what they are worth
-        most = min(most, 4)
-    found = dict([*found.items()][:most])
-    idle = [one for one in free if one not in found]
-    if idle:
-        request = max(idle, key=lambda one: one.expectation.steps_without_draft)
-        length = trial_length(request)
-        steps = load.trial_steps(length, _num_unread(s, [request]))
-        if s.baseline.allows_trial(name, running, steps):
-            trials[request], found[request] = steps, length
-    return lengths | found, rate
-
-
-def _add_calls(s: Snapshot, drafts: _Drafts, lengths: dict[Request, int]) -> None:
-    by_lane: dict[Lane, dict[Request, int]] = {}
-    tokens = rows = 0.0
-    for request, length in lengths.items():
-        lane = s.home(request)
-        assert lane is not None
-        by_lane.setdefault(lane, {})[request] = length
-        accepted = request.expectation.at(length)
-        tokens += 1 + accepted
-        rows += 1 + min(request.expectation.rows_per_token * accepted, 2 * length)
-    positions = sum(lengths.values())
-    drafts.batch = drafts.batch.plus(Batch(rows, len(lengths), 0, tokens, positions))
-    for lane, some in by_lane.items():
-        call = new_call(s, lane, some)
-        drafts.calls.append(call)
-        drafts.seconds = max(drafts.seconds, call.ends_at - s.now - _saved_reading(s, call))
-
-
-def _saved_reading(s: Snapshot, call: DraftCall) -> float:
-    """Seconds in which a call reads prompts for drafts to come: the share of tokens left then."""
-    if not call.num_unread:
-        return 0.0
-    tokens = sum([1 + one.expectation.at(k) for one, k in call.lengths.items()])
-    left = 1 - min(tokens / sum([1 + one.room for one in call.lengths]), 1.0)
-    costs, size = s.costs.drafters[call.lane.chosen_by], (call.num_positions, len(call.lengths))
-    return left * (costs.seconds(*size, call.num_unread) - costs.seconds(*size))
-
-
-def new_call(s: Snapshot, lane: Lane, lengths: dict[Request, int]) -> DraftCall:
-    """Return a call that begins now, with its expected end."""
-    unread = sum([one.num_tokens for one in lengths if one not in lane.known])
-    costs = s.costs.drafters[lane.chosen_by]
-    seconds = costs.seconds(sum(lengths.values()), len(lengths), unread)
-    rest = s.verification.ends_at - s.now if s.verification is not None else 0.0
-    seconds += costs.interference * min(max(rest, 0.0), seconds)
-    return DraftCall(
-        lane, lengths, lengths.copy(), started_at=s.now, ends_at=s.now + seconds, num_unread=unread
-    )
-
-
 # ---- candidates
 
 
-def _verifying_plan(s: Snapshot, groups: _Groups, drafts: _Drafts) -> Plan:
+def _verifying_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
     """Choose what to do while the verifier is idle."""
     coming, left = _coming(s)
     prompts = _prompts_to_read(s, groups.prompts)
@@ -256,7 +157,16 @@ def _verifying_plan(s: Snapshot, groups: _Groups, drafts: _Drafts) -> Plan:
     return _winner(s, found, left)
 
 
-def _may_defer(s: Snapshot, groups: _Groups, drafts: _Drafts, *, is_for_prompts: bool) -> bool:
+def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
+    if len(prompts) < 2:
+        return list(prompts)
+    sizes = [min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts]
+    waited = [s.now - one.step.started_at for one in prompts]
+    seconds = s.costs.verification.curve.up_to(sum(sizes))
+    return [prompts[place] for place in choose_prompts(sizes, waited, seconds, s.first_token_price)]
+
+
+def _may_defer(s: Snapshot, groups: _Groups, drafts: Drafts, *, is_for_prompts: bool) -> bool:
     """Whether idle drafters may leave open requests waiting that cannot go without a draft.
 
     For prompts they may, but no longer than the drafts take: requests behind come without end.
@@ -273,7 +183,7 @@ def _is_overdue(s: Snapshot, prompts: Sequence[Request], drafted: Sequence[Reque
     return any([s.now - (one.step.ready_at or one.step.started_at) > seconds for one in drafted])
 
 
-def _rates(s: Snapshot, drafts: _Drafts) -> list[Score]:
+def _rates(s: Snapshot, drafts: Drafts) -> list[Score]:
     """Return the scores by which the lengths of drafts were chosen, if they were."""
     if not drafts.rate:
         return []
@@ -283,7 +193,7 @@ def _rates(s: Snapshot, drafts: _Drafts) -> list[Score]:
     return [Score("draft", tokens, tokens / drafts.rate, 0.0, 0.0), plain]
 
 
-def _drafting_plan(s: Snapshot, groups: _Groups, drafts: _Drafts) -> Plan:
+def _drafting_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
     """Choose what to do while the verifier works, or is unavailable."""
     call = s.verification
     if call is None or not drafts.calls:
@@ -301,7 +211,7 @@ def _drafting_plan(s: Snapshot, groups: _Groups, drafts: _Drafts) -> Plan:
     return _winner(s, [(beside, Plan(drafts=drafts.calls)), (after, Plan())], math.inf)
 
 
-def _drafting(s: Snapshot, drafts: _Drafts) -> DraftCosts:
+def _drafting(s: Snapshot, drafts: Drafts) -> DraftCosts:
     """Return the costs of the drafter that slows the verifier down the most."""
     calls = [*drafts.calls, *[lane.call for lane in s.lanes if lane.call is not None]]
     costs = [s.costs.drafters[call.lane.chosen_by] for call in calls]
@@ -337,31 +247,6 @@ def _coming(s: Snapshot) -> tuple[Batch, float]:
     return batch, left
 
 
-# ---- prompts
-
-
-def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
-    """Return the prompts to read in the next verification, shorter ones first.
-
-    Those that would delay the others' first tokens by more than they gain wait, but none for
-    longer than it takes to read it.
-    """
-    if len(prompts) < 2:
-        return list(prompts)
-    sizes = {one: min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts}
-    seconds = s.costs.verification.curve.up_to(sum(sizes.values()))
-    due = {one for one in prompts if s.now - one.step.started_at > seconds[sizes[one]] > 0}
-    order = sorted(prompts, key=lambda one: (one not in due, sizes[one]))
-    number, read, rest = len(order), 0, sum(sizes.values())
-    costs: list[float] = []
-    for place, request in enumerate(order, start=1):
-        read, rest = read + sizes[request], rest - sizes[request]
-        first, then = seconds[read], seconds[rest] if rest else 0.0
-        delay = place * first + (number - place) * (first + then)
-        costs.append(first + then + s.first_token_price * delay)
-    return order[: max(costs.index(min(costs)) + 1, len(due))]
-
-
 # ---- what the winner still needs
 
 
@@ -393,7 +278,7 @@ def _add_early(s: Snapshot, plan: Plan) -> None:
         lane = s.home(request)
         if lane is None or not lane.is_idle or lane in taken:
             continue
-        lengths, _ = _sized(s, [request], _load_of(s, request.drafter, [request]), {})
+        lengths, _ = sized(s, [request], load_of(s, request.drafter, [request]), {})
         if lengths:
             early = new_call(s, lane, lengths)
             early.awaited = {}

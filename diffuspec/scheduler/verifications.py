@@ -20,12 +20,12 @@ from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import Verifier
 from diffuspec.core.types import EMPTY_DRAFT, Verdict
-from diffuspec.scheduler.baseline import Learner
 from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DrafterPool, VerifyCall
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan
-from diffuspec.scheduler.pre_drafts import PreDrafts
 from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import PreDrafts
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.spans import trace_failure, trace_verdicts
 from diffuspec.telemetry.trace import Tracer

@@ -13,7 +13,7 @@ from diffuspec.algorithm.draft_tree import chain
 from diffuspec.algorithm.outcomes import Outcome, OutcomeModel, OutcomeRanking, RankedOutcome
 from diffuspec.core.errors import DrafterError
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest
-from diffuspec.scheduler.pre_drafts import PreDraft, PreDrafts
+from diffuspec.scheduler.step import PreDraft, PreDrafts
 from tests.support.fakes import (
     FakeDrafter,
     FakeVerifier,

@@ -219,13 +219,13 @@ async def test_a_release_that_fails_leaves_the_others_released():
     async with on_stage(max_sequences=4) as stage:
         release, calls = stage.verifier.release, []
 
-        async def fail_once(name: str) -> None:
-            calls.append(name)
+        async def fail_once(request_id: str) -> None:
+            calls.append(request_id)
             if len(calls) == 1:
                 raise OSError("connection lost")
-            await release(name)
+            await release(request_id)
 
-        stage.verifier.release = fail_once
+        stage.verifier.release = fail_once  # type: ignore[method-assign]
         await stage.coordinator.profile(10.0)
         assert len(stage.verifier.held) <= 1
 

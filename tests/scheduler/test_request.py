@@ -17,7 +17,8 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import EMPTY_DRAFT, EMPTY_TREE, Draft, FinishReason, Verdict
 from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
 from diffuspec.scheduler.policies import FixedLength
-from diffuspec.scheduler.request import EarlyDraft, Request
+from diffuspec.scheduler.request import Request
+from diffuspec.scheduler.step import EarlyDraft
 from tests.support.fakes import make_draft
 
 pytestmark = pytest.mark.virtual_time

@@ -13,9 +13,9 @@ from diffuspec.scheduler import schedule as schedule_module
 from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.drafters import UNNAMED
 from diffuspec.scheduler.plan import Plan, Snapshot
-from diffuspec.scheduler.pre_drafts import PreDrafts
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule
+from diffuspec.scheduler.step import PreDrafts
 from tests.support.snapshots import (
     NOW,
     cost_model,
@@ -392,7 +392,7 @@ def test_an_idle_drafter_reads_a_prompt_beside_the_last_part_that_the_target_rea
 def test_after_a_bug_in_scoring_all_requests_are_verified_without_drafts(
     quiet, monkeypatch
 ) -> None:
-    monkeypatch.setattr(schedule_module, "choose_lengths", lambda *_: 1 / 0)
+    monkeypatch.setattr(schedule_module, "sized", lambda *_: 1 / 0)
     requests = [decoding(), drafted(), reading(100)]
     plan = schedule(snapshot(requests))
     assert plan.verify == requests and not plan.drafts
@@ -401,7 +401,7 @@ def test_after_a_bug_in_scoring_all_requests_are_verified_without_drafts(
 def test_after_a_bug_in_scoring_an_unavailable_verifier_is_still_waited_for(
     quiet, monkeypatch
 ) -> None:
-    monkeypatch.setattr(schedule_module, "choose_lengths", lambda *_: 1 / 0)
+    monkeypatch.setattr(schedule_module, "sized", lambda *_: 1 / 0)
     plan = schedule(snapshot([decoding()], verifier_at=NOW + 1))
     assert not plan.verify and plan.wait_until == NOW + 1
 

@@ -264,7 +264,7 @@ async def test_an_outage_is_no_loss_of_drafts(number):
                 raise failures.pop()
             return await verify(requests)
 
-        stage.verifier.verify = fail_once
+        stage.verifier.verify = fail_once  # type: ignore[method-assign]
         some = SpeculationParams(num_outcomes=0)
         await asyncio.gather(*[stage.tokens([n, 2], FOREVER, some) for n in range(number)])
         assert not failures and stage.coordinator.loop.baseline.allows("", number)

@@ -1,0 +1,145 @@
+"""The learner: what calls that have ended say of costs, and of what drafts gain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from diffuspec.core.types import Verdict
+from diffuspec.scheduler.baseline import Baseline, Interval
+from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.scheduler.drafters import DraftCall, VerifyCall
+from diffuspec.telemetry.busy_time import BusyTime
+
+_NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
+
+
+class Learner:
+    """Learns from calls that have ended: what they cost, and what drafts gain."""
+
+    def __init__(self, costs: CostModel, baseline: Baseline, busy: Mapping[str, BusyTime]) -> None:
+        """`busy` runs while a drafter of that name drafts."""
+        self._costs = costs
+        self._baseline = baseline
+        self.busy = busy
+        self._ended_at = 0.0  # of the latest verification, by time.monotonic()
+        self._reading: dict[str, float] = {}  # seconds since then
+        self._busy_at_end: dict[str, float] = {}  # of the drafters, in total, at that time
+        self._num_plain = 0  # latest steps in a row without drafts
+        self._draft_call: DraftCall | None = None  # the latest that requests waited for
+
+    def busy_seconds(self, now: float) -> dict[str, float]:
+        """Total seconds with a draft call in flight, by drafter."""
+        return {name: one.seconds(now) for name, one in self.busy.items()}
+
+    def pause(self) -> None:
+        """Leave the time out that has passed since the latest verification: an outage."""
+        self._ended_at = now = time.monotonic()
+        self._busy_at_end = self.busy_seconds(now)
+
+    def before_verification(self) -> None:
+        """Learn from the time between the latest verification and one that begins now."""
+        call, now = self._draft_call, time.monotonic()
+        self._draft_call = None
+        if call is not None and call.started_at >= self._ended_at > 0:
+            idle = call.started_at - self._ended_at + now - call.ended_at
+            costs = self._costs.drafters[call.lane.chosen_by]
+            costs.observe_overhead(min(idle, call.ended_at - call.started_at))
+
+    def on_drafts(self, call: DraftCall, beside: float) -> None:
+        """Learn from a draft call that has ended, `beside` seconds of it with a verification."""
+        costs = self._costs.drafters[call.lane.chosen_by]
+        seconds = call.ended_at - call.started_at
+        seconds -= costs.lost_seconds(min(beside, seconds))
+        number = len(call.lengths) + len(call.jobs)
+        costs.observe(call.num_positions, number, call.num_unread, seconds)
+        if call.num_unread:
+            name, size = call.lane.chosen_by, (call.num_positions, number)
+            reading = costs.seconds(*size, call.num_unread) - costs.seconds(*size)
+            self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)
+        if call.awaited and not call.jobs:
+            self._draft_call = call
+
+    def on_verdicts(self, call: VerifyCall, verdicts: Sequence[Verdict]) -> None:
+        """Learn from a verification, before its verdicts are committed."""
+        seconds = call.ended_at - call.started_at
+        busy = self.busy_seconds(call.ended_at)
+        beside = {
+            name: one - call.draft_busy_seconds[name]
+            for name, one in busy.items()
+            if one > call.draft_busy_seconds[name]
+        }
+        num_rows, num_read = _rows_of(call, verdicts)
+        self._costs.observe_verification(num_rows, len(call.requests), seconds, beside)
+        begun = min([one.step.started_at for one in call.requests])
+        since = max(self._ended_at, begun)
+        drafting = {
+            name: one - self._busy_at_end.get(name, 0.0)
+            for name, one in busy.items()
+            if one > self._busy_at_end.get(name, 0.0)
+        }
+        self._ended_at, self._busy_at_end = call.ended_at, busy
+        self._account(call, verdicts, call.ended_at - since, drafting, num_read)
+
+    def _account(
+        self,
+        call: VerifyCall,
+        verdicts: Sequence[Verdict],
+        seconds: float,
+        drafting: dict[str, float],
+        num_read: int,
+    ) -> None:
+        """Compare what all requests have committed with plain decoding, and measure the latter."""
+        number, costs = call.num_running, self._costs
+        if not number:
+            return
+        plain = costs.plain_seconds(number)
+        accepted: dict[str, float] = {}
+        expected: dict[str, float] = {}
+        nodes: dict[str, int] = {}
+        for request, verdict in zip(call.requests, verdicts, strict=True):
+            if num_nodes := request.step.draft.tree.num_nodes:
+                name = request.drafter
+                nodes[name] = nodes.get(name, 0) + num_nodes
+                right = verdict.num_accepted_tokens
+                accepted[name] = accepted.get(name, 0.0) + right
+                expected[name] = expected.get(name, 0.0) + (request.step.num_expected or right)
+        if not nodes and not drafting:
+            is_whole = call.num_decoding == number == len(call.requests)
+            self._num_plain = self._num_plain + 1 if is_whole else 0
+            is_measured = self._num_plain >= _NUM_PLAIN
+            if is_measured:
+                costs.observe_plain(number, seconds, call.ended_at - call.started_at)
+            interval = Interval(number, seconds, plain, plain)
+            self._baseline.observe_plain(interval, is_measured=is_measured)
+            return
+        self._num_plain = 0
+        reading, self._reading = self._reading, {}
+        base = plain
+        if num_read:
+            base += costs.verify_seconds(number + num_read, len(call.requests))
+            base -= costs.verify_seconds(number, number)
+        rows = call.num_rows
+        spent = {
+            name: drafting.get(name, 0.0)
+            + costs.verify_seconds(rows, number)
+            - costs.verify_seconds(max(rows - nodes.get(name, 0), 1), number)
+            for name in {*drafting, *nodes}
+        }
+        missing = max(number - call.num_decoding, 0)
+        self._baseline.observe(
+            Interval(number, seconds, plain, base, spent, accepted, expected, missing, reading)
+        )
+
+
+def _rows_of(call: VerifyCall, verdicts: Sequence[Verdict]) -> tuple[int, int]:
+    """Return the rows fed to the target, and how many of them were tokens of prompts."""
+    rows = read = 0
+    for asked, request, verdict in zip(call.asked, call.requests, verdicts, strict=True):
+        unread = request.prefill.num_unread
+        if unread > 1:
+            unread = len(asked.prefix) - max(verdict.num_cached_tokens, request.prefill.num_read)
+            unread = max(min(unread, asked.max_read_tokens or unread), 1)
+            read += unread
+        rows += unread + asked.tree.num_nodes
+    return rows, read
