@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from diffuspec.scheduler.acceptance import Offers
 from diffuspec.scheduler.cost_model import CostModel, together
 from diffuspec.scheduler.drafters import DraftCall, Lane
 from diffuspec.scheduler.plan import Batch, Snapshot
@@ -77,6 +78,13 @@ class Load:
         ]
         return joint, drafting, verifying
 
+    def rates(self, seconds: Sequence[float], tokens: Sequence[float]) -> list[float]:
+        """Tokens per second of steps that commit so many, with what their prompts take to read."""
+        reading = self.reading_seconds
+        return [
+            number / (one + number * reading) for number, one in zip(tokens, seconds, strict=True)
+        ]
+
     def rate_of(self, lengths: dict[Request, int]) -> float:
         """Tokens per second if all drafts are like these; at least those of plain decoding."""
         plain, scale = self.plain_rate, self.num_drafting / max(len(lengths), 1)
@@ -110,27 +118,57 @@ def choose_lengths(requests: Sequence[Request], load: Load) -> Lengths:
         middle = lengths[len(lengths) // 2]
         return Lengths({one: min(middle, one.room) for one in requests}, load.plain_rate)
     offers = [one.expectation.offers(one.room) for one in requests]
-    scale = load.num_drafting / len(requests)
+    best, place, least = load.plain_rate, -1, -1.0
+    for number, rate in enumerate(_joint_rates(offers, load)):
+        if rate > best:
+            best, place, least = rate, number, 0.0
+    if load.num_drafting > 1 and costs.drafters[load.drafter].interference < 1:
+        for number, rate in enumerate(_halves_rates(offers, load)):
+            if rate > best:
+                best, place, least = rate, number, 1.0
+    found = {
+        one: offer.lengths[place]
+        for one, offer in zip(requests, offers, strict=True)
+        if place >= 0 and offer.tokens[place] > least
+    }
+    return Lengths(found, best, in_halves=least > 0)
+
+
+def _joint_rates(offers: Sequence[Offers], load: Load) -> list[float]:
+    """Return tokens per second at each price if all that draft do so together."""
+    scale = load.num_drafting / len(offers)
     positions, accepted, rows = [
         [scale * sum(values) for values in zip(*column, strict=True)]
         for column in zip(*offers, strict=True)
     ]
-    best, place, in_halves = load.plain_rate, -1, False
-    ways = [load.joint_seconds]
-    if load.num_drafting > 1:
-        ways.append(load.halves_seconds)
-    for way, seconds_of in enumerate(ways):
-        for number, seconds in enumerate(seconds_of(positions, rows)):
-            tokens = load.num_running + accepted[number]
-            rate = tokens / (seconds + tokens * load.reading_seconds)
-            if positions[number] and rate > best:
-                best, place, in_halves = rate, number, way > 0
-    found = {
-        one: offer.lengths[place]
-        for one, offer in zip(requests, offers, strict=True)
-        if place >= 0 and offer.lengths[place]
-    }
-    return Lengths(found, best, in_halves)
+    tokens = [load.num_running + one for one in accepted]
+    return load.rates(load.joint_seconds(positions, rows), tokens)
+
+
+def _halves_rates(offers: Sequence[Offers], load: Load) -> list[float]:
+    """Return the same if one half of those that draft does so while the other is verified.
+
+    The others are verified with both halves. So a draft must be worth more than the token that its
+    request leaves out.
+    """
+    scale = load.num_drafting / len(offers)
+    columns = [
+        [
+            (k, tokens, rows) if tokens > 1 else (0, 0.0, 0.0)
+            for k, tokens, rows in zip(*offer, strict=True)
+        ]
+        for offer in offers
+    ]
+    totals = [
+        [scale * sum(values) for values in zip(*price, strict=True)]
+        for price in zip(*columns, strict=True)
+    ]
+    counts = [scale * sum([k > 0 for k, *_ in price]) for price in zip(*columns, strict=True)]
+    plain = [load.num_running - one for one in counts]
+    positions, accepted, rows = zip(*totals, strict=True)
+    tokens = [load.num_running + a + b for a, b in zip(accepted, plain, strict=True)]
+    verified = [a + b for a, b in zip(rows, plain, strict=True)]
+    return load.rates(load.halves_seconds(positions, verified), tokens)
 
 
 def trial_length(request: Request) -> int:
@@ -187,7 +225,8 @@ def sized(
     if not s.baseline.allows(name, running) or s.baseline.wants_plain(running):
         return lengths, load.plain_rate
     found, rate, in_halves = choose_lengths(free, load)
-    most = math.ceil(load.num_drafting / 2) if in_halves else len(found)
+    share = len(found) / len(free)
+    most = math.ceil(share * load.num_drafting / 2) if in_halves else len(found)
     if free[0].expectation.is_prior:  # a few drafts tell what they are worth
         most = min(most, 4)
     found = dict([*found.items()][:most])
