@@ -20,6 +20,7 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
 # at which drafts are as long as they may be.
 _PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
+_FIRST = 0.95  # weight of a request's first draft: it tells more of it than those of all others
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: stretches of text last a few steps
 _RELAXATION = 0.15  # towards a request's own long averages, for a step without a draft
 _USUAL_SMOOTHING = 0.1  # weight of a draft in these
@@ -93,8 +94,10 @@ class Expectation:
             seen[end:] = accumulate(repeat(ratio, most - end), mul, initial=seen[end])
         accepted = [*accumulate(seen)]
         found = [accepted[k] for k in self.lengths]
-        self.tokens = _moved(self.tokens, found, _SMOOTHING)
-        self._usual = _moved(self._usual, found, _USUAL_SMOOTHING)
+        is_first = not self._num_drafts
+        rate, usual_rate = (_FIRST, _FIRST) if is_first else (_SMOOTHING, _USUAL_SMOOTHING)
+        self.tokens = _moved(self.tokens, found, rate)
+        self._usual = _moved(self._usual, found, usual_rate)
         if self._num_drafts < _MAX_SHARED_DRAFTS:
             self._shared.observe(found)
         self.steps_without_draft, self._offers = 0, None
@@ -127,6 +130,11 @@ class Expectation:
     def rows_per_token(self) -> float:
         """Nodes verified for each token accepted."""
         return self.rows.nodes / self.rows.tokens
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether no draft of this request has been verified yet."""
+        return not self._num_drafts
 
     @property
     def is_prior(self) -> bool:

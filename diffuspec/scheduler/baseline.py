@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-_TRIAL_SHARE = 0.015  # most of the time that trials, of drafts and of plain decoding, may cost
+_TRIAL_SHARE = 0.012  # most of the time that trials, of drafts and of plain decoding, may cost
 _PLAIN_EVERY = 256  # drafted steps to plain ones: three of them are within _TRIAL_SHARE
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
@@ -91,7 +91,7 @@ class Interval:
 class Baseline:
     """Compares drafts with plain decoding, by drafter and by doublings of the running requests.
 
-    Drafts that have lost more than they gained stop. While they do, 1.5 % of the time is saved for
+    Drafts that have lost more than they gained stop. While they do, 1.2 % of the time is saved for
     trials, and they go on once a trial gains.
     """
 

@@ -232,12 +232,17 @@ def sized(
     found = dict([*found.items()][:most])
     idle = [one for one in free if one not in found]
     if idle:
-        request = max(idle, key=lambda one: one.expectation.steps_without_draft)
+        request = max(idle, key=_need_of_trial)
         length = trial_length(request)
         steps = load.trial_steps(length, _num_unread(s, [request]))
         if s.baseline.allows_trial(name, running, steps):
             trials[request], found[request] = steps, length
     return lengths | found, rate
+
+
+def _need_of_trial(request: Request) -> tuple[bool, int]:
+    expectation = request.expectation
+    return expectation.is_untried, expectation.steps_without_draft
 
 
 def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:

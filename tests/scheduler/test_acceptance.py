@@ -168,3 +168,13 @@ def test_the_first_drafts_of_a_drafter_tell_all_requests_what_it_is_worth():
     for _ in range(20):
         waiting.observe_no_draft()
     assert waiting.at(8) < 0.5 * before
+
+
+def test_the_first_draft_of_a_request_says_more_of_it_than_those_of_all_others():
+    shared = SharedExpectation(32)
+    for _ in range(50):
+        Expectation(shared).observe_draft(draft_of(16, confidence=-3.0), 16)
+    one = Expectation(shared)
+    before = one.at(16)
+    one.observe_draft(draft_of(16, confidence=-0.01), 16)
+    assert one.at(16) > 5 * before

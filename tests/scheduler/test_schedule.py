@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from diffuspec.algorithm.draft_tree import chain
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.params import SpeculationParams
+from diffuspec.core.types import Draft, Verdict
 from diffuspec.scheduler import schedule as schedule_module
 from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.drafters import UNNAMED
@@ -442,3 +444,14 @@ def test_a_request_whose_long_prompt_no_drafter_has_read_gets_a_trial_all_the_sa
     state = snapshot([decoding(rightness=0.05) for _ in range(2)], costs, baseline=baseline)
     state.lanes[0].known.clear()  # the drafter has read neither
     assert schedule(state).trials
+
+
+def test_a_request_without_a_draft_so_far_gets_its_trial_before_others():
+    costs = cost_model(verify=(0.02, 0.004))
+    tried, new = decoding(rightness=0.05), decoding(rightness=0.05)
+    tried.expectation.observe_verdict(Draft(chain([5]), (-1.0,), 1), Verdict((6,), ()))
+    for _ in range(9):
+        tried.expectation.observe_no_draft()
+    baseline = measured_baseline(costs)
+    save_up_for_trials(baseline, 2)
+    assert set(schedule(snapshot([tried, new], costs, baseline=baseline)).trials) == {new}
