@@ -135,6 +135,12 @@ class CoordinatorConfig(Section):
         le=2**31 - 1,  # as messages have it
         description="Most prompt tokens of one request that one step reads.",
     )
+    max_prefill_seconds: float = Field(
+        0.25,
+        gt=0,
+        description="Seconds that reading prompts may add to a step, about: on a slow processor, "
+        "steps read fewer tokens, so that a long prompt holds up no other request for longer.",
+    )
     max_draft_seconds: float = Field(
         60.0, gt=0, description="Seconds to wait for a draft before decoding goes on without it."
     )

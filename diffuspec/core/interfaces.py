@@ -47,9 +47,9 @@ class Drafter(Protocol):
     `Draft.confidences` are natural-log probabilities that a token is right, given that its parent
     is. A model reports its own. A drafter without one reports fixed priors, measured once: one for
     each kind of token that it can tell apart beforehand, such as by the number of tokens before it
-    that matched elsewhere. The coordinator counts how often tokens of about the same confidence
-    were accepted (`algorithm.calibration`), so a prior need not be exact; but each kind needs a prior
-    of its own, or its rate is mixed with another's.
+    that matched elsewhere. The scheduler counts how often tokens of about the same confidence were
+    accepted (`algorithm.calibration`), so a prior need not be exact; but each kind needs a prior of
+    its own, or its rate is mixed with another's.
     """
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:

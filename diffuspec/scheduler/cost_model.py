@@ -22,6 +22,7 @@ _MAX_JUMP = 3.0  # clips outliers to 3x the mean: another process may have had t
 # Of the term for each further request of a batch: where it is so high that all calls are of single
 # requests, it halves in 350 of them, and batches are tried again.
 _KEPT_BY_SINGLE_CALLS = 0.998
+_LEAST_ROWS = 16
 _MIN_SECONDS = 1e-9  # of any call: callers divide by costs
 
 
@@ -210,6 +211,17 @@ class CostModel:
     def verify_seconds(self, num_rows: float, num_requests: float) -> float:
         """Expected seconds of a verification with no draft call beside it."""
         return self.verification.seconds(num_rows, num_requests)
+
+    def num_rows_within(self, seconds: float, most: int) -> int:
+        """Return how many rows, up to `most`, a verification takes so many more seconds for.
+
+        At least _LEAST_ROWS, of which a pass costs hardly more than of one; `most` if unknown.
+        """
+        curve = self.verification.curve
+        if not curve.is_known:
+            return most
+        table = curve.up_to(most)
+        return max(bisect_right(table, table[1] + seconds, hi=most), min(_LEAST_ROWS, most))
 
     def plain_seconds(self, num_requests: int) -> float:
         """Expected seconds from verdict to verdict if none of these requests drafts."""

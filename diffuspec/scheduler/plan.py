@@ -32,7 +32,8 @@ class Snapshot:
     verifier_at: float  # when an unavailable verifier may be asked again
     costs: CostModel
     baseline: Baseline
-    prefill_chunk_tokens: int
+    prefill_chunk_tokens: int  # most of one prompt that one verification reads
+    prefill_tokens: int  # most of all prompts
     first_token_price: float
     overlap: bool
     rate: float  # tokens per second that the last plan expected
@@ -62,6 +63,7 @@ class Plan:
     drafts: list[DraftCall] = field(default_factory=list)
     trials: dict[Request, float] = field(default_factory=dict)  # drafts to measure; in plain steps
     wait_until: float = math.inf  # by time.monotonic()
+    prefill_chunk_tokens: int = 2**31 - 1  # most of one prompt that is read
     rate: float = 0.0  # tokens per second, the best that any plan is expected to give
     considered: Sequence[Score] = ()  # the candidates, the one that won first
 

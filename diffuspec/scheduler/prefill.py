@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
@@ -93,16 +94,25 @@ class Prefill:
 
 
 def choose_prompts(
-    sizes: Sequence[int], waited: Sequence[float], seconds: Sequence[float], price: float
+    sizes: Sequence[int],
+    waited: Sequence[float],
+    seconds: Sequence[float],
+    price: float,
+    most: int,
 ) -> list[int]:
     """Return the places of the prompts to read in the next verification, shorter ones first.
 
-    Those that would delay the others' first tokens by more than they gain wait, but none for longer
-    than it takes to read it. Given are their tokens, the seconds that each has waited, the seconds
-    of a verification by the tokens in it, and the price of a second's delay of one first token.
+    Those that would delay the others' first tokens by more than they gain wait. One that has waited
+    for longer than it takes to read it is read, and the one that has waited longest first. Given
+    are their tokens, the seconds that each has waited, the seconds of a verification by the tokens
+    in it, the price of a second's delay of one first token, and the most tokens to read.
     """
     due = {place for place, size in enumerate(sizes) if waited[place] > seconds[size] > 0}
-    order = sorted(range(len(sizes)), key=lambda place: (place not in due, sizes[place]))
+
+    def rank(place: int) -> tuple[bool, float]:
+        return (False, -waited[place]) if place in due else (True, sizes[place])
+
+    order = sorted(range(len(sizes)), key=rank)
     number, read, rest = len(order), 0, sum(sizes)
     costs: list[float] = []
     for count, place in enumerate(order, start=1):
@@ -110,4 +120,6 @@ def choose_prompts(
         first, then = seconds[read], seconds[rest] if rest else 0.0
         delay = count * first + (number - count) * (first + then)
         costs.append(first + then + price * delay)
-    return order[: max(costs.index(min(costs)) + 1, len(due))]
+    chosen = order[: max(costs.index(min(costs)) + 1, len(due))]
+    fitting = [read <= most for read in accumulate([sizes[place] for place in chosen])]
+    return chosen[: max(sum(fitting), 1)]

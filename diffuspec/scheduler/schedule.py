@@ -58,7 +58,7 @@ def _best_plan(s: Snapshot) -> Plan:
     drafts = _drafts(s, groups)
     make_plan = _verifying_plan if can_verify else _drafting_plan
     plan = make_plan(s, groups, drafts)
-    plan.rate = drafts.rate
+    plan.rate, plan.prefill_chunk_tokens = drafts.rate, s.prefill_chunk_tokens
     plan.trials = drafts.trials if plan.drafts else {}
     _cut(s, plan)
     if s.overlap:
@@ -163,7 +163,8 @@ def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
     sizes = [min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts]
     waited = [s.now - one.step.started_at for one in prompts]
     seconds = s.costs.verification.curve.up_to(sum(sizes))
-    return [prompts[place] for place in choose_prompts(sizes, waited, seconds, s.first_token_price)]
+    price, most = s.first_token_price, s.prefill_tokens
+    return [prompts[place] for place in choose_prompts(sizes, waited, seconds, price, most)]
 
 
 def _may_defer(s: Snapshot, groups: _Groups, drafts: Drafts, *, is_for_prompts: bool) -> bool:

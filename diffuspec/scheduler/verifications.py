@@ -88,7 +88,8 @@ class Verifications:
         for request in requests:
             self.ready.pop(request, None)
             self._settle(request, plan)
-        most, max_nodes = self._config.prefill_chunk_tokens, self._verifier.info.max_tree_nodes
+        most = min(plan.prefill_chunk_tokens, self._config.prefill_chunk_tokens)
+        max_nodes = self._verifier.info.max_tree_nodes
         asked = [
             one.prefill.next_scored(max_nodes, most) or one.verify_request(most) for one in requests
         ]

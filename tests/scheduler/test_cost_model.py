@@ -272,3 +272,13 @@ def test_one_prompt_that_was_read_says_what_one_of_twice_its_size_takes():
     curve = CostCurve()
     curve.observe(2000, 1.0)
     assert curve.at(4000) == pytest.approx(2.0, rel=0.1)
+
+
+def test_rows_are_as_many_as_a_step_has_time_for_and_never_few():
+    costs = CostModel([""], 0.0)
+    assert costs.num_rows_within(0.25, 4096) == 4096, "before anything is measured"
+    for size in (1, 1024):
+        costs.observe_verification(size, 1, 0.01 + 0.001 * size, {})
+    assert costs.num_rows_within(0.25, 4096) == pytest.approx(251, abs=2)
+    assert costs.num_rows_within(10.0, 512) == 512
+    assert costs.num_rows_within(1e-6, 4096) == 16

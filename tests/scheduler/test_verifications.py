@@ -88,6 +88,30 @@ async def test_others_go_on_between_the_chunks_of_a_long_prompt():
         assert {batch_size for batch_size, _ in chunks[:-1]} == {2}, "both go on"
 
 
+async def test_on_a_slow_processor_a_long_prompt_holds_up_no_short_one():
+    async with on_stage(None, max_sequences=2, max_prefill_seconds=0.25) as stage:
+        verify, read = stage.verifier.verify, dict[str, int]()
+
+        async def verify_slowly(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            verdicts = await verify(requests)
+            for one, verdict in zip(requests, verdicts, strict=True):
+                before = read.get(one.request_id, 0)
+                read[one.request_id] = len(one.prefix) - verdict.num_unread_tokens
+                num_rows = max(read[one.request_id] - before, 1) + one.tree.num_nodes
+                await asyncio.sleep(0.02 * num_rows)  # 50 tokens a second
+            return verdicts
+
+        stage.verifier.verify = verify_slowly  # type: ignore[method-assign]
+        await stage.coordinator.profile(20.0)
+        one = SamplingParams(max_tokens=1)
+        long = stage.start([1 + n % 49 for n in range(480)], one)
+        await asyncio.sleep(2.0)
+        started = time.monotonic()
+        await stage.tokens([7, 8, 9], one)
+        assert time.monotonic() - started < 1.5 and not long.done()
+        await long
+
+
 # ---- failures
 
 
