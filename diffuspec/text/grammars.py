@@ -14,12 +14,13 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
+from diffuspec.text.grammar_tokens import GrammarTokens
 
 _MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
 _SHOWN_LINES = re.compile(r"^ *(\d+ \| .*|\^+)$", re.MULTILINE)
@@ -77,12 +78,18 @@ class Grammars:
             if matcher is not None and not afresh:
                 self._compiled.move_to_end(form)
                 return matcher.deep_copy()
-        grammar = _grammar(form)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=_LIMITS)
+        tokens, tokenizer = self._tokenizer
+        grammar = _grammar(form, tokens)
+        matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_LIMITS)
         # llguidance puts work off until the first mask is computed.
         if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
             raise InvalidRequestError(
                 f"structured_output cannot be used: {describe_failure(matcher)}"
+            )
+        if not _can_begin(matcher):
+            raise InvalidRequestError(
+                "structured_output cannot be used: the target's tokenizer has no tokens for how "
+                "each of its texts begins"
             )
         with self._lock:
             self._compiled[form] = matcher
@@ -92,16 +99,14 @@ class Grammars:
             return matcher.deep_copy()
 
     @functools.cached_property
-    def _tokenizer(self) -> LLTokenizer:
+    def _tokenizer(self) -> tuple[GrammarTokens, LLTokenizer]:
         # transformers: not before the first form
-        import llguidance.hf
-
         from diffuspec.text.tokenizer import load_tokenizer
 
-        info = self._info
-        tokenizer, eos = load_tokenizer(self._path), [*info.eos_token_ids]
+        info, backend = self._info, load_tokenizer(self._path).backend_tokenizer
         try:
-            return llguidance.hf.from_tokenizer(tokenizer, n_vocab=info.vocab_size, eos_token=eos)
+            tokens = GrammarTokens(backend, info.vocab_size, info.eos_token_ids)
+            return tokens, LLTokenizer(TokenizerWrapper(tokens), eos_token=[*info.eos_token_ids])
         except ValueError as error:
             raise InvalidRequestError(
                 f"structured_output cannot be used with the target's tokenizer: {error}"
@@ -112,6 +117,13 @@ class Grammars:
 def grammars_of(path: Path, info: TargetInfo) -> Grammars:
     """Return the grammars of a target, which all its roles in one process share."""
     return Grammars(path, info)
+
+
+def _can_begin(matcher: LLMatcher) -> bool:
+    """Whether the tokens that a form forces at its beginning lead to more of it."""
+    ahead = matcher.deep_copy()
+    forced = ahead.compute_ff_tokens()
+    return ahead.try_consume_tokens(forced) == len(forced) and any(ahead.compute_bitmask())
 
 
 def describe_failure(matcher: LLMatcher) -> str:
@@ -137,7 +149,7 @@ def json_schema_of(form: StructuredOutput) -> str | None:
     )
 
 
-def _grammar(form: StructuredOutput) -> str:
+def _grammar(form: StructuredOutput, tokens: GrammarTokens) -> str:
     if (schema := json_schema_of(form)) is not None:
         return LLMatcher.grammar_from_json_schema(schema)
     if form.regex is not None:
@@ -146,7 +158,7 @@ def _grammar(form: StructuredOutput) -> str:
         texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
     assert form.grammar is not None
-    return LLMatcher.grammar_from_lark(_in_lark(form.grammar))
+    return LLMatcher.grammar_from_lark(tokens.name_by_id(_in_lark(form.grammar)))
 
 
 def _in_lark(grammar: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Sequence
 from typing import Any
 
-_HEX_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's way to write a byte
+from diffuspec.text.token_bytes import byte_of, bytes_of_letters
 
 
 class TokenTexts:
@@ -19,7 +18,9 @@ class TokenTexts:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Return the text of several tokens together, special ones included."""
-        decoded: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
+        decoded: str = self._tokenizer.decode(
+            list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
         return decoded
 
     def token(self, token_id: int) -> str:
@@ -48,11 +49,7 @@ class TokenTexts:
             # After another token, since some tokenizers drop a space that begins a text.
             return self.text([token_id, token_id])[len(text) :].encode()
         token: str = self._tokenizer.convert_ids_to_tokens(token_id)
-        if found := _HEX_BYTE.fullmatch(token):
-            return bytes([int(found[1], 16)])
-        if all(letter in _BYTES for letter in token):
-            return bytes(_BYTES[letter] for letter in token)
-        return text.encode()
+        return byte_of(token) or bytes_of_letters(token) or text.encode()
 
 
 class TextOffsets:
@@ -85,17 +82,3 @@ class TextOffsets:
 
     def _read(self, raw: bytes, *, is_last: bool = False) -> None:
         self._num_characters += len(self._decoder.decode(raw, is_last))
-
-
-def _byte_letters() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level vocabulary stands for.
-
-    Printable bytes of Latin-1 stand for themselves, the others for letters from 256 on, in order.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTES = _byte_letters()
