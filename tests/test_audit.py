@@ -14,6 +14,7 @@ from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 from diffuspec.serve.local import EngineBackend
+from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.prompt import as_token_ids
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.fakes import FakeDrafter, FakeVerifier, always_right, oracle_of
@@ -84,7 +85,7 @@ async def test_a_service_audits_the_answers_that_are_drawn(
     target_path: Callable[[str], Path], verifier: type[FakeVerifier], result: str
 ) -> None:
     async with make_engine(target_path("qwen2"), verifier()) as engine:
-        backend = EngineBackend(engine, "model", audit_rate=1.0)
+        backend = EngineBackend(engine, "model", ServeSettings(audit_rate=1.0))
         stream = backend.stream(as_token_ids(PROMPT), SAMPLING, None, "a")
         assert sum([len(output.token_ids) async for output in stream]) == 12
         assert backend.auditor is not None

@@ -30,6 +30,7 @@ from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.client.coordinator import RemoteCoordinator
 from diffuspec.rpc.messages.status import TransportError
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.conventions import Conventions
 from diffuspec.telemetry.merged_series import merge_series
 from diffuspec.text.prompt_memory import prompt_blocks
 
@@ -52,8 +53,10 @@ class PipelinesBackend:
         pool: PipelinePool,
         list_series: Callable[[], Awaitable[dict[str, str]]],
         patience_seconds: float,
+        conventions: Conventions | None = None,
     ) -> None:
         """`name` is the model's name for clients; list_series returns each pipeline's series."""
+        self._conventions = conventions or Conventions()
         self.tokenizer = tokenizer
         self.pool = pool
         self._name, self._created = name, int(time.time())
@@ -73,7 +76,12 @@ class PipelinesBackend:
             raise VerifierUnavailableError(_NO_PIPELINE)
         info = self._info
         return ServedModel(
-            self._name, self._created, info.max_model_len, info.vocab_size, self._speculation
+            self._name,
+            self._created,
+            info.max_model_len,
+            info.vocab_size,
+            self._speculation,
+            self._conventions,
         )
 
     async def stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +22,11 @@ from actors.service.settings import ServiceConfig
 from diffuspec.core.errors import ConfigError, WorkerError
 from diffuspec.rpc.security import is_loopback
 from diffuspec.serve.app import create_app
+from diffuspec.serve.conventions import read_conventions
 from diffuspec.telemetry import logs, otel
 from diffuspec.text.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 _CALL_SECONDS = 5.0  # for the directory to answer
 
@@ -43,6 +47,8 @@ class Ingress:
         tokenizer = await asyncio.to_thread(load_tokenizer, path)
         node_id: str = ray.get_runtime_context().get_node_id()
         self._pool = PipelinePool(config.pipeline, self._list_pipelines, node_id)
+        conventions = read_conventions(path, tokenizer, config.http)
+        logger.info("%s: %s", config.model_name, conventions)
         self._backend = PipelinesBackend(
             config.model_name,
             config.pipeline,
@@ -50,6 +56,7 @@ class Ingress:
             self._pool,
             self._list_series,
             config.patience_seconds,
+            conventions,
         )
         await self._pool.__aenter__()
         self._exporting = otel.exporting("diffuspec-ingress")

@@ -12,6 +12,8 @@ from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.conventions import read_conventions
+from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.tokenizer import load_tokenizer
 
 
@@ -24,14 +26,15 @@ class PipelineBackend:
         if actor is None:
             raise VerifierUnavailableError(pipeline.coordinator.problem)
         info, path = actor.ready.info, config.engine.target.path
+        self.tokenizer: Any = load_tokenizer(path)
         self.model = ServedModel(
             name,
             int(time.time()),
             info.max_model_len,
             info.vocab_size,
             config.engine.speculation,
+            read_conventions(path, self.tokenizer, ServeSettings()),
         )
-        self.tokenizer: Any = load_tokenizer(path)
         self._pipeline = pipeline
 
     def stream(

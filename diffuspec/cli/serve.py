@@ -60,6 +60,34 @@ MaxSequences = Annotated[
 Certificate = Annotated[Path | None, _option("TLS certificate, with its chain.", "FILE.pem")]
 Key = Annotated[Path | None, _option("Private key of the TLS certificate.", "FILE.pem")]
 
+_CHATS = "Chats"
+ToolCallParser = Annotated[
+    str | None,
+    typer.Option(
+        help="How calls are read: hermes, qwen3_coder, llama3_json, pythonic, mistral, openai, "
+        "none. Default: by the chat template.",
+        metavar="NAME",
+        rich_help_panel=_CHATS,
+    ),
+]
+ReasoningParser = Annotated[
+    str | None,
+    typer.Option(
+        help="How reasoning is told from answers: qwen3, deepseek_r1, openai_gptoss, none. "
+        "Default: by the chat template.",
+        metavar="NAME",
+        rich_help_panel=_CHATS,
+    ),
+]
+GenerationConfig = Annotated[
+    str | None,
+    typer.Option(
+        help="Sampling defaults: auto, the model's; vllm, OpenAI's; or those of a directory.",
+        metavar="auto|vllm|DIR",
+        rich_help_panel=_CHATS,
+    ),
+]
+
 
 @options.takes_engine
 @options.takes_speculation
@@ -72,6 +100,9 @@ def run(
     data_parallel_size: options.DataParallelSize = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
+    tool_call_parser: ToolCallParser = None,
+    reasoning_parser: ReasoningParser = None,
+    generation_config: GenerationConfig = None,
     given: options.EngineOptions = options.NO_OPTIONS,
     speculation: Given = NOTHING_GIVEN,
     log_format: options.LogFormat = None,
@@ -85,7 +116,13 @@ def run(
     logs.configure(log_format)
     otel.check()
     tls = _tls(tls_certificate, tls_key)
-    settings, configured = _read(given.config, api_keys)
+    settings, configured = _read(
+        given.config,
+        api_keys=api_keys,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        generation_config=generation_config,
+    )
     if configured is None:
         given = replace(given, config=None)
     engine_config = options.engine_config(
@@ -124,15 +161,15 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
     return Tls(certificate, key)
 
 
-def _read(config: Path | None, api_keys: Path | None) -> tuple[ServeSettings, EngineConfig | None]:
-    """Return the service's settings, and the engine's if the file has any."""
+def _read(config: Path | None, **given: object) -> tuple[ServeSettings, EngineConfig | None]:
+    """Return the service's settings, `given` over the file's, and the engine's if it has any."""
     from diffuspec.serve.http.keys import read_keys
     from diffuspec.serve.settings import ServeFile
 
     data = {} if config is None else read_yaml(config)
     settings = validate(ServeFile, {"serve": data.pop("serve", {})}).serve
-    if api_keys is not None:
-        settings = settings.model_copy(update={"api_keys": api_keys})
+    wanted = {name: value for name, value in given.items() if value is not None}
+    settings = settings.model_copy(update=wanted)
     if settings.api_keys is not None:
         read_keys(settings.api_keys)  # wrong ones are refused before models are loaded
     return settings, parse_config(data) if data else None

@@ -31,6 +31,7 @@ from diffuspec.models.validation import check_batch
 from diffuspec.models.verify_plan import VerifyPlan, hidden_rows, wanted_states
 from diffuspec.models.worker import Worker
 from diffuspec.text.answer_matchers import AnswerMatchers, TokenMasks
+from diffuspec.text.endings import read_eos_token_ids
 from diffuspec.text.grammars import grammars_of
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
 
@@ -65,6 +66,7 @@ class CausalTarget:
     def load(cls, config: TargetConfig, num_ranks: int = 1) -> Self:
         """Load the target, or one rank's share of it. Raises ModelLoadError."""
         tokenizer = load_tokenizer(config.path)
+        eos_token_ids = read_eos_token_ids(config.path, tokenizer)
         loaded = load_model(
             config.path,
             device=config.device,
@@ -80,7 +82,7 @@ class CausalTarget:
             vocab_size=check_tokenizer(config.path, tokenizer, loaded.runner.vocab_size),
             max_model_len=config.max_model_len or loaded.max_positions,
             max_sequences=config.max_sequences,
-            eos_token_ids=loaded.eos_token_ids,
+            eos_token_ids=eos_token_ids,
             max_tree_nodes=config.max_tree_nodes,
         )
         matchers = AnswerMatchers(grammars_of(config.path, info))

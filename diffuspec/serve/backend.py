@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
+from diffuspec.serve.conventions import Conventions
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class ServedModel:
     max_model_len: int  # prompt and output tokens of one request
     vocab_size: int  # token ids that the tokenizer knows: 0 .. vocab_size - 1
     speculation: SpeculationParams = field(default_factory=SpeculationParams)  # the default
+    conventions: Conventions = field(default_factory=Conventions)
 
 
 class Backend(Protocol):

@@ -12,16 +12,26 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.engine_base import EngineBase
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.conventions import read_conventions
+from diffuspec.serve.settings import ServeSettings
 
 
 class EngineBackend:
     """A `Backend` over an engine. The caller closes the engine."""
 
-    def __init__(self, engine: EngineBase, name: str, audit_rate: float = 0.0) -> None:
-        """`name` is the model's name for clients; audit_rate is the share of answers audited."""
-        info = engine.info
+    def __init__(
+        self, engine: EngineBase, name: str, settings: ServeSettings | None = None
+    ) -> None:
+        """`name` is the model's name for clients. Raises ConfigError and ModelLoadError."""
+        info, settings = engine.info, settings or ServeSettings()
+        audit_rate = settings.audit_rate
         self.model = ServedModel(
-            name, int(time.time()), info.max_model_len, info.vocab_size, engine.default_speculation
+            name,
+            int(time.time()),
+            info.max_model_len,
+            info.vocab_size,
+            engine.default_speculation,
+            read_conventions(engine.config.target.path, engine.tokenizer, settings),
         )
         self._engine = engine
         self.auditor = Auditor(engine, audit_rate) if audit_rate else None

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import ipaddress
+import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.protocol import BoundedProtocol
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry import otel
+
+logger = logging.getLogger(__name__)
 
 _KEEP_ALIVE_SECONDS = 75
 _BACKLOG = 2048
@@ -147,7 +150,8 @@ async def serve_engine(
     with otel.exporting("diffuspec") as spans:
         async with engine:
             engine.spans = spans
-            backend = EngineBackend(engine, name, settings.audit_rate)
+            backend = EngineBackend(engine, name, settings)
+            logger.info("%s: %s", name, backend.model.conventions)
             app = create_app(backend, settings, spans=spans)
 
             async def drain() -> None:

@@ -27,6 +27,23 @@ class ServeSettings(Section):
         description="Share of answers that are decoded again without drafts, one at a time while "
         "there is a place free, and compared (`diffuspec_audits_total`).",
     )
+    tool_call_parser: str | None = Field(
+        None,
+        description="How calls are read, and written where they are demanded, in vLLM's words: "
+        "hermes, qwen3_coder, llama3_json, pythonic, mistral, openai (gpt-oss) or none; null: by "
+        "the model's chat template.",
+    )
+    reasoning_parser: str | None = Field(
+        None,
+        description="How reasoning is told from the answer, in vLLM's words: qwen3, deepseek_r1, "
+        "openai_gptoss or none; null: by the model's chat template.",
+    )
+    generation_config: str = Field(
+        "auto",
+        description="Where sampling parameters that requests leave out come from: auto, the "
+        "model's generation_config.json; vllm, OpenAI's defaults; or a directory that has such a "
+        "file.",
+    )
     playground: bool = Field(True, description="Serve the page at / that shows speculation.")
     max_body_bytes: int = Field(
         1024 * 1024, ge=1024, description="Largest body of a request; a larger one gets 413."

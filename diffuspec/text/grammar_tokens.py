@@ -41,6 +41,7 @@ class GrammarTokens:
         added = {token["id"]: token for token in data["added_tokens"]}
         ends = set(eos_token_ids)
         special = {i for i, token in added.items() if token["special"]} | ends
+        special = {token_id for token_id in special if token_id < vocab_size}
         self.special_token_ids = sorted(special)
         self.eos_token_id = next(iter(eos_token_ids), 0)
         self.ids_by_name: Mapping[str, int] = {t["content"]: i for i, t in added.items()}
@@ -56,7 +57,8 @@ class GrammarTokens:
         raw = text.encode() if isinstance(text, str) else text
         found = self._tokenizer.encode(raw.decode(), add_special_tokens=False).ids
         ids = [self._ids.get(one, one) for one in found]
-        return ids if b"".join(map(self._marked.__getitem__, ids)) == raw else self._longest(raw)
+        kept = b"".join(self._marked.get(token_id, _SPECIAL) for token_id in ids)
+        return ids if kept == raw else self._longest(raw)
 
     def name_by_id(self, grammar: str) -> str:
         """Return a Lark grammar whose tokens in angle brackets are named by their ids."""

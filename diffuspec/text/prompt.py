@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 
 from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.types import Prompt, TokenIds
+from diffuspec.text.chat_template import takes_parts_only, template_text
 
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # of all templates
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text is refused before it is tokenised
@@ -60,21 +62,21 @@ def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
 
 def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOptions) -> str:
     for message in messages:
-        if not (isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
+        if not (isinstance(message.get("role"), str) and _is_content(message.get("content"))):
             keys = sorted(map(str, message))
             raise InvalidRequestError(
                 f"a chat message needs a text `role` and a text `content`, got keys {keys}"
             )
     if tokenizer.chat_template is None:
         raise InvalidRequestError("the target's tokenizer has no chat template; send plain text")
-    if chat.tools and "tools" not in str(tokenizer.chat_template):
+    if chat.tools and "tools" not in template_text(tokenizer):
         raise InvalidRequestError("the target's chat template takes no tools")
     taken = _TAKEN_OPTIONS | inspect.signature(tokenizer.apply_chat_template).parameters.keys()
     if wrong := sorted(taken & chat.variables.keys()):
         raise InvalidRequestError(f"chat_template_kwargs must not have {', '.join(wrong)}")
     try:
         text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
+            [_laid_out(message, takes_parts_only(tokenizer)) for message in messages],
             tools=[*chat.tools] or None,
             tokenize=False,
             add_generation_prompt=chat.adds_generation_prompt,
@@ -87,8 +89,29 @@ def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOpt
                 "continue_final_message needs a chat template that keeps the content of the final "
                 "message as it is"
             ) from error
-        raise InvalidRequestError(f"the chat template refused the messages: {error}") from error
+        # Others than the template's own words may quote the chat.
+        reason = error if type(error) is TemplateError else type(error).__name__
+        raise InvalidRequestError(f"the chat template refused the messages: {reason}") from error
     return text
+
+
+def _is_content(content: object) -> bool:
+    """Whether a message's content is a text, or a list of parts that are texts."""
+    if isinstance(content, str):
+        return True
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+    )
+
+
+def _laid_out(message: Mapping[str, Any], has_parts: bool) -> dict[str, Any]:
+    """Return a message with its content as the template reads it: parts, or lines of one text."""
+    content = message["content"]
+    if has_parts and isinstance(content, str):
+        content = [{"type": "text", "text": content}] if content else []
+    elif not has_parts and not isinstance(content, str):
+        content = "\n".join(part["text"] for part in content)
+    return {**message, "content": content}
 
 
 def _tokenize(

@@ -15,8 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from diffuspec.core.errors import ModelLoadError, VocabularyError
 from diffuspec.core.types import TokenIds
+from diffuspec.text.directory import check_directory, check_is_no_pointer
 
 logger = logging.getLogger(__name__)
+
+_MAX_NAMED = 5  # tokens in a warning
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -25,16 +28,19 @@ def load_tokenizer(path: Path) -> Any:
     AutoTokenizer would go by the model type, and silently change a custom tokenizer into that
     family's.
     """
-    if not path.is_dir():
-        problem = "is a file" if path.exists() else "does not exist"
-        raise ModelLoadError(f"model directory {path} {problem}")
+    check_directory(path)
     if not (path / "tokenizer.json").is_file():
         raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
+    check_is_no_pointer(path / "tokenizer.json")
     try:
         with quiet():
-            return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
+            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except Exception as error:  # transformers and tokenizers may raise anything
         raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
+    # Of the training that saved it: prompts would be cut, or filled up, in silence.
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
 
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
@@ -46,13 +52,29 @@ def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
 
 
 def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
-    """Return the tokenizer's number of ids. Raises VocabularyError if the model has fewer."""
-    num_ids = max(tokenizer.get_vocab().values()) + 1
-    if num_ids > vocab_size:
+    """Return the number of ids that the tokenizer and the model both know.
+
+    Added tokens that only the tokenizer knows, as a [PAD] of those who trained it, are warned of.
+    Raises VocabularyError if others are unknown to the model.
+    """
+    num_ids = int(max(tokenizer.get_vocab().values())) + 1
+    if num_ids <= vocab_size:
+        return num_ids
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    unknown = range(vocab_size, num_ids)
+    if not all(token_id in added for token_id in unknown):
         raise VocabularyError(
             f"{path}: the tokenizer knows {num_ids} token ids, the model only {vocab_size}"
         )
-    return int(num_ids)
+    names = ", ".join(added[token_id].content for token_id in unknown[:_MAX_NAMED])
+    logger.warning(
+        "%s: the model does not know %d added tokens of its tokenizer (%s): prompts that have them "
+        "are refused",
+        path,
+        len(unknown),
+        names,
+    )
+    return vocab_size
 
 
 def vocabulary_digest(tokenizer: Any, num_ids: int) -> str:

@@ -452,7 +452,7 @@ def test_tools_and_calls_go_into_the_template():
     ]
     [generation] = encode(chat(messages=messages, tools=[WEATHER]), tokenizer(template), MODEL)
     text = tokenizer().decode(generation.prompt_token_ids)
-    assert text == "[weather]system:ab;assistant:(weather Ulm);tool:sun;"
+    assert text == "[weather]system:a\nb;assistant:(weather Ulm);tool:sun;"
     with pytest.raises(InvalidRequestError, match="takes no tools"):
         encode(chat(tools=[WEATHER]), tokenizer(), MODEL)
 

@@ -46,7 +46,7 @@ def serving(
 
     async def serve() -> None:
         async with make_engine() as engine:
-            app = create_app(EngineBackend(engine, MODEL), settings)
+            app = create_app(EngineBackend(engine, MODEL, settings), settings)
             server = Server(
                 app,
                 bind("127.0.0.1", 0),
@@ -98,7 +98,7 @@ def http_client(
     **options: Any,
 ) -> httpx2.AsyncClient:
     """Return a client of the application over a backend or an engine, without a server."""
-    served = EngineBackend(backend, MODEL) if isinstance(backend, Engine) else backend
+    served = EngineBackend(backend, MODEL, settings) if isinstance(backend, Engine) else backend
     app = create_app(served, settings or ServeSettings(), spans=spans)
     transport = httpx2.ASGITransport(app)
     return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1", **options)

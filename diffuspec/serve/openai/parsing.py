@@ -119,8 +119,9 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
     max_tokens = body.max_tokens or body.max_completion_tokens
+    max_tokens = _capped(max_tokens, model)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    sampling = _sampling(body, num_logprobs, max_tokens or model.max_model_len)
+    sampling = _sampling(body, num_logprobs, max_tokens or model.max_model_len, model)
     use = read_tools(body, sampling.structured_output)
     return Job(
         endpoint="/v1/chat/completions",
@@ -168,7 +169,8 @@ def _completion(body: CompletionBody, model: ServedModel) -> Job:
     if is_prompt_only and not body.echo:
         raise BadRequestError("max_tokens must be at least 1 without echo", "max_tokens")
     max_tokens = 1 if is_prompt_only else body.max_tokens or _DEFAULT_TEXT_TOKENS
-    sampling = _sampling(body, body.logprobs, max_tokens)
+    max_tokens = _capped(max_tokens, model) or max_tokens
+    sampling = _sampling(body, body.logprobs, max_tokens, model)
     if body.echo and body.logprobs is not None:
         if body.stream:
             raise BadRequestError("echo with logprobs cannot be streamed", "echo")
@@ -229,7 +231,7 @@ def _plain_message(message: Message) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {
         "role": role,
-        "content": _text(message.content or message.refusal or ""),
+        "content": _content(message.content or message.refusal or ""),
     }
     if message.tool_calls:
         plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
@@ -238,6 +240,13 @@ def _plain_message(message: Message) -> dict[str, Any]:
     if message.name is not None:
         plain["name"] = message.name
     return plain
+
+
+def _content(content: str | Sequence[TextPart | RefusalPart]) -> str | list[dict[str, str]]:
+    """Return a text, or the parts of one where there are several."""
+    if isinstance(content, str) or len(content) == 1:
+        return _text(content)
+    return [{"type": "text", "text": _text([part])} for part in content]
 
 
 def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
@@ -257,8 +266,15 @@ def _plain_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> SamplingParams:
-    """Return the sampling parameters of a body; refuse unknown keys."""
+def _capped(max_tokens: int | None, model: ServedModel) -> int | None:
+    """Return the longest answer, not beyond that of the model's generation_config.json."""
+    return min((one for one in (max_tokens, model.conventions.max_tokens) if one), default=None)
+
+
+def _sampling(
+    body: Body, num_logprobs: int | None, max_tokens: int, model: ServedModel
+) -> SamplingParams:
+    """Return the sampling parameters of a body, else the model's; refuse unknown keys."""
     known = {one.name for one in declared(SamplingParams)} - _SHAPED - WORDS
     extras = body.model_extra or {}
     form = read_form(extras)
@@ -274,7 +290,7 @@ def _sampling(body: Body, num_logprobs: int | None, max_tokens: int) -> Sampling
             "spaces_between_special_tokens must be true with skip_special_tokens: false",
             "spaces_between_special_tokens",
         )
-    given.setdefault("temperature", DEFAULT_TEMPERATURE)
+    given = {"temperature": DEFAULT_TEMPERATURE, **model.conventions.sampling, **given}
     if given.get("top_k") == -1:  # vLLM's word for all
         given["top_k"] = 0
     given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}

@@ -40,6 +40,14 @@ def test_a_file_is_found_alone_in_a_directory_and_in_a_wheel(
     assert not path.exists()  # what was unpacked is gone
 
 
+def test_a_name_in_capitals_is_a_gguf_file_too(gguf_file: Path, tmp_path: Path) -> None:
+    file = tmp_path / "X.GGUF"
+    file.write_bytes(gguf_file.read_bytes())
+    for source in (file, tmp_path, make_wheel(tmp_path / "m-1-py3-none-any.whl", file)):
+        with gguf_path(source) as path:
+            assert inspect_gguf(path).architecture == "llama"
+
+
 @pytest.mark.parametrize("num_files", [0, 2])
 def test_wheels_and_directories_with_none_or_several_files_are_refused(
     gguf_file: Path, tmp_path: Path, num_files: int

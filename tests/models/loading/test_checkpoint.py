@@ -27,6 +27,8 @@ from tests.support.models import (
 
 SaveTarget = Callable[[str], Path]
 WEIGHTS = "model.safetensors"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+MROPE = {"type": "mrope", "mrope_section": [2, 2, 2]}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 
 
@@ -82,6 +84,16 @@ def lose_the_weight_map(path: Path) -> None:
     shard(path, metadata={})
 
 
+def leave_a_stale_file(path: Path) -> None:
+    (path / WEIGHTS).rename(path / "model-1.safetensors")
+    shard(path, weight_map={"a": "model-1.safetensors"})
+    (path / WEIGHTS).write_bytes((path / "model-1.safetensors").read_bytes())
+
+
+def lose_the_index(path: Path) -> None:
+    (path / WEIGHTS).rename(path / "model-00001-of-00002.safetensors")
+
+
 def edit_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
     weights = load_file(path / WEIGHTS)
     change(weights)
@@ -111,6 +123,8 @@ def replace_by_gpt_neo(path: Path) -> None:
         num_heads=2,
         num_layers=2,
         attention_types=[[["global", "local"], 1]],
+        bos_token_id=None,
+        eos_token_id=2,
     )
     GPTNeoForCausalLM(config).save_pretrained(path)
 
@@ -139,6 +153,11 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "corrupt header": (garble_header, "corrupt safetensors header"),
     "missing shard": (lose_a_shard, "model-1.safetensors is named in the index but missing"),
     "empty index": (lose_the_weight_map, "has no weight_map"),
+    "stale file": (leave_a_stale_file, "has model.safetensors beside an index of other files"),
+    "no index": (lose_the_index, "has model-00001-of-00002.safetensors, but no model.safetensors"),
+    "pointer": (write(WEIGHTS, POINTER), "model.safetensors is a pointer of Git LFS"),
+    "pointer for a config": (write("config.json", POINTER), "config.json is a pointer of Git LFS"),
+    "unknown angles": (configure(rope_parameters=None, rope_scaling=MROPE), "type 'mrope' is not"),
     "length-dependent angles": (replace_by_longrope, "must be at most 128, got 256"),
     "unsupported attention": (replace_by_gpt_neo, "the attention of gpt_neo is not supported"),
     "no positions, GPT-2": (write("config.json", '{"model_type": "gpt2"}'), "n_positions must be"),

@@ -1,0 +1,124 @@
+"""How a model's chats are written, and the sampling that its makers recommend."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from diffuspec.core.errors import ConfigError, InvalidRequestError, ModelLoadError
+from diffuspec.core.params import SamplingParams
+from diffuspec.serve.settings import ServeSettings
+from diffuspec.text.chat_template import template_text
+from diffuspec.text.directory import check_is_no_pointer
+
+ToolParser: TypeAlias = Literal[
+    "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "openai", "none"
+]
+ReasoningParser: TypeAlias = Literal["qwen3", "deepseek_r1", "openai_gptoss", "none"]
+OF_MODEL, OF_SERVER = "auto", "vllm"  # vLLM's words for where defaults come from
+
+_OTHER_NAMES = {"gpt-oss": "openai", "gpt_oss": "openai", "qwen3_xml": "qwen3_coder"}
+_OTHER_REASONING = {"gpt-oss": "openai_gptoss", "gpt_oss": "openai_gptoss"}
+# The first of these whose mark is in a chat template is its form of calls.
+_CALL_MARKS: tuple[tuple[str, ToolParser], ...] = (
+    ("<|channel|>", "openai"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("[func_name", "pythonic"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary', "llama3_json"),
+)
+_SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(frozen=True, slots=True)
+class Conventions:
+    """What a service keeps to, for the model that it serves."""
+
+    tools: ToolParser = "hermes"
+    reasoning: ReasoningParser = "none"
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # parameters that bodies may override
+    max_tokens: int | None = None  # of any answer; None: the context's
+    template: str = ""  # source of the chat template
+
+    def __str__(self) -> str:
+        """Return them for a log."""
+        sampling = dict(self.sampling) or "the server's"
+        return (
+            f"tool calls are read as {self.tools}, reasoning as {self.reasoning}, "
+            f"sampling defaults are {sampling}"
+        )
+
+
+def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Conventions:
+    """Return the conventions of a model directory, where the settings do not say otherwise.
+
+    Raises ConfigError and ModelLoadError.
+    """
+    template = template_text(tokenizer)
+    tools = _chosen("tool_call_parser", settings.tool_call_parser, ToolParser, _OTHER_NAMES)
+    reasoning = _chosen(
+        "reasoning_parser", settings.reasoning_parser, ReasoningParser, _OTHER_REASONING
+    )
+    sampling, max_tokens = _defaults(path, settings.generation_config)
+    return Conventions(
+        tools or tools_of(template),
+        reasoning or reasoning_of(template),
+        sampling,
+        max_tokens,
+        template,
+    )
+
+
+def tools_of(template: str) -> ToolParser:
+    """Return the form of calls that a chat template asks its model for."""
+    return next((name for mark, name in _CALL_MARKS if mark in template), "hermes")
+
+
+def reasoning_of(template: str) -> ReasoningParser:
+    """Return the form of reasoning that a chat template knows."""
+    if "<|channel|>" in template:
+        return "openai_gptoss"
+    if "</think>" not in template:
+        return "none"
+    return "deepseek_r1" if "<｜Assistant｜>" in template else "qwen3"
+
+
+def _chosen(name: str, given: str | None, names: Any, others: Mapping[str, str]) -> Any:
+    known = get_args(names)
+    found = others.get(given or "", given)
+    if found is not None and found not in known:
+        raise ConfigError(f"{name} must be {', '.join(known)}, got {given!r:.80}")
+    return found
+
+
+def _defaults(path: Path, source: str) -> tuple[dict[str, Any], int | None]:
+    """Return the sampling defaults of a generation_config.json, and its longest answer."""
+    if source == OF_SERVER:
+        return {}, None
+    file = (path if source == OF_MODEL else Path(source)) / "generation_config.json"
+    if not file.is_file():
+        if source != OF_MODEL:
+            raise ConfigError(
+                f"generation_config must be {OF_MODEL}, {OF_SERVER} or a directory with a "
+                f"generation_config.json, got {source!r:.200}"
+            )
+        return {}, None
+    check_is_no_pointer(file)
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {file}: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelLoadError(f"{file} must be a JSON object")
+    sampling = {name: data[name] for name in _SAMPLED if data.get(name) is not None}
+    longest = data.get("max_new_tokens")
+    try:
+        SamplingParams(**sampling, **({} if longest is None else {"max_tokens": longest}))
+    except (InvalidRequestError, TypeError) as error:
+        raise ModelLoadError(f"{file}: {error}") from error
+    return sampling, longest

@@ -1,0 +1,58 @@
+"""What a tokenizer's chat template takes and writes, found out by rendering it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PROBE = "Qzx7probe"  # a text that no template has of its own
+
+
+def template_text(tokenizer: Any) -> str:
+    """Return the source of the chat template, of all if there are several; "" without one."""
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        return "\n".join(map(str, template.values()))
+    return template or ""
+
+
+@functools.lru_cache(maxsize=8)
+def takes_parts_only(tokenizer: Any) -> bool:
+    """Whether the template leaves out a content that is a text, and has one that is a list."""
+    if _PROBE in _rendered(tokenizer, [_user(_PROBE)]):
+        return False
+    text = _rendered(tokenizer, [_user([{"type": "text", "text": _PROBE}])])
+    return _PROBE in text and f"'{_PROBE}'" not in text  # not the list itself, as Python writes it
+
+
+@functools.lru_cache(maxsize=8)
+def turn_end_id(tokenizer: Any) -> int | None:
+    """Return the id of the added token that the template puts after an answer; None: there is none.
+
+    A template of channels (gpt-oss) ends each message of an answer so: there it is none.
+    """
+    if "<|channel|>" in template_text(tokenizer):
+        return None
+    content = [{"type": "text", "text": _PROBE}] if takes_parts_only(tokenizer) else _PROBE
+    answer = {"role": "assistant", "content": content}
+    _, found, rest = _rendered(tokenizer, [_user(content), answer]).rpartition(_PROBE)
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    names = {token.content: token_id for token_id, token in added.items()}
+    rest = rest.lstrip()
+    ends = [name for name in names if found and rest.startswith(name)]
+    return names[max(ends, key=len)] if ends else None
+
+
+def _user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> str:
+    if not tokenizer.chat_template:
+        return ""
+    try:
+        text: str = tokenizer.apply_chat_template([*messages], tokenize=False)
+    except Exception:  # a template may raise anything
+        return ""
+    return text
