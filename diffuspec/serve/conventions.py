@@ -44,6 +44,12 @@ class Conventions:
     sampling: Mapping[str, Any] = field(default_factory=dict)  # parameters that bodies may override
     max_tokens: int | None = None  # of any answer; None: the context's
     template: str = ""  # source of the chat template
+    special_ids: Mapping[str, int] = field(default_factory=dict)  # of special tokens, by name
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether answers are gpt-oss's messages."""
+        return self.tools == "openai" or self.reasoning == "openai_gptoss"
 
     def __str__(self) -> str:
         """Return them for a log."""
@@ -60,6 +66,7 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
     Raises ConfigError and ModelLoadError.
     """
     template = template_text(tokenizer)
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     tools = _chosen("tool_call_parser", settings.tool_call_parser, ToolParser, _OTHER_NAMES)
     reasoning = _chosen(
         "reasoning_parser", settings.reasoning_parser, ReasoningParser, _OTHER_REASONING
@@ -71,6 +78,7 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
         sampling,
         max_tokens,
         template,
+        {token.content: token_id for token_id, token in added.items() if token.special},
     )
 
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+_CHANNEL_ENDS = ("<|return|>", "<|call|>")
 _PROBE = "Qzx7probe"  # a text that no template has of its own
 
 
@@ -27,21 +28,21 @@ def takes_parts_only(tokenizer: Any) -> bool:
 
 
 @functools.lru_cache(maxsize=8)
-def turn_end_id(tokenizer: Any) -> int | None:
-    """Return the id of the added token that the template puts after an answer; None: there is none.
+def turn_end_ids(tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids of the added tokens with which the template has answers end.
 
-    A template of channels (gpt-oss) ends each message of an answer so: there it is none.
+    Where answers are several messages (gpt-oss), what the template puts after each ends none.
     """
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    names = {token.content: token_id for token_id, token in added.items()}
     if "<|channel|>" in template_text(tokenizer):
-        return None
+        return tuple(names[name] for name in _CHANNEL_ENDS if name in names)
     content = [{"type": "text", "text": _PROBE}] if takes_parts_only(tokenizer) else _PROBE
     answer = {"role": "assistant", "content": content}
     _, found, rest = _rendered(tokenizer, [_user(content), answer]).rpartition(_PROBE)
-    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    names = {token.content: token_id for token_id, token in added.items()}
     rest = rest.lstrip()
     ends = [name for name in names if found and rest.startswith(name)]
-    return names[max(ends, key=len)] if ends else None
+    return (names[max(ends, key=len)],) if ends else ()
 
 
 def _user(content: Any) -> dict[str, Any]:

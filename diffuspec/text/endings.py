@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.text.chat_template import turn_end_id
+from diffuspec.text.chat_template import turn_end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def read_eos_token_ids(path: Path, tokenizer: Any) -> tuple[int, ...]:
     found: Sequence[int] = ()
     for name, config in configs.items():
         found = found or _checked(path / name, config.get("eos_token_id"), vocab_size)
-    others = (tokenizer.eos_token_id, turn_end_id(tokenizer))
+    others = (tokenizer.eos_token_id, *turn_end_ids(tokenizer))
     num_ids = vocab_size or max(tokenizer.get_vocab().values()) + 1
     ids = (*found, *(one for one in others if one is not None and one < num_ids))
     if not ids:

@@ -158,10 +158,10 @@ def _grammar(form: StructuredOutput, tokens: GrammarTokens) -> str:
         texts = (json.dumps(text, ensure_ascii=False) for text in form.choice)
         return LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
     assert form.grammar is not None
-    return LLMatcher.grammar_from_lark(tokens.name_by_id(_in_lark(form.grammar)))
+    return LLMatcher.grammar_from_lark(tokens.name_by_id(in_lark(form.grammar)))
 
 
-def _in_lark(grammar: str) -> str:
+def in_lark(grammar: str) -> str:
     """Return a grammar in Lark's syntax; GBNF, as xgrammar and llama.cpp have it, is converted."""
     if is_lark_syntax(grammar) or "::=" not in grammar:
         return grammar

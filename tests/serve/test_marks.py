@@ -53,6 +53,7 @@ async def ask(client: AsyncClient, **keys: Any) -> dict[str, Any]:
         "max_tokens": 120,
         "temperature": 0,
         "return_token_ids": True,
+        "chat_template_kwargs": {"enable_thinking": False},
         **keys,
     }
     found = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import SpeculationParams, StructuredOutput
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import BadRequestError
 from diffuspec.serve.openai.jobs import Job, encode
@@ -32,6 +34,12 @@ NAMED_TOOL = {"type": "function", "function": {"name": "another"}}
 
 def chat(**keys: object) -> Job:
     return parse("/v1/chat/completions", ASKED | keys, MODEL)
+
+
+def messages_of(job: Job) -> list[Any]:
+    """Return the messages that the chat template gets."""
+    [messages] = job.prompts
+    return [*messages]
 
 
 def complete(**keys: object) -> Job:
@@ -149,7 +157,7 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"messages": [{"role": "assistant", "content": "x", "refusal": "No."}]}, "messages.0"),
         ({"messages": [{"role": "assistant", "audio": {"id": "1"}}]}, "messages.0.audio"),
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call"),
-        ({"messages": [{"role": "assistant", "reasoning": "x"}]}, "messages.0.reasoning"),
+        ({"messages": [{"role": "assistant", "reasons": "x"}]}, "messages.0.reasons"),
     ],
 )
 def test_what_is_wrong_or_not_supported_is_named(keys, param):
@@ -515,11 +523,59 @@ def test_a_message_that_the_template_does_not_keep_cannot_be_continued():
         encode(chat(**keys), tokenizer("{{ messages[0]['content'][:1] }}"), MODEL)
 
 
-@pytest.mark.parametrize("arguments", ["[]", "{", "1"])
-def test_arguments_of_a_call_are_a_json_object(arguments):
-    call = {"function": {"name": "weather", "arguments": arguments}}
-    with pytest.raises(BadRequestError, match="must be a JSON object"):
-        chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ("", {}),
+        ('{"a": [1, "x', {"a": [1, "x"]}),
+        ("{", {}),
+        ("[1]", {"arguments": [1]}),
+        ("{bad", {"arguments": "{bad"}),
+    ],
+)
+def test_a_call_that_was_cut_or_is_wrong_is_taken_back_as_an_object(arguments, shown):
+    call = {"id": "a", "function": {"name": "weather", "arguments": arguments}}
+    [message] = messages_of(chat(messages=[{"role": "assistant", "tool_calls": [call]}]))
+    assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": shown}
+
+
+def test_ids_of_calls_are_short_and_those_of_mistral_are_nine_letters():
+    def ids(**conventions: Any) -> list[Any]:
+        given = "call_0123456789abcdef0123456789abcdef-0-0"
+        call = {"id": given, "function": {"name": "f", "arguments": "{}"}}
+        messages = [
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": given, "content": "x"},
+        ]
+        model = replace(MODEL, conventions=Conventions(**conventions))
+        body = {"messages": messages}
+        asked, answered = messages_of(parse("/v1/chat/completions", body, model))
+        return [asked["tool_calls"][0]["id"], answered["tool_call_id"], given]
+
+    assert len(set(ids())) == 1
+    first, second, _ = ids(tools="mistral")
+    assert first == second and len(first) == 9 and first.isalnum()
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "variables"),
+    [
+        ("{{ reasoning_effort }}", "low", {"reasoning_effort": "low"}),
+        ("{% if enable_thinking %}", "none", {"enable_thinking": False}),
+        ("{% if enable_thinking %}", "high", {"enable_thinking": True}),
+        ("", "none", {}),
+    ],
+)
+def test_reasoning_effort_is_a_variable_of_templates_that_have_it(template, effort, variables):
+    model = replace(MODEL, conventions=Conventions(template=template))
+    body = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": effort}
+    assert parse("/v1/chat/completions", body, model).chat.variables == variables
+
+
+def test_reasoning_is_handed_to_the_template_under_both_names():
+    said = {"role": "assistant", "content": "a", "reasoning": "b"}
+    [message] = messages_of(chat(messages=[said]))
+    assert message["reasoning_content"] == message["reasoning"] == "b"
 
 
 def test_the_openapi_schema_has_the_declared_parameters_and_no_references():

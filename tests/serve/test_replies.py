@@ -16,6 +16,7 @@ from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLo
 from diffuspec.serve.openai.jobs import Endpoint, Generation, Job
 from diffuspec.serve.openai.replies import make_reply
 from diffuspec.serve.openai.token_texts import TextOffsets, TokenTexts
+from diffuspec.serve.openai.tool_calls import call_id
 from diffuspec.text.prompt import ChatOptions
 from tests.support.checkpoints import byte_tokenizer, words_tokenizer
 
@@ -23,6 +24,7 @@ CHAT: Endpoint = "/v1/chat/completions"
 TEXT: Endpoint = "/v1/completions"
 TOOLS: Any = ({"type": "function", "function": {"name": "weather"}},)
 TOKENIZER = PreTrainedTokenizerFast(tokenizer_object=byte_tokenizer(), eos_token="<|end|>")
+FIRST = call_id("chatcmpl-7-0-0", is_short=False)
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
@@ -56,7 +58,7 @@ def test_a_call_of_a_tool_takes_the_place_of_its_text():
     [call] = choice["message"].pop("tool_calls")
     assert choice["message"] == {"role": "assistant", "content": "I look.", "refusal": None}
     assert call == {
-        "id": "call_chatcmpl-7-0-0",
+        "id": FIRST,
         "type": "function",
         "function": {"name": "weather", "arguments": '{"city": "Ulm"}'},
     }
@@ -80,8 +82,8 @@ def test_calls_are_streamed_in_parts_and_numbered():
     assert names == ["weather", None, "weather"]
     assert [call["index"] for call in calls] == [0, 0, 1]
     assert [call["id"] for call in calls if "id" in call] == [
-        "call_chatcmpl-7-0-0",
-        "call_chatcmpl-7-0-1",
+        FIRST,
+        call_id("chatcmpl-7-0-1", is_short=False),
     ]
     for index in (0, 1):
         parts = [one["function"]["arguments"] for one in calls if one["index"] == index]

@@ -44,6 +44,92 @@ QWEN = ChatModel(
     eos="<|im_end|>",
 )
 
+_TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+_CALLS = (
+    "{% for call in message.tool_calls or [] %}"
+    "{{ call.id }} {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
+)
+
+
+def _turns(begin: str, end: str, prompt: str, hint: str) -> str:
+    """Return a template of turns, which asks for calls by a hint."""
+    return (
+        "{% if tools %}" + hint + "\n" + _TOOLS + "{% endif %}"
+        "{% for message in messages %}"
+        + begin
+        + "{{ message.role }}\n{{ message.content }}"
+        + _CALLS
+        + end
+        + "{% endfor %}{% if add_generation_prompt %}"
+        + prompt
+        + "{% endif %}"
+    )
+
+
+CODER = ChatModel(
+    special=QWEN.special,
+    marks=("<tool_call>", "</tool_call>"),
+    template=_turns("<|im_start|>", "<|im_end|>", "<|im_start|>assistant\n", "<function=x>"),
+    eos="<|im_end|>",
+)
+LLAMA3 = ChatModel(
+    special=("<|begin_of_text|>", "<|python_tag|>", "<|start_header_id|>", "<|eot_id|>"),
+    marks=(),
+    template=_turns(
+        "<|start_header_id|>",
+        "<|eot_id|>",
+        "<|start_header_id|>assistant\n",
+        '"parameters": dictionary',
+    ),
+    eos="<|eot_id|>",
+)
+PYTHONIC = ChatModel(
+    special=LLAMA3.special,
+    marks=(),
+    template=_turns(
+        "<|start_header_id|>",
+        "<|eot_id|>",
+        "<|start_header_id|>assistant\n",
+        "[func_name1(params_name1=params_value1)]",
+    ),
+    eos="<|eot_id|>",
+)
+MISTRAL = ChatModel(
+    special=("<s>", "</s>", "[INST]", "[TOOL_CALLS]", "[ARGS]"),
+    marks=(),
+    template=_turns("[INST]", "</s>", "", "[TOOL_CALLS]"),
+    eos="</s>",
+)
+MISTRAL_ARGS = ChatModel(
+    special=MISTRAL.special,
+    marks=(),
+    template=_turns("[INST]", "</s>", "", "[TOOL_CALLS]name[ARGS]{}"),
+    eos="</s>",
+)
+GPT_OSS = ChatModel(
+    special=(
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|call|>",
+        "<|return|>",
+    ),
+    marks=(),
+    template=_turns("<|start|>", "<|end|>", "<|start|>assistant", "<|channel|>commentary"),
+    eos="<|return|>",
+)
+FAMILIES = {
+    "hermes": QWEN,
+    "qwen3_coder": CODER,
+    "llama3_json": LLAMA3,
+    "pythonic": PYTHONIC,
+    "mistral": MISTRAL,
+    "mistral with [ARGS]": MISTRAL_ARGS,
+    "openai": GPT_OSS,
+}
+
 
 def chat_tokenizer(model: ChatModel) -> Any:
     """Return a byte-level tokenizer that normalises to NFC, as Qwen's does."""

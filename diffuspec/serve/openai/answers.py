@@ -23,6 +23,7 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     seed: int | None = None
+    num_reasoning_tokens: int = 0
 
     def add(self, output: RequestOutput) -> None:
         self.text += output.text
@@ -55,7 +56,7 @@ def usage(answers: Sequence[Answer], num_choices: int) -> Usage:
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
-            "reasoning_tokens": 0,
+            "reasoning_tokens": sum(answer.num_reasoning_tokens for answer in answers),
             "audio_tokens": 0,
         },
         "speculation": _speculation(answers),

@@ -121,6 +121,10 @@ class Message(Part):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = Field(
+        None, description="Of the assistant; the chat template keeps it or leaves it out."
+    )
+    reasoning: str | None = Field(None, description="The same, by its newer name.")
     refusal: str | None = Field(None, description="Of the assistant, in place of a content.")
     annotations: list[Any] | None = Field(None, description="Ignored: OpenAI's answers have it.")
     provider_specific_fields: ClientsOwn = None
@@ -248,6 +252,9 @@ class ChatBody(Body):
         False,
         description="Have the answer go on with the final message, which stays open; needs "
         "add_generation_prompt: false.",
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="How much to think, for chat templates that have it or enable_thinking."
     )
     parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
 

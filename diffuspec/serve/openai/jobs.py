@@ -8,11 +8,19 @@ from typing import Any, Literal, TypeAlias
 from diffuspec.core.params import MAX_PREDICTED_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import Role
 from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.reasoned_forms import (
+    Thinking,
+    after_reasoning,
+    thinking_after,
+    thinking_within,
+)
 from diffuspec.text.prompt import ChatOptions, encode_prompt
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
+_MAX_MARK_TOKENS = 16  # of the mark and the space at the end of a prompt
 ENDPOINTS: tuple[Endpoint, ...] = ("/v1/chat/completions", "/v1/completions")
 
 
@@ -43,6 +51,14 @@ class Job:
     role: Role = "assistant"  # of the message that answers a chat
     chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names
+    conventions: Conventions = field(default_factory=Conventions)  # how its answers are read
+    has_whole_form: bool = False  # its form is that of reasoning, too
+
+    @property
+    def is_reasoned(self) -> bool:
+        """Whether there may be reasoning before the answer."""
+        is_chat = self.endpoint == "/v1/chat/completions" and self.role == "assistant"
+        return is_chat and (self.conventions.reasoning != "none" or self.conventions.has_channels)
 
     @property
     def reports_drafts(self) -> bool:
@@ -58,6 +74,7 @@ class Generation:
     prompt_token_ids: TokenIds
     sampling: SamplingParams
     speculation: SpeculationParams | None = None  # None: the deployment's
+    thinking: Thinking = "over"
 
 
 def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ...]:
@@ -78,11 +95,26 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
                 "messages" if job.endpoint == "/v1/chat/completions" else "prompt",
                 "context_length_exceeded",
             )
+        thinking = _thinking(job, token_ids, tokenizer)
         sampling = replace(job.sampling, max_tokens=job.max_tokens or room)
+        form = sampling.structured_output
+        if form is not None and job.is_reasoned and not job.has_whole_form:
+            form = after_reasoning(form, job.conventions, thinking)
+            sampling = replace(sampling, structured_output=form)
         for choice in range(job.num_choices):
             index, drawn = len(generations), sampling.choice(choice)
-            generations.append(Generation(index, token_ids, drawn, speculation))
+            generations.append(Generation(index, token_ids, drawn, speculation, thinking))
     return tuple(generations)
+
+
+def _thinking(job: Job, token_ids: TokenIds, tokenizer: Any) -> Thinking:
+    """Return how a prompt leaves reasoning, by its end."""
+    if not job.is_reasoned:
+        return "over"
+    if job.chat.continues_final_message:
+        return thinking_within(str(job.prompts[0][-1]["content"]))  # type: ignore[index]
+    end = token_ids[-_MAX_MARK_TOKENS:].tolist()
+    return thinking_after(tokenizer.backend_tokenizer.decode(end, skip_special_tokens=False))
 
 
 def _speculation(job: Job, tokenizer: Any, model: ServedModel) -> SpeculationParams | None:

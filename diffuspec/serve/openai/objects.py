@@ -64,7 +64,7 @@ class PromptTokenDetails(TypedDict):
 class CompletionTokenDetails(TypedDict):
     accepted_prediction_tokens: Annotated[int, Field(description="Draft tokens accepted.")]
     rejected_prediction_tokens: Annotated[int, Field(description="Draft tokens rejected.")]
-    reasoning_tokens: Literal[0]
+    reasoning_tokens: int
     audio_tokens: Literal[0]
 
 
@@ -186,6 +186,8 @@ class ToolCallPart(TypedDict):
 AnswerRole: TypeAlias = Annotated[
     Role, Field(description="Another than assistant only where the answer goes on with a message.")
 ]
+Reasoning: TypeAlias = Annotated[str, Field(description="What comes before the answer.")]
+SameReasoning: TypeAlias = Annotated[str, Field(description="The same, by its newer name.")]
 ChatFinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
@@ -193,6 +195,8 @@ class ChatMessage(TypedDict):
     role: AnswerRole
     content: str | None
     refusal: None
+    reasoning_content: NotRequired[Reasoning]
+    reasoning: NotRequired[SameReasoning]
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -219,6 +223,8 @@ class ChatCompletion(TypedDict):
 class ChatDelta(TypedDict):
     role: NotRequired[AnswerRole]
     content: NotRequired[str]
+    reasoning_content: NotRequired[Reasoning]
+    reasoning: NotRequired[SameReasoning]
     tool_calls: NotRequired[list[ToolCallPart]]
 
 

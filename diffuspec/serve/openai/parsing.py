@@ -12,12 +12,13 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails
 
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import (
     Body,
     ChatBody,
@@ -30,6 +31,8 @@ from diffuspec.serve.openai.bodies import (
 from diffuspec.serve.openai.errors import BadRequestError, no_such_model
 from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
+from diffuspec.serve.openai.reading.readers import reads_special_tokens
+from diffuspec.serve.openai.tool_calls import known_to_template, read_arguments
 from diffuspec.serve.openai.tool_forms import read_tools
 from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.text.prompt import ChatOptions
@@ -122,14 +125,19 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
     max_tokens = _capped(max_tokens, model)
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     sampling = _sampling(body, num_logprobs, max_tokens or model.max_model_len, model)
-    use = read_tools(body, sampling.structured_output)
+    conventions = model.conventions
+    use = read_tools(body, sampling.structured_output, conventions)
+    if reads_special_tokens(conventions, has_tools=bool(use.tools)):
+        sampling = replace(sampling, skip_special_tokens=False)
     return Job(
         endpoint="/v1/chat/completions",
-        prompts=([_plain_message(message) for message in body.messages],),
+        prompts=([_plain_message(message, conventions) for message in body.messages],),
         sampling=replace(sampling, structured_output=use.form),
         max_tokens=max_tokens,
         form_asked_by="tools" if use.tools else _form_key(body),
-        chat=_chat_options(body, use.tools),
+        chat=_chat_options(body, use.tools, conventions),
+        conventions=conventions,
+        has_whole_form=use.has_messages,
         role="assistant" if body.add_generation_prompt else body.messages[-1].role,
         adds_special_tokens=body.add_special_tokens,
         is_call_named=use.is_named,
@@ -137,7 +145,9 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
     )
 
 
-def _chat_options(body: ChatBody, tools: Sequence[Mapping[str, Any]]) -> ChatOptions:
+def _chat_options(
+    body: ChatBody, tools: Sequence[Mapping[str, Any]], conventions: Conventions
+) -> ChatOptions:
     if body.continue_final_message:
         if body.add_generation_prompt:
             raise BadRequestError(
@@ -151,9 +161,27 @@ def _chat_options(body: ChatBody, tools: Sequence[Mapping[str, Any]]) -> ChatOpt
             )
     return ChatOptions(
         tools,
-        body.chat_template_kwargs or {},
+        _effort(body, conventions) | (body.chat_template_kwargs or {}),
         adds_generation_prompt=body.add_generation_prompt,
         continues_final_message=body.continue_final_message,
+    )
+
+
+def _effort(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
+    """Return the variables of the chat template that a reasoning_effort sets."""
+    effort, template = body.reasoning_effort, conventions.template
+    if effort is None:
+        return {}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in template:
+        return {"enable_thinking": effort != "none"}
+    if effort == "none" and conventions.reasoning == "none":
+        return {}
+    raise BadRequestError(
+        "reasoning_effort is not supported by the chat template of this model",
+        "reasoning_effort",
+        "unsupported_parameter",
     )
 
 
@@ -226,17 +254,22 @@ def _max_prompt_tokens(body: Body, room: int) -> int | None:
     return room if most == -1 else most
 
 
-def _plain_message(message: Message) -> dict[str, Any]:
+def _plain_message(message: Message, conventions: Conventions) -> dict[str, Any]:
     """Return a message as chat templates read it: content as one text, arguments as an object."""
     role = "system" if message.role == "developer" else message.role
     plain: dict[str, Any] = {
         "role": role,
         "content": _content(message.content or message.refusal or ""),
     }
+    is_short = conventions.tools == "mistral"
     if message.tool_calls:
-        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
+        plain["tool_calls"] = [_plain_call(call, is_short) for call in message.tool_calls]
     if message.tool_call_id is not None:
-        plain["tool_call_id"] = message.tool_call_id
+        plain["tool_call_id"] = known_to_template(message.tool_call_id, is_short=is_short)
+    if reasoning := message.reasoning_content or message.reasoning:
+        plain["reasoning_content"] = plain["reasoning"] = reasoning
+        if "thinking" in conventions.template and conventions.has_channels and message.tool_calls:
+            plain["thinking"] = reasoning
     if message.name is not None:
         plain["name"] = message.name
     return plain
@@ -255,15 +288,10 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
-def _plain_call(call: ToolCall) -> dict[str, Any]:
-    try:
-        arguments = from_json(call.function.arguments or "{}")
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise BadRequestError("arguments of a tool call must be a JSON object", "messages")
-    function = {"name": call.function.name, "arguments": arguments}
-    return {"id": call.id, "type": "function", "function": function}
+def _plain_call(call: ToolCall, is_short: bool) -> dict[str, Any]:
+    function = {"name": call.function.name, "arguments": read_arguments(call.function.arguments)}
+    given = None if call.id is None else known_to_template(call.id, is_short=is_short)
+    return {"id": given, "type": "function", "function": function}
 
 
 def _capped(max_tokens: int | None, model: ServedModel) -> int | None:

@@ -22,15 +22,24 @@ from diffuspec.serve.openai.objects import (
     ToolCall,
     ToolCallPart,
 )
+from diffuspec.serve.openai.reading.pieces import CallPart, Piece, Thought, calls_in
+from diffuspec.serve.openai.reading.readers import make_reader
 from diffuspec.serve.openai.replies.reply import BaseReply, finite
-from diffuspec.serve.openai.tools import CallPart, CallReader, calls_in
+from diffuspec.serve.openai.tool_calls import call_id
 
 
 class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
     def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
         super().__init__(job, generations, *rest, **head)
-        self._readers = [CallReader() for _ in generations]
+        self._readers = [
+            make_reader(job.conventions, job.chat.tools, one.thinking) for one in generations
+        ]
+        self._pieces: list[list[Piece]] = [[] for _ in generations]  # of a whole answer
         self._num_calls = [0 for _ in generations]
+
+    def add(self, index: int, output: RequestOutput) -> None:
+        super().add(index, output)
+        self._pieces[index] += self._read(index, output)
 
     def begin(self) -> list[ChatCompletionChunk]:
         chunks = [self._chunk([self._begun(answer)]) for answer in self._answers]
@@ -81,7 +90,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         assert answer.finish_reason is not None
         choice: ChatChoice = {
             "index": index,
-            "message": self._message(index, answer.text),
+            "message": self._message(index),
             "logprobs": self._logprobs(answer.token_ids, answer.logprobs),
             "finish_reason": self._finish_reason(index, answer.finish_reason),
             "stop_reason": answer.stop_reason,
@@ -94,7 +103,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         reason = output.finish_reason
         choice: ChatChunkChoice = {
             "index": index,
-            "delta": self._said(index, output.text, is_last=reason is not None),
+            "delta": self._said(index, self._read(index, output)),
             "logprobs": self._logprobs(output.token_ids, output.logprobs or ()),
             "finish_reason": None if reason is None else self._finish_reason(index, reason),
             "stop_reason": output.stop_reason,
@@ -106,14 +115,25 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
     def _says(self, choice: ChatChunkChoice) -> bool:
         return choice["delta"] != {"content": ""}
 
-    def _message(self, index: int, text: str) -> ChatMessage:
-        """Return the content and the calls of a whole answer."""
-        message: ChatMessage = {"role": self._job.role, "content": text, "refusal": None}
-        if not self._job.chat.tools:
-            return message
-        reader = self._readers[index]
-        pieces = [*reader.read(text), *reader.finish()]
+    def _read(self, index: int, output: RequestOutput) -> list[Piece]:
+        """Return the pieces that an output completes; count its tokens of reasoning."""
+        reader, answer = self._readers[index], self._answers[index]
+        pieces: list[Piece] = []
+        for text in output.pieces:  # one for each token
+            was_reasoning = reader.is_reasoning
+            pieces += reader.read(text)
+            answer.num_reasoning_tokens += was_reasoning or reader.is_reasoning
+        if output.finish_reason is not None:
+            pieces += reader.finish()
+        return pieces
+
+    def _message(self, index: int) -> ChatMessage:
+        """Return the reasoning, the content and the calls of a whole answer."""
+        pieces = self._pieces[index]
         content = "".join(piece for piece in pieces if isinstance(piece, str))
+        message: ChatMessage = {"role": self._job.role, "content": content, "refusal": None}
+        if thoughts := _thoughts(pieces):
+            message["reasoning_content"] = message["reasoning"] = thoughts
         calls: list[ToolCall] = [
             {
                 "id": self._call_id(index, place),
@@ -123,18 +143,13 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
             for place, call in enumerate(calls_in(pieces))
         ]
         self._num_calls[index] = len(calls)
-        message["content"] = content
         if calls:
             message["content"] = content or None
             message["tool_calls"] = calls
         return message
 
-    def _said(self, index: int, text: str, *, is_last: bool) -> ChatDelta:
-        """Return the content and the parts of calls that a part of an answer completes."""
-        if not self._job.chat.tools:
-            return {"content": text}
-        reader = self._readers[index]
-        pieces = reader.read(text) + (reader.finish() if is_last else [])
+    def _said(self, index: int, pieces: Sequence[Piece]) -> ChatDelta:
+        """Return the reasoning, the content and the parts of calls that an output completes."""
         content = "".join(piece for piece in pieces if isinstance(piece, str))
         parts: list[ToolCallPart] = []
         for piece in pieces:
@@ -144,11 +159,14 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
                 parts[-1]["function"]["arguments"] += piece.arguments
             else:
                 parts.append(self._call_delta(index, piece))
-        if not parts:
-            return {"content": content}
-        if not content:
-            return {"tool_calls": parts}
-        return {"content": content, "tool_calls": parts}
+        delta: ChatDelta = {}
+        if thoughts := _thoughts(pieces):
+            delta["reasoning_content"] = delta["reasoning"] = thoughts
+        if content or not (parts or thoughts):
+            delta["content"] = content
+        if parts:
+            delta["tool_calls"] = parts
+        return delta
 
     def _call_delta(self, index: int, part: CallPart) -> ToolCallPart:
         if part.name is None:
@@ -166,7 +184,8 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         }
 
     def _call_id(self, index: int, place: int) -> str:
-        return f"call_{self._id}-{index}-{place}"
+        name = f"{self._id}-{index}-{place}"
+        return call_id(name, is_short=self._job.conventions.tools == "mistral")
 
     def _finish_reason(self, index: int, reason: FinishReason) -> ChatFinishReason:
         """Return OpenAI's reason: tool_calls for whole calls that the model chose to make."""
@@ -189,3 +208,7 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
         raw = self._texts.raw(token_id)
         name = self._name(token_id, self._texts.token(token_id))
         return {"token": name, "logprob": finite(logprob), "bytes": list(raw)}
+
+
+def _thoughts(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces if isinstance(piece, Thought))

@@ -1,0 +1,94 @@
+"""What an answer is made of, and what reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that an answer contains; `arguments` is JSON text, cut if the answer is."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPart:
+    """What a part of an answer adds to a call."""
+
+    name: str | None  # of a call that begins; None: more of the latest call
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """A part of the reasoning before an answer."""
+
+    text: str
+
+
+Piece: TypeAlias = str | CallPart | Thought
+
+
+class Reader(Protocol):
+    """Splits a text that arrives in parts. No text is lost but marks, and space around them."""
+
+    @property
+    def is_within_arguments(self) -> bool:
+        """Whether the latest call is not whole."""
+        ...
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether what comes next is reasoning, as far as it is known."""
+        ...
+
+    def read(self, text: str) -> list[Piece]:
+        """Return the pieces that a further part of the text completes."""
+        ...
+
+    def finish(self) -> list[Piece]:
+        """Return the pieces held back so far: the text has ended."""
+        ...
+
+
+class PlainReader:
+    """Reads all text as content."""
+
+    is_within_arguments = False
+    is_reasoning = False
+
+    def read(self, text: str) -> list[Piece]:
+        return [text] if text else []
+
+    def finish(self) -> list[Piece]:
+        return []
+
+
+def calls_in(pieces: Iterable[Piece]) -> list[Call]:
+    """Return the calls that pieces make up."""
+    calls: list[Call] = []
+    for piece in pieces:
+        if not isinstance(piece, CallPart):
+            continue
+        if piece.name is not None:
+            calls.append(Call(piece.name, piece.arguments))
+        else:
+            calls[-1] = Call(calls[-1].name, calls[-1].arguments + piece.arguments)
+    return calls
+
+
+def length_begun(text: str, marks: Sequence[str]) -> int:
+    """Return the length of the longest end of a text with which one of the marks begins."""
+    longest = max(map(len, marks)) - 1
+    sizes = range(min(longest, len(text)), 0, -1)
+    return next((n for n in sizes if any(one.startswith(text[-n:]) for one in marks)), 0)
+
+
+def first_mark(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
+    """Return where the first of the marks is in a text, and which; None: none is."""
+    found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
+    return (min(found)[0], min(found)[2]) if found else None

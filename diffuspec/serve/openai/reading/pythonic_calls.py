@@ -1,0 +1,159 @@
+"""Calls that models write as a list of Python's, as Llama 3.2 and Llama 4 do.
+
+[get_weather(city="Paris"), get_time()]
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from diffuspec.serve.openai.reading.pieces import CallPart, Piece
+
+_SPACE = " \t\r\n"
+_MARKS = ("<|python_start|>", "<|python_end|>")  # of Llama 4
+_LIST = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
+_LIST_BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*)?\s*")
+_HEAD = re.compile(r"\s*([A-Za-z_][\w.]*)\s*\(")
+_NAMED = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
+_NAMES = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
+
+
+class PythonicCallReader:
+    """Reads an answer that is a list of calls; any other is content.
+
+    A call is passed on when it is whole. What can be no call is content, and all after it.
+    """
+
+    is_reasoning = False
+    is_within_arguments = False
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._read_on = self._at_start
+        self._num_calls = 0
+
+    def read(self, text: str) -> list[Piece]:
+        self._text += text
+        pieces: list[Piece] = []
+        while self._read_on(pieces):
+            continue
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        rest, self._text = self._text, ""
+        return [rest] if rest.strip(_SPACE) else []
+
+    def _at_start(self, pieces: list[Piece]) -> bool:
+        begun = self._text.lstrip(_SPACE).removeprefix(_MARKS[0]).lstrip(_SPACE)
+        if _LIST.match(begun):
+            self._text, self._read_on = begun[1:], self._in_list
+            return True
+        if not begun or _LIST_BEGUN.fullmatch(begun) or _MARKS[0].startswith(begun):
+            return False
+        self._read_on = self._in_content
+        return True
+
+    def _in_list(self, pieces: list[Piece]) -> bool:
+        text = self._text.lstrip(_SPACE + ",")
+        if text.startswith("]"):
+            self._text, self._read_on = text[1:], self._after_list
+            return True
+        end = _end_of_call(text)
+        if end is None:
+            return False
+        call = _parse(text[:end])
+        if call is None:
+            pieces += [] if self._num_calls else ["["]
+            self._read_on = self._in_content
+            return True
+        self._num_calls += 1
+        pieces.append(call)
+        self._text = text[end:]
+        return True
+
+    def _after_list(self, pieces: list[Piece]) -> bool:
+        text = self._text.lstrip(_SPACE)
+        if not text or (text != _MARKS[1] and _MARKS[1].startswith(text)):
+            return False
+        self._text = text.removeprefix(_MARKS[1]).lstrip(_SPACE)
+        self._read_on = self._in_content
+        return True
+
+    def _in_content(self, pieces: list[Piece]) -> bool:
+        if self._text:
+            pieces.append(self._text)
+            self._text = ""
+        return False
+
+
+def _end_of_call(text: str) -> int | None:
+    """Return where a call ends in a text that begins with it; None: not yet."""
+    return next((end for end, letter in _outside_of_texts(text, 1) if letter == ")"), None)
+
+
+def _outside_of_texts(text: str, depth: int) -> Iterator[tuple[int, str]]:
+    """Yield the ends of commas, and of brackets that close, within that many brackets."""
+    now, quote, is_escaped = 0, "", False
+    for end, letter in enumerate(text, start=1):
+        if quote:
+            if letter == quote and not is_escaped:
+                quote = ""
+            is_escaped = letter == "\\" and not is_escaped
+        elif letter in "\"'":
+            quote, is_escaped = letter, False
+        elif letter in "([{":
+            now += 1
+        elif letter in ")]}":
+            if now == depth:
+                yield end, letter
+            now -= 1
+        elif letter == "," and now == depth:
+            yield end, letter
+
+
+def _parse(text: str) -> CallPart | None:
+    """Return the call of a text; None if it is none of values by name."""
+    head = _HEAD.match(text)
+    if head is None:
+        return None
+    values: dict[str, Any] = {}
+    start = head.end()
+    for end, letter in _outside_of_texts(text, 1):
+        part = text[start : end - 1].strip(_SPACE)
+        named = _NAMED.match(part)
+        if named is None:
+            return CallPart(head[1], "{}") if letter == ")" and not (part or values) else None
+        try:
+            values[named[1]] = _value(part[named.end() :])
+        except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            return None
+        start = end
+    return CallPart(head[1], json.dumps(values, ensure_ascii=False))
+
+
+def _value(text: str) -> Any:
+    """Return a value that is written as JSON or as Python has it."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        with warnings.catch_warnings():  # of escapes that Python does not know
+            warnings.simplefilter("ignore")
+            return _literal(ast.parse(text.strip(), mode="eval").body)
+
+
+def _literal(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _NAMES:
+        return _NAMES[node.id]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else _literal(key) for key in node.keys]
+        return dict(zip(keys, map(_literal, node.values), strict=True))
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_literal(one) for one in node.elts]
+    found = ast.literal_eval(node)
+    json.dumps(found)  # no bytes, no complex numbers
+    return found

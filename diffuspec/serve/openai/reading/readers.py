@@ -1,0 +1,62 @@
+"""The reader of an answer, by the forms that its model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from diffuspec.serve.conventions import Conventions
+from diffuspec.serve.openai.reading import harmony, thinking
+from diffuspec.serve.openai.reading.harmony import HarmonyReader
+from diffuspec.serve.openai.reading.json_calls import HERMES, LLAMA3, MISTRAL, JsonCallReader
+from diffuspec.serve.openai.reading.pieces import PlainReader, Reader
+from diffuspec.serve.openai.reading.pythonic_calls import PythonicCallReader
+from diffuspec.serve.openai.reading.thinking import ThinkingReader
+from diffuspec.serve.openai.reading.xml_calls import TagCallReader
+from diffuspec.serve.openai.reasoned_forms import Thinking
+
+_CALL_MARKS = {
+    "hermes": (HERMES.mark, HERMES.close),
+    "qwen3_coder": (HERMES.mark, HERMES.close),
+    "llama3_json": (LLAMA3.mark,),
+    "mistral": (MISTRAL.mark, "[ARGS]"),
+    "pythonic": ("<|python_start|>",),
+}
+_CHANNELS = (harmony.CHANNEL, harmony.MESSAGE)
+
+
+def make_reader(
+    conventions: Conventions, tools: Sequence[Mapping[str, Any]], thinks: Thinking
+) -> Reader:
+    """Return what reads the answer to one prompt, which may call the tools."""
+    if conventions.has_channels:
+        return HarmonyReader()
+    calls = _call_reader(conventions, tools) if tools else PlainReader()
+    if conventions.reasoning == "none" or thinks == "over":
+        return calls
+    is_inside = thinks == "inside" or conventions.reasoning == "deepseek_r1"
+    return ThinkingReader(calls, starts_inside=is_inside)
+
+
+def reads_special_tokens(conventions: Conventions, *, has_tools: bool) -> bool:
+    """Whether a reader needs the names of special tokens in the text of an answer."""
+    marks: tuple[str, ...] = _CALL_MARKS.get(conventions.tools, ()) if has_tools else ()
+    if conventions.reasoning in ("qwen3", "deepseek_r1"):
+        marks += (thinking.OPEN, thinking.CLOSE)
+    if conventions.has_channels:
+        marks += _CHANNELS
+    return any(mark in conventions.special_ids for mark in marks)
+
+
+def _call_reader(conventions: Conventions, tools: Sequence[Mapping[str, Any]]) -> Reader:
+    functions = [tool["function"] for tool in tools]
+    names = frozenset(function["name"] for function in functions)
+    if conventions.tools == "llama3_json":
+        return JsonCallReader(LLAMA3, names)
+    if conventions.tools == "mistral":
+        return JsonCallReader(MISTRAL)
+    if conventions.tools == "qwen3_coder":
+        return TagCallReader({one["name"]: one.get("parameters", {}) for one in functions})
+    if conventions.tools == "pythonic":
+        return PythonicCallReader()
+    return JsonCallReader(HERMES) if conventions.tools == "hermes" else PlainReader()

@@ -1,0 +1,84 @@
+"""Reasoning between marks, before the rest of an answer."""
+
+from __future__ import annotations
+
+from diffuspec.serve.openai.reading.pieces import Piece, PlainReader, Reader, Thought, length_begun
+
+OPEN, CLOSE = "<think>", "</think>"
+_SPACE = " \t\r\n"
+
+
+class ThinkingReader:
+    """Splits reasoning from an answer, which another reader reads on.
+
+    Space around reasoning is dropped. What comes after its first end is the answer, whatever
+    marks that has.
+    """
+
+    def __init__(self, then: Reader | None = None, *, starts_inside: bool = False) -> None:
+        """starts_inside: the prompt has opened the reasoning, or the model needs no mark to."""
+        self._then = then or PlainReader()
+        self._text = ""  # not yet passed on
+        self._is_inside = starts_inside
+        self._read_on = self._at_start
+
+    @property
+    def is_within_arguments(self) -> bool:
+        return self._then.is_within_arguments
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._is_inside
+
+    def read(self, text: str) -> list[Piece]:
+        self._text += text
+        pieces: list[Piece] = []
+        while self._read_on(pieces):
+            continue
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        rest, self._text = self._text, ""
+        if self._is_inside:
+            rest = rest.strip(_SPACE)
+            return [Thought(rest)] if rest else []
+        if self._read_on == self._after:
+            rest = rest.lstrip(_SPACE)
+        return [*(self._then.read(rest) if rest else []), *self._then.finish()]
+
+    def _at_start(self, pieces: list[Piece]) -> bool:
+        begun = self._text.lstrip(_SPACE)
+        if not begun or (begun != OPEN and OPEN.startswith(begun)):
+            return False
+        if begun.startswith(OPEN):
+            self._text, self._is_inside = begun[len(OPEN) :], True
+        self._read_on = self._before_thought if self._is_inside else self._in_answer
+        return True
+
+    def _before_thought(self, pieces: list[Piece]) -> bool:
+        self._text = self._text.lstrip(_SPACE)
+        if self._text:
+            self._read_on = self._in_thought
+        return bool(self._text)
+
+    def _in_thought(self, pieces: list[Piece]) -> bool:
+        thought, found, after = self._text.partition(CLOSE)
+        if not found:
+            thought = thought[: len(thought) - length_begun(thought, [CLOSE])]
+        thought = thought.rstrip(_SPACE)
+        pieces += [Thought(thought)] if thought else []
+        self._text = after if found else self._text[len(thought) :]
+        if found:
+            self._is_inside, self._read_on = False, self._after
+        return bool(found)
+
+    def _after(self, pieces: list[Piece]) -> bool:
+        self._text = self._text.lstrip(_SPACE)
+        if self._text:
+            self._read_on = self._in_answer
+        return bool(self._text)
+
+    def _in_answer(self, pieces: list[Piece]) -> bool:
+        text, self._text = self._text, ""
+        pieces += self._then.read(text) if text else []
+        return False

@@ -1,0 +1,39 @@
+"""Forms of answers as rules of a Lark grammar, to be put beside other rules."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from diffuspec.core.params import StructuredOutput
+from diffuspec.text.grammars import in_lark, json_schema_of
+
+# A text, a regular expression, a comment, or a word.
+_PARTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*|[A-Za-z_]\w*')
+_SLASH = re.compile(r"(\\.)|/|\n", re.DOTALL)
+
+
+def text_of(text: str) -> str:
+    """Return a text as a terminal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def rules_of(form: StructuredOutput, name: str) -> str:
+    """Return rules of which the one of this name has the texts of a form.
+
+    Raises InvalidRequestError.
+    """
+    if (schema := json_schema_of(form)) is not None:
+        return f"{name}: %json {schema}"
+    if form.regex is not None:
+        return f"{name}: /{_SLASH.sub(_escape, form.regex)}/"
+    if form.choice:
+        return f"{name}: {' | '.join(map(text_of, form.choice))}"
+    assert form.grammar is not None
+    return _PARTS.sub(
+        lambda found: name if found[0] == "start" else found[0], in_lark(form.grammar)
+    )
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[1] or ("\\/" if found[0] == "/" else "\\n")
