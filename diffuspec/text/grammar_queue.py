@@ -19,7 +19,7 @@ class GrammarQueue:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     async def compile(self, grammars: Grammars, form: StructuredOutput) -> None:
-        """Compile a form that `grammars` does not have yet.
+        """Compile and try out a form that `grammars` does not have yet.
 
         Raises InvalidRequestError for a form that cannot be used, OverloadedError while too many
         wait.
@@ -31,7 +31,7 @@ class GrammarQueue:
         self._num_forms += 1
         try:
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, grammars.compile, form)
+            await loop.run_in_executor(self._thread, grammars.admit, form)
         finally:
             self._num_forms -= 1
 

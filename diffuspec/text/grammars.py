@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import re
 import threading
 from collections import OrderedDict
+from json import JSONDecodeError
 from pathlib import Path
+from typing import cast
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
@@ -20,13 +21,16 @@ from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import StructuredOutput
+from diffuspec.text.form_failures import meaning_of
 from diffuspec.text.grammar_tokens import GrammarTokens
+from diffuspec.text.grammar_trial import survives_trial
+from diffuspec.text.json_schemas import patterns_in, usable_schema
 
 _MAX_COMPILED = 16  # forms that are kept; each may hold some 20 MB of lexer states
-_SHOWN_LINES = re.compile(r"^ *(\d+ \| .*|\^+)$", re.MULTILINE)
 # JSON admits any amount of white space: without a bound, some models fill an answer with it.
 _BOUNDED_SPACE = {"whitespace_pattern": r"[ ]?|\r?\n[ \t]{0,32}"}
-_MAX_REASON = 200  # characters of llguidance's own words in an error
+_MAX_PLACE = 200  # characters of a place in a schema
+_MAX_TRIED = 32  # forced tokens, when a form is compiled
 
 # A third to a tenth of llguidance's defaults: half a second to compile, 10 ms for a mask.
 _LIMITS = LLParserLimits(
@@ -65,6 +69,22 @@ class Grammars:
         """Whether `compile` would answer at once."""
         return form in self._compiled
 
+    def admit(self, form: StructuredOutput) -> None:
+        """Compile a form and try it out, before a request is answered with it.
+
+        Raises InvalidRequestError for one that cannot be compiled, and for one that would take too
+        long. A form is tried once.
+        """
+        if self.is_compiled(form):
+            return
+        tokens, tokenizer = self._tokenizer
+        trial = LLMatcher(tokenizer, _grammar(form, tokens), log_level=0, limits=_LIMITS)
+        if not trial.is_error() and not survives_trial(trial, self._info.eos_token_ids):
+            raise InvalidRequestError(
+                "structured_output cannot be used: it is too complex to hold an answer to"
+            )
+        self.compile(form)
+
     def compile(self, form: StructuredOutput, afresh: bool = False) -> LLMatcher:
         """Return a new matcher, at the beginning of an answer.
 
@@ -84,7 +104,7 @@ class Grammars:
         # llguidance puts work off until the first mask is computed.
         if matcher.is_error() or not any(matcher.compute_bitmask()) or matcher.is_error():
             raise InvalidRequestError(
-                f"structured_output cannot be used: {describe_failure(matcher)}"
+                f"structured_output cannot be used: {_why_refused(form, matcher)}"
             )
         if not _can_begin(matcher):
             raise InvalidRequestError(
@@ -122,15 +142,18 @@ def grammars_of(path: Path, info: TargetInfo) -> Grammars:
 def _can_begin(matcher: LLMatcher) -> bool:
     """Whether the tokens that a form forces at its beginning lead to more of it."""
     ahead = matcher.deep_copy()
-    forced = ahead.compute_ff_tokens()
-    return ahead.try_consume_tokens(forced) == len(forced) and any(ahead.compute_bitmask())
+    for _ in range(_MAX_TRIED):
+        forced = ahead.compute_ff_tokens()[:1]
+        if not forced:
+            break
+        if ahead.try_consume_tokens(forced) != 1:
+            return ahead.is_stopped()
+    return any(ahead.compute_bitmask()) or ahead.is_stopped()
 
 
 def describe_failure(matcher: LLMatcher) -> str:
     """Return in one line why a matcher has no next token, without quoting its grammar."""
-    reason = matcher.get_error() or "no text has this form"
-    reason = _SHOWN_LINES.sub("", reason)
-    return " ".join(reason.replace("<non-verbose/>", "").split())[:_MAX_REASON]
+    return meaning_of(matcher.get_error())
 
 
 def json_schema_of(form: StructuredOutput) -> str | None:
@@ -145,7 +168,7 @@ def json_schema_of(form: StructuredOutput) -> str | None:
     else:
         return None
     return json.dumps(
-        {"x-guidance": _BOUNDED_SPACE, **schema} if isinstance(schema, dict) else schema
+        {**schema, "x-guidance": _BOUNDED_SPACE} if isinstance(schema, dict) else schema
     )
 
 
@@ -168,7 +191,7 @@ def in_lark(grammar: str) -> str:
     try:
         return gbnf_to_lark(grammar)
     except Exception as error:  # the converter raises nothing narrower for a missing rule
-        reason = str(error).partition(", ")[0][:_MAX_REASON]  # without the text at that place
+        reason = meaning_of(str(error))
         raise InvalidRequestError(f"structured_output cannot be used: {reason}") from None
 
 
@@ -176,9 +199,23 @@ def _read_schema(text: str) -> object:
     try:
         schema = json.loads(text)
     except ValueError as error:
-        raise InvalidRequestError(f"json_schema must be JSON: {error}") from error
+        where = f"{error.msg}: line {error.lineno}" if isinstance(error, JSONDecodeError) else ""
+        raise InvalidRequestError(f"json_schema must be JSON: {where}") from error
     except RecursionError:
         raise InvalidRequestError("json_schema is nested too deeply") from None
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"json_schema must be a JSON object, got {type(schema).__name__}")
-    return schema
+    try:
+        return cast(object, usable_schema(schema))
+    except RecursionError:
+        raise InvalidRequestError("json_schema is nested too deeply") from None
+
+
+def _why_refused(form: StructuredOutput, matcher: LLMatcher) -> str:
+    """Return why a form cannot be compiled, and where in a schema, as far as that is known."""
+    reason = describe_failure(matcher)
+    schema = json.loads(form.json_schema) if form.json_schema is not None else None
+    for place, pattern in patterns_in(schema):
+        if error := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
+            return f"{place[:_MAX_PLACE]}: {meaning_of(error)}"
+    return reason

@@ -25,7 +25,7 @@ class SlowGrammars:
     def is_compiled(self, form: StructuredOutput) -> bool:
         return form == KNOWN
 
-    def compile(self, form: StructuredOutput) -> None:
+    def admit(self, form: StructuredOutput) -> None:
         self.may_compile.wait()
         self.compiled.append(form)
 

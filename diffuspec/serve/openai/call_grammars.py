@@ -13,6 +13,7 @@ from typing import Any
 
 from diffuspec.serve.conventions import ToolParser
 from diffuspec.serve.openai.bodies import Function
+from diffuspec.text.json_schemas import usable_schema
 from diffuspec.text.lark import text_of
 
 _MAX_REFERENCES = 8  # from one to the next
@@ -41,7 +42,9 @@ class Calls:
         """Return what the arguments of a function must fit."""
         if not (self.is_strict or function.strict):
             return {"type": "object"}
-        return {"type": "object", **(function.parameters or _NO_PARAMETERS)}
+        schema = {"type": "object", **(function.parameters or _NO_PARAMETERS)}
+        found: dict[str, Any] = usable_schema(schema, f"tools.{self.functions.index(function)}")
+        return found
 
     def arguments(self) -> str:
         """Return a rule for the arguments of each function, as JSON on one line."""

@@ -85,7 +85,8 @@ def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_object": True}
+        schema = value.get("schema")
+        return {"json_object": True} if schema is None else {"json_schema": _text("json", schema)}
     described = value.get("json_schema")
     if kind == "json_schema" and isinstance(described, Mapping) and "schema" in described:
         return {"json_schema": _text("guided_json", described["schema"])}

@@ -36,6 +36,7 @@ _FORMS: dict[str, Any] = {
         "properties": {
             "type": {"enum": ["text", "json_object", "json_schema"]},
             "json_schema": {"type": "object", "properties": {"schema": {"type": "object"}}},
+            "schema": {"type": "object", "description": "With json_object, as llama.cpp has it."},
         },
         "required": ["type"],
         "description": "The form of the answer, as OpenAI has it.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,12 +58,14 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
             raise BadRequestError(
                 "tool_choice demands a call, of which this service knows no form", "tool_choice"
             )
-        return ToolUse(tools, is_named, _as_form(demanded(parser, calls)), has_messages)
+        grammar = _write(lambda: demanded(parser, calls))
+        return ToolUse(tools, is_named, _as_form(grammar), has_messages)
     is_free = form is None and not is_single and not any(one.strict for one in functions)
     if is_free or parser == "none":
         return ToolUse(tools, form=form)
     other = None if form is None else f"other: %json {_schema_of(form)}"
-    return ToolUse(tools, False, _as_form(possible(parser, calls, other)), has_messages)
+    grammar = _write(lambda: possible(parser, calls, other))
+    return ToolUse(tools, False, _as_form(grammar), has_messages)
 
 
 def _functions(body: ChatBody) -> list[Function]:
@@ -78,6 +80,16 @@ def _functions(body: ChatBody) -> list[Function]:
     if not functions:
         raise BadRequestError("tool_choice must name one of tools", "tool_choice")
     return functions
+
+
+def _write(write: Callable[[], str]) -> str:
+    """Return a grammar. Raises BadRequestError for a schema that cannot be obeyed."""
+    try:
+        return write()
+    except InvalidRequestError as error:
+        raise BadRequestError(str(error), "tools") from None
+    except RecursionError:
+        raise BadRequestError("tools have schemas that are nested too deeply", "tools") from None
 
 
 def _as_form(grammar: str) -> StructuredOutput:

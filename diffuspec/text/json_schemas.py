@@ -1,0 +1,175 @@
+"""JSON Schemas as their users write them, made into what llguidance can hold answers to.
+
+Formats that it does not know are annotations, as JSON Schema has it. What can be said with other
+keys is; what cannot be obeyed is refused with its place, as in #/properties/tags/uniqueItems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NoReturn
+
+from diffuspec.core.errors import InvalidRequestError
+
+_FORMATS: Final = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+_TYPES: Final = ("string", "number", "integer", "boolean", "null", "array", "object")
+_OF_NAMES: Final = ("properties", "patternProperties", "$defs", "definitions")
+_OF_LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems")
+_OF_ONE: Final = ("items", "additionalProperties", "additionalItems")
+_REFUSED: Final = (
+    *("if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired"),
+    *("dependentSchemas", "dependencies", "unevaluatedItems", "$dynamicRef", "$recursiveRef"),
+)
+_APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "not", "if")
+_MAX_PLACE: Final = 200  # characters
+_MAX_REFERENCES: Final = 8  # from one to the next
+
+
+def usable_schema(schema: Any, name: str = "json_schema") -> Any:
+    """Return a schema that means the same and has only what llguidance takes.
+
+    name: of what has the schema, in errors. Raises InvalidRequestError.
+    """
+    return _Rewriter(schema, name).rewritten(schema, "#")
+
+
+def patterns_in(schema: Any, place: str = "#") -> Iterator[tuple[str, str]]:
+    """Yield the places of all regular expressions of a schema, and the expressions."""
+    if isinstance(schema, Mapping):
+        if isinstance(schema.get("pattern"), str):
+            yield f"{place}/pattern", schema["pattern"]
+        for key in schema.get("patternProperties", {}):
+            yield f"{place}/patternProperties/{key}", key
+        for at, part in _parts_of(schema):
+            yield from patterns_in(part, f"{place}/{at}")
+
+
+def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the schemas right within a schema, with their places in it."""
+    for key in _OF_NAMES:
+        if isinstance(schema.get(key), Mapping):
+            yield from ((f"{key}/{name}", part) for name, part in schema[key].items())
+    for key in (*_OF_LISTS, "items"):
+        if isinstance(schema.get(key), list):
+            yield from ((f"{key}/{number}", part) for number, part in enumerate(schema[key]))
+    for key in _OF_ONE:
+        if isinstance(schema.get(key), Mapping):
+            yield key, schema[key]
+
+
+class _Rewriter:
+    def __init__(self, whole: Any, name: str) -> None:
+        self._whole = whole
+        self._name = name
+
+    def rewritten(self, schema: Any, place: str) -> Any:
+        if not isinstance(schema, Mapping):
+            return schema
+        self._check(schema, place)
+        found = {**schema}
+        if found.get("format") not in _FORMATS:
+            found.pop("format", None)
+        self._allow_items(found, place)
+        self._leave_out_constants(found, place)
+        self._name_properties(found, place)
+        for key in _OF_NAMES:
+            if isinstance(found.get(key), Mapping):
+                found[key] = {
+                    name: self.rewritten(part, f"{place}/{key}/{name}")
+                    for name, part in found[key].items()
+                }
+        for key in (*_OF_LISTS, "items"):
+            if isinstance(found.get(key), list):
+                found[key] = [
+                    self.rewritten(part, f"{place}/{key}/{number}")
+                    for number, part in enumerate(found[key])
+                ]
+        for key in _OF_ONE:
+            if isinstance(found.get(key), Mapping):
+                found[key] = self.rewritten(found[key], f"{place}/{key}")
+        return found
+
+    def _check(self, schema: Mapping[str, Any], place: str) -> None:
+        for key in _REFUSED:
+            if key in schema:
+                self._refuse(f"{place}/{key}", "is not supported")
+        types = schema.get("type", ())
+        for one in types if isinstance(types, list) else [types] if types else []:
+            if one not in _TYPES:
+                self._refuse(f"{place}/type", f"must be {', '.join(_TYPES)}, or a list of them")
+        reference = schema.get("$ref")
+        if reference is not None and not isinstance(self._referred(schema), Mapping | bool):
+            self._refuse(f"{place}/$ref", "refers to nothing within the schema")
+
+    def _referred(self, schema: Any) -> Any:
+        """Return what a schema stands for, through its references; None: they lead nowhere."""
+        for _ in range(_MAX_REFERENCES):
+            reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+            if reference is None:
+                return schema
+            if not isinstance(reference, str) or not reference.startswith("#"):
+                return None
+            schema = self._whole
+            for key in reference[1:].split("/")[1:]:
+                key = key.replace("~1", "/").replace("~0", "~")
+                if isinstance(schema, list) and key.isdecimal() and int(key) < len(schema):
+                    schema = schema[int(key)]
+                else:
+                    schema = schema.get(key) if isinstance(schema, Mapping) else None
+        return schema
+
+    def _allow_items(self, schema: dict[str, Any], place: str) -> None:
+        """Take away uniqueItems where it demands nothing; refuse it elsewhere."""
+        demands = schema.pop("uniqueItems", False) is True
+        most = schema.get("maxItems")
+        if demands and not (isinstance(most, int) and most <= 1):
+            self._refuse(f"{place}/uniqueItems", "is not supported: items may repeat")
+
+    def _leave_out_constants(self, schema: dict[str, Any], place: str) -> None:
+        """Say `not` of constants by the values that are left, where these are known."""
+        if "not" not in schema:
+            return
+        excluded = schema.pop("not")
+        constants = _constants_of(self._referred(excluded))
+        if excluded is False:
+            return
+        if constants is None or not isinstance(schema.get("enum"), list):
+            self._refuse(f"{place}/not", "is supported beside enum only, and of constants")
+        schema["enum"] = [one for one in schema["enum"] if one not in constants]
+
+    def _name_properties(self, schema: dict[str, Any], place: str) -> None:
+        """Say propertyNames by properties, and unevaluatedProperties by additionalProperties."""
+        if "unevaluatedProperties" in schema:
+            if any(key in schema for key in _APPLICATORS):
+                self._refuse(f"{place}/unevaluatedProperties", "is not supported beside others")
+            schema.setdefault("additionalProperties", schema.pop("unevaluatedProperties"))
+        if "propertyNames" not in schema:
+            return
+        names = self._referred(schema.pop("propertyNames"))
+        others = schema.get("additionalProperties", True)
+        known = schema.get("properties", {})
+        constants = _constants_of(names)
+        if names is True or names in ({}, {"type": "string"}):
+            return
+        if constants is not None and all(isinstance(one, str) for one in constants):
+            schema["properties"] = {one: known.get(one, others) for one in constants}
+            schema["additionalProperties"] = False
+        elif isinstance(names, Mapping) and names.keys() <= {"pattern", "type"} and not known:
+            schema["patternProperties"] = {names["pattern"]: others}
+            schema["additionalProperties"] = False
+        else:
+            self._refuse(f"{place}/propertyNames", "is supported with enum, const or pattern only")
+
+    def _refuse(self, place: str, problem: str) -> NoReturn:
+        raise InvalidRequestError(f"{self._name} cannot be used: {place[:_MAX_PLACE]} {problem}")
+
+
+def _constants_of(schema: Any) -> list[Any] | None:
+    """Return the only values of a schema, where it lists them."""
+    if not isinstance(schema, Mapping):
+        return None
+    if isinstance(schema.get("enum"), list):
+        return [*schema["enum"]]
+    return [schema["const"]] if "const" in schema else None

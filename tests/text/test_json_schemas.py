@@ -1,0 +1,135 @@
+"""JSON Schemas as their users write them: obeyed, or refused with the place."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import pytest
+from pydantic import AnyUrl, BaseModel, Field
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import StructuredOutput
+from diffuspec.pairs.tiny import TARGET
+from diffuspec.text.grammars import grammars_of
+from diffuspec.text.tokenizer import load_tokenizer
+
+GRAMMARS = grammars_of(TARGET, TargetInfo(4095, 512, 2, (2,)))
+TOKENIZER: Any = load_tokenizer(TARGET).backend_tokenizer
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Item(BaseModel):
+    colour: Colour
+    path: Path
+    price: Decimal
+    url: AnyUrl | None = None
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    name: str
+
+
+class Order(BaseModel):
+    id: UUID
+    stock: dict[Colour, int]
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+    pair: tuple[int, str]
+
+
+class Tags(BaseModel):
+    tags: set[str]
+
+
+def takes(schema: object, value: object) -> bool:
+    """Whether an answer of this schema may be this value."""
+    matcher = GRAMMARS.compile(StructuredOutput(json_schema=json.dumps(schema)))
+    ids = TOKENIZER.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False).ids
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+ORDER: dict[str, Any] = {
+    "id": "12345678-1234-1234-1234-123456789abc",
+    "stock": {"red": 3},
+    "pet": {"kind": "dog", "name": "Rex"},
+    "pair": [1, "a"],
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "right", "wrong"),
+    [
+        (Item, {"colour": "red", "path": "/tmp/a", "price": 1.5, "url": None}, {"colour": "x"}),
+        (Order, ORDER, {**ORDER, "stock": {"green": 1}}),
+        (Order, {**ORDER, "pet": {"kind": "cat"}}, {**ORDER, "pet": {"kind": "cow"}}),
+    ],
+)
+def test_schemas_of_pydantic_are_obeyed(model, right, wrong):
+    schema = model.model_json_schema()
+    model.model_validate(right)
+    assert takes(schema, right)
+    assert not takes(schema, wrong)
+
+
+OBJECT = {"type": "object", "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "format": "color"}, "red", 5),
+        ({"type": "string", "format": "date"}, "2024-02-01", "soon"),
+        (OBJECT | {"propertyNames": {"enum": ["a", "b"]}}, {"b": 1}, {"c": 1}),
+        (OBJECT | {"propertyNames": {"pattern": "^a+$"}}, {"aa": 1}, {"b": 1}),
+        (OBJECT | {"propertyNames": {"type": "string"}}, {"b": 1}, {"b": "1"}),
+        ({"enum": ["a", "b"], "not": {"const": "a"}}, "b", "a"),
+        ({"enum": ["a", "b"], "not": False}, "b", "c"),
+        ({"oneOf": [{"const": "a"}, {"const": "b"}]}, "b", "c"),
+        ({"type": "array", "uniqueItems": False}, [1, 1], {}),
+        ({"type": "array", "uniqueItems": True, "maxItems": 1}, [1], [1, 1]),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
+        ({"const": {"format": "x", "uniqueItems": True}}, {"format": "x", "uniqueItems": True}, 1),
+        ({"$ref": "#/$defs/a~1b/0", "$defs": {"a/b": [{"const": 5}]}}, 5, 6),
+    ],
+)
+def test_what_can_be_obeyed_is(schema, right, wrong):
+    assert takes(schema, right)
+    assert not takes(schema, wrong)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (Tags.model_json_schema(), "#/properties/tags/uniqueItems is not supported"),
+        ({"items": {"not": {"type": "string"}}}, "#/items/not is supported beside enum only"),
+        ({"allOf": [{}, {"if": {}}]}, "#/allOf/1/if is not supported"),
+        ({"type": "text"}, "#/type must be string, number,"),
+        ({"$defs": {"a": {"type": ["string", "x"]}}}, "#/$defs/a/type must be"),
+        ({"$ref": "http://a.b/secret"}, "#/$ref refers to nothing within the schema"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}}, "#/properties/a/$ref refers to nothing"),
+        ({"propertyNames": {"minLength": 3}}, "#/propertyNames is supported with enum"),
+        ({"properties": {"a": {"pattern": "(?=secret)"}}}, "#/properties/a/pattern: the regular"),
+        ({"patternProperties": {"(": {}}}, "#/patternProperties/(: the regular expression is"),
+        ({"unevaluatedProperties": False, "allOf": []}, "#/unevaluatedProperties is not supported"),
+        ({"minimum": "secret"}, "a key of the schema has a wrong value"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 2}]}, "oneOf must exclude each other"),
+    ],
+)
+def test_what_cannot_be_obeyed_is_refused_with_its_place_and_no_value(schema, words):
+    with pytest.raises(InvalidRequestError) as caught:
+        GRAMMARS.compile(StructuredOutput(json_schema=json.dumps(schema)))
+    assert words in str(caught.value) and "secret" not in str(caught.value)
