@@ -10,7 +10,19 @@ from typing import Annotated
 
 import typer
 
-from diffuspec.cli import audit, bench, demo, drafter, generate, keys, load, model, ngram, serve
+from diffuspec.cli import (
+    audit,
+    bench,
+    demo,
+    drafter,
+    generate,
+    keys,
+    load,
+    model,
+    model_explain,
+    ngram,
+    serve,
+)
 from diffuspec.cli.command import Command, Commands, Server
 
 app = typer.Typer(
@@ -33,6 +45,7 @@ _ngram.command("build", cls=Command, epilog=ngram.EXAMPLES)(ngram.run)
 app.add_typer(_ngram, name="ngram")
 _model = typer.Typer(cls=Commands, no_args_is_help=True, help="Model directories.")
 _model.command("import", cls=Command, epilog=model.EXAMPLES)(model.run)
+_model.command("explain", cls=Command, epilog=model_explain.EXAMPLES)(model_explain.run)
 app.add_typer(_model, name="model")
 _drafter = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Train drafters and draft heads for any target."

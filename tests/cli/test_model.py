@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cli.conftest import error_line
+from tests.support.chat_models import QWEN, chat_tokenizer
 from tests.support.gguf_files import write_gguf
 
 Run = Callable[..., Any]
@@ -33,3 +34,22 @@ def test_import_refuses_foreign_files_and_precisions_in_one_line(
     assert "notes.txt is not a GGUF file" in error_line(foreign)
     wrong = diffuspec("model", "import", "x.gguf", "--out", "model", "--dtype", "int4")
     assert error_line(wrong).startswith("--dtype must be bfloat16, float16, float32, got 'int4'")
+
+
+def test_explain_tells_how_a_directory_is_served(diffuspec: Run, tmp_path: Path) -> None:
+    chat_tokenizer(QWEN).save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "max_new_tokens": 9}')
+    result = diffuspec("model", "explain", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    for line in (
+        "answers end at    262 <|im_end|>",
+        "content           one text",
+        "variables         enable_thinking",
+        "tool calls        hermes",
+        "reasoning         qwen3",
+        "sampling          temperature 0.6",
+        "longest answer    9 tokens",
+    ):
+        assert line in result.stdout
+    other = diffuspec("model", "explain", tmp_path, "--reasoning-parser", "jamba")
+    assert error_line(other).startswith("reasoning_parser must be qwen3, deepseek_r1")

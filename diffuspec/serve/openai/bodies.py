@@ -23,9 +23,9 @@ from pydantic import (
 
 from diffuspec.core.params import MAX_CHOICES, MAX_LOGPROBS
 
-MAX_MESSAGES = 256
+MAX_MESSAGES = 4096
 MAX_PARTS = 256
-MAX_PROMPTS = 16
+MAX_PROMPTS = 64
 MAX_TOOLS = 128
 
 

@@ -37,7 +37,7 @@ from diffuspec.serve.openai.tool_forms import read_tools
 from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.text.prompt import ChatOptions
 
-_MAX_ANSWERS = 16  # of one request: prompts times n
+_MAX_ANSWERS = 64  # of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
 _KINDS = ("str", "NamedTool", "TextPart", "RefusalPart")
