@@ -24,7 +24,7 @@ from actors.settings import PipelineConfig
 from actors.supervision.coordinator_supervisor import CoordinatorSupervisor
 from actors.supervision.drafter_supervisor import DrafterSupervisor
 from actors.supervision.role_actor import ActorLostError
-from diffuspec.core.errors import DiffuspecError, DrafterError, OverloadedError
+from diffuspec.core.errors import DiffuspecError, DrafterError, ShuttingDownError
 from diffuspec.core.interfaces import ServiceStatus
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput
@@ -131,7 +131,7 @@ class Pipeline:
         there is no other coordinator in time, and what `Frontend.stream` does.
         """
         if self._is_draining:
-            raise OverloadedError("the pipeline is shutting down; try again later")
+            raise ShuttingDownError("the pipeline is shutting down; try again later")
         sampling = sampling.with_seed()  # the next coordinator has to draw the same tokens
 
         async def ask(committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:

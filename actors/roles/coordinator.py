@@ -22,7 +22,11 @@ from actors.roles.heartbeat import Heartbeat
 from actors.roles.hosted_drafters import DrafterHost
 from actors.settings import PipelineConfig
 from diffuspec.audit import Auditor
-from diffuspec.core.errors import DrafterError, OverloadedError, VerifierUnavailableError
+from diffuspec.core.errors import (
+    DrafterError,
+    ShuttingDownError,
+    VerifierUnavailableError,
+)
 from diffuspec.core.interfaces import ServiceStatus, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, RequestOutput, Verdict, VerifyRequest
@@ -189,7 +193,7 @@ class CoordinatorActor:
     ) -> AsyncGenerator[RequestOutput]:
         """Yield what every step adds; see `Frontend.stream`."""
         if self._is_draining and not committed_token_ids:
-            raise OverloadedError("the coordinator is shutting down; try again later")
+            raise ShuttingDownError("the coordinator is shutting down; try again later")
         stream = self.engine.stream(prompt, sampling, speculation, request_id, committed_token_ids)
         if self.auditor is not None:
             ids = self.engine.encode(prompt).tolist()

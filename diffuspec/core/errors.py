@@ -10,6 +10,7 @@ DiffuspecError
 ├── NgramError                   an n-gram file that cannot be used
 ├── MissingDependencyError       an optional package is not installed
 ├── OverloadedError              the queue is full; try again later
+│   └── ShuttingDownError        no new requests are taken; try again elsewhere, or later
 ├── RequestCancelledError        the request was cancelled by its owner
 └── WorkerError                  a role failed while working
     ├── StalePrefixError         the worker lacks the prefix that a call extends; send it whole
@@ -61,6 +62,10 @@ class MissingDependencyError(DiffuspecError):
 
 class OverloadedError(DiffuspecError):
     """Too many requests are waiting; the same request may succeed later."""
+
+
+class ShuttingDownError(OverloadedError):
+    """No new requests are taken before a shutdown; the same request may succeed elsewhere."""
 
 
 class RequestCancelledError(DiffuspecError):

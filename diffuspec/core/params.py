@@ -100,7 +100,7 @@ class SamplingParams:
     top_p: Annotated[float, Interval(gt=0, le=1)] = declare(
         1.0, "Draw from the likeliest tokens that have this much probability together; 1: all."
     )
-    top_k: Annotated[int, Interval(ge=0)] = declare(
+    top_k: Annotated[int, Interval(ge=0, le=2**31 - 1)] = declare(
         0, "Draw from this many of the likeliest tokens; 0: all."
     )
     min_p: Annotated[float, Interval(ge=0, le=1)] = declare(

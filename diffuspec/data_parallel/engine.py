@@ -18,7 +18,12 @@ from dataclasses import replace
 from typing import Any
 
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.errors import DiffuspecError, OverloadedError, VerifierUnavailableError
+from diffuspec.core.errors import (
+    DiffuspecError,
+    OverloadedError,
+    ShuttingDownError,
+    VerifierUnavailableError,
+)
 from diffuspec.core.interfaces import RoleStatus, ServiceStatus, TargetInfo
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import RequestOutput, TokenIds
@@ -211,7 +216,7 @@ class DataParallelEngine(EngineBase):
     ) -> AsyncGenerator[RequestOutput]:
         await self._opened()
         if self._is_draining:
-            raise OverloadedError("the engine is shutting down; try again later")
+            raise ShuttingDownError("the engine is shutting down; try again later")
         message = generate_request(
             token_ids.tolist(), sampling.with_seed(), speculation, request_id, committed.tolist()
         )

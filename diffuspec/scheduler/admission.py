@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import count
 
-from diffuspec.core.errors import OverloadedError
+from diffuspec.core.errors import OverloadedError, ShuttingDownError
 from diffuspec.scheduler.request import Request
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics
@@ -55,7 +55,7 @@ class Admission:
         draining, and a whole coordinator's requests (max_running + max_waiting) beyond the limit.
         """
         if self._is_draining and not is_resumed:
-            raise OverloadedError("the coordinator is shutting down; try again later")
+            raise ShuttingDownError("the coordinator is shutting down; try again later")
         num_decoding = sum(not request.is_finished for request in self._running)
         limit = self.max_waiting + max(self.max_running - num_decoding, 0)
         if is_resumed:

@@ -8,6 +8,7 @@ import re
 import socket
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from diffuspec.serve.settings import ServeSettings
@@ -28,6 +29,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._waiting: asyncio.TimerHandle | None = None  # for headers
         self._num_header_bytes = 0
         self._is_in_body = False
+        self._held_back = b""  # what may begin the name of a header
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -43,7 +45,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._num_header_bytes += len(data)
-        super().data_received(data if self._is_in_body else _without_upgrade(data))
+        if not self._is_in_body:
+            data, self._held_back = _without_upgrade(self._held_back + data)
+        super().data_received(data)
         if self._waiting is not None and self._num_header_bytes > _MAX_HEADER_BYTES:
             self.transport.abort()
 
@@ -56,12 +60,21 @@ class BoundedProtocol(HttpToolsProtocol):
         self._have_headers()
         self._is_in_body = True
         super().on_headers_complete()
+        self._use_host_of_target()
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UnchunkedCycle  # its application has not begun
 
     def on_message_complete(self) -> None:
         self._is_in_body = False
         super().on_message_complete()
+
+    def _use_host_of_target(self) -> None:
+        """Let a target with a host, as proxies are sent, overrule the header (RFC 9112, 3.2.2)."""
+        target = httptools.parse_url(self.url)
+        if target.host is not None:
+            host = target.host if target.port is None else b"%s:%d" % (target.host, target.port)
+            others = [header for header in self.scope["headers"] if header[0] != b"host"]
+            self.scope["headers"] = [*others, (b"host", host)]
 
     def _await_headers(self) -> None:
         self._num_header_bytes = 0
@@ -81,13 +94,17 @@ class BoundedProtocol(HttpToolsProtocol):
                 connected.setsockopt(socket.IPPROTO_TCP, option, milliseconds)
 
 
-def _without_upgrade(data: bytes) -> bytes:
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     """Return data whose head asks for no other protocol, which a server need not heed.
 
     Java's client offers HTTP/2 in this way, and httptools takes no body of a request that does.
+    Second: the beginning of a line at the end of the data, if it may become that header.
     """
     head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"x-upgrade:", head) + end + rest
+    line = b"" if end else head[head.rfind(b"\n") + 1 :]
+    held_back = line if b"upgrade:".startswith(line.lower()) else b""
+    head = head.removesuffix(held_back)
+    return _UPGRADE.sub(b"x-upgrade:", head) + end + rest, held_back
 
 
 class UnchunkedCycle(RequestResponseCycle):

@@ -16,6 +16,7 @@ from diffuspec.text.chat_template import takes_parts_only, template_text
 
 _TAKEN_OPTIONS = frozenset({"messages", "raise_exception", "strftime_now"})  # of all templates
 _MAX_CHARACTERS_PER_TOKEN = 16  # a longer text is refused before it is tokenised
+_MARGIN_TOKENS = 64  # next to a cut, which may be others than in the whole text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,19 @@ class ChatOptions:
     continues_final_message: bool = False  # the last message is left open, to be continued
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is kept of a prompt that may be too long."""
+
+    num_tokens: int
+    keeps_begin: bool = False  # by default the end of the prompt is kept
+
+    def of(self, token_ids: TokenIds) -> TokenIds:
+        if len(token_ids) <= self.num_tokens:
+            return token_ids
+        return token_ids[: self.num_tokens] if self.keeps_begin else token_ids[-self.num_tokens :]
+
+
 _DEFAULT = ChatOptions()
 
 
@@ -37,20 +51,31 @@ def encode_prompt(
     max_model_len: int | None,
     chat: ChatOptions = _DEFAULT,
     adds_special_tokens: bool | None = None,
+    cut: Cut | None = None,
 ) -> TokenIds:
     """Return the token ids of a text or of chat messages laid out by the tokenizer's template.
 
     Token ids are returned as they are. By default (adds_special_tokens None) a text gets the
     special tokens of its tokenizer, such as BOS, and a chat none besides its template's. Raises
     InvalidRequestError; a text that cannot fit max_model_len is refused before it is tokenised.
-    max_model_len None: the caller cuts what is too long.
+    With a `cut` nothing is too long, and no more of a text is tokenised than is kept.
     """
     if isinstance(prompt, str):
-        return _tokenize(prompt, tokenizer, max_model_len, adds_special_tokens is not False)
-    if len(prompt) and all(isinstance(item, Mapping) for item in prompt):
+        text, adds_special = prompt, adds_special_tokens is not False
+    elif len(prompt) and all(isinstance(item, Mapping) for item in prompt):
         text = _render(prompt, tokenizer, chat)  # type: ignore[arg-type]
-        return _tokenize(text, tokenizer, max_model_len, adds_special_tokens is True)
-    return as_token_ids(prompt)
+        adds_special = adds_special_tokens is True
+    else:
+        token_ids = as_token_ids(prompt)
+        return token_ids if cut is None else cut.of(token_ids)
+    if cut is not None:
+        return _tokenize_part(text, tokenizer, cut, adds_special)
+    if max_model_len is not None and len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
+        raise ContextLengthError(
+            f"a prompt of {len(text)} characters cannot fit the target's maximum context length "
+            f"of {max_model_len} tokens"
+        )
+    return _tokenize(text, tokenizer, adds_special)
 
 
 def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
@@ -114,14 +139,18 @@ def _laid_out(message: Mapping[str, Any], has_parts: bool) -> dict[str, Any]:
     return {**message, "content": content}
 
 
-def _tokenize(
-    text: str, tokenizer: Any, max_model_len: int | None, adds_special_tokens: bool
-) -> TokenIds:
-    if max_model_len is not None and len(text) > max_model_len * _MAX_CHARACTERS_PER_TOKEN:
-        raise ContextLengthError(
-            f"a prompt of {len(text)} characters cannot fit the target's maximum context length "
-            f"of {max_model_len} tokens"
-        )
+def _tokenize_part(text: str, tokenizer: Any, cut: Cut, adds_special_tokens: bool) -> TokenIds:
+    """Tokenise so much of a text that the tokens that are kept do not change with the rest."""
+    num_characters = (cut.num_tokens + _MARGIN_TOKENS) * _MAX_CHARACTERS_PER_TOKEN
+    while True:
+        part = text[:num_characters] if cut.keeps_begin else text[-num_characters:]
+        token_ids = _tokenize(part, tokenizer, adds_special_tokens)
+        if len(part) == len(text) or len(token_ids) >= cut.num_tokens + _MARGIN_TOKENS:
+            return cut.of(token_ids)
+        num_characters *= 4  # tokens of many characters
+
+
+def _tokenize(text: str, tokenizer: Any, adds_special_tokens: bool) -> TokenIds:
     try:
         # transformers' own encode would warn of lengths, which are checked with the request.
         encoding = tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_special_tokens)

@@ -58,13 +58,14 @@ def test_what_can_be_read_can_be_asked_for_by_its_headers_alone(service: Service
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not valid JSON"),
-        (b"{", "not valid JSON"),
-        (b'{"prompt": NaN}', "not valid JSON"),
-        (b"\xff\xfe", "not valid JSON"),
-        (b'{"prompt": "\\ud800"}', "not valid JSON"),
-        (b'{"prompt": ' + b"[" * 100_000, "not valid JSON"),
-        (b'{"prompt": ' + b"[" * 1000 + b"]" * 1000 + b"}", "nested too deeply"),
+        (b"", "not valid JSON: EOF while parsing a value at line 1 column 0"),
+        (b"{", "not valid JSON: EOF while parsing an object at line 1 column 1"),
+        (b'{"prompt": NaN}', "not valid JSON: expected value at line 1 column 12"),
+        (b'{"prompt": "\xe9"}', "not valid JSON: invalid unicode code point at line 1 column 13"),
+        (b'{"prompt": "\\ud800"}', "not valid JSON: unexpected end of hex escape at line 1"),
+        (b'{"prompt": 1,\n}', "not valid JSON: trailing comma at line 2 column 1"),
+        (b'{"prompt": ' + b"9" * 5000 + b"}", "not valid JSON: number out of range at line 1"),
+        (b'{"prompt": ' + b"[" * 1000, "not valid JSON: recursion limit exceeded at line 1"),
         (b"[]", "must be a JSON object"),
         (b"null", "must be a JSON object"),
     ],
@@ -74,6 +75,13 @@ async def test_bodies_that_are_no_json_object_are_refused(content, message):
         headers = {"content-type": "application/json"}
         response = await client.post(TEXT, content=content, headers=headers)
     assert message in error_of(response, 400)["message"]
+
+
+async def test_a_byte_order_mark_before_a_body_is_skipped():
+    async with http_client(fake_engine()) as client:
+        headers = {"content-type": "application/json"}
+        content = b'\xef\xbb\xbf{"prompt": "hi", "max_tokens": 1}'
+        assert (await client.post(TEXT, content=content, headers=headers)).status_code == 200
 
 
 async def test_other_content_types_are_refused_as_pages_elsewhere_may_send_them():
@@ -120,9 +128,10 @@ async def test_prompts_too_long_for_the_context_are_refused_with_its_length():
             error = error_of(await client.post(TEXT, json={"prompt": prompt}), 400)
             assert re.search("maximum context length (is|of) 512 tokens", error["message"])
             assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
-        chat = {"messages": [{"role": "user", "content": "x" * 300}], "max_tokens": 300}
-        error = error_of(await client.post(CHAT, json=chat), 400)
-        assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+        for number in (300, 100_000):
+            chat = {"messages": [{"role": "user", "content": "x" * number}], "max_tokens": 300}
+            error = error_of(await client.post(CHAT, json=chat), 400)
+            assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
 
 
 async def test_what_the_engine_refuses_is_named_too():
@@ -138,8 +147,8 @@ async def test_what_the_engine_refuses_is_named_too():
 
 async def test_a_request_id_is_returned_or_refused():
     async with http_client(fake_engine()) as client:
-        response = await client.get("/health", headers={"x-request-id": "my-id.1"})
-        assert response.headers["x-request-id"] == "my-id.1"
+        response = await client.get("/health", headers={"x-request-id": "my-id.1#7"})
+        assert response.headers["x-request-id"] == "my-id.1#7"
         for wrong in ("a b", "x" * 129, "<script>", ""):
             response = await client.get("/health", headers={"x-request-id": wrong})
             error_of(response, 400)

@@ -127,6 +127,7 @@ class _Failing:
         (errors.InvalidRequestError("temperature must be less"), 400),
         (errors.ContextLengthError("too long"), 400),
         (errors.OverloadedError("full"), 429),
+        (errors.ShuttingDownError("the coordinator is shutting down"), 503),
         (errors.RequestCancelledError("stopping"), 503),
         (errors.VerifierUnavailableError("away"), 503),
         (errors.VerifierError("failed"), 503),

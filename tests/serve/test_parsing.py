@@ -56,6 +56,8 @@ def tokenizer(template: str = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
         ({}, "temperature", 1.0),
         ({"temperature": 0}, "temperature", 0),
         ({"top_k": -1}, "top_k", 0),
+        ({"seed": -1}, "seed", None),
+        ({"top_p": 0}, "top_p", 1e-9),
         ({"top_p": 0.5}, "top_p", 0.5),
         ({"min_p": 0.1}, "min_p", 0.1),
         ({"seed": 7}, "seed", 7),
@@ -182,7 +184,7 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
         ({"messages": []}, "messages must have at least 1 item"),
         ({"n": "two"}, "n must be an integer"),
         ({"priority": 5}, "priority must be 0: there is no scheduling by priority"),
-        ({"request_id": ""}, "request_id must be at most 128 of A-Z a-z 0-9 . _ -"),
+        ({"request_id": ""}, "request_id must be at most 128 of A-Z a-z 0-9 . _ # : -"),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
             "tools.0.function.name must match pattern .*",

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from http.client import HTTPResponse
 from pathlib import Path
@@ -70,6 +71,38 @@ def test_a_request_that_offers_another_protocol_is_answered_all_the_same(
             response = HTTPResponse(connection)
             response.begin()
             assert (response.status, b"choices" in response.read()) == (200, True)
+
+
+def test_a_head_that_offers_another_protocol_may_come_in_pieces(service: Service):
+    head = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    place = head.index(b"Upgrade: ")
+    for cut in (place, place + 1, place + 4, place + 9, place + 11):
+        with connect(service) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for part in (head[:cut], head[cut:]):
+                connection.sendall(part)
+                time.sleep(0.01)  # two segments
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET http://evil.example/v1/models HTTP/1.1\r\nhost: localhost\r\n", b"403"),
+        (b"GET http://localhost:80/v1/models HTTP/1.1\r\nhost: evil.example\r\n", b"200"),
+        (b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nhost: evil.example\r\n", b"400"),
+        (
+            b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-type: application/json\r\ntransfer-encoding: gzip, chunked\r\n",
+            b"501",
+        ),
+    ],
+    ids=["target's host", "host of a good target", "two hosts", "transfer coding"],
+)
+def test_a_head_that_could_be_read_in_two_ways_is_refused(service: Service, head, status):
+    with connect(service) as connection:
+        connection.sendall(head + b"\r\n")
+        assert connection.recv(4096).startswith(b"HTTP/1.1 " + status)
 
 
 def test_headers_that_do_not_end_are_cut_at_their_size(service: Service):

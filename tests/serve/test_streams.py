@@ -13,6 +13,7 @@ import pytest
 from diffuspec.core.errors import VerifierError
 from diffuspec.engine import Engine
 from diffuspec.serve.app import create_app
+from diffuspec.serve.http.events import event
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.settings import ServeSettings
 from tests.support.fakes import FakeVerifier
@@ -150,3 +151,10 @@ async def test_chunks_join_to_the_whole_answer_and_characters_are_never_split():
         assert mine[-1]["finish_reason"] == choice["finish_reason"] == "length"
         tokens = [token for chunk in mine for token in chunk["logprobs"]["tokens"]]
         assert tokens == choice["logprobs"]["tokens"] and len(tokens) == 200
+
+
+@pytest.mark.parametrize("text", ["a\u2028b", "\u2029", "a\x85", "\x7f", "a\nb\r\n"], ids=ascii)
+def test_an_event_is_one_line_by_any_rule(text):
+    sent = event({"text": text})
+    lines = sent.decode().splitlines()
+    assert len(lines) == 2 and json.loads(lines[0].removeprefix("data: ")) == {"text": text}

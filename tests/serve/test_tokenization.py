@@ -27,9 +27,10 @@ async def test_a_chat_is_tokenised_as_its_template_lays_it_out():
     assert text == {"prompt": "<|start|>user:hi"} and found["token_strs"] is None
 
 
-async def test_a_prompt_may_be_longer_than_the_context():
-    found = await asked("/tokenize", {"prompt": "x" * 600})
-    assert found["count"] == 600 and found["max_model_len"] < 600
+@pytest.mark.parametrize("number", [600, 30_000])
+async def test_a_prompt_may_be_longer_than_the_context(number):
+    found = await asked("/tokenize", {"prompt": "x" * number})
+    assert found["count"] == number and found["max_model_len"] == 512
 
 
 @pytest.mark.parametrize(

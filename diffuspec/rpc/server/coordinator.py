@@ -29,7 +29,7 @@ from diffuspec.v1 import coordinator_pb2, coordinator_pb2_grpc
 
 logger = logging.getLogger(__name__)
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{0,128}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._#:-]{0,128}")
 _DEFAULT_SPECULATION = SpeculationParams()
 
 
@@ -87,7 +87,7 @@ class CoordinatorServicer(RoleServicer, coordinator_pb2_grpc.CoordinatorServiceS
         """Raises InvalidRequestError for what is malformed; the frontend checks the rest."""
         if not _REQUEST_ID.fullmatch(request.request_id):
             raise InvalidRequestError(
-                "request_id must be at most 128 of A-Z a-z 0-9 . _ -, "
+                "request_id must be at most 128 of A-Z a-z 0-9 . _ # : -, "
                 f"got {request.request_id!r:.80}"
             )
         telemetry.request_id.set(request.request_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from typing import Any, NoReturn
 
 from pydantic_core import from_json
@@ -52,8 +53,11 @@ def _refuse_size(max_bytes: int) -> NoReturn:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return plain data. Raises BadRequestError: no JSON, no UTF-8, nested too deeply, NaN."""
+    """Return plain data; a byte order mark is skipped.
+
+    Raises BadRequestError with the place: no JSON, no UTF-8, nested too deeply, NaN.
+    """
     try:
-        return from_json(content, allow_inf_nan=False)  # it has a limit of depth, about 200
-    except ValueError:
-        raise BadRequestError("the body is not valid JSON, or nested too deeply") from None
+        return from_json(content.removeprefix(codecs.BOM_UTF8), allow_inf_nan=False)
+    except ValueError as error:  # "expected value at line 1 column 7": none of the body's text
+        raise BadRequestError(f"the body is not valid JSON: {error}") from None

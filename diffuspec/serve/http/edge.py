@@ -53,6 +53,7 @@ class Edge:
         exchange = _Exchange(scope, receive, send)
         try:
             exchange.check_id()
+            _check_framing(Headers(scope=scope))
             self._check_host(scope)
             allowance = self._authenticate(scope)
             scope["state"]["allowance"] = allowance
@@ -115,6 +116,15 @@ class Edge:
                 yield
             finally:
                 self._num_running -= 1
+
+
+def _check_framing(headers: Headers) -> None:
+    """Refuse what two servers may read in two ways. Raises HttpError."""
+    coding = ", ".join(headers.getlist("transfer-encoding")).strip().lower()
+    if coding not in ("", "chunked"):
+        raise HttpError(501, "transfer-encoding must be chunked", "unsupported_transfer_encoding")
+    if len(headers.getlist("host")) > 1:
+        raise HttpError(400, "there must be one host header", "several_hosts")
 
 
 def given_id(headers: Headers) -> str | None:

@@ -15,12 +15,14 @@ from starlette.types import Receive, Scope, Send
 from diffuspec.serve.http.connection import ClientGoneError, unless_gone
 
 DONE = b"data: [DONE]\n\n"
+# At which clients that read lines by Unicode's rules would break an event.
+_ESCAPED = {ord(one): f"\\u{ord(one):04x}" for one in "\x7f\x85\u2028\u2029"}
 
 
 def event(data: Mapping[str, object]) -> bytes:
-    """Return one event. The JSON has no line breaks and no bare control characters."""
+    """Return one event. The JSON has no line breaks, of any kind, and no control characters."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return b"data: " + text.encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + text.translate(_ESCAPED).encode("utf-8", "replace") + b"\n\n"
 
 
 class EventStream(Response):

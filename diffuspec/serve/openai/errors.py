@@ -83,6 +83,10 @@ _ANSWERS: dict[type[BaseException], ErrorAnswer] = {
         429, "too many requests are waiting; try again later", "rate_limit_error", "overloaded",
         headers=_RETRY,
     ),
+    errors.ShuttingDownError: ErrorAnswer(
+        503, "the service is shutting down; try again later", _SERVER, "unavailable",
+        headers=_RETRY,
+    ),
     errors.RequestCancelledError: ErrorAnswer(
         503, "the service is shutting down; try again later", _SERVER, "cancelled", headers=_RETRY
     ),

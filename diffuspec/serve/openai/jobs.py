@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
+from diffuspec.core.errors import ContextLengthError
 from diffuspec.core.params import MAX_PREDICTED_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
@@ -17,7 +18,7 @@ from diffuspec.serve.openai.reasoned_forms import (
     thinking_after,
     thinking_within,
 )
-from diffuspec.text.prompt import ChatOptions, encode_prompt
+from diffuspec.text.prompt import ChatOptions, Cut, encode_prompt
 
 Endpoint: TypeAlias = Literal["/v1/chat/completions", "/v1/completions"]
 _MAX_MARK_TOKENS = 16  # of the mark and the space at the end of a prompt
@@ -61,6 +62,11 @@ class Job:
         return is_chat and (self.conventions.reasoning != "none" or self.conventions.has_channels)
 
     @property
+    def prompt_key(self) -> str:
+        """The key of the body that holds the prompt."""
+        return "messages" if self.endpoint == "/v1/chat/completions" else "prompt"
+
+    @property
     def reports_drafts(self) -> bool:
         """Whether each chunk has the draft of its step."""
         return self.speculation is not None and self.speculation.report_drafts
@@ -92,7 +98,7 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
             raise BadRequestError(
                 f"this model's maximum context length is {model.max_model_len} tokens, too few for "
                 f"{len(token_ids)} of the prompt and {job.max_tokens or 1} of the answer",
-                "messages" if job.endpoint == "/v1/chat/completions" else "prompt",
+                job.prompt_key,
                 "context_length_exceeded",
             )
         thinking = _thinking(job, token_ids, tokenizer)
@@ -121,21 +127,23 @@ def _speculation(job: Job, tokenizer: Any, model: ServedModel) -> SpeculationPar
     """Return the job's speculation with the tokens of its prediction, cut to the most allowed."""
     if not job.prediction:
         return job.speculation
-    prediction = encode_prompt(job.prediction, tokenizer, None, adds_special_tokens=False)
-    most = min(MAX_PREDICTED_TOKENS, model.max_model_len)
+    most = Cut(min(MAX_PREDICTED_TOKENS, model.max_model_len), keeps_begin=True)
+    prediction = encode_prompt(job.prediction, tokenizer, None, adds_special_tokens=False, cut=most)
     speculation = job.speculation or model.speculation
-    return replace(speculation, prediction=tuple(prediction[:most].tolist()))
+    return replace(speculation, prediction=tuple(prediction.tolist()))
 
 
 def encode_one(prompt: Prompt, job: Job, tokenizer: Any, model: ServedModel) -> TokenIds:
     """Tokenise a prompt of a job, and cut it if the job says so. Raises InvalidRequestError."""
-    most = job.max_prompt_tokens
-    longest = model.max_model_len if most is None else None
     _check_ids(prompt, model.vocab_size)
-    token_ids = encode_prompt(prompt, tokenizer, longest, job.chat, job.adds_special_tokens)
-    if most is None or len(token_ids) <= most:
-        return token_ids
-    return token_ids[:most] if job.is_cut_at_end else token_ids[-most:]
+    most, cut = job.max_prompt_tokens, None
+    if most is not None:
+        cut = Cut(most, keeps_begin=job.is_cut_at_end)
+    adds_special, longest = job.adds_special_tokens, model.max_model_len
+    try:
+        return encode_prompt(prompt, tokenizer, longest, job.chat, adds_special, cut)
+    except ContextLengthError as error:
+        raise BadRequestError(str(error), job.prompt_key, "context_length_exceeded") from None
 
 
 def _check_ids(prompt: Prompt, vocab_size: int) -> None:

@@ -33,12 +33,14 @@ ErrorCode: TypeAlias = Literal[
     "not_ready",
     "overloaded",
     "rate_limit_exceeded",
+    "several_hosts",
     "timeout",
     "unavailable",
     "unknown_parameter",
     "unsupported_content_encoding",
     "unsupported_media_type",
     "unsupported_parameter",
+    "unsupported_transfer_encoding",
     "worker_failed",
 ]
 

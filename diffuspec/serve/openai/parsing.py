@@ -39,6 +39,7 @@ from diffuspec.text.prompt import ChatOptions
 
 _MAX_ANSWERS = 64  # of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
+_LEAST_TOP_P = 1e-9
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
 _KINDS = ("str", "NamedTool", "TextPart", "RefusalPart")
 _PROBLEMS = {
@@ -321,6 +322,10 @@ def _sampling(
     given = {"temperature": DEFAULT_TEMPERATURE, **model.conventions.sampling, **given}
     if given.get("top_k") == -1:  # vLLM's word for all
         given["top_k"] = 0
+    if given.get("seed") == -1:  # vLLM's word for none
+        given["seed"] = None
+    if given.get("top_p") == 0:  # OpenAI's word for the likeliest token
+        given["top_p"] = _LEAST_TOP_P
     given |= {"logprobs": num_logprobs, "max_tokens": max_tokens, "structured_output": form}
     return _make(SamplingParams, given)
 

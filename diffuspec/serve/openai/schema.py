@@ -74,6 +74,8 @@ def body_schema(kind: type[Body]) -> dict[str, Any]:
     speculation = _inlined(TypeAdapter(SpeculationParams).json_schema())
     sampling["temperature"]["default"] = DEFAULT_TEMPERATURE
     sampling["top_k"]["minimum"] = -1  # vLLM's word for all
+    del sampling["top_p"]["exclusiveMinimum"]
+    sampling["top_p"]["minimum"] = 0  # OpenAI's word for the likeliest token
     for name in ("stop", "bad_words"):
         sampling[name] = _one_or_several(sampling[name])
     properties = {**sampling, **_FORMS, **schema["properties"], **_LABELS}

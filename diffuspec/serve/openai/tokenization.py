@@ -6,6 +6,7 @@ Both functions compute for a while: they belong in a thread.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from diffuspec.serve.backend import ServedModel
@@ -14,6 +15,7 @@ from diffuspec.serve.openai.jobs import encode_one
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import parse
 
+_MOST_COUNTED = 1 << 17  # tokens of a prompt: one that is longer may be refused uncounted
 _DETOKENIZE_KEYS = ("model", "tokens")
 
 TOKENIZE_SCHEMA: dict[str, Any] = {
@@ -49,7 +51,8 @@ def tokenize(body: object, tokenizer: Any, model: ServedModel) -> TokenizedPromp
     job = parse("/v1/chat/completions" if is_chat else "/v1/completions", given, model)
     if len(job.prompts) != 1:
         raise BadRequestError("prompt must be one text, or token ids", "prompt")
-    token_ids = encode_one(job.prompts[0], job, tokenizer, model).tolist()
+    counted = replace(model, max_model_len=max(model.max_model_len, _MOST_COUNTED))
+    token_ids = encode_one(job.prompts[0], job, tokenizer, counted).tolist()
     return {
         "count": len(token_ids),
         "max_model_len": model.max_model_len,
