@@ -232,8 +232,11 @@ def _finish(outcome: Outcome, output: Path) -> None:
         typer.echo(f"interrupted: {state}; the same command goes on from there", err=True)
         # typer.Exit(130) would be reported as an interrupt once more.
         raise SystemExit(getattr(problem, "exit_code", Interrupted.CTRL_C))
+    reason = str(problem)
+    if isinstance(problem, OSError):
+        reason = f"cannot write {output}: {problem.strerror or problem}"
     hint = f" ({state}; the same command goes on from there)" if counts.num_done else ""
-    raise BatchStoppedError(f"{problem}{hint}") from problem
+    raise BatchStoppedError(f"{reason}{hint}") from problem
 
 
 if __name__ == "__main__":

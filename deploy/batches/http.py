@@ -20,6 +20,7 @@ _MAX_RETRY_AFTER_SECONDS = 120.0
 _BUSY = (429, 503)
 _NO_ENTRY = (401, 403)
 _TIMED_OUT = 408
+_NOT_FOUND = 404
 
 
 class HttpService:
@@ -71,7 +72,17 @@ class HttpService:
 
     async def ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
         """See `Service.ask`. Raises ConfigError when the endpoint does not take the API key."""
-        return await self._send("POST", url, {"model": self.model, **body}, request_id)
+        reply = await self._send("POST", url, {"model": self.model, **body}, request_id)
+        if reply.status_code == _NOT_FOUND and not _is_about_model(reply.body):
+            raise ServiceLostError(f"status {_NOT_FOUND}: nothing has this path now")
+        return reply
+
+    async def is_up(self) -> bool:
+        """See `Service.is_up`."""
+        try:
+            return (await self._send("GET", "/v1/models", None, "batch-models")).is_ok
+        except (ServiceBusyError, ServiceLostError):
+            return False
 
     async def _send(
         self, method: str, url: str, body: Mapping[str, Any] | None, request_id: str
@@ -116,6 +127,12 @@ def _check_status(response: httpx2.Response) -> None:
         raise ServiceBusyError(f"status {status}", _retry_after(response))
     if status >= 500 or status == _TIMED_OUT:
         raise ServiceLostError(f"status {status}")
+
+
+def _is_about_model(said: Mapping[str, Any]) -> bool:
+    """Whether a 404 is about the model of a row, and not about a path that has no service now."""
+    error = said.get("error", said)
+    return "model" in json.dumps(error).lower()
 
 
 def _retry_after(response: httpx2.Response) -> float:

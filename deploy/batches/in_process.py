@@ -45,6 +45,10 @@ class BackendService:
             answer = answer_to(error)
             return Reply(answer.status, request_id, answer.body())
 
+    async def is_up(self) -> bool:
+        """See `Service.is_up`."""
+        return True
+
     async def _answer(self, url: str, body: Mapping[str, Any], request_id: str) -> Whole:
         """Return the object that the endpoint replies with. Raises what a backend does."""
         backend, model = self._backend, self._backend.model

@@ -6,6 +6,7 @@ It is read twice: `scan` counts the rows and refuses two with one custom_id befo
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ MAX_LINES = 10_000_000
 
 _CHUNK_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
+_OTHER_BOMS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ def lines_between(
             ):
                 number += 1
                 is_first = start == 0 and number == 1
+                if is_first and (head.startswith(_OTHER_BOMS) or b"\0" in head[:4]):
+                    raise ConfigError(f"{path} is not UTF-8 but UTF-16 or UTF-32; rows are UTF-8")
                 content = (head.removeprefix(_BOM) if is_first else head).strip()
                 hasher = _hasher(salt, content)
                 is_too_long = _skip_rest(file, head, hasher)

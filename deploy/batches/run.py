@@ -27,7 +27,7 @@ from diffuspec.core.backoff import Backoff
 
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
-_MAX_LOSSES = 5  # of a service that answers other rows meanwhile
+_MAX_LOSSES = 5  # of a row, each time by a service that is there again before the row is
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +120,19 @@ class Run:
     async def _ask(self, url: str, body: Mapping[str, Any], request_id: str) -> Reply:
         """Ask until there is a reply; see the module for when to give up."""
         backoff = Backoff(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
-        started_at, num_losses = time.monotonic(), 0
+        num_losses = 0  # after which the service was there
         while True:
             try:
                 reply = await self._service.ask(url, body, request_id)
             except (ServiceBusyError, ServiceLostError) as error:
-                num_losses += isinstance(error, ServiceLostError)
-                if num_losses >= _MAX_LOSSES and self._answered_at > started_at:
-                    raise _LostRowError(f"lost {num_losses} times: {error}") from error
+                failed_at = time.monotonic()
                 pause = max(backoff.failed(), _wanted_pause(error))
                 self._check_patience(pause, error)
                 await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+                if isinstance(error, ServiceLostError):
+                    num_losses += self._answered_at > failed_at or await self._service.is_up()
+                    if num_losses >= _MAX_LOSSES:
+                        raise _LostRowError(f"lost {num_losses} times: {error}") from error
             else:
                 self._answered_at = time.monotonic()
                 return reply

@@ -24,6 +24,10 @@ class Service(Protocol):
         """
         ...
 
+    async def is_up(self) -> bool:
+        """Whether it could answer a request now."""
+        ...
+
 
 class ServiceBusyError(WorkerError):
     """The service takes no more requests at the moment."""

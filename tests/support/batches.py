@@ -18,6 +18,7 @@ class Echo:
         self.concurrency = concurrency
         self.failures = list(failures)
         self.bodies: list[Mapping[str, Any]] = []
+        self.is_there = True
         self.num_in_flight = 0
         self.most_in_flight = 0
 
@@ -29,6 +30,9 @@ class Echo:
             return await self._answer(body, request_id)
         finally:
             self.num_in_flight -= 1
+
+    async def is_up(self) -> bool:
+        return self.is_there
 
     async def _answer(self, body: Mapping[str, Any], request_id: str) -> Reply:
         if self.failures:

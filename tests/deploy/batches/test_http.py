@@ -81,6 +81,26 @@ async def test_an_endpoint_that_failed_is_lost(status):
         await ask(lambda _: httpx2.Response(status, text="Internal Server Error"))
 
 
+@pytest.mark.parametrize(
+    ("error", "is_of_row"),
+    [
+        ({"message": "no such model: this service has 'a'", "code": "model_not_found"}, True),
+        ({"message": "no application has this path now", "code": "not_found"}, False),
+    ],
+)
+async def test_a_path_that_has_no_service_now_is_a_loss_and_an_unknown_model_the_row_s_fault(
+    error, is_of_row
+):
+    def answer(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(404, json={"error": error})
+
+    if is_of_row:
+        assert (await ask(answer)).status_code == 404
+    else:
+        with pytest.raises(ServiceLostError, match="nothing has this path now"):
+            await ask(answer)
+
+
 @pytest.mark.parametrize("text", ["", "<html>", "[1]"])
 async def test_a_reply_without_an_object_is_a_loss(text):
     with pytest.raises(ServiceLostError, match="without a JSON object"):

@@ -86,3 +86,11 @@ def test_more_lines_than_can_be_kept_are_refused(written, monkeypatch):
     monkeypatch.setattr(inputs, "MAX_LINES", 1)
     with pytest.raises(ConfigError, match="more than 1 lines; --engine data takes more"):
         scan(jsonl_file(written({"prompt": "a"}, {"prompt": "b"})))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_another_encoding_than_utf_8_is_refused(tmp_path, encoding):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes('{"prompt": "a"}\n'.encode(encoding))
+    with pytest.raises(ConfigError, match="is not UTF-8 but UTF-16 or UTF-32"):
+        scan(jsonl_file(path))

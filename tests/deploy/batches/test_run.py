@@ -141,6 +141,7 @@ async def test_rows_wait_while_the_service_is_busy_or_away(written):
 @pytest.mark.virtual_time
 async def test_a_batch_stops_when_nothing_is_answered_for_long(written):
     service = Echo([ServiceLostError("connection refused")] * 1000)
+    service.is_there = False
     started = asyncio.get_running_loop().time()
     with pytest.raises(BatchStoppedError, match=r"no answer for 60 seconds.* connection refused"):
         await answer_in_memory(written(chat("a"), chat("b")), service)
@@ -165,6 +166,36 @@ async def test_a_row_that_the_service_never_survives_fails_alone(written):
     [poisoned] = [result for result in results if result["response"] is None]
     assert poisoned["id"].startswith("batch_req_1_")
     assert poisoned["error"]["code"] == "service_lost"
+
+
+@pytest.mark.virtual_time
+async def test_a_row_is_lost_alone_also_where_no_other_is_left(written):
+    results = await answer_in_memory(written(chat("poison")), Poisoned())
+    assert results[0]["error"]["code"] == "service_lost"
+
+
+class Away(Echo):
+    """Answers, is away for half a minute, and answers again."""
+
+    async def _answer(self, body: Any, request_id: str) -> Any:
+        await asyncio.sleep(1)
+        if not await self.is_up():
+            raise ServiceLostError("all connection attempts failed")
+        return await super()._answer(body, request_id)
+
+    async def is_up(self) -> bool:
+        return not 5 < asyncio.get_running_loop().time() - self.began < 35
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = asyncio.get_running_loop().time()
+
+
+@pytest.mark.virtual_time
+async def test_no_row_fails_while_the_service_is_away_for_a_while(written):
+    rows = [str(number) for number in range(30)]
+    results = await answer_in_memory(written(*map(chat, rows)), Away())
+    assert sorted(texts(results)) == sorted(f"<{row}>" for row in rows)
 
 
 async def test_a_run_that_is_cancelled_goes_on_where_it_was(written, answer, tmp_path):
