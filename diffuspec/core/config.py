@@ -51,7 +51,7 @@ class TargetConfig(Section):
         None,
         description="Compute every token from the tokens before it alone, to the last bit, so that "
         "no draft and no other request can turn a near-tie; null: where that costs little, in 16 "
-        "bits, and in float32 on processors with AVX-512 and VNNI.",
+        "bits, and in float32 on x86-64 processors with AVX2, or AVX-512 and VNNI.",
     )
     max_tree_nodes: int = Field(
         64,

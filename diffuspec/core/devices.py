@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Literal, TypeAlias
+
+from diffuspec.core.errors import ConfigError
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
@@ -12,12 +15,34 @@ DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DEVICE_HELP = "Where the model runs; auto takes a GPU if there is one."
 DTYPE_HELP = "Type of weights and activations; auto is bfloat16 on a GPU and float32 on CPUs."
 
+CPU_LEVELS = (
+    "none",
+    "x86-64-v3",
+    "x86-64-v4",
+    "amx",
+)  # with products of our own from the second on
+CPU_LEVEL_VARIABLE = "DIFFUSPEC_CPU_LEVEL"
 _FLAGS = {"amx_bf16", "avx512_bf16"}  # of Linux's /proc/cpuinfo
+
+
+def wanted_cpu_level() -> str | None:
+    """Return the level that the environment asks for; None: the machine's own.
+
+    Raises ConfigError for one that there is not.
+    """
+    level = os.environ.get(CPU_LEVEL_VARIABLE) or None
+    if level is not None and level not in CPU_LEVELS:
+        raise ConfigError(
+            f"{CPU_LEVEL_VARIABLE} must be one of {', '.join(CPU_LEVELS)}, got {level!r:.80}"
+        )
+    return level
 
 
 @functools.cache
 def has_bfloat16_products() -> bool:
     """Whether the processor multiplies bfloat16 matrices itself. False where it does not tell."""
+    if wanted_cpu_level() in ("none", "x86-64-v3"):
+        return False
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -31,6 +31,7 @@ from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over
 from diffuspec.models.rows import operations
+from diffuspec.models.rows.levels import use_wanted_level
 from diffuspec.models.rows.products import can_multiply
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
@@ -84,6 +85,7 @@ def load_model(
         check_rope(path, config, max_len)
     num_rows = max_len + num_scratch_rows
     where = resolve_device(path, device)
+    use_wanted_level()
     if where.type == "cpu" and not operations.is_available:
         _warn_of_missing_kernels()
     precision = resolve_dtype(dtype, where)

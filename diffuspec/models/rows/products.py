@@ -5,8 +5,8 @@ of memory, in a third of the time of oneDNN's layout. A row's output does not de
 rows, to the last bit. There are kernels for
 
 - bfloat16 on processors with AMX: 16 rows take little longer than one;
-- float32 with AVX-512 and VNNI; weights are kept in 16 bits if that changes none of them, as in
-  most checkpoints, which were saved in 16 bits;
+- float32 with AVX2 (x86-64-v3), or AVX-512 and VNNI, to the same bits; weights are kept in 16 bits
+  if that changes none of them, as in most checkpoints, which were saved in 16 bits;
 - bfloat16 with AVX-512's bfloat16 instructions, twice as fast as float32.
 
 In int8 there is half as much to read. Rows are then rounded to 8 bits of their largest number as
@@ -34,7 +34,7 @@ def has_tiles() -> bool:
 
 
 def has_vectors() -> bool:
-    """Whether this processor multiplies by vectors of AVX-512, and numbers of 8 bits by VNNI."""
+    """Whether this processor multiplies float32 numbers, and those of 8 bits, by vectors."""
     return operations.is_available and _rows.has_vectors()
 
 

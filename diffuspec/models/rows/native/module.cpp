@@ -8,10 +8,9 @@
 #include "elementwise.h"
 #include "largest.h"
 #include "layer.h"
+#include "level.h"
 #include "products.h"
 #include "python.h"
-#include "tiles.h"
-#include "vector_products.h"
 
 namespace rows {
 namespace {
@@ -100,6 +99,19 @@ PyObject* run_has_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
   return PyBool_FromLong(has_vectors());
 }
 
+PyObject* run_own_level(PyObject*, PyObject* const*, Py_ssize_t) {
+  return PyLong_FromLong(own_level());
+}
+
+PyObject* run_level(PyObject*, PyObject* const*, Py_ssize_t) { return PyLong_FromLong(level()); }
+
+PyObject* run_use_level(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  int lower;
+  if (!Arguments(arguments, count).read(lower)) return nullptr;
+  use_level(static_cast<Level>(lower));
+  Py_RETURN_NONE;
+}
+
 PyObject* run_has_bfloat16_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
   return PyBool_FromLong(has_bfloat16_vectors());
 }
@@ -108,7 +120,7 @@ PyObject* run_has_bfloat16_vectors(PyObject*, PyObject* const*, Py_ssize_t) {
 PyMethodDef kMethods[] = {
     METHOD(normalise), METHOD(rotate), METHOD(gate), METHOD(attend), METHOD(multiply),
     METHOD(decode), METHOD(find_largest), METHOD(has_tiles), METHOD(has_vectors),
-    METHOD(has_bfloat16_vectors), {nullptr, nullptr, 0, nullptr}};
+    METHOD(has_bfloat16_vectors), METHOD(own_level), METHOD(level), METHOD(use_level), {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {PyModuleDef_HEAD_INIT, "_rows", nullptr, -1, kMethods,
                        nullptr, nullptr, nullptr, nullptr};
 

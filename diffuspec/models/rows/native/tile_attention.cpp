@@ -1,5 +1,7 @@
 #include "tile_attention.h"
 
+#include "level.h"
+
 #include <algorithm>
 #include <cstring>
 #include <vector>

@@ -30,10 +30,7 @@ bool is_allowed() {
 
 }  // namespace
 
-bool has_tiles() {
-  static const bool found = is_able() && is_allowed();
-  return found;
-}
+bool can_use_tiles() { return is_able() && is_allowed(); }
 
 ON_TILES void shape_tiles(int num_rows) {
   struct alignas(kLine) {
@@ -51,7 +48,7 @@ ON_TILES void shape_tiles(int num_rows) {
 
 #else
 
-bool has_tiles() { return false; }
+bool can_use_tiles() { return false; }
 
 #endif
 

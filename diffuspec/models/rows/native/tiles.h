@@ -17,7 +17,7 @@
 namespace rows {
 
 // Whether the processor has tiles and the system lets this process use them.
-bool has_tiles();
+bool can_use_tiles();
 
 #if HAS_TILES
 

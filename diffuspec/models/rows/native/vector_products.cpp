@@ -1,5 +1,7 @@
 #include "vector_products.h"
 
+#include "block_products.h"
+
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define HAS_VECTORS 1
 #include <immintrin.h>
@@ -19,15 +21,10 @@ namespace rows {
 namespace {
 
 constexpr int kLanes = 16;
-constexpr int kBlock = 64;  // outputs that are computed together
 constexpr int kVectors = kBlock / kLanes;
 constexpr int kGroup = 6;   // rows, whose sums fill the registers
-constexpr int kChunk = 64;  // steps, whose weights stay in the first-level cache
 constexpr int kAhead = 32;  // steps whose weights are fetched in advance, unless rows are one group
 constexpr int kSecondLevel = 2;  // the cache into which they are fetched
-constexpr int64_t kWorthAThread = 1 << 18;  // weights
-
-int divided_up(int count, int size) { return (count + size - 1) / size; }
 
 ON_VECTORS_INLINE __m256i load_16_bits(const uint16_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -88,14 +85,6 @@ struct Int8 : FourBytes {
   ON_VECTORS_INLINE static __m512i add(__m512i sum, __m512i numbers, __m512i weights) {
     return _mm512_dpbusd_epi32(sum, numbers, weights);
   }
-};
-
-// The sums of rows with a block of outputs: row r's begin at `to + r * stride`.
-template <class Sum>
-struct Sums {
-  Sum* to;
-  int64_t stride;
-  const Sum* first;  // what they begin with, or null: they have begun
 };
 
 // Adds what some steps contribute to the sums of N rows.
@@ -162,45 +151,11 @@ void add_up(
   }
 }
 
-// Calls `compute(block)` for all blocks, in as many threads as that is worth.
-template <class Compute>
-void for_each_block(const Matrix& matrix, int num_threads, Compute compute) {
-  const int num_blocks = divided_up(matrix.num_outputs, kBlock);
-  const int64_t num_weights = int64_t{matrix.num_inputs} * matrix.num_outputs;
-  const int num_parts = std::min<int64_t>(num_threads, 1 + num_weights / kWorthAThread);
-#pragma omp parallel for num_threads(num_parts) if (num_parts > 1)
-  for (int block = 0; block < num_blocks; ++block) compute(block);
-}
-
-// Writes a row's numbers of a block of outputs, [kBlock].
-void write_row(const Type& type, const Product& call, int row, int block, const float* numbers) {
-  const int first = block * kBlock, count = std::min(kBlock, call.matrix.num_outputs - first);
-  const int64_t place = int64_t{row} * call.matrix.num_outputs + first;
-  type.narrow(numbers, at(call.outputs, type, place), count);
-}
-
-// Writes those of all rows, [num_rows, kBlock].
-void write(const Type& type, const Product& call, int block, const float* numbers) {
-  for (int row = 0; row < call.num_rows; ++row, numbers += kBlock)
-    write_row(type, call, row, block, numbers);
-}
-
 template <class Kind>
 void multiply_in_float32(const Product& call, int num_threads) {
-  const Matrix& matrix = call.matrix;
   const float* inputs = reinterpret_cast<const float*>(call.inputs);
-  for_each_block(matrix, num_threads, [&](int block) {
-    const int first = block * kBlock;
-    float* outputs = reinterpret_cast<float*>(call.outputs) + first;
-    Sums<float> sums{outputs, matrix.num_outputs, matrix.biases + first};
-    Numbers padded;  // of a block that has more outputs than the matrix
-    if (first + kBlock > matrix.num_outputs) {
-      padded.resize(size_t(call.num_rows) * kBlock);
-      sums.to = padded.data();
-      sums.stride = kBlock;
-    }
-    add_up<Kind>(matrix, block, inputs, call.num_rows, matrix.num_inputs, sums);
-    if (!padded.empty()) write(kTypes[kFloat32], call, block, padded.data());
+  multiply_float32_blocks(call, num_threads, [&](int block, Sums<float> sums) {
+    add_up<Kind>(call.matrix, block, inputs, call.num_rows, call.matrix.num_inputs, sums);
   });
 }
 
@@ -238,48 +193,25 @@ void multiply_in_bfloat16(const Product& call, int num_threads) {
   });
 }
 
-// Rows divided so that the largest number of each becomes 127, plus 128.
-class RoundedRows {
- public:
-  RoundedRows(const Type& type, const Product& call)
-      : num_steps(divided_up(call.matrix.num_inputs, 4)),
-        scales_(call.num_rows), bytes_(size_t(call.num_rows) * num_steps * 4, 128) {
-    const int count = call.matrix.num_inputs;
-    Numbers row(divided_up(count, kLanes) * kLanes);
-    for (int i = 0; i < call.num_rows; ++i) {
-      type.widen(at(call.inputs, type, int64_t{i} * count), row.data(), count);
-      scales_[i] = round(row.data(), count, &bytes_[size_t(i) * num_steps * 4]);
-    }
+// See RoundedRows.
+ON_VECTORS float round_row(const float* numbers, int count, uint8_t* to) {
+  __m512 largest = _mm512_setzero_ps(), rest = largest;  // numbers are padded with zeros
+  for (int i = 0; i < count; i += kLanes) {
+    const __m512 found = _mm512_loadu_ps(numbers + i);
+    largest = _mm512_max_ps(_mm512_abs_ps(found), largest);
+    rest = _mm512_fmadd_ps(found, _mm512_setzero_ps(), rest);  // NaN if one is not finite
   }
-
-  const int32_t* data() const { return reinterpret_cast<const int32_t*>(bytes_.data()); }
-  float scale(int row) const { return scales_[row]; }
-
-  const int num_steps;
-
- private:
-  ON_VECTORS static float round(const float* numbers, int count, uint8_t* to) {
-    __m512 largest = _mm512_setzero_ps(), rest = largest;  // numbers are padded with zeros
-    for (int i = 0; i < count; i += kLanes) {
-      const __m512 found = _mm512_loadu_ps(numbers + i);
-      largest = _mm512_max_ps(_mm512_abs_ps(found), largest);
-      rest = _mm512_fmadd_ps(found, _mm512_setzero_ps(), rest);  // NaN if one is not finite
-    }
-    const float magnitude = _mm512_reduce_max_ps(largest) + _mm512_reduce_add_ps(rest);
-    const __m512 factor = _mm512_set1_ps(magnitude > 0.f ? 127.f / magnitude : 0.f);
-    for (int i = 0; i < count; i += kLanes) {
-      const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(numbers + i), factor);
-      const __m512i moved = _mm512_add_epi32(_mm512_cvtps_epi32(scaled), _mm512_set1_epi32(128));
-      const int left = count - i;
-      const __mmask16 mask = left < kLanes ? (1u << left) - 1 : 0xffff;
-      _mm512_mask_cvtusepi32_storeu_epi8(to + i, mask, moved);
-    }
-    return magnitude / 127.f;
+  const float magnitude = _mm512_reduce_max_ps(largest) + _mm512_reduce_add_ps(rest);
+  const __m512 factor = _mm512_set1_ps(magnitude > 0.f ? 127.f / magnitude : 0.f);
+  for (int i = 0; i < count; i += kLanes) {
+    const __m512 scaled = _mm512_mul_ps(_mm512_loadu_ps(numbers + i), factor);
+    const __m512i moved = _mm512_add_epi32(_mm512_cvtps_epi32(scaled), _mm512_set1_epi32(128));
+    const int left = count - i;
+    const __mmask16 mask = left < kLanes ? (1u << left) - 1 : 0xffff;
+    _mm512_mask_cvtusepi32_storeu_epi8(to + i, mask, moved);
   }
-
-  std::vector<float> scales_;
-  std::vector<uint8_t> bytes_;
-};
+  return magnitude / 127.f;
+}
 
 // Writes the outputs of a row for a block.
 ON_VECTORS void unround(
@@ -292,39 +224,18 @@ ON_VECTORS void unround(
 }
 
 void multiply_in_int8(const Type& type, const Product& call, int num_threads) {
-  const RoundedRows inputs(type, call);
-  const Matrix& matrix = call.matrix;
-  for_each_block(matrix, num_threads, [&](int block) {
-    const int first = block * kBlock;
-    thread_local std::vector<int32_t> sums;
-    sums.resize(std::max(sums.size(), size_t(call.num_rows) * kBlock));
-    add_up<Int8>(
-        matrix, block, inputs.data(), call.num_rows, inputs.num_steps,
-        {sums.data(), kBlock, matrix.offsets + first});
-    for (int row = 0; row < call.num_rows; ++row) {
-      float outputs[kBlock];
-      unround(
-          &sums[size_t(row) * kBlock], inputs.scale(row), matrix.scales + first,
-          matrix.biases + first, outputs);
-      write_row(type, call, row, block, outputs);
-    }
-  });
+  const RoundedRows inputs(type, call, round_row);
+  multiply_int8_blocks(
+      type, call, inputs, num_threads,
+      [&](int block, Sums<int32_t> sums) {
+        add_up<Int8>(call.matrix, block, inputs.data(), call.num_rows, inputs.num_steps, sums);
+      },
+      unround);
 }
 
 }  // namespace
 
-bool has_vectors() {
-  static const bool found =
-      __builtin_cpu_supports("x86-64-v4") && __builtin_cpu_supports("avx512vnni");
-  return found;
-}
-
-bool has_bfloat16_vectors() {
-  static const bool found = has_vectors() && __builtin_cpu_supports("avx512bf16");
-  return found;
-}
-
-void multiply_by_vectors(const Type& type, const Product& call, int num_threads) {
+void multiply_by_wide_vectors(const Type& type, const Product& call, int num_threads) {
   if (call.matrix.scales) return multiply_in_int8(type, call, num_threads);
   if (&type == &kTypes[kBfloat16]) return multiply_in_bfloat16(call, num_threads);
   switch (call.matrix.weight_type) {
@@ -336,10 +247,7 @@ void multiply_by_vectors(const Type& type, const Product& call, int num_threads)
 
 #else
 
-bool has_vectors() { return false; }
-bool has_bfloat16_vectors() { return false; }
-
-void multiply_by_vectors(const Type&, const Product&, int) {}
+void multiply_by_wide_vectors(const Type&, const Product&, int) {}
 
 #endif
 
