@@ -117,3 +117,10 @@ async def test_a_forced_text_is_answered_as_it_is(client, text):
     assert (await ask(client, guided_choice=[text]))["message"]["content"] == text
     answer = await ask(client, guided_json={"const": text})
     assert json.loads(answer["message"]["content"]) == text and answer["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("regex", ["(", "((a{1000}){1000}){1000}"])
+async def test_a_stream_of_a_form_that_cannot_be_is_refused_by_its_status(client, regex):
+    body = {"messages": [{"role": "user", "content": "hi"}], "guided_regex": regex, "stream": True}
+    reply = await client.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "guided_regex"

@@ -23,16 +23,12 @@ from diffuspec.serve.openai.bodies import (
     Body,
     ChatBody,
     CompletionBody,
-    Message,
-    RefusalPart,
-    TextPart,
-    ToolCall,
 )
 from diffuspec.serve.openai.errors import BadRequestError, no_such_model
 from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
+from diffuspec.serve.openai.messages import plain_message, text_of
 from diffuspec.serve.openai.reading.readers import reads_special_tokens
-from diffuspec.serve.openai.tool_calls import known_to_template, read_arguments
 from diffuspec.serve.openai.tool_forms import read_tools
 from diffuspec.serve.openai.unsupported import check_rest
 from diffuspec.text.prompt import ChatOptions
@@ -132,7 +128,7 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         sampling = replace(sampling, skip_special_tokens=False)
     return Job(
         endpoint="/v1/chat/completions",
-        prompts=([_plain_message(message, conventions) for message in body.messages],),
+        prompts=([plain_message(message, conventions) for message in body.messages],),
         sampling=replace(sampling, structured_output=use.form),
         max_tokens=max_tokens,
         form_asked_by="tools" if use.tools else _form_key(body),
@@ -228,7 +224,7 @@ def _common(body: Body, num_answer_tokens: int, model: ServedModel) -> dict[str,
     return {
         "num_choices": body.n,
         "speculation": _speculation(body.speculation, model.speculation),
-        "prediction": "" if body.prediction is None else _text(body.prediction.content),
+        "prediction": "" if body.prediction is None else text_of(body.prediction.content),
         "max_prompt_tokens": _max_prompt_tokens(body, model.max_model_len - num_answer_tokens),
         "is_cut_at_end": body.truncation_side == "right",
         "stream": body.stream,
@@ -253,46 +249,6 @@ def _max_prompt_tokens(body: Body, room: int) -> int | None:
             "truncate_prompt_tokens",
         )
     return room if most == -1 else most
-
-
-def _plain_message(message: Message, conventions: Conventions) -> dict[str, Any]:
-    """Return a message as chat templates read it: content as one text, arguments as an object."""
-    role = "system" if message.role == "developer" else message.role
-    plain: dict[str, Any] = {
-        "role": role,
-        "content": _content(message.content or message.refusal or ""),
-    }
-    is_short = conventions.tools == "mistral"
-    if message.tool_calls:
-        plain["tool_calls"] = [_plain_call(call, is_short) for call in message.tool_calls]
-    if message.tool_call_id is not None:
-        plain["tool_call_id"] = known_to_template(message.tool_call_id, is_short=is_short)
-    if reasoning := message.reasoning_content or message.reasoning:
-        plain["reasoning_content"] = plain["reasoning"] = reasoning
-        if "thinking" in conventions.template and conventions.has_channels and message.tool_calls:
-            plain["thinking"] = reasoning
-    if message.name is not None:
-        plain["name"] = message.name
-    return plain
-
-
-def _content(content: str | Sequence[TextPart | RefusalPart]) -> str | list[dict[str, str]]:
-    """Return a text, or the parts of one where there are several."""
-    if isinstance(content, str) or len(content) == 1:
-        return _text(content)
-    return [{"type": "text", "text": _text([part])} for part in content]
-
-
-def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
-
-
-def _plain_call(call: ToolCall, is_short: bool) -> dict[str, Any]:
-    function = {"name": call.function.name, "arguments": read_arguments(call.function.arguments)}
-    given = None if call.id is None else known_to_template(call.id, is_short=is_short)
-    return {"id": given, "type": "function", "function": function}
 
 
 def _capped(max_tokens: int | None, model: ServedModel) -> int | None:
