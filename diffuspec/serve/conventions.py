@@ -25,6 +25,7 @@ _OTHER_REASONING = {"gpt-oss": "openai_gptoss", "gpt_oss": "openai_gptoss"}
 # The first of these whose mark is in a chat template is its form of calls.
 _CALL_MARKS: tuple[tuple[str, ToolParser], ...] = (
     ("<|channel|>", "openai"),
+    ("<｜tool▁calls▁begin｜>", "none"),  # DeepSeek's own
     ("[TOOL_CALLS]", "mistral"),
     ("<function=", "qwen3_coder"),
     ("<tool_call>", "hermes"),

@@ -49,6 +49,7 @@ def test_a_form_that_there_is_not_is_refused_with_those_that_there_are(tmp_path,
         ("[func_name1(params_name1=params_value1)]", "pythonic", "none"),
         ("<|start|>assistant<|channel|>analysis", "openai", "openai_gptoss"),
         ("<｜Assistant｜> content.split('</think>')", "hermes", "deepseek_r1"),
+        ("<｜tool▁calls▁begin｜>", "none", "none"),
         ("", "hermes", "none"),
     ],
 )

@@ -115,6 +115,14 @@ async def test_reasoning_content_and_calls_are_apart_in_every_way_to_be_answered
     assert (reasoning_tokens(answer) > 0) == (name in THINKS)
 
 
+async def test_reasoning_may_be_left_out(served):
+    name, verifier, client = served
+    verifier.say(SAID[name])
+    answer = await ask(client, include_reasoning=False)
+    assert "reasoning_content" not in answer["choices"][0]["message"]
+    assert (reasoning_tokens(answer) > 0) == (name in THINKS)
+
+
 async def test_a_call_that_is_cut_is_handed_out_and_taken_back(served):
     name, verifier, client = served
     verifier.say(SAID[name])

@@ -256,6 +256,7 @@ class ChatBody(Body):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="How much to think, for chat templates that have it or enable_thinking."
     )
+    include_reasoning: bool = Field(True, description="Answer with the reasoning, too.")
     parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
 
 

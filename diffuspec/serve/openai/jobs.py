@@ -53,6 +53,7 @@ class Job:
     chat: ChatOptions = field(default_factory=ChatOptions)  # its tools' calls are found in answers
     is_call_named: bool = False  # the answer is a call of the function that the request names
     conventions: Conventions = field(default_factory=Conventions)  # how its answers are read
+    hides_reasoning: bool = False
     has_whole_form: bool = False  # its form is that of reasoning, too
 
     @property

@@ -134,6 +134,7 @@ def _chat(body: ChatBody, model: ServedModel) -> Job:
         form_asked_by="tools" if use.tools else _form_key(body),
         chat=_chat_options(body, use.tools, conventions),
         conventions=conventions,
+        hides_reasoning=not body.include_reasoning,
         has_whole_form=use.has_messages,
         role="assistant" if body.add_generation_prompt else body.messages[-1].role,
         adds_special_tokens=body.add_special_tokens,

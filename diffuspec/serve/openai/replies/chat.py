@@ -125,6 +125,8 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
             answer.num_reasoning_tokens += was_reasoning or reader.is_reasoning
         if output.finish_reason is not None:
             pieces += reader.finish()
+        if self._job.hides_reasoning:
+            return [piece for piece in pieces if not isinstance(piece, Thought)]
         return pieces
 
     def _message(self, index: int) -> ChatMessage:
