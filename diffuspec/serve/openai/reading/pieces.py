@@ -88,7 +88,7 @@ def length_begun(text: str, marks: Sequence[str]) -> int:
     return next((n for n in sizes if any(one.startswith(text[-n:]) for one in marks)), 0)
 
 
-def first_mark(text: str, marks: Sequence[str]) -> tuple[int, str] | None:
-    """Return where the first of the marks is in a text, and which; None: none is."""
-    found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
+def first_mark(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str] | None:
+    """Return where the first of the marks is, from `start` on, and which; None: none is."""
+    found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark, start)) >= 0]
     return (min(found)[0], min(found)[2]) if found else None

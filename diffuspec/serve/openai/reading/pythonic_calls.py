@@ -36,6 +36,8 @@ class PythonicCallReader:
         self._text = ""
         self._read_on = self._at_start
         self._num_calls = 0
+        self._scan = _Scan()  # of the call that is read
+        self._num_scanned = 0
 
     def read(self, text: str) -> list[Piece]:
         self._text += text
@@ -59,21 +61,25 @@ class PythonicCallReader:
         return True
 
     def _in_list(self, pieces: list[Piece]) -> bool:
-        text = self._text.lstrip(_SPACE + ",")
-        if text.startswith("]"):
-            self._text, self._read_on = text[1:], self._after_list
-            return True
-        end = _end_of_call(text)
+        if not self._num_scanned:
+            self._text = self._text.lstrip(_SPACE + ",")
+            if self._text.startswith("]"):
+                self._text, self._read_on = self._text[1:], self._after_list
+                return True
+        new = self._text[self._num_scanned :]
+        ends = (self._num_scanned + end for end, letter in self._scan.read(new) if letter != ",")
+        end = next(ends, None)
+        self._num_scanned = len(self._text)
         if end is None:
             return False
-        call = _parse(text[:end])
+        call = _parse(self._text[:end])
         if call is None:
             pieces += [] if self._num_calls else ["["]
             self._read_on = self._in_content
             return True
         self._num_calls += 1
         pieces.append(call)
-        self._text = text[end:]
+        self._text, self._scan, self._num_scanned = self._text[end:], _Scan(), 0
         return True
 
     def _after_list(self, pieces: list[Piece]) -> bool:
@@ -91,29 +97,31 @@ class PythonicCallReader:
         return False
 
 
-def _end_of_call(text: str) -> int | None:
-    """Return where a call ends in a text that begins with it; None: not yet."""
-    return next((end for end, letter in _outside_of_texts(text, 1) if letter == ")"), None)
+class _Scan:
+    """Finds commas and closing brackets outside of texts, in a text that arrives in parts."""
 
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quote = ""
+        self._is_escaped = False
 
-def _outside_of_texts(text: str, depth: int) -> Iterator[tuple[int, str]]:
-    """Yield the ends of commas, and of brackets that close, within that many brackets."""
-    now, quote, is_escaped = 0, "", False
-    for end, letter in enumerate(text, start=1):
-        if quote:
-            if letter == quote and not is_escaped:
-                quote = ""
-            is_escaped = letter == "\\" and not is_escaped
-        elif letter in "\"'":
-            quote, is_escaped = letter, False
-        elif letter in "([{":
-            now += 1
-        elif letter in ")]}":
-            if now == depth:
+    def read(self, text: str) -> Iterator[tuple[int, str]]:
+        """Yield the ends of those that are within the outermost bracket, or close it."""
+        for end, letter in enumerate(text, start=1):
+            if self._quote:
+                if letter == self._quote and not self._is_escaped:
+                    self._quote = ""
+                self._is_escaped = letter == "\\" and not self._is_escaped
+            elif letter in "\"'":
+                self._quote, self._is_escaped = letter, False
+            elif letter in "([{":
+                self._depth += 1
+            elif letter in ")]}":
+                self._depth -= 1
+                if self._depth <= 0:
+                    yield end, letter
+            elif letter == "," and self._depth == 1:
                 yield end, letter
-            now -= 1
-        elif letter == "," and now == depth:
-            yield end, letter
 
 
 def _parse(text: str) -> CallPart | None:
@@ -123,7 +131,7 @@ def _parse(text: str) -> CallPart | None:
         return None
     values: dict[str, Any] = {}
     start = head.end()
-    for end, letter in _outside_of_texts(text, 1):
+    for end, letter in _Scan().read(text):
         part = text[start : end - 1].strip(_SPACE)
         named = _NAMED.match(part)
         if named is None:

@@ -43,6 +43,7 @@ class TagCallReader:
         self._num_values = 0  # of the call
         self._is_text = False  # the value
         self._value_begun = False
+        self._num_searched = 0  # characters of it
         self._num_calls = 0
         self._has_content = False  # since the latest call
         self._has_said = False  # any content
@@ -138,7 +139,7 @@ class TagCallReader:
         begin = ", " if self._num_values else "{"
         pieces.append(CallPart(None, f"{begin}{json.dumps(key, ensure_ascii=False)}: "))
         self._num_values += 1
-        self._value_begun, self._read_on = False, self._in_value
+        self._value_begun, self._num_searched, self._read_on = False, 0, self._in_value
 
     def _in_value(self, pieces: list[Piece]) -> bool:
         if not self._value_begun:
@@ -148,7 +149,7 @@ class TagCallReader:
             self._value_begun = True
             if self._is_text:
                 pieces.append(CallPart(None, '"'))
-        found = first_mark(self._text, _VALUE_ENDS)
+        found = first_mark(self._text, _VALUE_ENDS, self._num_searched)
         if found is None:
             if self._is_text:
                 lines = [f"\n{mark}" for mark in _VALUE_ENDS]
@@ -156,6 +157,8 @@ class TagCallReader:
                 kept = self._text[: len(self._text) - held]
                 pieces += [CallPart(None, _escaped(kept))] if kept else []
                 self._text = self._text[len(kept) :]
+            else:
+                self._num_searched = max(0, len(self._text) - len(_PARAMETER_END))
             return False
         place, mark = found
         value = self._text[:place].removesuffix("\n")
