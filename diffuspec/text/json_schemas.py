@@ -6,7 +6,8 @@ keys is; what cannot be obeyed is refused with its place, as in #/properties/tag
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from diffuspec.core.errors import InvalidRequestError
@@ -23,6 +24,8 @@ _REFUSED: Final = (
     *("dependentSchemas", "dependencies", "unevaluatedItems", "$dynamicRef", "$recursiveRef"),
 )
 _APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "not", "if")
+_MANY: Final = 2**31
+_MAX_UNIQUE: Final = 6  # constants: they have 64 subsets
 _MAX_PLACE: Final = 200  # characters
 _MAX_REFERENCES: Final = 8  # from one to the next
 
@@ -121,11 +124,28 @@ class _Rewriter:
         return schema
 
     def _allow_items(self, schema: dict[str, Any], place: str) -> None:
-        """Take away uniqueItems where it demands nothing; refuse it elsewhere."""
+        """Say uniqueItems of a few constants by all subsets, in the constants' order.
+
+        It is taken away where it demands nothing, and refused elsewhere.
+        """
         demands = schema.pop("uniqueItems", False) is True
-        most = schema.get("maxItems")
-        if demands and not (isinstance(most, int) and most <= 1):
-            self._refuse(f"{place}/uniqueItems", "is not supported: items may repeat")
+        most = schema.get("maxItems", _MANY)
+        if not demands or (isinstance(most, int) and most <= 1):
+            return
+        constants, least = (
+            _constants_of(self._referred(schema.get("items"))),
+            schema.get("minItems"),
+        )
+        is_plain = not {"anyOf", "prefixItems"} & schema.keys() and isinstance(most, int)
+        if constants is None or len(constants) > _MAX_UNIQUE or not is_plain:
+            self._refuse(
+                f"{place}/uniqueItems", f"is supported for at most {_MAX_UNIQUE} constants only"
+            )
+        sizes = range(least if isinstance(least, int) else 0, min(most, len(constants)) + 1)
+        subsets = (one for size in sizes for one in itertools.combinations(constants, size))
+        schema["anyOf"] = [_list_of(one) for one in subsets]
+        for key in ("items", "minItems", "maxItems"):
+            schema.pop(key, None)
 
     def _leave_out_constants(self, schema: dict[str, Any], place: str) -> None:
         """Say `not` of constants by the values that are left, where these are known."""
@@ -164,6 +184,12 @@ class _Rewriter:
 
     def _refuse(self, place: str, problem: str) -> NoReturn:
         raise InvalidRequestError(f"{self._name} cannot be used: {place[:_MAX_PLACE]} {problem}")
+
+
+def _list_of(items: Sequence[Any]) -> dict[str, Any]:
+    """Return the schema of one list."""
+    listed = {"prefixItems": [{"const": item} for item in items]} if items else {}
+    return {"type": "array", **listed, "minItems": len(items), "maxItems": len(items)}
 
 
 def _constants_of(schema: Any) -> list[Any] | None:

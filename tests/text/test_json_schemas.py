@@ -49,6 +49,7 @@ class Order(BaseModel):
     stock: dict[Colour, int]
     pet: Annotated[Cat | Dog, Field(discriminator="kind")]
     pair: tuple[int, str]
+    colours: set[Colour] = set()
 
 
 class Tags(BaseModel):
@@ -67,6 +68,7 @@ ORDER: dict[str, Any] = {
     "stock": {"red": 3},
     "pet": {"kind": "dog", "name": "Rex"},
     "pair": [1, "a"],
+    "colours": ["red", "blue"],
 }
 
 
@@ -75,6 +77,7 @@ ORDER: dict[str, Any] = {
     [
         (Item, {"colour": "red", "path": "/tmp/a", "price": 1.5, "url": None}, {"colour": "x"}),
         (Order, ORDER, {**ORDER, "stock": {"green": 1}}),
+        (Order, {**ORDER, "colours": []}, {**ORDER, "colours": ["red", "red"]}),
         (Order, {**ORDER, "pet": {"kind": "cat"}}, {**ORDER, "pet": {"kind": "cow"}}),
     ],
 )
@@ -85,6 +88,7 @@ def test_schemas_of_pydantic_are_obeyed(model, right, wrong):
     assert not takes(schema, wrong)
 
 
+UNIQUE = {"type": "array", "items": {"enum": ["red", "blue", 3]}, "uniqueItems": True}
 OBJECT = {"type": "object", "additionalProperties": {"type": "integer"}}
 
 
@@ -100,6 +104,8 @@ OBJECT = {"type": "object", "additionalProperties": {"type": "integer"}}
         ({"enum": ["a", "b"], "not": False}, "b", "c"),
         ({"oneOf": [{"const": "a"}, {"const": "b"}]}, "b", "c"),
         ({"type": "array", "uniqueItems": False}, [1, 1], {}),
+        (UNIQUE, ["red", "blue"], ["red", "red"]),
+        (UNIQUE | {"minItems": 1}, ["blue"], []),
         ({"type": "array", "uniqueItems": True, "maxItems": 1}, [1], [1, 1]),
         ({"properties": {"a": {}}, "unevaluatedProperties": False}, {"a": 1}, {"b": 1}),
         ({"const": {"format": "x", "uniqueItems": True}}, {"format": "x", "uniqueItems": True}, 1),
@@ -114,7 +120,7 @@ def test_what_can_be_obeyed_is(schema, right, wrong):
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
-        (Tags.model_json_schema(), "#/properties/tags/uniqueItems is not supported"),
+        (Tags.model_json_schema(), "#/properties/tags/uniqueItems is supported for at most 6"),
         ({"items": {"not": {"type": "string"}}}, "#/items/not is supported beside enum only"),
         ({"allOf": [{}, {"if": {}}]}, "#/allOf/1/if is not supported"),
         ({"type": "text"}, "#/type must be string, number,"),
