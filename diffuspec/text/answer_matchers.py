@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from diffuspec.text.grammars import Grammars, describe_failure
 
 TokenMasks: TypeAlias = NDArray[np.uint8]  # [..., num_bytes]; bit i % 8 of byte i // 8: id i
 
+_DRAFT_SECONDS = 0.01
 _MAX_ANSWERS_PER_SEQUENCE = 2  # kept for each request that runs at a time
 
 
@@ -41,8 +43,10 @@ class AnswerMatchers:
     A cache: a matcher that is not in it is made again from the answer's tokens.
     """
 
-    def __init__(self, grammars: Grammars) -> None:
+    def __init__(self, grammars: Grammars, draft_seconds: float = _DRAFT_SECONDS) -> None:
+        """draft_seconds: for the masks of one answer's drafted tokens, in one step."""
         self._grammars = grammars
+        self._draft_seconds = draft_seconds
         self._matchers: OrderedDict[tuple[str, StructuredOutput], AnswerMatcher] = OrderedDict()
         self._max_kept = _MAX_ANSWERS_PER_SEQUENCE * grammars.info.max_sequences
 
@@ -54,7 +58,8 @@ class AnswerMatchers:
         form = request.sampling.structured_output
         assert form is not None, "only requests with a structured output have a grammar"
         answer = request.prefix[request.num_prompt_tokens :]
-        return self._find(request.request_id, form, answer).admit(request.tree)
+        matcher = self._find(request.request_id, form, answer)
+        return matcher.admit(request.tree, self._draft_seconds)
 
     def is_ready(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether `prepare` has nothing to do."""
@@ -117,9 +122,10 @@ class AnswerMatcher:
         if not self._extend(answer):
             self._restart(answer)
 
-    def admit(self, tree: DraftTree) -> Admitted:
+    def admit(self, tree: DraftTree, max_seconds: float) -> Admitted:
         """Return the nodes that the grammar lets the answer reach; never EOS, which would end it.
 
+        Nodes that are left after max_seconds are not: other requests wait for this one's step.
         Raises InvalidRequestError if the answer cannot go on.
         """
         mask = self._mask()
@@ -133,7 +139,10 @@ class AnswerMatcher:
         if not self._takes_drafts:
             return Admitted(nodes, np.stack(masks))
         paths: dict[int, tuple[int, ...]] = {-1: ()}  # of admitted nodes
+        deadline = time.monotonic() + max_seconds
         for node, (parent, token_id) in enumerate(zip(tree.parents, tree.token_ids, strict=True)):
+            if time.monotonic() > deadline:
+                break
             if parent not in paths or token_id in self._eos_token_ids:
                 continue
             path = (*paths[parent], token_id)

@@ -29,6 +29,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 FORM = StructuredOutput(json_schema=json.dumps(SCHEMA))
+FOREVER = float("inf")
 EXPLODING = StructuredOutput(regex="x|((a{1000}){1000}){1000}")
 AMBIGUOUS = StructuredOutput(grammar='start: ("a"{1,1000000}){1,1000000}')
 TOKENIZER: Any = load_tokenizer(TARGET).backend_tokenizer
@@ -41,7 +42,7 @@ def grammars() -> Grammars:
 
 @pytest.fixture
 def matchers(grammars: Grammars) -> AnswerMatchers:
-    return AnswerMatchers(grammars)
+    return AnswerMatchers(grammars, FOREVER)
 
 
 def encode(text: str) -> list[int]:
@@ -77,7 +78,7 @@ def test_eos_is_never_a_node(matchers: AnswerMatchers) -> None:
 def test_every_row_has_the_mask_of_its_tokens_alone(grammars: Grammars) -> None:
     """Trees of right and wrong branches, answers that grow, go back and are of another request."""
     rng = random.Random(0)
-    matchers = AnswerMatchers(grammars)
+    matchers = AnswerMatchers(grammars, FOREVER)
     texts = ['{"name": "An owl', '{"name": "Rex", "age": 12', '{ "name": ""', '{"name": "Re']
     for _ in range(30):
         text = encode(rng.choice(texts))
@@ -88,7 +89,7 @@ def test_every_row_has_the_mask_of_its_tokens_alone(grammars: Grammars) -> None:
         admitted = matchers.admit(request(answer, tree, name=name))
         for row, node in enumerate([-1, *admitted.nodes]):
             said = [tree.token_ids[one] for one in path_to(tree, node)]
-            alone = AnswerMatchers(grammars).admit(request([*answer, *said]))
+            alone = AnswerMatchers(grammars, FOREVER).admit(request([*answer, *said]))
             assert np.array_equal(alone.masks[0], admitted.masks[row])
 
 
@@ -99,7 +100,7 @@ def test_an_answer_of_another_form_is_refused(matchers: AnswerMatchers) -> None:
 
 
 def test_a_draft_beyond_the_limits_leaves_its_answer_as_it_is(grammars: Grammars) -> None:
-    matchers = AnswerMatchers(grammars)
+    matchers = AnswerMatchers(grammars, FOREVER)
     [a, x] = encode("a") + encode("x")
     exploding = matchers.admit(request([], chain([a] * 9), EXPLODING))
     assert len(exploding.nodes) < 9 and allowed(exploding.masks[0]) == [a, x]
@@ -128,10 +129,18 @@ def test_what_is_forced_is_the_only_next_token(matchers: AnswerMatchers) -> None
 
 
 def test_only_so_many_answers_are_kept(grammars: Grammars) -> None:
-    matchers = AnswerMatchers(grammars)
+    matchers = AnswerMatchers(grammars, FOREVER)
     for number in range(40):
         matchers.admit(request(encode("{"), name=str(number)))
     assert len(matchers._matchers) == 2 * INFO.max_sequences
     matchers.release("39")
     matchers.release("unknown")
     assert len(matchers._matchers) == 2 * INFO.max_sequences - 1
+
+
+def test_drafts_are_admitted_as_far_as_there_is_time_and_the_answer_goes_on(
+    grammars: Grammars,
+) -> None:
+    right = encode('{"name": "Rex", "age": 7}')
+    admitted = AnswerMatchers(grammars, -1.0).admit(request([], chain(right)))
+    assert admitted.nodes == [] and allowed(admitted.masks[0])
