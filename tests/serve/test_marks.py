@@ -124,3 +124,20 @@ async def test_a_stream_of_a_form_that_cannot_be_is_refused_by_its_status(client
     body = {"messages": [{"role": "user", "content": "hi"}], "guided_regex": regex, "stream": True}
     reply = await client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 400 and reply.json()["error"]["param"] == "guided_regex"
+
+
+async def test_a_schema_that_cannot_be_obeyed_is_refused_by_key_and_place(client):
+    secret = {"type": "array", "uniqueItems": True}
+    schema = {"type": "object", "properties": {"tags": secret}}
+    described = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for keys, param in (
+        ({"response_format": described}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": schema}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}],
+          "tool_choice": "required"}, "tools"),
+    ):  # fmt: skip
+        body = {"messages": [{"role": "user", "content": "hi"}], **keys}
+        reply = await client.post("/v1/chat/completions", json=body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, param)
+        assert "cannot be used: #/properties/tags/uniqueItems" in error["message"]

@@ -541,6 +541,11 @@ def test_a_call_that_was_cut_or_is_wrong_is_taken_back_as_an_object(arguments, s
     assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": shown}
 
 
+def test_as_many_prompts_and_messages_as_clients_send_are_taken():
+    assert len(complete(prompt=["hi"] * 20).prompts) == 20
+    assert len(messages_of(chat(messages=ASKED["messages"] * 1000))) == 1000
+
+
 def test_ids_of_calls_are_short_and_those_of_mistral_are_nine_letters():
     def ids(**conventions: Any) -> list[Any]:
         given = "call_0123456789abcdef0123456789abcdef-0-0"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from diffuspec.core.errors import ContextLengthError
+from diffuspec.core.errors import ContextLengthError, InvalidRequestError
 from diffuspec.core.params import MAX_PREDICTED_TOKENS, SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import Role
-from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.errors import BadRequestError, in_words_of
 from diffuspec.serve.openai.reasoned_forms import (
     Thinking,
     after_reasoning,
@@ -106,7 +106,10 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
         sampling = replace(job.sampling, max_tokens=job.max_tokens or room)
         form = sampling.structured_output
         if form is not None and job.is_reasoned and not job.has_whole_form:
-            form = after_reasoning(form, job.conventions, thinking)
+            try:
+                form = after_reasoning(form, job.conventions, thinking)
+            except InvalidRequestError as error:
+                raise in_words_of(error, job.form_asked_by) from error
             sampling = replace(sampling, structured_output=form)
         for choice in range(job.num_choices):
             index, drawn = len(generations), sampling.choice(choice)
