@@ -138,8 +138,9 @@ class CoordinatorConfig(Section):
     max_prefill_seconds: float = Field(
         0.25,
         gt=0,
-        description="Seconds that reading prompts may add to a step, about: on a slow processor, "
-        "steps read fewer tokens, so that a long prompt holds up no other request for longer.",
+        description="Seconds that reading a part of a prompt takes at most, about, and at least as "
+        "many as a step: on a slow processor parts are smaller, down to 64 tokens, so that a long "
+        "prompt does not hold up other requests.",
     )
     max_draft_seconds: float = Field(
         60.0, gt=0, description="Seconds to wait for a draft before decoding goes on without it."

@@ -22,7 +22,7 @@ _MAX_JUMP = 3.0  # clips outliers to 3x the mean: another process may have had t
 # Of the term for each further request of a batch: where it is so high that all calls are of single
 # requests, it halves in 350 of them, and batches are tried again.
 _KEPT_BY_SINGLE_CALLS = 0.998
-_LEAST_ROWS = 16
+_LEAST_ROWS = 64
 _MIN_SECONDS = 1e-9  # of any call: callers divide by costs
 
 
@@ -215,7 +215,7 @@ class CostModel:
     def num_rows_within(self, seconds: float, most: int) -> int:
         """Return how many rows, up to `most`, a verification takes so many more seconds for.
 
-        At least _LEAST_ROWS, of which a pass costs hardly more than of one; `most` if unknown.
+        At least _LEAST_ROWS: with fewer, many short prompts would all be read late.
         """
         curve = self.verification.curve
         if not curve.is_known:

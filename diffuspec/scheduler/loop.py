@@ -33,7 +33,6 @@ Event: TypeAlias = Callable[[], None]
 # Turns of the event loop after an answer's end, before calls begin: its slot is given back, its
 # client wakes and asks again, and its next request is admitted.
 _NUM_TURNS = 4
-_MOST_READ = 1 << 14  # prompt tokens of one verification, on any processor
 
 
 class Events:
@@ -124,7 +123,8 @@ class Loop:
         verifications, config = self.verifications, self._config
         self._turns_left = max(self._turns_left - 1, 0)
         self._num_running = self.num_decoding
-        most_read = self.costs.num_rows_within(config.max_prefill_seconds, _MOST_READ)
+        seconds = max(config.max_prefill_seconds, self.costs.plain_seconds(self._num_running))
+        most_read = self.costs.num_rows_within(seconds, config.prefill_chunk_tokens)
         return Snapshot(
             now=time.monotonic(),
             ready=[*verifications.ready],
@@ -136,8 +136,7 @@ class Loop:
             verifier_at=verifications.retry_at,
             costs=self.costs,
             baseline=self.baseline,
-            prefill_chunk_tokens=min(config.prefill_chunk_tokens, most_read),
-            prefill_tokens=most_read,
+            prefill_chunk_tokens=most_read,
             first_token_price=config.first_token_price,
             overlap=config.overlap,
             rate=self._plan.rate,

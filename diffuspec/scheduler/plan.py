@@ -33,7 +33,6 @@ class Snapshot:
     costs: CostModel
     baseline: Baseline
     prefill_chunk_tokens: int  # most of one prompt that one verification reads
-    prefill_tokens: int  # most of all prompts
     first_token_price: float
     overlap: bool
     rate: float  # tokens per second that the last plan expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
@@ -98,21 +97,15 @@ def choose_prompts(
     waited: Sequence[float],
     seconds: Sequence[float],
     price: float,
-    most: int,
 ) -> list[int]:
     """Return the places of the prompts to read in the next verification, shorter ones first.
 
-    Those that would delay the others' first tokens by more than they gain wait. One that has waited
-    for longer than it takes to read it is read, and the one that has waited longest first. Given
-    are their tokens, the seconds that each has waited, the seconds of a verification by the tokens
-    in it, the price of a second's delay of one first token, and the most tokens to read.
+    Those that would delay the others' first tokens by more than they gain wait, but none for longer
+    than it takes to read it. Given are their tokens, the seconds that each has waited, the seconds
+    of a verification by the tokens in it, and the price of a second's delay of one first token.
     """
     due = {place for place, size in enumerate(sizes) if waited[place] > seconds[size] > 0}
-
-    def rank(place: int) -> tuple[bool, float]:
-        return (False, -waited[place]) if place in due else (True, sizes[place])
-
-    order = sorted(range(len(sizes)), key=rank)
+    order = sorted(range(len(sizes)), key=lambda place: (place not in due, sizes[place]))
     number, read, rest = len(order), 0, sum(sizes)
     costs: list[float] = []
     for count, place in enumerate(order, start=1):
@@ -120,6 +113,4 @@ def choose_prompts(
         first, then = seconds[read], seconds[rest] if rest else 0.0
         delay = count * first + (number - count) * (first + then)
         costs.append(first + then + price * delay)
-    chosen = order[: max(costs.index(min(costs)) + 1, len(due))]
-    fitting = [read <= most for read in accumulate([sizes[place] for place in chosen])]
-    return chosen[: max(sum(fitting), 1)]
+    return order[: max(costs.index(min(costs)) + 1, len(due))]

@@ -163,8 +163,7 @@ def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
     sizes = [min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts]
     waited = [s.now - one.step.started_at for one in prompts]
     seconds = s.costs.verification.curve.up_to(sum(sizes))
-    price, most = s.first_token_price, s.prefill_tokens
-    return [prompts[place] for place in choose_prompts(sizes, waited, seconds, price, most)]
+    return [prompts[place] for place in choose_prompts(sizes, waited, seconds, s.first_token_price)]
 
 
 def _may_defer(s: Snapshot, groups: _Groups, drafts: Drafts, *, is_for_prompts: bool) -> bool:

@@ -281,4 +281,4 @@ def test_rows_are_as_many_as_a_step_has_time_for_and_never_few():
         costs.observe_verification(size, 1, 0.01 + 0.001 * size, {})
     assert costs.num_rows_within(0.25, 4096) == pytest.approx(251, abs=2)
     assert costs.num_rows_within(10.0, 512) == 512
-    assert costs.num_rows_within(1e-6, 4096) == 16
+    assert costs.num_rows_within(1e-6, 4096) == 64

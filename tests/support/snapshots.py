@@ -193,7 +193,6 @@ def snapshot(
         costs=costs,
         baseline=baseline or measured_baseline(costs),
         prefill_chunk_tokens=256,
-        prefill_tokens=1 << 14,
         first_token_price=1.0,
         overlap=False,
         rate=400.0,

@@ -55,7 +55,7 @@ samplings = st.builds(
     SamplingParams,
     temperature=st.floats(0, 10),
     top_p=st.floats(0, 1, exclude_min=True),
-    top_k=st.integers(0, 2**63),
+    top_k=st.integers(0, 2**31 - 1),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     repetition_penalty=st.floats(0, 10, exclude_min=True),
     presence_penalty=st.floats(-10, 10),

@@ -207,12 +207,9 @@ def test_a_missing_prompt_is_refused():
         convert_answers.take_prompt(coordinator_pb2.GenerateRequest())
 
 
-@pytest.mark.parametrize(
-    "sampling", [SamplingParams(top_k=2**64), SamplingParams(max_tokens=2**64)]
-)
-def test_numbers_that_no_field_can_hold_are_refused(sampling):
+def test_numbers_that_no_field_can_hold_are_refused():
     with pytest.raises(InvalidRequestError, match="cannot be sent"):
-        convert.sampling_to_proto(sampling)
+        convert.sampling_to_proto(SamplingParams(max_tokens=2**64))
 
 
 def test_a_status_lists_as_many_requests_as_a_message_holds_and_counts_the_rest():
