@@ -103,31 +103,31 @@ def run(
 
     The systems take turns. Exits with 1 if tokens differ.
     """
-    from diffuspec.bench.main import BenchOptions, run_benchmark
+    from diffuspec.bench.options import BenchOptions
 
-    code = run_benchmark(
-        BenchOptions(
-            pair=pair,
-            target=target,
-            drafter=drafter,
-            ngram=ngram,
-            dtype=dtype,
-            questions=questions,
-            limit=limit,
-            max_tokens=max_tokens,
-            repeats=repeats,
-            threads=threads,
-            out=out,
-            ablations=ablations,
-            pre_drafts=pre_drafts,
-            load=load,
-            rounds=rounds,
-            trace=trace,
-            suite=suite,
-            whole_drafts=whole_drafts,
-            resume=resume,
-            data_parallel_size=data_parallel_size or 1,
-            systems=() if systems is None else tuple(name.strip() for name in systems.split(",")),
-        )
+    chosen = BenchOptions(
+        pair=pair,
+        target=target,
+        drafter=drafter,
+        ngram=ngram,
+        dtype=dtype,
+        questions=questions,
+        limit=limit,
+        max_tokens=max_tokens,
+        repeats=repeats,
+        threads=threads,
+        out=out,
+        ablations=ablations,
+        pre_drafts=pre_drafts,
+        load=load,
+        rounds=rounds,
+        trace=trace,
+        suite=suite,
+        whole_drafts=whole_drafts,
+        resume=resume,
+        data_parallel_size=data_parallel_size or 1,
+        systems=() if systems is None else tuple(name.strip() for name in systems.split(",")),
     )
-    raise typer.Exit(code)
+    from diffuspec.bench.main import run_benchmark  # takes seconds: after wrong options are refused
+
+    raise typer.Exit(run_benchmark(chosen))

@@ -63,6 +63,23 @@ def start(*command: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.parametrize("wrong", [["--suite", "nope"], ["--limit", "-3"], ["--pair", "other"]])
+def test_wrong_options_of_a_benchmark_are_refused_before_anything_large_is_imported(wrong) -> None:
+    check = "assert not {'torch', 'transformers', 'matplotlib'} & sys.modules.keys()"
+    code = f"""
+import sys
+from diffuspec.cli.app import app
+try:
+    app(args=["bench", *{wrong!r}])
+except SystemExit as ended:
+    assert ended.code == 2, ended.code
+{check}
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert wrong[0] in ended.stderr
+
+
 def test_without_a_standard_input_there_is_no_prompt() -> None:
     command = [sys.executable, "-m", "diffuspec", "generate"]
     ended = subprocess.run(

@@ -126,3 +126,8 @@ def test_float32_weights_are_kept_in_16_bits_where_that_changes_none(
     assert [product.matrix.weight_type, same.matrix.weight_type] == kept
     assert torch.equal(product.weight, weight)
     assert torch.equal(product(inputs), same(inputs)[:, :100])
+
+
+def test_no_rows_have_no_outputs(kind: Kind) -> None:
+    outputs = kind.product(random_numbers(70, 30))(random_numbers(0, 30).to(kind.dtype))
+    assert outputs.shape == (0, 70)

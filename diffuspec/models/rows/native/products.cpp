@@ -7,6 +7,7 @@
 namespace rows {
 
 void multiply(const Type& type, const Product& call, int num_threads) {
+  if (!call.num_rows) return;
   if (&type == &kTypes[kBfloat16] && has_tiles()) multiply_by_tiles(call, num_threads);
   else if (level() >= kWide) multiply_by_wide_vectors(type, call, num_threads);
   else multiply_by_narrow_vectors(type, call, num_threads);
