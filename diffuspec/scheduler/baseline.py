@@ -18,7 +18,9 @@ _PLAIN_EVERY = 256  # drafted steps to plain ones: three of them are within _TRI
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
 _LUCK_TOKENS = 20.0  # accepted tokens after which their number counts as much as was expected
 _READING_DRAFTS = 12  # over which the cost of reading a prompt is spread: those of a short answer
-_MAX_CREDIT = 8.0  # plain steps that trials may save up
+# Plain steps that trials may save up while there are drafts, so that few are made at once when these
+# stop, and later, for requests whose long prompts a drafter has to read first.
+_MAX_CREDIT, _MAX_LATER_CREDIT = 8.0, 32.0
 
 
 def _bucket(num_running: int) -> int:
@@ -116,7 +118,7 @@ class Baseline:
 
         One that costs more than can be saved up is paid off afterwards.
         """
-        return self._account(drafter, num_running).credit >= min(steps, _MAX_CREDIT)
+        return self._account(drafter, num_running).credit >= min(steps, _MAX_LATER_CREDIT)
 
     def take_trial(self, drafter: str, num_running: int, steps: float) -> None:
         self._account(drafter, num_running).credit -= steps
@@ -149,7 +151,7 @@ class Baseline:
             read = interval.reading.get(drafter, 0.0) / step
             account.debt += read
             account.add(gained - share * extra / step + read - account.pay())
-        self._save(interval)
+        self._save(interval, _MAX_CREDIT)
 
     def observe_plain(self, interval: Interval, *, is_measured: bool) -> None:
         """Account for a plain step, which may count as a measurement of plain decoding."""
@@ -158,9 +160,9 @@ class Baseline:
         plain.num_waits += self.wants_plain(interval.num_running)
         if is_measured:
             self._plain[bucket] = _Plain(plain.num_measured + 1)
-        self._save(interval)
+        self._save(interval, _MAX_LATER_CREDIT)
 
-    def _save(self, interval: Interval) -> None:
+    def _save(self, interval: Interval, most: float) -> None:
         """Save up for trials: of drafters, and of lengths where a drafter does not draft."""
         steps = _TRIAL_SHARE * interval.seconds / interval.plain_seconds
         for drafter in self._drafters:
@@ -168,4 +170,4 @@ class Baseline:
             if account.is_stopped and drafter not in interval.cost_seconds:
                 account.add(steps)
             elif not account.is_stopped:
-                account.credit = min(account.credit + steps, _MAX_CREDIT)
+                account.credit = min(account.credit + steps, most)

@@ -174,9 +174,9 @@ def test_a_trial_is_allowed_once_it_takes_1_2_percent_of_the_time():
 def test_a_trial_that_costs_more_than_is_ever_saved_up_is_paid_off_afterwards():
     plain = Interval(2, PLAIN, PLAIN, PLAIN)
     baseline = credit_after([plain] * 100_000)
-    assert baseline.allows_trial(NAME, 2, 30.0)
-    baseline.take_trial(NAME, 2, 30.0)
-    for _ in range(1800):  # 22 steps, in all, are owed
+    assert baseline.allows_trial(NAME, 2, 50.0)
+    baseline.take_trial(NAME, 2, 50.0)
+    for _ in range(1450):  # 18 steps, in all, are owed
         assert not baseline.allows_trial(NAME, 2, 0.0)
         baseline.observe_plain(plain, is_measured=True)
     for _ in range(200):
