@@ -32,6 +32,7 @@ from diffuspec.rpc.services import (
     PATH_SCORER_SERVICE,
     VERIFIER_SERVICE,
 )
+from diffuspec.text.gguf_directory import model_directory
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,7 @@ async def _reach(kind: type[Remote], address: str, config: PipelineConfig, token
 def _vocabulary(config: PipelineConfig, info: TargetInfo) -> str | None:
     """Return the digest of the target's vocabulary, None without its tokenizer.json here."""
     path = config.engine.target.path
-    if not (path / "tokenizer.json").is_file():
+    if not (model_directory(path) / "tokenizer.json").is_file():
         logger.warning("%s has no tokenizer.json here: vocabularies are not compared", path)
         return None
     return vocabulary_digest(load_tokenizer(path), info.vocab_size)

@@ -52,6 +52,14 @@ settings.register_profile(
 settings.load_profile("diffuspec")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what is made of GGUF files out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-requests", type=int, default=6, help="asked while processes die")
     parser.addoption("--memory-requests", type=int, default=1000, help="answered by one engine")

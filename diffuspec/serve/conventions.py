@@ -13,6 +13,7 @@ from diffuspec.core.params import SamplingParams
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.text.chat_template import template_text
 from diffuspec.text.directory import check_is_no_pointer
+from diffuspec.text.gguf_directory import model_directory
 
 ToolParser: TypeAlias = Literal[
     "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "openai", "none"
@@ -109,7 +110,9 @@ def _defaults(path: Path, source: str) -> tuple[dict[str, Any], int | None]:
     """Return the sampling defaults of a generation_config.json, and its longest answer."""
     if source == OF_SERVER:
         return {}, None
-    file = (path if source == OF_MODEL else Path(source)) / "generation_config.json"
+    file = (
+        model_directory(path) if source == OF_MODEL else Path(source)
+    ) / "generation_config.json"
     if not file.is_file():
         if source != OF_MODEL:
             raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.text.chat_template import turn_end_ids
+from diffuspec.text.gguf_directory import model_directory
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ def read_eos_token_ids(path: Path, tokenizer: Any) -> tuple[int, ...]:
     tokenizer's, and the one with which the chat template ends an answer. Raises ModelLoadError for
     values that are no token ids, also for those that the model does not have.
     """
+    path = model_directory(path)
     configs = {name: _read(path / name) for name in _FILES}
     vocab_size = _vocab_size(configs["config.json"])
     found: Sequence[int] = ()

@@ -1,21 +1,28 @@
-"""Loading and checking a model directory's tokenizer, without torch."""
+"""Loading and checking a model's tokenizer, without torch."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import transformers
-from transformers import PreTrainedTokenizerFast
 
-from diffuspec.core.errors import ModelLoadError, VocabularyError
+from diffuspec.core.errors import VocabularyError
 from diffuspec.core.types import TokenIds
-from diffuspec.text.directory import check_directory, check_is_no_pointer
+from diffuspec.text.gguf_directory import model_directory
+from diffuspec.text.quiet import quiet
+from diffuspec.text.saved_tokenizer import load_saved_tokenizer
+
+__all__ = [
+    "check_shared_vocabulary",
+    "check_tokenizer",
+    "load_tokenizer",
+    "quiet",
+    "unknown_token_id",
+    "vocabulary_digest",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -23,24 +30,8 @@ _MAX_NAMED = 5  # tokens in a warning
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Load the tokenizer.json of a model directory. Raises ModelLoadError.
-
-    AutoTokenizer would go by the model type, and silently change a custom tokenizer into that
-    family's.
-    """
-    check_directory(path)
-    if not (path / "tokenizer.json").is_file():
-        raise ModelLoadError(f"{path} has no tokenizer.json: a fast tokenizer is needed")
-    check_is_no_pointer(path / "tokenizer.json")
-    try:
-        with quiet():
-            tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    except Exception as error:  # transformers and tokenizers may raise anything
-        raise ModelLoadError(f"{path}: cannot load its tokenizer: {error!r}") from error
-    # Of the training that saved it: prompts would be cut, or filled up, in silence.
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
-    return tokenizer
+    """Load the tokenizer of a model directory or a GGUF file. Raises ModelLoadError."""
+    return load_saved_tokenizer(model_directory(path))
 
 
 def unknown_token_id(token_ids: TokenIds, vocab_size: int) -> int | None:
@@ -89,25 +80,10 @@ def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:
     digest: vocabulary_digest of the target's tokenizer. A drafter without a tokenizer.json is not
     checked. Raises VocabularyError.
     """
-    if not (path / "tokenizer.json").is_file():
+    if not (model_directory(path) / "tokenizer.json").is_file():
         logger.info("%s has no tokenizer.json: its token ids are not compared", path)
     elif vocabulary_digest(load_tokenizer(path), num_ids) != digest:
         raise VocabularyError(
             f"{path}: its tokenizer and the target's give different meanings to the {num_ids} "
             "token ids of the target; a drafter must share them"
         )
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and reports; its failures become our errors."""
-    log: Any = transformers.utils.logging
-    verbosity, has_bars = log.get_verbosity(), log.is_progress_bar_enabled()
-    log.set_verbosity(logging.CRITICAL)
-    log.disable_progress_bar()
-    try:
-        yield
-    finally:
-        log.set_verbosity(verbosity)
-        if has_bars:
-            log.enable_progress_bar()

@@ -24,6 +24,7 @@ from diffuspec.models.target import CausalTarget
 from diffuspec.scheduler.coordinator import Coordinator
 from tests.support.checkpoints import byte_tokenizer
 from tests.support.fakes import DISHONEST, EOS, HONEST, FakeDrafter, Strategy, always_right, mixed
+from tests.support.gguf_files import write_gguf
 from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
 
 SAMPLINGS = {
@@ -47,6 +48,10 @@ SAMPLINGS = {
 }
 POLICIES: tuple[DraftLengthPolicy, ...] = ("paper", "cost_aware", "fixed")
 STRATEGIES = (*HONEST, *DISHONEST)
+GGUF_FILES = {
+    "simple blocks": ("Q4_0", "Q8_0", "Q4_1"),
+    "K blocks": ("Q4_K", "Q6_K", "Q5_K", "Q4_K"),
+}
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,14 +73,20 @@ class Served:
 
 
 @pytest_asyncio.fixture(
-    scope="module", loop_scope="module", params=["qwen2", "llama", "qwen3", "llama, bfloat16"]
+    scope="module",
+    loop_scope="module",
+    params=["qwen2", "llama", "qwen3", "llama, bfloat16", *GGUF_FILES],
 )
 async def served(
-    request: pytest.FixtureRequest, target_path: Callable[[str], Path]
+    request: pytest.FixtureRequest,
+    target_path: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Served]:
     family, _, dtype = request.param.partition(", ")
+    kinds = GGUF_FILES.get(family)
+    folder = tmp_path_factory.mktemp("gguf")
     config = TargetConfig(
-        path=target_path(family),
+        path=write_gguf(folder / "tiny.gguf", kinds=kinds) if kinds else target_path(family),
         device="cpu",
         dtype=dtype or "float32",
         exact=bool(dtype),

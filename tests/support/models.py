@@ -166,13 +166,13 @@ def make_drafter_model() -> Any:
 @contextlib.contextmanager
 def without_rounding() -> Iterator[None]:
     """Let drafters multiply in the type of their weights, to compare them with other code."""
-    make_layer = fast_layers._packed
+    make_layer = fast_layers.packed
 
     def make(weight: torch.Tensor, bias: torch.Tensor | None, is_exact: bool, _: bool) -> Any:
         return make_layer(weight, bias, is_exact, may_round=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fast_layers, "_packed", make)
+        patch.setattr(fast_layers, "packed", make)
         yield
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
 import shutil
 import tempfile
@@ -20,18 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 import transformers.modeling_gguf_pytorch_utils as transformers_gguf
-from tokenizers import Tokenizer, pre_tokenizers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from diffuspec.core.devices import DType
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.importing.gguf_file import GgufFile, gguf_path, inspect_gguf
 from diffuspec.models.loading.checkpoint import check_fits
 from diffuspec.models.loading.load import cache_shape, check_weights, load_model
-from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer, quiet
+from diffuspec.text.gguf_file import GgufFile, gguf_path, inspect_gguf, reading_part
+from diffuspec.text.gguf_tokenizer import save_tokenizer
+from diffuspec.text.tokenizer import check_tokenizer, quiet
 
 NUM_CHECKED_TOKENS = 8
 
@@ -40,8 +39,6 @@ STAGES = ("header", "tokenizer", "weights", "saving", "checking")
 OnStage = Callable[[str], None]
 
 _QUESTION = "What is the capital of France?"
-_TEXTS = (_QUESTION, "def f(x):\n    return x + 1234\n", "Größe: 東京, naïve café, 3.14 – 🙂")
-_SPLIT_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ def _publish(folder: Path, out: Path) -> None:
 
 def _read_config(file: GgufFile) -> Any:
     """Return the transformers configuration. Raises ModelLoadError if we cannot run the model."""
-    with _transformers(file, "header"):
+    with reading_part(file, "header"):
         config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelLoadError(f"{file.path}: {config.model_type} is not a causal LM")
@@ -106,9 +103,7 @@ def _write(
 ) -> ImportedModel:
     """Write the whole directory and check it. Raises ModelLoadError."""
     on_stage("tokenizer")
-    tokenizer = _read_tokenizer(file)
-    tokenizer.save_pretrained(folder)
-    _check_tokenizer(file, tokenizer, folder)
+    tokenizer = save_tokenizer(file, folder)
     num_ids = check_tokenizer(file.path, tokenizer, config.vocab_size)
     prompt = _check_prompt(file, tokenizer)
     on_stage("weights")
@@ -121,38 +116,9 @@ def _write(
     return ImportedModel(name, num_weights, num_ids, tokenizer.chat_template is not None)
 
 
-def _read_tokenizer(file: GgufFile) -> Any:
-    with _transformers(file, "tokenizer"):
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            file.path.parent, gguf_file=file.path.name, trust_remote_code=False
-        )
-    if file.split in _SPLIT_DIGITS:  # a rule that transformers takes for GPT-2's
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        words = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, words])
-    return _known_ids_only(tokenizer, file.num_token_ids)
-
-
-def _known_ids_only(tokenizer: Any, num_ids: int) -> Any:
-    """Return the tokenizer without tokens that transformers adds behind those of the file."""
-    if len(tokenizer) <= num_ids:
-        return tokenizer
-    data = json.loads(tokenizer.backend_tokenizer.to_str())
-    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < num_ids]
-    backend = Tokenizer.from_str(json.dumps(data))
-    special = {
-        name: token
-        for name, token in tokenizer.special_tokens_map.items()
-        if isinstance(token, str) and backend.token_to_id(token) is not None
-    }
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, chat_template=tokenizer.chat_template, **special
-    )
-
-
 def _read_model(file: GgufFile, dtype: torch.dtype) -> Any:
     """Return transformers' model of the file. Raises ModelLoadError."""
-    with _transformers(file, "weights"), _silent_conversion():
+    with reading_part(file, "weights"), _silent_conversion():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             file.path.parent, gguf_file=file.path.name, dtype=dtype, output_loading_info=True
         )
@@ -177,18 +143,6 @@ def _save(model: Any, folder: Path) -> None:
     fresh.generation_config = model.generation_config
     with quiet():
         fresh.save_pretrained(folder)
-
-
-def _check_tokenizer(file: GgufFile, tokenizer: Any, folder: Path) -> None:
-    """Raises ModelLoadError unless texts come back from the tokenizer as it was saved."""
-    saved = load_tokenizer(folder)
-    for text in _TEXTS:
-        ids = tokenizer.encode(text, add_special_tokens=False)
-        if saved.encode(text, add_special_tokens=False) != ids:
-            raise ModelLoadError(f"{file.path}: its tokenizer cannot be saved as tokenizer.json")
-        back = saved.decode(ids, clean_up_tokenization_spaces=False)
-        if tokenizer.unk_token_id not in ids and back.strip() != text.strip():
-            raise ModelLoadError(f"{file.path}: its tokenizer makes {back!r} of {text!r}")
 
 
 def _check_prompt(file: GgufFile, tokenizer: Any) -> list[int]:
@@ -242,16 +196,6 @@ def _check_tokens(file: GgufFile, folder: Path, model: Any, prompt: list[int]) -
             f"{file.path}: the model was not imported right: after {_QUESTION!r} it says {tokens}, "
             f"in transformers {expected}"
         )
-
-
-@contextlib.contextmanager
-def _transformers(file: GgufFile, part: str) -> Iterator[None]:
-    """Turn what transformers raises into a ModelLoadError that names the file and the part."""
-    try:
-        with quiet():
-            yield
-    except Exception as error:  # transformers, gguf and tokenizers raise anything
-        raise ModelLoadError(f"{file.path}: cannot read its {part}: {error!r}") from error
 
 
 @contextlib.contextmanager

@@ -18,11 +18,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.text.directory import check_directory, check_is_no_pointer
+from diffuspec.text.gguf_directory import WEIGHTS, model_directory
+from diffuspec.text.gguf_file import inspect_gguf
 
 DiffusionAttention = Literal["full", "block_causal"]
 
 _DREAM_MODEL_TYPE = "Dream"
 _DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
+_GGUF_MEMORY = 1.2  # of the size of a file, where most weights are of 4 or of 8 bits
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
 
@@ -47,6 +50,13 @@ class Checkpoint:
     path: Path
     config: dict[str, Any]
     num_weights: int  # numbers in all tensors
+    gguf: Path | None = None  # the file, where weights stay quantised as they are in it
+
+    def weight_bytes(self, dtype: torch.dtype) -> int:
+        """Return what the weights take in memory in a type, or as they are stored."""
+        if self.gguf is not None:
+            return int(self.gguf.stat().st_size * _GGUF_MEMORY)
+        return self.num_weights * dtype.itemsize
 
     @property
     def is_dream(self) -> bool:
@@ -120,11 +130,15 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
 
     Raises ModelLoadError if it is not a model directory, is damaged, or is not supported.
     """
+    path = model_directory(path)
     check_directory(path)
     config = read_json(path, "config.json")
     _check_supported(path, config)
     if (path / "generation_config.json").exists():
         read_json(path, "generation_config.json")  # transformers would ignore a damaged one
+    if (path / WEIGHTS).is_file():
+        file = (path / WEIGHTS).resolve()
+        return Checkpoint(path, config, inspect_gguf(file).num_weights, file)
     files = weight_files(path)
     return Checkpoint(path, config, sum(_num_weights(file) for file in files))
 
@@ -161,7 +175,7 @@ def _check_supported(path: Path, config: dict[str, Any]) -> None:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else None
         raise ModelLoadError(
             f"{path}: quantized weights ({method or 'unknown method'}) are not supported; "
-            "safetensors in float32, bfloat16 and float16 are"
+            "safetensors in float32, bfloat16 and float16 are, and GGUF files of the Llama family"
         )
 
 

@@ -14,7 +14,7 @@ import functools
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ _MAX_PLAIN_WEIGHTS = 1 << 22  # largest layer kept in both layouts; a larger one
 _MAX_UNPACKED_WEIGHTS = 1 << 18  # largest layer that gains nothing by oneDNN's layout
 _USUAL_ROWS = 16  # of a step; weights are packed for this number
 
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def use_fast_layers(model: nn.Module, is_exact: bool = False, may_round: bool = False) -> bool:
@@ -45,7 +45,7 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, may_round: bool = 
         return False
     replaces_norms = operations.can_run_on(device) and dtype in operations.TYPES
     for parent in list(model.modules()):
-        for names in _SIBLINGS:
+        for names in SIBLINGS:
             siblings: list[Any] = [getattr(parent, name, None) for name in names]
             if _can_fuse(siblings):
                 fused = _fuse(siblings, is_exact, may_round)
@@ -53,7 +53,7 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, may_round: bool = 
                     setattr(parent, name, sibling)
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                layer = _packed(child.weight, child.bias, is_exact, may_round)
+                layer = packed(child.weight, child.bias, is_exact, may_round)
                 setattr(parent, name, layer)
             elif replaces_norms and (norm := _rows_norm(child)) is not None:
                 setattr(parent, name, norm)
@@ -182,9 +182,11 @@ class RowsLinear(nn.Module):
         return self.product(inputs)
 
 
-def _packed(
-    weight: Tensor, bias: Tensor | None, is_exact: bool, may_round: bool
-) -> PackedLinear | RowsLinear | GpuLinear:
+AnyLinear: TypeAlias = PackedLinear | RowsLinear | GpuLinear
+
+
+def packed(weight: Tensor, bias: Tensor | None, is_exact: bool, may_round: bool) -> AnyLinear:
+    """Return the fastest linear layer of a weight on its device."""
     if weight.is_cuda:
         return GpuLinear(weight, bias, is_exact)
     if products.can_multiply(weight.dtype, may_round):
@@ -195,13 +197,10 @@ def _packed(
 class _SiblingsProduct:
     """Linear layers of one input, computed as one product when the first of them is called."""
 
-    def __init__(self, layers: Sequence[nn.Linear], is_exact: bool, may_round: bool) -> None:
-        biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
-        bias = torch.cat(biases) if biases else None
-        weights: list[Tensor] = [layer.weight for layer in layers]
-        self.layer = _packed(torch.cat(weights), bias, is_exact, may_round)
-        self.is_exact = self.layer.is_exact
-        self.sizes = [layer.out_features for layer in layers]
+    def __init__(self, layer: AnyLinear, sizes: Sequence[int]) -> None:
+        """The layer has the outputs of all of them, one after another."""
+        self.layer, self.sizes = layer, list(sizes)
+        self.is_exact = layer.is_exact
         self._inputs: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
 
@@ -236,8 +235,17 @@ class RowsNorm(nn.Module):
 
 
 def _fuse(layers: Sequence[nn.Linear], is_exact: bool, may_round: bool) -> list[Sibling]:
-    product = _SiblingsProduct(layers, is_exact, may_round)
-    return [Sibling(product, index) for index in range(len(layers))]
+    biases: list[Tensor] = [layer.bias for layer in layers if layer.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    weight = torch.cat([layer.weight for layer in layers])
+    sizes = [layer.out_features for layer in layers]
+    return siblings_of(packed(weight, bias, is_exact, may_round), sizes)
+
+
+def siblings_of(layer: AnyLinear, sizes: Sequence[int]) -> list[Sibling]:
+    """Return a layer as layers of one input, of which each has some of its outputs."""
+    product = _SiblingsProduct(layer, sizes)
+    return [Sibling(product, index) for index in range(len(sizes))]
 
 
 def _can_fuse(layers: Sequence[Any]) -> bool:
@@ -252,8 +260,11 @@ def _rows_norm(module: nn.Module) -> RowsNorm | None:
 
     Class names do not tell: families use them for different functions.
     """
-    weight, epsilon = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
-    if not isinstance(weight, Tensor) or not isinstance(epsilon, float):
+    epsilon = getattr(module, "variance_epsilon", None)
+    if not isinstance(epsilon, float):  # asked first: a layer may have to compute its weight
+        return None
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor):
         return None
     if len(inspect.signature(module.forward).parameters) > 1:  # such as a gate
         return None

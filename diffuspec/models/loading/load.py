@@ -1,4 +1,4 @@
-"""Load a model directory: safetensors only, no remote code.
+"""Load a model directory or a GGUF file: no pickled weights, no remote code.
 
 Everything that can be checked is checked before weights are read. Every failure is a ModelLoadError
 that names the directory and says what is supported.
@@ -25,6 +25,7 @@ from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_
 from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.fast_layers import multiplies_any_number, use_fast_layers
+from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
 from diffuspec.models.loading.row_layers import use_rotary_tables, use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
@@ -92,7 +93,10 @@ def load_model(
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     sharding = sharding_options(path, config, num_ranks)
     _check_fits(checkpoint, precision, cache_bytes, where, num_ranks)
-    model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
+    if checkpoint.gguf is not None:
+        model = read_gguf_model(checkpoint.gguf, config, precision, where, num_ranks)
+    else:
+        model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
     if num_ranks > 1:
         use_local_layers(model)
     is_cheap = precision != torch.float32 or (where.type == "cpu" and can_multiply(precision))
@@ -128,7 +132,7 @@ def _check_fits(
     num_ranks: int,
 ) -> None:
     """Check that weights and cache fit into memory. Raises OutOfMemoryError."""
-    weight_bytes = checkpoint.num_weights * dtype.itemsize
+    weight_bytes = checkpoint.weight_bytes(dtype)
     num_memories = 1 if device.type == "cpu" else num_ranks
     cpu = torch.device("cpu")
     check_fits(checkpoint.path, weight_bytes, 0, cpu)  # weights pass through its memory

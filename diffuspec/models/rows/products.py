@@ -61,6 +61,8 @@ class Matrix(ctypes.Structure):
         ("num_inputs", ctypes.c_int),
         ("num_outputs", ctypes.c_int),
         ("weight_type", ctypes.c_int),
+        ("num_parts", ctypes.c_int),
+        ("parts", ctypes.c_void_p),
     )
 
 

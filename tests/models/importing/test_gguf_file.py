@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from diffuspec.core.errors import MissingDependencyError, ModelLoadError
-from diffuspec.models.importing.gguf_file import gguf_path, inspect_gguf
+from diffuspec.text.gguf_file import gguf_path, inspect_gguf
 from tests.support.gguf_files import write_gguf
 
 

@@ -6,6 +6,8 @@
 
 namespace rows {
 
+struct Part;  // see `quantized_products.h`
+
 struct Matrix {
   const char* weights;     // in blocks of outputs: see `tile_products.h` and `vector_products.h`
   const float* scales;     // of outputs, where the weights are int8, else null
@@ -13,6 +15,8 @@ struct Matrix {
   const int32_t* offsets;  // of int8 sums by vectors, which take inputs 128 too high; else null
   int num_inputs, num_outputs;
   int weight_type;  // TypeIndex of weights that are not int8
+  int num_parts;    // of a matrix that stays quantised: only biases and sizes count besides
+  const Part* parts;
 };
 
 struct Product {

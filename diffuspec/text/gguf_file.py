@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
 from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from diffuspec.core.errors import MissingDependencyError, ModelLoadError
+from diffuspec.text.quiet import quiet
 
 _SUFFIX = ".gguf"
 _MAX_NAMED = 5  # files that an error lists
@@ -34,6 +36,7 @@ class GgufFile:
     architecture: str
     num_weights: int
     metadata: dict[str, Any]  # without long lists
+    has_head: bool  # else the embeddings are also the head
 
     @property
     def num_token_ids(self) -> int:
@@ -50,6 +53,15 @@ class GgufFile:
         keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
         ids = [self.metadata[key] for key in keys if key in self.metadata]
         return list(dict.fromkeys(ids))
+
+    def model_config(self) -> dict[str, Any]:
+        """Return what a config.json would say. Raises ModelLoadError."""
+        with reading_part(self, "header"):
+            config = AutoConfig.from_pretrained(self.path.parent, gguf_file=self.path.name)
+            found: dict[str, Any] = config.to_dict()
+        for name in ("quantization_config", "_name_or_path"):  # of the file, not of the model
+            found.pop(name, None)
+        return found | {"tie_word_embeddings": not self.has_head}
 
 
 @contextlib.contextmanager
@@ -78,7 +90,7 @@ def inspect_gguf(path: Path) -> GgufFile:
     """
     if importlib.util.find_spec("gguf") is None:
         raise MissingDependencyError(
-            "importing GGUF files needs the package gguf: pip install diffuspec[gguf]"
+            "reading GGUF files needs the package gguf: pip install diffuspec[gguf]"
         )
     try:
         with path.open("rb") as stream:
@@ -95,7 +107,8 @@ def inspect_gguf(path: Path) -> GgufFile:
     _check_complete(path, header)
     _check_kind(path, header.architecture, metadata)
     num_weights = sum(math.prod(tensor.shape) for tensor in header.tensors)
-    return GgufFile(path, header.architecture, num_weights, metadata)
+    has_head = any(tensor.name == "output.weight" for tensor in header.tensors)
+    return GgufFile(path, header.architecture, num_weights, metadata, has_head)
 
 
 def _check_complete(path: Path, header: GgufHeader) -> None:
@@ -153,3 +166,13 @@ def _only_one(source: Path, files: list[Path]) -> Path:
         raise ModelLoadError(f"{source} holds no {_SUFFIX} file")
     names = ", ".join(map(str, files[:_MAX_NAMED])) + (", ..." if files[_MAX_NAMED:] else "")
     raise ModelLoadError(f"{source} holds {len(files)} {_SUFFIX} files, name one: {names}")
+
+
+@contextlib.contextmanager
+def reading_part(file: GgufFile, part: str) -> Iterator[None]:
+    """Turn what transformers raises into a ModelLoadError that names the file and the part."""
+    try:
+        with quiet():
+            yield
+    except Exception as error:  # transformers, gguf and tokenizers raise anything
+        raise ModelLoadError(f"{file.path}: cannot read its {part}: {error!r}") from error

@@ -1,0 +1,107 @@
+"""GGUF files as they are: their weights, the models they are, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.importing.convert import import_gguf
+from diffuspec.models.loading.gguf_blocks import FORMATS
+from diffuspec.models.loading.load import load_model
+from diffuspec.models.rows.quantized import QuantizedMatrix
+from diffuspec.serve.conventions import read_conventions
+from diffuspec.serve.settings import ServeSettings
+from diffuspec.text.endings import read_eos_token_ids
+from diffuspec.text.gguf_directory import model_directory
+from diffuspec.text.tokenizer import load_tokenizer
+from tests.support.checkpoints import CHAT_TEMPLATE
+from tests.support.gguf_files import random_blocks, write_gguf
+
+PROMPT = np.frombuffer(b"def f(x): return x", np.uint8).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+def logits_of(path: Path) -> torch.Tensor:
+    """Return the logits of all positions of a prompt, and of two tokens one by one."""
+    loaded = load_model(
+        path, device="cpu", num_slots=1, max_len=64, num_scratch_rows=16, is_exact=True
+    )
+    runner = loaded.runner
+    slot, _ = runner.cache.acquire("one", PROMPT)
+    found, start = [], 0
+    for tokens in (PROMPT[:-2], PROMPT[-2:-1], PROMPT[-1:]):
+        count = len(tokens)
+        positions = np.arange(start, start + count)
+        segment = Segment(slot, start, tokens, positions, "causal", list(range(count)))
+        found.append(torch.stack(list(runner.forward([segment]))))
+        runner.cache.commit(slot, tokens, count)
+        start += count
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("number", FORMATS)
+def test_weights_are_those_of_the_package_gguf(number: int) -> None:
+    form, kind = FORMATS[number], GGMLQuantizationType(number)
+    assert (form.num_inputs, form.num_bytes) == GGML_QUANT_SIZES[kind]
+    assert form.name == kind.name
+    raw = random_blocks(np.random.default_rng(number), (192, 512), kind)
+    blocks = torch.from_numpy(raw).view(192, -1, form.num_bytes)
+    matrix = QuantizedMatrix(
+        form.layout, (192, 512), [form.split(blocks[:128]), form.split(blocks[128:])]
+    )
+    expected = torch.from_numpy(quants.dequantize(raw, kind))
+    assert torch.equal(matrix.rows(torch.arange(192)), expected)
+    if form.layout.bits == 4 or kind.name == "Q8_0":
+        assert matrix.num_bytes <= 1.03 * raw.nbytes
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [["Q8_0"], ["Q4_0"], ["Q4_1", "Q8_0"], ["F16"], ["BF16"], ["Q4_K", "Q6_K", "Q5_K"]],
+    ids="-".join,
+)
+def test_a_file_has_the_logits_of_the_directory_that_is_made_of_it(
+    kinds: list[str], tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", kinds=kinds)
+    import_gguf(file, tmp_path / "model", "float32")
+    assert torch.equal(logits_of(file), logits_of(tmp_path / "model"))
+
+
+def test_layers_of_one_input_may_be_plain_and_quantised(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", kinds=["BF16", "Q4_0"])
+    import_gguf(file, tmp_path / "model", "float32")
+    torch.testing.assert_close(logits_of(file), logits_of(tmp_path / "model"))
+
+
+def test_tokenizer_template_and_ends_are_those_of_the_file(gguf_file: Path) -> None:
+    tokenizer = load_tokenizer(gguf_file)
+    assert read_conventions(gguf_file, tokenizer, ServeSettings()).template == CHAT_TEMPLATE
+    assert read_eos_token_ids(gguf_file, tokenizer)[:2] == (256, 257)
+    assert tokenizer.decode(tokenizer.encode("x = 12; größer")) == "x = 12; größer"
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    before = model_directory(file)
+    assert model_directory(file) == before
+    write_gguf(file, kinds=["Q4_0"])
+    assert model_directory(file) != before
+
+
+def test_what_cannot_be_run_as_it_is_names_what_can(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"missing\.gguf does not exist"):
+        logits_of(tmp_path / "missing.gguf")
+    other = write_gguf(tmp_path / "odd.gguf", kinds=["Q2_K"])
+    with pytest.raises(ModelLoadError, match=r"Q8_0.*diffuspec model import"):
+        logits_of(other)
