@@ -14,7 +14,7 @@ from tests.support.documents import DOCUMENTS, ROOT, Block, blocks
 
 PYTHON = [block for path in DOCUMENTS for block in blocks(path) if block.language == "python"]
 QUOTED = "quoted from "  # and a path, in the comment before a block
-PLACEHOLDERS = ("DIR", "FILE", "FILE.yaml")
+PLACEHOLDERS = ("DIR", "FILE", "FILE.gguf", "FILE.yaml")
 
 
 def generate_commands() -> list[str]:
