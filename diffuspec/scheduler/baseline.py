@@ -18,8 +18,8 @@ _PLAIN_EVERY = 256  # drafted steps to plain ones: three of them are within _TRI
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
 _LUCK_TOKENS = 20.0  # accepted tokens after which their number counts as much as was expected
 _READING_DRAFTS = 12  # over which the cost of reading a prompt is spread: those of a short answer
-# Plain steps that trials may save up: while there are drafts, so that few trials are made at once when
-# drafts stop; and later, for requests whose long prompts a drafter has to read first.
+# Plain steps that trials may save up: while there are drafts, so that few trials are made at once
+# when drafts stop; and later, for requests whose long prompts a drafter has to read first.
 _MAX_CREDIT, _MAX_LATER_CREDIT = 8.0, 32.0
 
 
