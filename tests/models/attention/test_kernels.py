@@ -7,6 +7,7 @@ import torch
 
 from diffuspec.models.attention.kernels import attend, attend_in_blocks
 from diffuspec.models.attention.scoring import Scoring
+from tests.support.rounding import EPS, product_error
 
 
 @pytest.mark.parametrize(
@@ -20,9 +21,15 @@ from diffuspec.models.attention.scoring import Scoring
     ids=["plain", "soft-capped", "with sinks", "both"],
 )
 def test_the_kernel_in_blocks_equals_the_kernel_of_three_operations(scoring: Scoring) -> None:
-    query, keys, values = torch.randn(6, 5, 8), torch.randn(2, 32, 8), torch.randn(2, 32, 8)
+    random = torch.Generator().manual_seed(0)
+    query, keys, values = (
+        torch.randn(shape, generator=random) for shape in ((6, 5, 8), (2, 32, 8), (2, 32, 8))
+    )
     mask = torch.zeros(5, 32)
     mask[:, 20:] = -torch.inf
     expected = attend(query, keys, values, mask, scoring)
     found = attend_in_blocks(query, keys, values, mask, scoring, 8)
-    assert torch.allclose(found, expected, atol=1e-6)
+    # An error d of the scores is one of 2d in the weights, which then are summed over the columns.
+    largest = scoring.scaling * product_error(query.flatten(0, 1), keys.flatten(0, 1)).max()
+    error = (2 * largest + 32 * EPS) * values.abs().max()
+    assert (found - expected).abs().max() <= 2 * error  # of either kernel

@@ -8,6 +8,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from diffuspec.models.rows import _rows, operations
+from tests.support.rounding import EPS
 
 DTYPES = pytest.mark.parametrize("dtype", operations.TYPES, ids=str)
 WIDTHS = pytest.mark.parametrize("width", [8, 64, 83])
@@ -18,8 +19,8 @@ def random_rows(num_rows: int, width: int, dtype: torch.dtype, seed: int = 0) ->
     return torch.randn(num_rows, width, generator=random).mul(3).to(dtype)
 
 
-def is_near(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    tolerance = 4 * torch.finfo(found.dtype).eps
+def is_near(found: torch.Tensor, expected: torch.Tensor, error_of_sums: float = 0.0) -> bool:
+    tolerance = 4 * torch.finfo(found.dtype).eps + error_of_sums
     return torch.allclose(found, expected, tolerance, tolerance)
 
 
@@ -29,7 +30,8 @@ def test_a_norm_is_transformers_own(dtype: torch.dtype, width: int) -> None:
     rows, norm = random_rows(5, width, dtype), LlamaRMSNorm(width, 1e-5).to(dtype)
     norm.weight.data = random_rows(1, width, dtype, 1)[0]
     found = operations.norm(rows, norm.weight, 1e-5)
-    assert is_near(found, norm(rows))
+    # Of a sum of squares in any order, the square root has half the relative error.
+    assert is_near(found, norm(rows), width / 2 * EPS)
     assert torch.equal(operations.norm(rows[2:3], norm.weight, 1e-5), found[2:3])
 
 
