@@ -184,6 +184,7 @@ def test_an_output_is_one_batch_s_until_its_process_is_killed(batch, service, tm
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as first:
         assert first.stderr is not None
         assert first.stderr.readline() == "answering 39 rows\n"
+        first.send_signal(signal.SIGSTOP)  # it ends only when it is killed
         second = batch(*rows, max_tokens=200)
         first.kill()
     assert (first.returncode, second.exit_code) == (-signal.SIGKILL, 2)

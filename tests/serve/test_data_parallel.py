@@ -20,6 +20,7 @@ from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import tiny_config
 from diffuspec.serve.settings import ServeSettings
 from tests.support.forked import forked
+from tests.support.held_restarts import held_restarts
 from tests.support.service import Service, events, serving
 
 pytestmark = pytest.mark.process
@@ -45,14 +46,18 @@ def test_a_stream_goes_on_while_its_process_is_replaced(service: Service):
     engines = service.engine
     assert isinstance(engines, DataParallelEngine)
     assert httpx2.get(f"{service.url}/ready").json()["healthy_roles"] == 3
-    with httpx2.stream("POST", f"{service.url}/v1/completions", json=ASKED, timeout=60) as answer:
+    url = f"{service.url}/v1/completions"
+    with held_restarts(), httpx2.stream("POST", url, json=ASKED, timeout=60) as answer:
         lines = answer.iter_text()
         text = next(lines)
-        for member in engines._members.values():
-            if member.connection is not None and member.connection.num_answers:
-                member.process.kill()
+        [busy] = [
+            member
+            for member in engines._members.values()
+            if member.connection is not None and member.connection.num_answers
+        ]
+        busy.process.kill()
         text += "".join(lines)
-    assert httpx2.get(f"{service.url}/ready").json()["status"] == "degraded"
+        assert httpx2.get(f"{service.url}/ready").json()["status"] == "degraded"
     with Engine.from_config(tiny_config()) as engine:
         [right] = engine.generate(["Hi"], SamplingParams(max_tokens=200, ignore_eos=True))
     assert text_of(text) == right.text
