@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -157,9 +158,10 @@ def test_a_folder_is_one_batch_s_until_its_process_is_killed(cluster, command, t
         while not any(path.stat().st_size for path in out.glob("*.partial")):
             assert first.poll() is None
             time.sleep(0.05)
+        first.send_signal(signal.SIGSTOP)  # it ends only when it is killed
         second = CliRunner().invoke(app, arguments)
-        assert first.poll() is None
         first.kill()
+    assert first.returncode == -signal.SIGKILL
     assert second.exit_code == 2
     assert second.stderr == f"error: the output {out} is in use by another batch\n"
     third = subprocess.run(
