@@ -9,23 +9,29 @@ from __future__ import annotations
 import re
 from typing import Literal, TypeAlias
 
-from diffuspec.serve.openai.reading.pieces import CallPart, Piece, Thought, first_mark, length_begun
+from diffuspec.serve.openai.reading.pieces import (
+    SPACE,
+    CallPart,
+    Piece,
+    StateReader,
+    Thought,
+    first_mark,
+    length_begun,
+)
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
 _ENDS = (END, "<|call|>", "<|return|>", START, CHANNEL)
 _RECIPIENT = re.compile(r"to=(?:functions\.)?([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_SPACE = " \t\r\n"
 
 Kind: TypeAlias = Literal["content", "analysis", "call"]
 
 
-class HarmonyReader:
+class HarmonyReader(StateReader):
     """Splits the messages of one answer by their channels."""
 
     def __init__(self) -> None:
-        self._text = ""
-        self._read_on = self._at_start
+        super().__init__(self._at_start)
         self._kind: Kind = "content"
 
     @property
@@ -36,22 +42,15 @@ class HarmonyReader:
     def is_reasoning(self) -> bool:
         return self._kind == "analysis" and self._read_on == self._in_message
 
-    def read(self, text: str) -> list[Piece]:
-        self._text += text
-        pieces: list[Piece] = []
-        while self._read_on(pieces):
-            continue
-        return pieces
-
     def finish(self) -> list[Piece]:
-        rest, self._text = self._text, ""
+        rest = self._take_rest()
         if self._read_on == self._in_header or not rest:
             return []
         return [self._piece(rest)]
 
     def _at_start(self, pieces: list[Piece]) -> bool:
         """Tell a header from a text without one, which is content."""
-        begun = self._text.lstrip(_SPACE)
+        begun = self._text.lstrip(SPACE)
         heads = (START, CHANNEL, "to=", "assistant")
         if any(begun.startswith(head) for head in heads):
             self._read_on = self._in_header

@@ -13,7 +13,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from diffuspec.serve.openai.reading.pieces import CallPart, Piece, first_mark, length_begun
+from diffuspec.serve.openai.reading.pieces import (
+    SPACE,
+    CallPart,
+    Piece,
+    StateReader,
+    first_mark,
+    length_begun,
+)
 
 _HEAD = re.compile(
     r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
@@ -21,7 +28,6 @@ _HEAD = re.compile(
 )
 _NAMED = re.compile(r"([\w.-]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 _NAMED_BEGUN = re.compile(r"[\w.-]*\s*(?:\[[A-Z_]*\]?\s*\w*\s*){0,2}")
-_SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ LLAMA3 = JsonForm("<|python_tag|>", between=";,", may_be_bare=True)
 MISTRAL = JsonForm("[TOOL_CALLS]", may_name_outside=True)
 
 
-class JsonCallReader:
+class JsonCallReader(StateReader):
     """Splits content from calls; space around calls is dropped.
 
     Arguments are passed on as they are written, once the name before them is known; a call that
@@ -52,10 +58,9 @@ class JsonCallReader:
 
     def __init__(self, form: JsonForm, names: Collection[str] = ()) -> None:
         """`names`: of the functions that there are, for calls without marks."""
+        super().__init__(self._in_content)
         self._form = form
         self._names = names
-        self._text = ""  # not yet passed on
-        self._read_on = self._in_content
         self._mark = ""  # of the block, and the space before it, while it has no call
         self._object = _JsonObject()
         self._num_scanned = 0
@@ -69,26 +74,19 @@ class JsonCallReader:
     def is_within_arguments(self) -> bool:
         return self._read_on == self._in_arguments
 
-    def read(self, text: str) -> list[Piece]:
-        self._text += text
-        pieces: list[Piece] = []
-        while self._read_on(pieces):
-            continue
-        return pieces
-
     def finish(self) -> list[Piece]:
-        rest, self._text = self._text, ""
+        rest = self._take_rest()
         if self._read_on in (self._in_arguments, self._after_arguments):
             return []
         if self._read_on == self._in_head and (call := self._call_in(rest)) is not None:
             return self._begin(call)
         if self._read_on == self._in_head and not self._mark:  # after calls
-            rest = rest.strip(_SPACE + self._form.between)
+            rest = rest.strip(SPACE + self._form.between)
         return self._content(self._mark + rest)
 
     def _in_content(self, pieces: list[Piece]) -> bool:
         if self._form.may_be_bare and not self._has_begun:
-            begun = self._text.lstrip(_SPACE)
+            begun = self._text.lstrip(SPACE)
             if begun.startswith("{"):
                 self._has_begun = True
                 return self._go_to_head("", self._text)
@@ -97,11 +95,11 @@ class JsonCallReader:
         found = first_mark(self._text, [self._form.mark])
         if found is None:
             kept = self._text[: len(self._text) - length_begun(self._text, [self._form.mark])]
-            kept = kept.rstrip(_SPACE) if self._text else ""
+            kept = kept.rstrip(SPACE) if self._text else ""
             pieces += self._content(kept)
             self._text = self._text[len(kept) :]
             return False
-        before = self._text[: found[0]].rstrip(_SPACE)
+        before = self._text[: found[0]].rstrip(SPACE)
         end = found[0] + len(found[1])
         pieces += self._content(before)
         return self._go_to_head(self._text[len(before) : end], self._text[end:])
@@ -142,7 +140,7 @@ class JsonCallReader:
         text, mark = self._text, self._form.mark
         for place, letter in enumerate(text):
             begins_mark = mark.startswith(text[place : place + len(mark)])
-            if begins_mark or letter not in _SPACE + self._form.between:
+            if begins_mark or letter not in SPACE + self._form.between:
                 return text[place:]
         return ""
 
@@ -186,7 +184,7 @@ class JsonCallReader:
 
     def _after_arguments(self, pieces: list[Piece]) -> bool:
         """Leave out the rest of the object that a call is, such as an id."""
-        text = self._text.lstrip(_SPACE)
+        text = self._text.lstrip(SPACE)
         if not text:
             return False
         if self._object.is_unread and text[0] not in ",}":
@@ -207,7 +205,7 @@ class JsonCallReader:
 
     def _content(self, text: str) -> list[Piece]:
         if self._num_calls and not self._has_content:
-            text = text.lstrip(_SPACE)
+            text = text.lstrip(SPACE)
             text = f"\n{text}" if text and self._has_said else text
         if not text:
             return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -31,6 +31,9 @@ class Thought:
 
 
 Piece: TypeAlias = str | CallPart | Thought
+State: TypeAlias = Callable[[list[Piece]], bool]
+
+SPACE = " \t\r\n"
 
 
 class Reader(Protocol):
@@ -66,6 +69,30 @@ class PlainReader:
 
     def finish(self) -> list[Piece]:
         return []
+
+
+class StateReader:
+    """A reader that is in one state at a time.
+
+    A state takes what it can off the front of the text, adds pieces, and may go to another state.
+    It returns False when it needs more text.
+    """
+
+    def __init__(self, first: State) -> None:
+        self._text = ""  # not yet passed on
+        self._read_on = first
+
+    def read(self, text: str) -> list[Piece]:
+        self._text += text
+        pieces: list[Piece] = []
+        while self._read_on(pieces):
+            continue
+        return pieces
+
+    def _take_rest(self) -> str:
+        """Return the text that no state has passed on, and hold none of it back any more."""
+        rest, self._text = self._text, ""
+        return rest
 
 
 def calls_in(pieces: Iterable[Piece]) -> list[Call]:

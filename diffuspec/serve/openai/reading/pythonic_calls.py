@@ -12,9 +12,8 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from diffuspec.serve.openai.reading.pieces import CallPart, Piece
+from diffuspec.serve.openai.reading.pieces import SPACE, CallPart, Piece, StateReader
 
-_SPACE = " \t\r\n"
 _MARKS = ("<|python_start|>", "<|python_end|>")  # of Llama 4
 _LIST = re.compile(r"\[\s*[A-Za-z_][\w.]*\s*\(")
 _LIST_BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*)?\s*")
@@ -23,7 +22,7 @@ _NAMED = re.compile(r"([A-Za-z_]\w*)\s*=\s*")
 _NAMES = {"true": True, "false": False, "null": None}  # JSON's, which models mix in
 
 
-class PythonicCallReader:
+class PythonicCallReader(StateReader):
     """Reads an answer that is a list of calls; any other is content.
 
     A call is passed on when it is whole. What can be no call is content, and all after it.
@@ -33,25 +32,17 @@ class PythonicCallReader:
     is_within_arguments = False
 
     def __init__(self) -> None:
-        self._text = ""
-        self._read_on = self._at_start
+        super().__init__(self._at_start)
         self._num_calls = 0
         self._scan = _Scan()  # of the call that is read
         self._num_scanned = 0
 
-    def read(self, text: str) -> list[Piece]:
-        self._text += text
-        pieces: list[Piece] = []
-        while self._read_on(pieces):
-            continue
-        return pieces
-
     def finish(self) -> list[Piece]:
-        rest, self._text = self._text, ""
-        return [rest] if rest.strip(_SPACE) else []
+        rest = self._take_rest()
+        return [rest] if rest.strip(SPACE) else []
 
     def _at_start(self, pieces: list[Piece]) -> bool:
-        begun = self._text.lstrip(_SPACE).removeprefix(_MARKS[0]).lstrip(_SPACE)
+        begun = self._text.lstrip(SPACE).removeprefix(_MARKS[0]).lstrip(SPACE)
         if _LIST.match(begun):
             self._text, self._read_on = begun[1:], self._in_list
             return True
@@ -62,7 +53,7 @@ class PythonicCallReader:
 
     def _in_list(self, pieces: list[Piece]) -> bool:
         if not self._num_scanned:
-            self._text = self._text.lstrip(_SPACE + ",")
+            self._text = self._text.lstrip(SPACE + ",")
             if self._text.startswith("]"):
                 self._text, self._read_on = self._text[1:], self._after_list
                 return True
@@ -83,10 +74,10 @@ class PythonicCallReader:
         return True
 
     def _after_list(self, pieces: list[Piece]) -> bool:
-        text = self._text.lstrip(_SPACE)
+        text = self._text.lstrip(SPACE)
         if not text or (text != _MARKS[1] and _MARKS[1].startswith(text)):
             return False
-        self._text = text.removeprefix(_MARKS[1]).lstrip(_SPACE)
+        self._text = text.removeprefix(_MARKS[1]).lstrip(SPACE)
         self._read_on = self._in_content
         return True
 
@@ -132,7 +123,7 @@ def _parse(text: str) -> CallPart | None:
     values: dict[str, Any] = {}
     start = head.end()
     for end, letter in _Scan().read(text):
-        part = text[start : end - 1].strip(_SPACE)
+        part = text[start : end - 1].strip(SPACE)
         named = _NAMED.match(part)
         if named is None:
             return CallPart(head[1], "{}") if letter == ")" and not (part or values) else None

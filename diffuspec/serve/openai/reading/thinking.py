@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from diffuspec.serve.openai.reading.pieces import Piece, PlainReader, Reader, Thought, length_begun
+from diffuspec.serve.openai.reading.pieces import (
+    SPACE,
+    Piece,
+    PlainReader,
+    Reader,
+    StateReader,
+    Thought,
+    length_begun,
+)
 
 OPEN, CLOSE = "<think>", "</think>"
-_SPACE = " \t\r\n"
 
 
-class ThinkingReader:
+class ThinkingReader(StateReader):
     """Splits reasoning from an answer, which another reader reads on.
 
     Space around reasoning is dropped. What comes after its first end is the answer, whatever
@@ -17,10 +24,9 @@ class ThinkingReader:
 
     def __init__(self, then: Reader | None = None, *, starts_inside: bool = False) -> None:
         """starts_inside: the prompt has opened the reasoning, or the model needs no mark to."""
+        super().__init__(self._at_start)
         self._then = then or PlainReader()
-        self._text = ""  # not yet passed on
         self._is_inside = starts_inside
-        self._read_on = self._at_start
 
     @property
     def is_within_arguments(self) -> bool:
@@ -30,24 +36,17 @@ class ThinkingReader:
     def is_reasoning(self) -> bool:
         return self._is_inside
 
-    def read(self, text: str) -> list[Piece]:
-        self._text += text
-        pieces: list[Piece] = []
-        while self._read_on(pieces):
-            continue
-        return pieces
-
     def finish(self) -> list[Piece]:
-        rest, self._text = self._text, ""
+        rest = self._take_rest()
         if self._is_inside:
-            rest = rest.strip(_SPACE)
+            rest = rest.strip(SPACE)
             return [Thought(rest)] if rest else []
         if self._read_on == self._after:
-            rest = rest.lstrip(_SPACE)
+            rest = rest.lstrip(SPACE)
         return [*(self._then.read(rest) if rest else []), *self._then.finish()]
 
     def _at_start(self, pieces: list[Piece]) -> bool:
-        begun = self._text.lstrip(_SPACE)
+        begun = self._text.lstrip(SPACE)
         if not begun or (begun != OPEN and OPEN.startswith(begun)):
             return False
         if begun.startswith(OPEN):
@@ -56,7 +55,7 @@ class ThinkingReader:
         return True
 
     def _before_thought(self, pieces: list[Piece]) -> bool:
-        self._text = self._text.lstrip(_SPACE)
+        self._text = self._text.lstrip(SPACE)
         if self._text:
             self._read_on = self._in_thought
         return bool(self._text)
@@ -65,7 +64,7 @@ class ThinkingReader:
         thought, found, after = self._text.partition(CLOSE)
         if not found:
             thought = thought[: len(thought) - length_begun(thought, [CLOSE])]
-        thought = thought.rstrip(_SPACE)
+        thought = thought.rstrip(SPACE)
         pieces += [Thought(thought)] if thought else []
         self._text = after if found else self._text[len(thought) :]
         if found:
@@ -73,7 +72,7 @@ class ThinkingReader:
         return bool(found)
 
     def _after(self, pieces: list[Piece]) -> bool:
-        self._text = self._text.lstrip(_SPACE)
+        self._text = self._text.lstrip(SPACE)
         if self._text:
             self._read_on = self._in_answer
         return bool(self._text)

@@ -17,7 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffuspec.serve.openai.call_grammars import resolved
-from diffuspec.serve.openai.reading.pieces import CallPart, Piece, first_mark, length_begun
+from diffuspec.serve.openai.reading.pieces import (
+    SPACE,
+    CallPart,
+    Piece,
+    StateReader,
+    first_mark,
+    length_begun,
+)
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
@@ -25,19 +32,17 @@ _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _NAME = re.compile(r"([^<>\s]{1,256})>")
 _NAME_BEGUN = re.compile(r"[^<>\s]{0,256}")
 _VALUE_ENDS = (_PARAMETER_END, _PARAMETER, _FUNCTION_END)
-_SPACE = " \t\r\n"
 
 
-class TagCallReader:
+class TagCallReader(StateReader):
     """Splits content from calls. Values have the types that the functions' schemas give them."""
 
     is_reasoning = False
 
     def __init__(self, schemas: Mapping[str, Mapping[str, Any]]) -> None:
         """schemas: of the parameters of each function, by its name."""
+        super().__init__(self._in_content)
         self._schemas = schemas
-        self._text = ""
-        self._read_on = self._in_content
         self._mark = ""  # of the tag, and the space before it
         self._function = ""
         self._num_values = 0  # of the call
@@ -52,15 +57,8 @@ class TagCallReader:
     def is_within_arguments(self) -> bool:
         return self._read_on in (self._in_function, self._in_value)
 
-    def read(self, text: str) -> list[Piece]:
-        self._text += text
-        pieces: list[Piece] = []
-        while self._read_on(pieces):
-            continue
-        return pieces
-
     def finish(self) -> list[Piece]:
-        rest, self._text = self._text, ""
+        rest = self._take_rest()
         if self._read_on == self._in_content:
             return self._content(rest)
         if self._read_on in (self._in_head, self._in_name):
@@ -73,12 +71,12 @@ class TagCallReader:
         marks = (OPEN, _FUNCTION)
         found = first_mark(self._text, marks)
         if found is None:
-            kept = self._text[: len(self._text) - length_begun(self._text, marks)].rstrip(_SPACE)
+            kept = self._text[: len(self._text) - length_begun(self._text, marks)].rstrip(SPACE)
             pieces += self._content(kept)
             self._text = self._text[len(kept) :]
             return False
         place, mark = found
-        before = self._text[:place].rstrip(_SPACE)
+        before = self._text[:place].rstrip(SPACE)
         pieces += self._content(before)
         end = place + len(OPEN) * (mark == OPEN)
         self._mark, self._text = self._text[len(before) : end], self._text[end:]
@@ -87,7 +85,7 @@ class TagCallReader:
 
     def _in_head(self, pieces: list[Piece]) -> bool:
         """Read up to the first function of a tag; a tag without one is content."""
-        text = self._text.lstrip(_SPACE)
+        text = self._text.lstrip(SPACE)
         if text.startswith(_FUNCTION):
             self._text, self._read_on = text, self._in_name
             return True
@@ -113,7 +111,7 @@ class TagCallReader:
         return True
 
     def _in_function(self, pieces: list[Piece]) -> bool:
-        text = self._text.lstrip(_SPACE)
+        text = self._text.lstrip(SPACE)
         if text.startswith(_PARAMETER):
             found = _NAME.match(text[len(_PARAMETER) :])
             if found is None:
@@ -168,7 +166,7 @@ class TagCallReader:
         return True
 
     def _after_function(self, pieces: list[Piece]) -> bool:
-        text = self._text.lstrip(_SPACE)
+        text = self._text.lstrip(SPACE)
         if not text or (text != CLOSE and CLOSE.startswith(text)):
             return False
         self._text, self._read_on = text.removeprefix(CLOSE), self._in_content
@@ -176,7 +174,7 @@ class TagCallReader:
 
     def _content(self, text: str) -> list[Piece]:
         if self._num_calls and not self._has_content:
-            text = text.lstrip(_SPACE)
+            text = text.lstrip(SPACE)
             text = f"\n{text}" if text and self._has_said else text
         if not text:
             return []
