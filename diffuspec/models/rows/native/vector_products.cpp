@@ -151,14 +151,6 @@ void add_up(
   }
 }
 
-template <class Kind>
-void multiply_in_float32(const Product& call, int num_threads) {
-  const float* inputs = reinterpret_cast<const float*>(call.inputs);
-  multiply_float32_blocks(call, num_threads, [&](int block, Sums<float> sums) {
-    add_up<Kind>(call.matrix, block, inputs, call.num_rows, call.matrix.num_inputs, sums);
-  });
-}
-
 // Rows of an even number of numbers, the last of which is 0 where there is one more than there were.
 class PairedRows {
  public:
@@ -223,26 +215,29 @@ ON_VECTORS void unround(
   }
 }
 
-void multiply_in_int8(const Type& type, const Product& call, int num_threads) {
-  const RoundedRows inputs(type, call, round_row);
-  multiply_int8_blocks(
-      type, call, inputs, num_threads,
-      [&](int block, Sums<int32_t> sums) {
-        add_up<Int8>(call.matrix, block, inputs.data(), call.num_rows, inputs.num_steps, sums);
-      },
-      unround);
-}
+struct Wide {
+  using Float32 = rows::Float32;
+  using Float32WithBfloat16 = rows::Float32WithBfloat16;
+  using Float32WithFloat16 = rows::Float32WithFloat16;
+  using Int8 = rows::Int8;
+
+  template <class Kind>
+  static void add_up(
+      const Matrix& matrix, int block, const typename Kind::Input* inputs, int num_rows,
+      int num_steps, Sums<typename Kind::Sum> sums) {
+    rows::add_up<Kind>(matrix, block, inputs, num_rows, num_steps, sums);
+  }
+
+  static constexpr auto round_row = rows::round_row;
+  static constexpr auto unround = rows::unround;
+};
 
 }  // namespace
 
 void multiply_by_wide_vectors(const Type& type, const Product& call, int num_threads) {
-  if (call.matrix.scales) return multiply_in_int8(type, call, num_threads);
-  if (&type == &kTypes[kBfloat16]) return multiply_in_bfloat16(call, num_threads);
-  switch (call.matrix.weight_type) {
-    case kFloat32: return multiply_in_float32<Float32>(call, num_threads);
-    case kBfloat16: return multiply_in_float32<Float32WithBfloat16>(call, num_threads);
-    case kFloat16: return multiply_in_float32<Float32WithFloat16>(call, num_threads);
-  }
+  if (!call.matrix.scales && &type == &kTypes[kBfloat16])
+    return multiply_in_bfloat16(call, num_threads);
+  multiply_by<Wide>(type, call, num_threads);
 }
 
 #else
