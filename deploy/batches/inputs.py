@@ -24,7 +24,7 @@ MAX_LINE_BYTES = 4 * 2**20
 MAX_LINES = 10_000_000
 
 _CHUNK_BYTES = 2**20
-_BOM = b"\xef\xbb\xbf"
+_BOM = codecs.BOM_UTF8
 _OTHER_BOMS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 
 

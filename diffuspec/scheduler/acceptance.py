@@ -81,7 +81,7 @@ class Expectation:
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
         self._kept_share = 1.0  # of a draft's expected tokens, in the nodes verified
-        self._offers: Offers | None = None  # None: to be made anew
+        self._offers: Offers | None = None  # a cache, emptied by whatever changes them
         self._num_drafts = 0
 
     def observe_draft(self, draft: Draft, length: int) -> list[float]:

@@ -150,7 +150,7 @@ class DraftCosts:
 
     def __init__(self, interference: float) -> None:
         self.calls = CallCosts()  # by drafted positions
-        self.reading = CostCurve()  # what it takes longer to read so many tokens of prompts first
+        self.reading = CostCurve()  # seconds that a call takes longer, by prompt tokens it reads
         self.overhead_seconds = 0.0  # of a step, neither drafting nor verification
         self.exposed_share = 1.0  # of a draft call, for which its requests wait
         self.interference = interference  # see CostModel
@@ -213,7 +213,7 @@ class CostModel:
         return self.verification.seconds(num_rows, num_requests)
 
     def num_rows_within(self, seconds: float, most: int) -> int:
-        """Return how many rows, up to `most`, a verification takes so many more seconds for.
+        """Return the largest number of rows, up to `most`, that adds `seconds` to a verification.
 
         At least _LEAST_ROWS: with fewer, many short prompts would all be read late.
         """

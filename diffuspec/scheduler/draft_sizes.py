@@ -79,7 +79,7 @@ class Load:
         return joint, drafting, verifying
 
     def rates(self, seconds: Sequence[float], tokens: Sequence[float]) -> list[float]:
-        """Tokens per second of steps that commit so many, with what their prompts take to read."""
+        """Tokens per second of steps, by their seconds and tokens; reading prompts is included."""
         reading = self.reading_seconds
         return [
             number / (one + number * reading) for number, one in zip(tokens, seconds, strict=True)

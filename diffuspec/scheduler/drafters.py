@@ -50,7 +50,6 @@ class VerifyCall:
     num_rows: int  # fed to the target: tokens to read, and nodes
     num_decoding: int  # requests of which nothing but a draft is verified
     num_running: int  # requests that decoded when it began
-    deferred: Sequence[Request] = ()  # ready requests that were left out of it
     started_at: float = 0.0  # points in time are time.monotonic()
     ends_at: float = 0.0  # as expected
     ended_at: float = 0.0

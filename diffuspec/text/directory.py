@@ -31,7 +31,7 @@ def check_is_no_pointer(file: Path) -> None:
     try:
         with file.open("rb") as stream:
             start = stream.read(len(_POINTER))
-    except OSError:  # told by whoever reads the file
+    except OSError:  # the code that reads the whole file next reports it
         return
     if start == _POINTER:
         raise ModelLoadError(
