@@ -109,7 +109,7 @@ clean: ## Remove virtual environments, caches and build products (runs/ and mode
 	rm -rf build dist *.egg-info .coverage*
 	find diffuspec tests -name __pycache__ -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/rows/native/*)
+$(STAMP): pyproject.toml clients/pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/rows/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo 'error: Python 3.11 or newer is needed: make $(MAKECMDGOALS) PYTHON=python3.11' >&2; exit 1; }
 	@command -v g++ >/dev/null || \
@@ -119,5 +119,5 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard diffuspec/models/ro
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) torch $(TORCH_ARGS)
 	.ci/install_kenlm $(BIN)/python
-	$(PIP) --editable '.[dev]'
+	$(PIP) --editable '.[dev]' --editable clients
 	@touch $@

@@ -1,5 +1,8 @@
 """Compile the protos into diffuspec/v1, or check that what is there is what they compile to.
 
+The client of the draft service is a distribution of its own and has a copy of that service's
+messages. Both copies may be loaded in one process as long as they are the same.
+
     python protos/generate.py [--check]
 
 The generator is pinned in pyproject.toml (grpcio-tools, the oldest that we support), because code
@@ -19,6 +22,8 @@ from grpc_tools import protoc
 ROOT = Path(__file__).resolve().parent.parent
 PROTOS = ROOT / "protos"
 PACKAGE = Path("diffuspec/v1")
+CLIENT = Path("clients/diffuspec_client")
+CLIENT_FILES = ("draft_service_pb2.py", "draft_service_pb2.pyi")
 SUFFIXES = ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
 
 
@@ -45,23 +50,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="write nothing, compare contents")
     is_check = parser.parse_args(arguments).check
-    target = ROOT / PACKAGE
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         fresh = _generated(Path(scratch) / PACKAGE)
-    found = _generated(target)
+    for_client = {name: fresh[name] for name in CLIENT_FILES}
+    stale = [
+        path
+        for folder, files in ((PACKAGE, fresh), (CLIENT, for_client))
+        for path in _update(folder, files, is_check=is_check)
+    ]
+    if is_check:
+        for path in stale:
+            print(f"stale: {path}; run python protos/generate.py", file=sys.stderr)
+        return 1 if stale else 0
+    return 0
+
+
+def _update(folder: Path, fresh: dict[str, str], *, is_check: bool) -> list[Path]:
+    """Write the files of a folder that are not as they are compiled; return their paths."""
+    found = _generated(ROOT / folder)
     stale = sorted(
         name for name in fresh.keys() | found.keys() if fresh.get(name) != found.get(name)
     )
-    if is_check:
-        for name in stale:
-            print(f"stale: {PACKAGE / name}; run python protos/generate.py", file=sys.stderr)
-        return 1 if stale else 0
-    for name in stale:
-        (target / name).unlink(missing_ok=True)
+    for name in stale if not is_check else ():
+        path = ROOT / folder / name
+        path.unlink(missing_ok=True)
         if name in fresh:
-            (target / name).write_text(fresh[name], encoding="utf-8")
-    return 0
+            path.write_text(fresh[name], encoding="utf-8")
+    return [folder / name for name in stale]
 
 
 if __name__ == "__main__":

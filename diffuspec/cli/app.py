@@ -14,6 +14,7 @@ from diffuspec.cli import (
     audit,
     bench,
     demo,
+    draft_server,
     drafter,
     generate,
     keys,
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 app.command("generate", cls=Command, epilog=generate.EXAMPLES)(generate.run)
 app.command("serve", cls=Server, epilog=serve.EXAMPLES)(serve.run)
+app.command("draft-server", cls=Server, epilog=draft_server.EXAMPLES)(draft_server.run)
 app.command("demo", cls=Command)(demo.run)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)
 app.command("audit", cls=Command, epilog=audit.EXAMPLES)(audit.run)

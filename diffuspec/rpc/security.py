@@ -14,6 +14,7 @@ import grpc
 from diffuspec.core.errors import ConfigError
 
 TOKEN_KEY = "authorization"
+UNIX_SCHEME = "unix:"
 _SCHEME = "Bearer "
 _TOKEN = re.compile(r"[!-~]+")
 
@@ -34,10 +35,14 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """The deployment's token, and TLS where it is configured."""
+    """The deployment's token, and TLS where it is configured.
+
+    is_open: a server takes calls without the token, too; only on loopback and sockets of Unix.
+    """
 
     token: str = field(repr=False)
     tls: TlsFiles | None = None
+    is_open: bool = False
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.token):
@@ -50,6 +55,8 @@ class Security:
 
     def accepts(self, authorization: str | bytes | None) -> bool:
         """Return whether a call's authorization has the token; compares in constant time."""
+        if self.is_open:
+            return True
         found = authorization.encode() if isinstance(authorization, str) else authorization or b""
         return hmac.compare_digest(found, (_SCHEME + self.token).encode())
 
@@ -58,6 +65,8 @@ class Security:
 
         Raises ConfigError.
         """
+        if self.is_open and not is_loopback(host):
+            raise ConfigError(f"serving on {host} needs a token: anybody could use it")
         if self.tls is None:
             if not is_loopback(host):
                 raise ConfigError(
@@ -82,7 +91,8 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    if host == "localhost":
+    """Whether only this machine can reach a host; so it is with a socket of Unix, "unix:PATH"."""
+    if host == "localhost" or host.startswith(UNIX_SCHEME):
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

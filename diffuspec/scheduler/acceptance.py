@@ -5,6 +5,7 @@ It learns from the confidences of drafts, calibrated by earlier verdicts.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from diffuspec.algorithm.calibration import AcceptanceModel
 from diffuspec.algorithm.draft_tree import depths, is_chain
 from diffuspec.core.types import Draft, DraftTree, Verdict
+from diffuspec.scheduler.cost_model import CostCurve
 
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
@@ -84,9 +86,13 @@ class Expectation:
         self._offers: Offers | None = None  # a cache, emptied by whatever changes them
         self._num_drafts = 0
 
+    def reach(self, draft: Draft) -> list[float]:
+        """Return the probability of each node to be accepted with all of its ancestors."""
+        return self._acceptance.reach(draft)
+
     def observe_draft(self, draft: Draft, length: int) -> list[float]:
         """Learn from a draft of `length` tokens, as it came; return the reach of its nodes."""
-        reach = self._acceptance.reach(draft)
+        reach = self.reach(draft)
         most = self.lengths[-1]
         seen, end = _by_depth(draft.tree, reach, most), min(length, most)
         if draft.num_tokens_before_eos >= end > 0 and seen[end] > 0:  # go on as it ended
@@ -190,6 +196,22 @@ def best_num_nodes(reach: Sequence[float], seconds: Sequence[float], rate: float
     gains = accumulate(reach, initial=0.0)
     scores = [gain - rate * one for gain, one in zip(gains, seconds, strict=False)]
     return scores.index(max(scores))
+
+
+def nodes_to_verify(
+    reaches: Sequence[Sequence[float]], num_others: int, verification: CostCurve, rate: float
+) -> list[int]:
+    """Return how many of its likeliest nodes to verify of each of several drafts.
+
+    `reaches` has the reach of their nodes. All are verified in one pass beside `num_others` rows.
+    """
+    reach = sorted([value for one in reaches for value in one], reverse=True)
+    seconds = verification.up_to(num_others + len(reach))[num_others:]
+    number = best_num_nodes(reach, seconds[: len(reach) + 1], rate)
+    if len(reaches) == 1:
+        return [number]
+    least = reach[number - 1] if number else math.inf
+    return [sum([value >= least for value in one]) for one in reaches]
 
 
 def _by_depth(tree: DraftTree, reach: Sequence[float], max_depth: int) -> list[float]:

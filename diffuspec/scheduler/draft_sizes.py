@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from diffuspec.scheduler.acceptance import Offers
+from diffuspec.scheduler.acceptance import Expectation, Offers
+from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.cost_model import CostModel, together
 from diffuspec.scheduler.drafters import DraftCall, Lane
 from diffuspec.scheduler.plan import Batch, Snapshot
@@ -16,10 +17,25 @@ from diffuspec.scheduler.request import Request
 _TRIAL_TOKENS = 8  # of a trial: the first tokens of a draft tell most about it, and cost least
 
 
-class Lengths(NamedTuple):
+class Drafted(Protocol):
+    """A request, as far as the length of its next draft depends on it."""
+
+    @property
+    def expectation(self) -> Expectation: ...
+
+    @property
+    def room(self) -> int:
+        """Drafted tokens that may still be committed."""
+        ...
+
+
+R = TypeVar("R", bound=Drafted)
+
+
+class Lengths(NamedTuple, Generic[R]):
     """How long the next drafts of some requests are, and what they give."""
 
-    by_request: dict[Request, int]  # those left out do not draft
+    by_request: dict[R, int]  # those left out do not draft
     rate: float  # tokens per second if all go on like this; at least that of plain decoding
     in_halves: bool = False  # of which one drafts while the other is verified
 
@@ -34,6 +50,7 @@ class Load:
     num_drafting: int  # those that use this drafter
     num_lanes: int  # drafters that share them
     reading_seconds: float = 0.0  # of prompts, for each token that their requests may commit
+    may_split: bool = True  # whether one half may draft while the other is verified
 
     @property
     def plain_rate(self) -> float:
@@ -106,7 +123,7 @@ class Load:
         return seconds / costs.plain_seconds(running)
 
 
-def choose_lengths(requests: Sequence[Request], load: Load) -> Lengths:
+def choose_lengths(requests: Sequence[R], load: Load) -> Lengths[R]:
     """Return the draft lengths with which the batch commits the most tokens per second.
 
     At each price of a drafted position, a request drafts as far as the next token's chance of being
@@ -122,7 +139,8 @@ def choose_lengths(requests: Sequence[Request], load: Load) -> Lengths:
     for number, rate in enumerate(_joint_rates(offers, load)):
         if rate > best:
             best, place, least = rate, number, 0.0
-    if load.num_drafting > 1 and costs.drafters[load.drafter].interference < 1:
+    may_split = load.may_split and costs.drafters[load.drafter].interference < 1
+    if load.num_drafting > 1 and may_split:
         for number, rate in enumerate(_halves_rates(offers, load)):
             if rate > best:
                 best, place, least = rate, number, 1.0
@@ -171,7 +189,7 @@ def _halves_rates(offers: Sequence[Offers], load: Load) -> list[float]:
     return load.rates(load.halves_seconds(positions, verified), tokens)
 
 
-def trial_length(request: Request) -> int:
+def trial_length(request: Drafted) -> int:
     """Return the length of a draft that is to tell whether drafts pay."""
     return min(_TRIAL_TOKENS, request.room)
 
@@ -219,28 +237,44 @@ def sized(
     given = {one: one.policy.num_draft_tokens for one in requests}
     lengths = {one: min(number, one.room) for one, number in given.items() if number}
     free = [one for one in requests if given[one] is None]
-    running, name = load.num_running, load.drafter
     if not free:
         return lengths, load.rate_of(lengths)
-    if not s.baseline.allows(name, running) or s.baseline.wants_plain(running):
-        return lengths, load.plain_rate
-    found, rate, in_halves = choose_lengths(free, load)
-    share = len(found) / len(free)
-    most = math.ceil(share * load.num_drafting / 2) if in_halves else len(found)
-    if free[0].expectation.is_prior:  # a few drafts tell what they are worth
-        most = min(most, 4)
-    found = dict([*found.items()][:most])
-    idle = [one for one in free if one not in found]
-    if idle:
-        request = max(idle, key=_need_of_trial)
-        length = trial_length(request)
-        steps = load.trial_steps(length, _num_unread(s, [request]))
-        if s.baseline.allows_trial(name, running, steps):
-            trials[request], found[request] = steps, length
+    found, rate = with_trial(free, load, s.baseline, trials, lambda one: _num_unread(s, [one]))
     return lengths | found, rate
 
 
-def _need_of_trial(request: Request) -> tuple[bool, int]:
+def with_trial(
+    requests: Sequence[R],
+    load: Load,
+    baseline: Baseline,
+    trials: dict[R, float],
+    num_unread: Callable[[R], int],
+) -> tuple[dict[R, int], float]:
+    """Return lengths as `choose_lengths` does, as far as the guard allows drafts.
+
+    If it allows a trial, the request that needs one most drafts, too; its cost is added to
+    `trials`, in plain steps. num_unread: prompt tokens that the drafter has to read for a request.
+    """
+    running, name = load.num_running, load.drafter
+    if not baseline.allows(name, running) or baseline.wants_plain(running):
+        return {}, load.plain_rate
+    found, rate, in_halves = choose_lengths(requests, load)
+    share = len(found) / len(requests)
+    most = math.ceil(share * load.num_drafting / 2) if in_halves else len(found)
+    if requests[0].expectation.is_prior:  # a few drafts tell what they are worth
+        most = min(most, 4)
+    found = dict([*found.items()][:most])
+    idle = [one for one in requests if one not in found]
+    if idle:
+        request = max(idle, key=_need_of_trial)
+        length = trial_length(request)
+        steps = load.trial_steps(length, num_unread(request))
+        if baseline.allows_trial(name, running, steps):
+            trials[request], found[request] = steps, length
+    return found, rate
+
+
+def _need_of_trial(request: Drafted) -> tuple[bool, int]:
     expectation = request.expectation
     return expectation.is_untried, expectation.steps_without_draft
 

@@ -47,7 +47,8 @@ def choose_outcomes(
         (priced if request.speculation.num_outcomes == "auto" else chosen).extend(found)
     priced.sort(key=lambda one: one.ranked.probability, reverse=True)
     left = max(MAX_PRE_DRAFTS - len(chosen), 0)
-    num_priced = _num_worth_it(priced[:left], seconds_left, costs, waiting, len(verifying))
+    offers = [(one.ranked.probability, one.num_draft_tokens) for one in priced[:left]]
+    num_priced = num_worth_it(offers, seconds_left, costs, [*waiting.values()], len(verifying))
     return [_job(one) for one in [*chosen, *priced[:num_priced]][:MAX_PRE_DRAFTS]]
 
 
@@ -65,26 +66,25 @@ def _candidates(request: Request) -> list[_Candidate]:
     ]
 
 
-def _num_worth_it(
-    candidates: Sequence[_Candidate],
+def num_worth_it(
+    outcomes: Sequence[tuple[float, int]],
     seconds_left: float,
     costs: DraftCosts,
-    waiting: dict[Request, int],
+    waiting: Sequence[int],
     num_verifying: int,
 ) -> int:
-    """Return how many of the candidates, likeliest first, to draft ahead.
+    """Return how many of the outcomes, likeliest first, to draft ahead.
 
-    Every request being verified pays for the time that the call takes beyond the end of the
-    verification, and for slowing it down; the waiting requests pay for the longer call.
+    Each has a probability and a length; `waiting` are the lengths of drafts in the same call that
+    are waited for. Every request being verified pays for the time that the call takes beyond the
+    end of the verification, and for slowing it down; the waiting ones pay for the longer call.
     """
-    sizes = [
-        *accumulate([one.num_draft_tokens for one in candidates], initial=sum(waiting.values()))
-    ]
+    sizes = [*accumulate([length for _, length in outcomes], initial=sum(waiting))]
     takes = [costs.seconds(size, len(waiting) + n) for n, size in enumerate(sizes)]
     alone = takes[0] if waiting else 0.0
     best, most, saved = 0, 0.0, 0.0
-    for number, one in enumerate(candidates, start=1):
-        saved += one.ranked.probability * costs.seconds(one.num_draft_tokens, 1)
+    for number, (probability, length) in enumerate(outcomes, start=1):
+        saved += probability * costs.seconds(length, 1)
         late = max(takes[number] - seconds_left, 0.0) - max(alone - seconds_left, 0.0)
         slower = costs.interference * min(takes[number] - alone, seconds_left)
         spent = num_verifying * (late + slower) + len(waiting) * (takes[number] - alone)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from diffuspec.scheduler.acceptance import best_num_nodes
+from diffuspec.scheduler.acceptance import nodes_to_verify
 from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.draft_sizes import Drafts, add_calls, load_of, new_call, sized
 from diffuspec.scheduler.plan import Batch, Plan, Score, Scorer, Snapshot, batch_of, plain_batch
@@ -256,17 +256,11 @@ def _cut(s: Snapshot, plan: Plan) -> None:
     if not cut or not s.costs.verification.curve.is_known:
         return
     batch = batch_of(s, plan.verify)
-    reach = sorted([value for one in cut for value in one.step.reach], reverse=True)
-    base = round(batch.num_rows) - len(reach)
-    seconds = s.costs.verification.curve.up_to(base + len(reach))[base : base + len(reach) + 1]
+    reaches = [one.step.reach for one in cut]
+    num_others = round(batch.num_rows) - sum(map(len, reaches))
     rate = plan.rate * (1 + s.first_token_price * batch.num_prompts)
-    number = best_num_nodes(reach, seconds, rate)
-    if len(cut) == 1:
-        plan.num_nodes[cut[0]] = number
-        return
-    least = reach[number - 1] if number else math.inf
-    for request in cut:
-        plan.num_nodes[request] = sum([value >= least for value in request.step.reach])
+    kept = nodes_to_verify(reaches, num_others, s.costs.verification.curve, rate)
+    plan.num_nodes.update(zip(cut, kept, strict=True))
 
 
 def _add_early(s: Snapshot, plan: Plan) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ __all__ = [
     "load_tokenizer",
     "quiet",
     "unknown_token_id",
+    "vocabulary_bytes",
     "vocabulary_digest",
 ]
 
@@ -68,10 +70,22 @@ def check_tokenizer(path: Path, tokenizer: Any, vocab_size: int) -> int:
     return vocab_size
 
 
+def vocabulary_bytes(tokenizer: Any, num_ids: int) -> list[bytes]:
+    """Return the tokens of all ids below num_ids in UTF-8, empty where there is none."""
+    found = [b""] * num_ids
+    for token, token_id in tokenizer.get_vocab().items():
+        if token_id < num_ids:
+            found[token_id] = token.encode("utf-8", "backslashreplace")
+    return found
+
+
 def vocabulary_digest(tokenizer: Any, num_ids: int) -> str:
-    """Return a hash of the tokens of all ids below num_ids."""
-    known = sorted((i, token) for token, i in tokenizer.get_vocab().items() if i < num_ids)
-    return hashlib.blake2b(repr(known).encode("utf-8", "backslashreplace")).hexdigest()
+    """Return a hash of the tokens of all ids below num_ids: see draft_service.proto."""
+    digest = hashlib.blake2b(digest_size=32)
+    for token_id, token in enumerate(vocabulary_bytes(tokenizer, num_ids)):
+        if token:
+            digest.update(struct.pack("<II", token_id, len(token)) + token)
+    return digest.hexdigest()
 
 
 def check_shared_vocabulary(path: Path, digest: str, num_ids: int) -> None:

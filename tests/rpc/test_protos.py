@@ -9,10 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from diffuspec.v1 import coordinator_pb2, drafter_pb2, path_scorer_pb2, types_pb2, verifier_pb2
+from diffuspec.v1 import (
+    coordinator_pb2,
+    draft_service_pb2,
+    drafter_pb2,
+    path_scorer_pb2,
+    types_pb2,
+    verifier_pb2,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-FILES = (coordinator_pb2, drafter_pb2, path_scorer_pb2, types_pb2, verifier_pb2)
+FILES = (coordinator_pb2, draft_service_pb2, drafter_pb2, path_scorer_pb2, types_pb2, verifier_pb2)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -27,7 +34,7 @@ def test_the_generated_code_is_fresh():
 
 def test_stale_code_is_named(tmp_path):
     pytest.importorskip("grpc_tools")
-    for name in ("protos", "diffuspec/v1"):
+    for name in ("protos", "diffuspec/v1", "clients/diffuspec_client"):
         for path in (ROOT / name).rglob("*.p*"):
             copy = tmp_path / path.relative_to(ROOT)
             copy.parent.mkdir(parents=True, exist_ok=True)

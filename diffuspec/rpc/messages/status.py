@@ -36,6 +36,8 @@ class IdleStreamError(TransportError):
 
 
 _CODES: dict[type[DiffuspecError], grpc.StatusCode] = {
+    errors.ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.VocabularyError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.OutOfMemoryError: grpc.StatusCode.RESOURCE_EXHAUSTED,

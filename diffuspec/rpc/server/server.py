@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Self
 
 import grpc
@@ -10,7 +13,7 @@ from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
-from diffuspec.rpc.security import Security
+from diffuspec.rpc.security import UNIX_SCHEME, Security
 from diffuspec.rpc.server.health import HealthServicer
 from diffuspec.rpc.server.interceptor import Guard
 from diffuspec.rpc.server.servicers import RoleServicer
@@ -19,7 +22,8 @@ from diffuspec.rpc.server.servicers import RoleServicer
 class RoleServer:
     """Serves while its context is open. Health goes first when it ends, then streams are drained.
 
-    Without TLS it serves on loopback alone. port 0: any free one; see address.
+    Without TLS it serves on loopback alone. port 0: any free one; see address. A host "unix:PATH"
+    is a socket of Unix, which only its owner may use.
     """
 
     def __init__(
@@ -33,12 +37,13 @@ class RoleServer:
         self._servicers = servicers
         self._credentials = security.server_credentials(host)
         self._security = security
-        self._host = f"[{host}]" if ":" in host else host
+        is_bare_ipv6 = ":" in host and not host.startswith(UNIX_SCHEME)
+        self._host = f"[{host}]" if is_bare_ipv6 else host
         self._port = port
         self._limits = limits
         self._health = HealthServicer({one.service: one.is_healthy for one in servicers})
         self._server: grpc.aio.Server | None = None
-        self.address = ""  # "host:port", once the context is open
+        self.address = ""  # "host:port" or "unix:PATH", once the context is open
 
     async def __aenter__(self) -> Self:
         server = grpc.aio.server(
@@ -52,7 +57,7 @@ class RoleServer:
         port = self._bind(server)
         await server.start()
         self._server = server
-        self.address = f"{self._host}:{port}"
+        self.address = self._host if self._is_unix else f"{self._host}:{port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -73,11 +78,36 @@ class RoleServer:
         if self._server is not None:
             await self._server.wait_for_termination()
 
+    @property
+    def _is_unix(self) -> bool:
+        return self._host.startswith(UNIX_SCHEME)
+
     def _bind(self, server: grpc.aio.Server) -> int:
-        address = f"{self._host}:{self._port}"
+        address = self._host if self._is_unix else f"{self._host}:{self._port}"
+        mask = os.umask(0o177) if self._is_unix else None
         try:
+            if self._is_unix:
+                _remove_stale(Path(self._host.removeprefix(UNIX_SCHEME)))
             if self._credentials is None:
                 return server.add_insecure_port(address)
             return server.add_secure_port(address, self._credentials)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             raise ConfigError(f"cannot serve on {address}: {error}") from error
+        finally:
+            if mask is not None:
+                os.umask(mask)
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a server that is gone. Raises OSError if it is there, or a file is."""
+    if not path.is_socket():
+        if path.exists():
+            raise FileExistsError(f"{path} is there and is no socket")
+        return
+    with socket.socket(socket.AF_UNIX) as trial:
+        try:
+            trial.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+    raise FileExistsError("a server is there already")

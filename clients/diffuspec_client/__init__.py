@@ -1,0 +1,10 @@
+"""Drafts for engines: the client of diffuspec's draft server, and plug-ins over it.
+
+A plug-in never raises into its engine, never makes it wait beyond a deadline, and sends it no token
+that the engine could not take: without a server, engines decode as they do without a plug-in.
+"""
+
+from diffuspec_client.client import Draft, DraftClient, Row
+from diffuspec_client.settings import Settings
+
+__all__ = ["Draft", "DraftClient", "Row", "Settings"]

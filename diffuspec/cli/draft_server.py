@@ -1,0 +1,234 @@
+"""`diffuspec draft-server`: drafts for vLLM and other engines, by one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+import uvloop
+
+from diffuspec.cli import options
+from diffuspec.core.errors import ConfigError
+from diffuspec.core.validation import read_yaml, validate
+from diffuspec.drafters import KINDS
+from diffuspec.pairs import PAIRS, find_pair
+from diffuspec.telemetry import logs
+
+if TYPE_CHECKING:
+    from diffuspec.draft_server.config import DraftServerConfig
+    from diffuspec.rpc.security import Security
+
+logger = logging.getLogger(__name__)
+
+EXAMPLES = """[bold]Examples[/bold]
+
+  diffuspec draft-server --drafter DIR --ngram FILE --tokenizer DIR
+  diffuspec draft-server --pair smollm2 --listen unix:/tmp/drafts.sock
+  diffuspec draft-server --config FILE.yaml --listen 0.0.0.0:9500 \\
+      --token-file FILE --tls-ca FILE --tls-certificate FILE --tls-key FILE
+
+An engine finds it by its address, vLLM by the environment:
+
+  DIFFUSPEC_DRAFT_SERVER=unix:/tmp/drafts.sock vllm serve MODEL --speculative-config \\
+      '{"model": "diffuspec_client.vllm.Proposer", "num_speculative_tokens": 16}'
+"""
+
+_SERVICE, _TLS = "Service", "Security"
+_KINDS = [name for name, kind in KINDS.items() if not kind.observes]
+
+
+def _option(panel: str, text: str, metavar: str, **limits: Any) -> Any:
+    return typer.Option(help=text, metavar=metavar, rich_help_panel=panel, **limits)
+
+
+Config = Annotated[
+    Path | None, options.model("Configuration of a draft server; options override it.", "FILE.yaml")
+]
+PairName = Annotated[
+    str | None,
+    options.model("Drafter, n-gram model and tokenizer of a pair by name.", "|".join(PAIRS)),
+]
+Drafter = Annotated[Path | None, options.model("The model that drafts.", "DIR")]
+Kind = Annotated[str | None, options.model("What drafts. Default: diffuspec.", "|".join(_KINDS))]
+Ngram = Annotated[Path | None, options.model("KenLM model over token ids.", "FILE")]
+Tokenizer = Annotated[
+    Path | None, options.model("Directory with the tokenizer of the engines' model.", "DIR")
+]
+Listen = Annotated[
+    str, _option(_SERVICE, "Where to serve: HOST:PORT, or a socket of Unix.", "ADDRESS")
+]
+MaxModelLen = Annotated[
+    int | None,
+    _option(_SERVICE, "Most tokens of a request that is drafted for. Default: 4096.", "N", min=2),
+]
+MaxRequests = Annotated[
+    int | None,
+    _option(_SERVICE, "Requests of all engines held at a time. Default: 32.", "N", min=1, max=1024),
+]
+MetricsPort = Annotated[
+    int | None,
+    _option(_SERVICE, "Port for Prometheus, on loopback.", "N", min=1, max=65535),
+]
+TokenFile = Annotated[
+    Path | None,
+    _option(_TLS, "File with the token that engines send; needed beyond this machine.", "FILE"),
+]
+Ca = Annotated[Path | None, _option(_TLS, "Authority that signed both sides.", "FILE.pem")]
+Certificate = Annotated[Path | None, _option(_TLS, "Certificate of this server.", "FILE.pem")]
+Key = Annotated[Path | None, _option(_TLS, "Its private key.", "FILE.pem")]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Print what would be served, and end.", is_flag=True)
+]
+
+
+def run(
+    config: Config = None,
+    pair: PairName = None,
+    drafter: Drafter = None,
+    drafter_kind: Kind = None,
+    ngram: Ngram = None,
+    tokenizer: Tokenizer = None,
+    threads: options.Threads = None,
+    listen: Listen = "127.0.0.1:9500",
+    max_model_len: MaxModelLen = None,
+    max_requests: MaxRequests = None,
+    metrics_port: MetricsPort = None,
+    token_file: TokenFile = None,
+    tls_ca: Ca = None,
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    explain: Explain = False,
+    log_format: options.LogFormat = None,
+) -> None:
+    """Serve drafts to engines that are not ours: vLLM, SGLang, transformers, llama.cpp.
+
+    Prints the address when it is ready. Ctrl-C or SIGTERM ends it; engines go on without drafts.
+    """
+    logs.configure(log_format)
+    host, port = _parse_address(listen)
+    security = _security(token_file, tls_ca, tls_certificate, tls_key)
+    security.server_credentials(host)  # refused before models are loaded
+    given = {
+        "drafter": _drafter(drafter, drafter_kind),
+        "search": None if ngram is None else {"ngram": ngram},
+        "tokenizer": tokenizer,
+        "max_model_len": max_model_len,
+        "max_requests": max_requests,
+    }
+    settings = _settings(config, pair, {k: v for k, v in given.items() if v is not None})
+    if explain:
+        typer.echo(_explanation(settings, listen, security))
+        return
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    uvloop.run(_serve(settings, security, host, port, metrics_port))
+
+
+def _parse_address(listen: str) -> tuple[str, int]:
+    """Return host and port; a socket of Unix has no port. Raises ConfigError."""
+    if listen.startswith("unix:"):
+        if not listen.removeprefix("unix:"):
+            raise ConfigError("--listen unix:PATH needs a path")
+        return listen, 0
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"--listen must be HOST:PORT or unix:PATH, got {listen!r:.80}")
+    return host.strip("[]"), int(port)
+
+
+def _security(
+    token_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
+) -> Security:
+    from diffuspec.rpc.security import Security, TlsFiles, new_token
+
+    is_open, token = token_file is None, new_token()
+    if token_file is not None:
+        token = token_file.read_text(encoding="utf-8").strip()
+    files = (ca, certificate, key)
+    if None in files and any(files):
+        raise ConfigError("--tls-ca, --tls-certificate and --tls-key belong together")
+    if ca is None or certificate is None or key is None:
+        return Security(token, is_open=is_open)
+    return Security(token, TlsFiles(ca, certificate, key), is_open)
+
+
+def _drafter(path: Path | None, kind: str | None) -> dict[str, object] | None:
+    if path is None and kind is None:
+        return None
+    section: dict[str, object] = {"kind": kind or "diffuspec"}
+    return section if path is None else {**section, "path": path}
+
+
+def _settings(config: Path | None, pair: str | None, given: dict[str, object]) -> DraftServerConfig:
+    """Compose the configuration: a file or a pair, then options. Raises ConfigError."""
+    from diffuspec.draft_server.config import DraftServerConfig
+
+    if config is not None and pair is not None:
+        raise ConfigError("--pair and --config exclude each other")
+    data = {} if config is None else read_yaml(config)
+    if pair is not None:
+        engine = find_pair(pair, "--pair").load_config()
+        assert engine.drafter is not None, "a pair has a drafter"
+        data = {
+            "drafter": engine.drafter.model_dump(),
+            "search": engine.search.model_dump(),
+            "tokenizer": engine.target.path,
+        }
+    if "drafter" not in {*data, *given}:
+        raise ConfigError(
+            "name what drafts: --drafter DIR with --tokenizer DIR, or --pair, or --config FILE"
+        )
+    if "tokenizer" not in {*data, *given}:
+        raise ConfigError("--tokenizer DIR is needed: the tokenizer of the engines' model")
+    return validate(DraftServerConfig, data | given)
+
+
+def _explanation(settings: DraftServerConfig, listen: str, security: Security) -> str:
+    from diffuspec.draft_server.service import check_kind, load_target
+
+    check_kind(settings)
+    target, _ = load_target(settings)
+    path = getattr(settings.drafter, "path", None)
+    rows = {
+        "address": listen,
+        "token": "none: whoever reaches the address" if security.is_open else "asked for",
+        "TLS": "off" if security.tls is None else "mutual",
+        "drafter": settings.drafter.kind + (f", {path}" if path is not None else ""),
+        "n-gram model": settings.search.ngram or "none",
+        "tokenizer": settings.tokenizer,
+        "vocabulary": f"{target.info.vocab_size} tokens, digest {target.vocabulary}",
+        "ends answers": ", ".join(map(str, target.info.eos_token_ids)) or "nothing",
+        "requests": f"{settings.max_requests} at a time, of up to {settings.max_model_len} tokens",
+        "engines": f"{settings.max_engines} at a time",
+        "tenants": ", ".join(f"{k} {v:g}" for k, v in settings.tenants.items()) or "all alike",
+    }
+    return "\n".join(f"{name:<14}{value}" for name, value in rows.items())
+
+
+async def _serve(
+    settings: DraftServerConfig,
+    security: Security,
+    host: str,
+    port: int,
+    metrics_port: int | None,
+) -> None:
+    from diffuspec.draft_server.service import load_service
+    from diffuspec.rpc.server.draft_service import DraftServicer
+    from diffuspec.rpc.server.server import RoleServer
+
+    end, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    service, drafter = load_service(settings)
+    with contextlib.closing(drafter):
+        async with service, RoleServer([DraftServicer(service)], security, host, port) as server:
+            typer.echo(f"drafting on {server.address}")
+            await end.wait()
+            logger.info("ending: engines go on without drafts")

@@ -1,0 +1,220 @@
+"""The dispatcher: one drafter for all engines, those that wait for a draft first.
+
+While no engine waits, drafts are made ahead, for the engine for which a second of drafting is worth
+the most seconds saved, weighted by its tenant's share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from diffuspec.algorithm.validation import check_draft
+from diffuspec.core.backoff import Breaker
+from diffuspec.core.errors import DrafterError
+from diffuspec.core.interfaces import Drafter, TargetInfo
+from diffuspec.core.params import MAX_TREE_NODES
+from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.draft_server.request import EngineRequest
+from diffuspec.scheduler.cost_model import DraftCosts
+from diffuspec.telemetry.busy_time import BusyTime
+
+logger = logging.getLogger(__name__)
+
+_MAX_QUEUED = 1024  # drafts that engines wait for
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 10.0  # after a failure of the drafter
+
+
+@dataclass(slots=True, eq=False)
+class DraftJob:
+    """One draft to make: for the prefix of a request as it was, and tokens that may follow."""
+
+    request: EngineRequest
+    wanted: DraftRequest
+    length: int
+    num_tokens: int  # of the prefix, when it was asked for
+    tokens: tuple[int, ...] = ()
+    waited_until: float = 0.0  # by time.monotonic(); 0: nobody waits for it
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
+
+    def is_for(self, request: EngineRequest) -> bool:
+        """Whether it is a draft for the present prefix of a request."""
+        return (
+            request is self.request
+            and request.num_tokens == self.num_tokens + len(self.tokens)
+            and request.tokens_from(self.num_tokens) == self.tokens
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Drafts that one engine could have made ahead, in one call."""
+
+    jobs: Sequence[DraftJob]
+    value: float  # seconds that they save, for each second of drafting
+
+
+class Customer(Protocol):
+    """A session, as the dispatcher sees it."""
+
+    def ahead(self, now: float) -> Ahead | None:
+        """Return what to draft ahead now; None: nothing that is worth it."""
+        ...
+
+    @property
+    def weight(self) -> float:
+        """The share of its tenant, divided by what the tenant has used lately."""
+        ...
+
+    def charge(self, seconds: float) -> None:
+        """Account for seconds of drafting ahead."""
+        ...
+
+
+class Dispatcher:
+    """Calls the drafter, one call at a time."""
+
+    def __init__(self, drafter: Drafter, info: TargetInfo, max_seconds: float) -> None:
+        """A call of the drafter that takes longer than max_seconds has failed."""
+        self.costs = DraftCosts(0.0)
+        self.busy = BusyTime()
+        self.ends_at = 0.0  # of the call under way, as expected
+        self.customers: list[Customer] = []
+        self.num_failures = 0
+        self._drafter = drafter
+        self._info = info
+        self._max_seconds = max_seconds
+        self._breaker = Breaker(_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS)
+        self._queue: list[DraftJob] = []
+        self._in_call: Sequence[DraftJob] = ()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._wake = asyncio.Event()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether drafts may be asked for: the drafter has not just failed."""
+        return self._breaker.is_closed or self._breaker.is_trial_due(time.monotonic())
+
+    @property
+    def num_queued(self) -> int:
+        """Drafts that engines wait for, and that are not being made yet."""
+        return len(self._queue)
+
+    def submit(self, jobs: Sequence[DraftJob]) -> None:
+        """Queue drafts that an engine waits for. Those beyond the limit are not made."""
+        for job in jobs:
+            if len(self._queue) < _MAX_QUEUED:
+                self._queue.append(job)
+            else:
+                job.done.set_result(None)
+        self._wake.set()
+
+    def coming(self, request: EngineRequest) -> DraftJob | None:
+        """Return the job, queued or under way, for the present prefix of a request."""
+        return next((job for job in (*self._in_call, *self._queue) if job.is_for(request)), None)
+
+    def is_asked(self, request: EngineRequest, tokens: tuple[int, ...]) -> bool:
+        """Whether a draft in case of these tokens is under way."""
+        return any(
+            job.request is request and job.num_tokens == request.num_tokens and job.tokens == tokens
+            for job in self._in_call
+        )
+
+    def wake(self) -> None:
+        """Look for work: an engine has begun to verify."""
+        self._wake.set()
+
+    def forget(self, request: EngineRequest) -> None:
+        """Make no more drafts for a request that has ended, and free what is cached for it."""
+        for job in [one for one in self._queue if one.request is request]:
+            self._queue.remove(job)
+            job.done.set_result(None)
+        release = asyncio.create_task(self._release(request))
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
+
+    async def _release(self, request: EngineRequest) -> None:
+        try:
+            await self._drafter.release(request.request_id)
+        except Exception as error:
+            logger.warning("request %s could not be released: %s", request.request_id, error)
+
+    async def run(self) -> None:
+        """Draft, until it is cancelled."""
+        while True:
+            jobs = self._next()
+            if jobs:
+                await self._call(jobs)
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+
+    def _next(self) -> Sequence[DraftJob]:
+        """Return what to draft in the next call."""
+        if not self.is_available:
+            for job in self._queue:
+                job.done.set_result(None)
+            self._queue = []
+            return ()
+        now = time.monotonic()
+        if self._queue:
+            self._queue.sort(key=lambda job: (-job.request.priority, job.waited_until))
+            most = self._info.max_sequences
+            jobs, self._queue = self._queue[:most], self._queue[most:]
+            return jobs
+        offers = [(one, offer) for one in self.customers if (offer := one.ahead(now)) is not None]
+        if not offers:
+            return ()
+        customer, offer = max(offers, key=lambda one: one[0].weight * one[1].value)
+        customer.charge(self._seconds(offer.jobs))
+        return offer.jobs
+
+    def _seconds(self, jobs: Sequence[DraftJob]) -> float:
+        return self.costs.seconds(sum([job.length for job in jobs]), len(jobs), _num_unread(jobs))
+
+    async def _call(self, jobs: Sequence[DraftJob]) -> None:
+        unread = _num_unread(jobs)
+        self._in_call, started = jobs, time.monotonic()
+        self.ends_at = started + self._seconds(jobs)
+        self.busy.begin(started)
+        try:
+            async with asyncio.timeout(self._max_seconds):
+                drafts = await self._drafter.draft([job.wanted for job in jobs])
+            self._check(drafts, jobs)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self._breaker.succeeded()
+            seconds = time.monotonic() - started
+            self.costs.observe(sum([job.length for job in jobs]), len(jobs), unread, seconds)
+            for job, draft in zip(jobs, drafts, strict=True):
+                job.request.is_read = True
+                job.request.keep(job.num_tokens, job.tokens, draft, job.length)
+        finally:
+            self.busy.end(time.monotonic())
+            self._in_call = ()
+            for job in jobs:
+                if not job.done.done():
+                    job.done.set_result(None)
+
+    def _check(self, drafts: Sequence[Draft], jobs: Sequence[DraftJob]) -> None:
+        if len(drafts) != len(jobs):
+            raise DrafterError(f"{len(jobs)} drafts were asked for, {len(drafts)} came")
+        for draft in drafts:
+            check_draft(draft, MAX_TREE_NODES, self._info)
+
+    def _fail(self, error: Exception) -> None:
+        self._breaker.failed()
+        self.num_failures += 1
+        reason = f"no drafts within {self._max_seconds:g} s" if not str(error) else str(error)
+        logger.warning("drafting failed, engines go on without drafts for a while: %s", reason)
+
+
+def _num_unread(jobs: Sequence[DraftJob]) -> int:
+    """Return how many tokens of prompts the drafter reads for these jobs."""
+    unread = {job.request: job.num_tokens for job in jobs if not job.request.is_read}
+    return sum(unread.values())

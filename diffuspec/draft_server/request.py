@@ -1,0 +1,204 @@
+"""One request of an engine: its tokens, the draft that the engine verifies, and others for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from diffuspec.algorithm.draft_tree import draft_after, path_to
+from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
+from diffuspec.core.params import SamplingParams, TreeShape
+from diffuspec.core.types import (
+    EMPTY_DRAFT,
+    MAX_ALTERNATIVES,
+    Draft,
+    DraftRequest,
+    DraftTree,
+    TokenIds,
+    Verdict,
+)
+from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
+
+_MAX_MADE = 32  # drafts kept for one request
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """A draft for a request in case that it goes on with some tokens."""
+
+    tokens: tuple[int, ...]  # after the present prefix; none: a draft for that itself
+    draft: Draft
+    length: int  # asked of the drafter
+    is_rest: bool = False  # of a draft for a shorter prefix
+
+
+class EngineRequest:
+    """One request. Only its session changes it."""
+
+    def __init__(
+        self,
+        request_id: str,
+        num_prompt_tokens: int,
+        shared: SharedExpectation,
+        outcomes: OutcomeModel,
+    ) -> None:
+        """`request_id` is unique among the requests of all engines."""
+        self.request_id = request_id
+        self.num_prompt_tokens = num_prompt_tokens
+        self.priority = 0
+        self.room = 0  # drafted tokens that may still be committed
+        self.expectation = Expectation(shared)
+        self.sent = EMPTY_DRAFT  # what the engine verifies
+        self.num_expected = 0.0  # tokens of it to be accepted
+        self.length = 0  # of drafts, as last decided
+        self.is_read = False  # by the drafter: it holds the prompt
+        self.is_foreign = False  # it has tokens that the drafter does not know
+        self._ranking = OutcomeRanking(outcomes)
+        self._ranked: list[RankedOutcome] | None = None  # of the verification under way
+        self._tokens = np.zeros(256, np.int32)
+        self._made: list[Made] = []
+        self.num_tokens = 0
+
+    @property
+    def prefix(self) -> TokenIds:
+        """Prompt and committed tokens, read-only."""
+        prefix = self._tokens[: self.num_tokens]
+        prefix.flags.writeable = False
+        return prefix
+
+    def tokens_from(self, start: int) -> tuple[int, ...]:
+        """Return the tokens of the prefix from an index on."""
+        return tuple(self._tokens[start : self.num_tokens].tolist())
+
+    # ---- what the engine says
+
+    def advance(self, base_length: int, token_ids: Sequence[int]) -> Verdict | None:
+        """Take the tokens after a base, and return the verdict on the draft sent, if it tells one.
+
+        The base must be held: base_length is at most num_tokens.
+        """
+        if base_length < self.num_tokens:  # the engine has gone back, which none should
+            self._tokens, self.num_tokens = self._tokens.copy(), base_length
+            self._made, self.sent = [], EMPTY_DRAFT
+        self._append(token_ids)
+        verdict = _verdict(self.sent.tree, token_ids) if token_ids else None
+        if verdict is not None and self._ranked is not None:
+            self._ranking.observe(self.sent, verdict)
+        if verdict is not None and self.sent.tree.num_nodes:
+            self.expectation.observe_verdict(self.sent, verdict)
+        if token_ids:
+            committed = tuple(token_ids)
+            self._made = [one for made in self._made if (one := _after(made, committed))]
+            self._ranked = None
+        return verdict
+
+    def _append(self, token_ids: Sequence[int]) -> None:
+        end = self.num_tokens + len(token_ids)
+        if end > len(self._tokens):  # what workers hold parts of is left as it is
+            grown = np.zeros(2 * end, np.int32)
+            grown[: self.num_tokens] = self._tokens[: self.num_tokens]
+            self._tokens = grown
+        self._tokens[self.num_tokens : end] = token_ids
+        self.num_tokens = end
+
+    # ---- drafts
+
+    def draft_request(self, tokens: Sequence[int], length: int, shape: TreeShape) -> DraftRequest:
+        """Return the request for a draft in case that these tokens follow.
+
+        One more position is drafted: candidates for the target's token after a full acceptance.
+        """
+        prefix = self.prefix
+        if tokens:
+            prefix = np.concatenate([prefix, np.array(tokens, np.int32)])
+        return DraftRequest(
+            request_id=self.request_id,
+            prefix=prefix,
+            num_draft_tokens=length + 1,
+            tree_shape=shape,
+            max_nodes=length + 1,
+            drafter_weight=0.5,
+            sampling=SamplingParams(),
+            num_alternatives=MAX_ALTERNATIVES,
+            num_prompt_tokens=self.num_prompt_tokens,
+        )
+
+    def keep(self, num_tokens: int, tokens: tuple[int, ...], draft: Draft, length: int) -> None:
+        """Keep a draft asked for when the prefix had num_tokens, in case of further tokens.
+
+        It is dropped if the request has gone on otherwise.
+        """
+        if num_tokens > self.num_tokens:
+            return
+        made = _after(Made(tokens, draft, length), self.tokens_from(num_tokens))
+        if made is None or not made.draft.tree.num_nodes:
+            return
+        self._made = [*self._made[1 - _MAX_MADE :], made]
+        if not made.tokens and self.sent is EMPTY_DRAFT:
+            self.sent, self._ranked = root_of(made.draft), None  # tells what may follow
+
+    def best(self) -> tuple[Made | None, float]:
+        """Return the draft at hand that is worth the most, and how many tokens it is worth."""
+        best, most = None, 0.0
+        for made in self._made:
+            if not made.tokens:
+                tokens = sum(self.expectation.reach(made.draft))
+                if tokens > most:
+                    best, most = made, tokens
+        return best, most
+
+    def reach_of(self, made: Made) -> list[float]:
+        """Return the reach of the nodes of a draft that is about to be sent, and learn from it."""
+        if made.is_rest:
+            return self.expectation.reach(made.draft)
+        return self.expectation.observe_draft(made.draft, made.length)
+
+    def send(self, draft: Draft, num_expected: float) -> None:
+        """Note what the engine verifies from now on."""
+        self.sent, self.num_expected, self._ranked = draft, num_expected, None
+
+    def outcomes(self) -> list[tuple[float, tuple[int, ...]]]:
+        """Return the likeliest outcomes of the verification that are not drafted for.
+
+        Each is its probability and the tokens that it commits, likeliest first.
+        """
+        if self._ranked is None:
+            self._ranked = self._ranking.rank(self.sent, self.prefix)
+        made = {one.tokens for one in self._made}
+        found = [(one.probability, one.outcome.committed(self.sent.tree)) for one in self._ranked]
+        return [one for one in found if one[1] not in made]
+
+    def made_ahead(self) -> list[Made]:
+        """Return the drafts at hand for what may follow."""
+        return [one for one in self._made if one.tokens]
+
+
+def _verdict(tree: DraftTree, committed: Sequence[int]) -> Verdict:
+    """Return the verdict that the committed tokens tell. The last is never a drafted one."""
+    node = -1
+    for token_id in committed[:-1]:
+        places = zip(tree.parents, tree.token_ids, strict=True)
+        child = next((n for n, place in enumerate(places) if place == (node, token_id)), -1)
+        if child < 0:
+            break
+        node = child
+    accepted = tuple(path_to(tree, node))
+    return Verdict(tuple(committed[: len(accepted) + 1]), accepted)
+
+
+def _after(made: Made, committed: tuple[int, ...]) -> Made | None:
+    """Return what a draft is worth once these tokens are committed; None: nothing."""
+    tokens, size = made.tokens, len(committed)
+    if tokens[:size] == committed:
+        return Made(tokens[size:], made.draft, made.length, made.is_rest)
+    if committed[: len(tokens)] != tokens:
+        return None
+    rest = draft_after(made.draft, committed[len(tokens) :])
+    return Made((), rest, made.length, is_rest=True) if rest.tree.num_nodes else None
+
+
+def root_of(draft: Draft) -> Draft:
+    """Return a draft without nodes, and with what may follow the prefix."""
+    return Draft(DraftTree((), ()), (), 0, alternatives=draft.alternatives[:1])

@@ -1,0 +1,122 @@
+"""The service: one drafter, and the sessions of the engines that it drafts for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from pathlib import Path
+from typing import Any, Self
+
+from diffuspec.core.errors import ConfigError, OverloadedError
+from diffuspec.core.interfaces import Drafter, TargetInfo
+from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.draft_server.config import DraftServerConfig
+from diffuspec.draft_server.dispatcher import Dispatcher
+from diffuspec.draft_server.session import Session
+from diffuspec.draft_server.tenants import Tenants
+from diffuspec.draft_server.validation import PROTOCOL_VERSION, check_hello
+from diffuspec.drafters import LocalDrafter, Target, kind_of, load_drafter
+from diffuspec.text.endings import read_eos_token_ids
+from diffuspec.text.tokenizer import load_tokenizer, vocabulary_bytes, vocabulary_digest
+from diffuspec.v1.draft_service_pb2 import Hello, Welcome
+
+logger = logging.getLogger(__name__)
+
+
+class DraftService:
+    """Opens sessions for engines. Drafts while its context is open."""
+
+    def __init__(
+        self, config: DraftServerConfig, drafter: Drafter, info: TargetInfo, tokenizer: Any
+    ) -> None:
+        self.config = config
+        self.info = info
+        self.dispatcher = Dispatcher(drafter, info, config.max_draft_seconds)
+        self._tenants = Tenants(config.tenants)
+        self._tokens = vocabulary_bytes(tokenizer, info.vocab_size)
+        self._digest = bytes.fromhex(vocabulary_digest(tokenizer, info.vocab_size))
+        self._numbers = itertools.count(1)
+        self.sessions: list[Session] = []
+        self._drafting: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._drafting = asyncio.create_task(self.dispatcher.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._drafting is not None:
+            self._drafting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._drafting
+
+    def is_healthy(self) -> bool:
+        """Whether it drafts: its drafter has not just failed."""
+        is_running = self._drafting is not None and not self._drafting.done()
+        return is_running and self.dispatcher.is_available
+
+    def open(self, hello: Hello) -> tuple[Session, Welcome]:
+        """Open a session for an engine that says hello.
+
+        Raises VocabularyError, InvalidRequestError, and OverloadedError where too many are open.
+        """
+        check_hello(hello, self.info, self._digest, self._tokens)
+        limit = self.config.max_engines
+        if len(self.sessions) >= limit:
+            raise OverloadedError(f"{limit} engines are connected, which is the limit")
+        name, kind = f"engine-{next(self._numbers)}", self.config.drafter.kind
+        tenant = self._tenants.find(hello.tenant)
+        session = Session(name, hello, kind, self.info, self.dispatcher, tenant)
+        self.sessions.append(session)
+        self.dispatcher.customers.append(session)
+        logger.info("%s is connected: %s", name, hello.engine or "an engine without a name")
+        return session, self._welcome(hello)
+
+    def _welcome(self, hello: Hello) -> Welcome:
+        return Welcome(
+            protocol_version=PROTOCOL_VERSION,
+            drafter=self.config.drafter.kind,
+            max_requests=hello.max_requests,
+            max_model_len=min(self.info.max_model_len, hello.max_model_len),
+            max_draft_tokens=min(hello.max_draft_tokens, MAX_DRAFT_TOKENS),
+        )
+
+    def close(self, session: Session) -> None:
+        """Forget a session: its engine has gone."""
+        session.close()
+        self.sessions.remove(session)
+        self.dispatcher.customers.remove(session)
+        logger.info("%s is gone", session.name)
+
+
+def check_kind(config: DraftServerConfig) -> None:
+    """Raise ConfigError for a drafter that needs more than tokens."""
+    kind = config.drafter.kind
+    if kind_of(config.drafter).observes or kind == "dflash_remote":
+        raise ConfigError(
+            "drafter.kind must draft from tokens alone, as diffuspec, sps, pld and samd do; "
+            f"{kind} reads what the target computes, which engines do not send"
+        )
+
+
+def load_target(config: DraftServerConfig) -> tuple[Target, Any]:
+    """Return what is known of the engines' model, and its tokenizer. Raises ModelLoadError."""
+    path: Path = config.tokenizer
+    tokenizer = load_tokenizer(path)
+    num_ids = int(max(tokenizer.get_vocab().values())) + 1
+    info = TargetInfo(
+        vocab_size=num_ids,
+        max_model_len=config.max_model_len,
+        max_sequences=config.max_requests,
+        eos_token_ids=read_eos_token_ids(path, tokenizer),
+    )
+    return Target(info, vocabulary_digest(tokenizer, num_ids), path), tokenizer
+
+
+def load_service(config: DraftServerConfig) -> tuple[DraftService, LocalDrafter]:
+    """Load the drafter and its path search. Raises ConfigError, ModelLoadError, NgramError."""
+    check_kind(config)
+    target, tokenizer = load_target(config)
+    drafter = load_drafter(config.drafter, config.search, target)
+    return DraftService(config, drafter, target.info, tokenizer), drafter

@@ -1,0 +1,343 @@
+"""A session: one engine, its requests, and the step that it is in."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from diffuspec.algorithm.draft_tree import best_path, prune_draft
+from diffuspec.algorithm.outcomes import OutcomeModel
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import TreeShape
+from diffuspec.core.types import EMPTY_DRAFT, Draft
+from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
+from diffuspec.draft_server.planner import Planner, Sent
+from diffuspec.draft_server.request import EngineRequest, Made, root_of
+from diffuspec.draft_server.tenants import Tenant
+from diffuspec.draft_server.validation import check_step
+from diffuspec.scheduler.acceptance import SharedExpectation
+from diffuspec.scheduler.pre_drafts import num_worth_it
+from diffuspec.v1.draft_service_pb2 import (
+    DRAFT_FORM_TREE,
+    DRAFT_SOURCE_AHEAD,
+    DRAFT_SOURCE_FAILED,
+    DRAFT_SOURCE_FRESH,
+    DRAFT_SOURCE_LATE,
+    DRAFT_SOURCE_NOT_WORTH_IT,
+    DRAFT_SOURCE_REST,
+    DRAFT_SOURCE_UNKNOWN_BASE,
+    DraftedOutcome,
+    DraftSource,
+    EngineStep,
+    Hello,
+    OutcomeTable,
+    RequestRow,
+    RowDraft,
+    StepDrafts,
+)
+
+_ANSWER_SECONDS = 0.0005  # before a deadline, to send what there is
+_MAX_AHEAD = 64  # drafts in one call that nobody waits for yet
+
+
+@dataclass(slots=True)
+class _Row:
+    """One request of a step, and what is found for it."""
+
+    request: EngineRequest
+    max_draft_tokens: int
+    source: DraftSource = DRAFT_SOURCE_NOT_WORTH_IT
+    made: Made | None = None
+
+
+class Session:
+    """Answers the steps of one engine, and offers what to draft ahead between them."""
+
+    def __init__(
+        self,
+        name: str,
+        hello: Hello,
+        drafter: str,
+        info: TargetInfo,
+        dispatcher: Dispatcher,
+        tenant: Tenant,
+    ) -> None:
+        """`name` is unique among sessions."""
+        self.name = name
+        self.engine = hello.engine
+        self.on_outcomes: Callable[[OutcomeTable], None] | None = None
+        self.num_by_source: dict[DraftSource, int] = {}
+        self._hello = hello
+        self._info = info
+        self._dispatcher = dispatcher
+        self._tenant = tenant
+        self._shape: TreeShape = "best_first" if hello.form == DRAFT_FORM_TREE else "path"
+        self._planner = Planner(drafter, dispatcher.costs)
+        self._shared = SharedExpectation(min(hello.max_draft_tokens, 128))
+        self._outcomes = OutcomeModel()
+        self._requests: dict[str, EngineRequest] = {}
+        self._sent: Sent | None = None
+        self._sent_at = 0.0
+        self._verifying: list[EngineRequest] = []  # those that draft
+        self._step_id = 0
+        self._pushed: set[tuple[EngineRequest, tuple[int, ...]]] = set()
+
+    @property
+    def requests(self) -> Sequence[EngineRequest]:
+        return [*self._requests.values()]
+
+    @property
+    def weight(self) -> float:
+        """See Customer."""
+        return self._tenant.weight
+
+    def charge(self, seconds: float) -> None:
+        """See Customer."""
+        self._tenant.charge(seconds)
+
+    # ---- a step
+
+    async def step(self, step: EngineStep) -> StepDrafts:
+        """Answer a step, within its deadline. Raises InvalidRequestError before any work."""
+        received = time.monotonic()
+        check_step(step, self._hello, self._info, self._step_id)
+        self._end(step.ended_request_ids)
+        rows, accepted, is_whole = self._advance(step.rows)
+        if self._sent is not None and is_whole and step.verify_seconds > 0:
+            busy = self._dispatcher.busy.seconds(received)
+            self._planner.observe(
+                self._sent, accepted, step.verify_seconds, step.wait_seconds, busy
+            )
+        known = [one for one in rows if one.source != DRAFT_SOURCE_UNKNOWN_BASE]
+        waited = await self._draft(known, received + step.deadline_seconds)
+        answer = self._answer(step, rows, waited)
+        self._sent_at = time.monotonic()
+        self._dispatcher.wake()
+        return answer
+
+    def _end(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                self._dispatcher.forget(request)
+
+    def close(self) -> None:
+        """Forget all requests: the engine has gone."""
+        self._verifying = []
+        self._end([*self._requests])
+
+    def _advance(self, rows: Sequence[RequestRow]) -> tuple[list[_Row], float, bool]:
+        """Take the new tokens of all rows.
+
+        Returns the rows, the drafted tokens accepted, and whether the engine did nothing else in
+        this step than to verify: it has read no prompt.
+        """
+        found: list[_Row] = []
+        accepted, is_whole, num_told = 0.0, True, 0.0
+        for row in rows:
+            request = self._requests.get(row.request_id)
+            most = min(row.max_draft_tokens or math.inf, self._hello.max_draft_tokens)
+            if request is None and not row.base_length:
+                request, is_whole = self._new(row), False
+            if request is None or row.base_length > request.num_tokens:
+                unknown = EngineRequest("", 0, self._shared, self._outcomes)
+                found.append(_Row(unknown, 0, DRAFT_SOURCE_UNKNOWN_BASE))
+                is_whole = False
+                continue
+            expected = request.num_expected
+            verdict = request.advance(row.base_length, row.token_ids)
+            if verdict is not None:
+                accepted += verdict.num_accepted_tokens
+                num_told += expected
+            request.priority = row.priority
+            left = row.max_tokens_left or self._hello.max_model_len - request.num_tokens
+            is_foreign = max(row.token_ids, default=0) >= self._info.vocab_size
+            request.is_foreign = request.is_foreign or is_foreign
+            fits = request.num_tokens < self._info.max_model_len and not request.is_foreign
+            request.room = max(min(left - 1, int(most)), 0) if fits else 0
+            found.append(_Row(request, int(most)))
+        if self._sent is not None:  # of requests that have ended, as many as were expected
+            accepted += max(self._sent.num_expected - num_told, 0.0)
+        return found, accepted, is_whole
+
+    def _new(self, row: RequestRow) -> EngineRequest:
+        name = f"{self.name}/{row.request_id}"
+        request = EngineRequest(name, row.num_prompt_tokens, self._shared, self._outcomes)
+        self._requests[row.request_id] = request
+        return request
+
+    async def _draft(self, rows: Sequence[_Row], deadline: float) -> float:
+        """Find a draft for each row, or have it made. Returns the seconds waited for drafts."""
+        lengths = self._planner.lengths([row.request for row in rows])
+        missing: list[_Row] = []
+        at_hand: list[float] = []
+        self._verifying = [*lengths]
+        for row in rows:
+            row.request.length = lengths.get(row.request, 0)
+            if row.request.length:
+                row.made, worth = row.request.best()
+                if row.made is None or row.made.is_rest:
+                    missing.append(row)
+                    at_hand.append(worth)
+        waited = 0.0
+        if missing and not self._dispatcher.is_available:
+            for row in missing:
+                row.source = DRAFT_SOURCE_FAILED
+        elif missing:
+            waited = await self._draft_now(missing, at_hand, len(rows), deadline)
+        self._planner.observe_wait([*lengths.values()], waited)
+        for row in rows:
+            if row.made is not None and row.source == DRAFT_SOURCE_NOT_WORTH_IT:
+                row.source = DRAFT_SOURCE_REST if row.made.is_rest else DRAFT_SOURCE_AHEAD
+        return waited
+
+    async def _draft_now(
+        self, rows: Sequence[_Row], at_hand: Sequence[float], num_rows: int, deadline: float
+    ) -> float:
+        """Wait for the drafts that are worth it. Returns the seconds that it took."""
+        coming = {row.request: job for row in rows if (job := self._dispatcher.coming(row.request))}
+        requests = [row.request for row in rows]
+        lengths = self._planner.lengths_now(requests, at_hand, num_rows)
+        wanted = {one: length for one, length in lengths.items() if one not in coming}
+        jobs = [self._job(one, (), length, deadline) for one, length in wanted.items()]
+        self._dispatcher.submit(jobs)
+        awaited = [*jobs, *[job for one, job in coming.items() if one in lengths]]
+        if not awaited:
+            return 0.0
+        started = time.monotonic()
+        left = max(deadline - _ANSWER_SECONDS - started, 0.0)
+        await asyncio.wait([job.done for job in awaited], timeout=left)
+        for row in rows:
+            if row.request in lengths:
+                row.made, _ = row.request.best()
+                is_fresh = row.made is not None and not row.made.is_rest
+                if is_fresh:
+                    row.source = DRAFT_SOURCE_FRESH
+                elif row.made is None:
+                    is_late = time.monotonic() >= deadline - 2 * _ANSWER_SECONDS
+                    row.source = DRAFT_SOURCE_LATE if is_late else DRAFT_SOURCE_FAILED
+        return time.monotonic() - started
+
+    def _job(
+        self,
+        request: EngineRequest,
+        tokens: tuple[int, ...],
+        length: int,
+        waited_until: float = 0.0,
+    ) -> DraftJob:
+        wanted = request.draft_request(tokens, length, self._shape)
+        return DraftJob(request, wanted, length, request.num_tokens, tokens, waited_until)
+
+    def _answer(self, step: EngineStep, rows: Sequence[_Row], waited: float) -> StepDrafts:
+        """Cut the drafts to what is worth verifying, note them as sent, and return them."""
+        drafted = [row for row in rows if row.made is not None]
+        reaches = [row.request.reach_of(row.made) for row in drafted if row.made is not None]
+        kept = self._planner.num_nodes(reaches, len(rows))
+        num_nodes, num_expected = 0, 0.0
+        answers = {}
+        for row, reach, number in zip(drafted, reaches, kept, strict=True):
+            assert row.made is not None
+            limit = min(number, row.max_draft_tokens, row.request.room)
+            draft, tokens = _likeliest(row.made.draft, reach, limit)
+            row.request.expectation.observe_cut(draft.tree.num_nodes, tokens, sum(reach))
+            row.request.send(draft, tokens)
+            answers[id(row)] = draft
+            num_nodes += draft.tree.num_nodes
+            num_expected += tokens
+        for row in rows:
+            self.num_by_source[row.source] = self.num_by_source.get(row.source, 0) + 1
+            if row.made is None:
+                row.request.expectation.observe_no_draft()
+                row.request.send(EMPTY_DRAFT, 0.0)
+        busy = self._dispatcher.busy.seconds(time.monotonic())
+        self._sent = Sent(len(rows), num_nodes, num_expected, waited, busy)
+        self._pushed.clear()
+        self._step_id = step.step_id
+        is_tree = self._shape != "path"
+        messages = [
+            _message(answers.get(id(row), EMPTY_DRAFT), row.source, is_tree) for row in rows
+        ]
+        return StepDrafts(step_id=step.step_id, rows=messages)
+
+    # ---- between steps
+
+    def ahead(self, now: float) -> Ahead | None:
+        """Return what to draft ahead: for the likeliest outcomes of the verification under way."""
+        sent = self._sent
+        if sent is None or not self._verifying:
+            return None
+        costs, asked = self._planner.costs, self._dispatcher.is_asked
+        seconds = self._planner.verify_seconds(sent.num_rows, sent.num_requests)
+        left = max(self._sent_at + seconds - now, 0.0)
+        offers: list[tuple[float, int, EngineRequest, tuple[int, ...]]] = []
+        for request in self._verifying:
+            found: list[tuple[float, tuple[int, ...]]] = request.outcomes()
+            if request.sent is EMPTY_DRAFT:  # what may follow the present prefix is not known
+                found.append((request.expectation.at(1), ()))
+            for probability, tokens in found:
+                length = min(request.length, request.room - len(tokens))
+                if length > 0 and not asked(request, tokens):
+                    offers.append((probability, length, request, tokens))
+        offers.sort(key=lambda offer: offer[0], reverse=True)
+        offers = offers[:_MAX_AHEAD]
+        sizes = [(probability, length) for probability, length, _, _ in offers]
+        number = num_worth_it(sizes, left, costs, [], sent.num_requests) if offers else 0
+        if not number:
+            return None
+        saved = sum([chance * costs.seconds(length, 1) for chance, length in sizes[:number]])
+        spent = costs.seconds(sum([length for _, length in sizes[:number]]), number)
+        jobs = [self._job(one, tokens, length) for _, length, one, tokens in offers[:number]]
+        if self.on_outcomes is not None:
+            jobs[-1].done.add_done_callback(lambda _: self._push())
+        return Ahead(jobs, saved / max(spent, 1e-9))
+
+    def _push(self) -> None:
+        """Send the drafts made ahead that have not been sent yet."""
+        if self.on_outcomes is None:
+            return
+        table = OutcomeTable(step_id=self._step_id)
+        for request_id, request in self._requests.items():
+            for made in request.made_ahead():
+                if (request, made.tokens) not in self._pushed:
+                    self._pushed.add((request, made.tokens))
+                    table.outcomes.append(_outcome(request_id, request.sent, made))
+        if table.outcomes:
+            self.on_outcomes(table)
+
+
+def _outcome(request_id: str, sent: Draft, made: Made) -> DraftedOutcome:
+    path = [made.draft.tree.token_ids[node] for node in best_path(made.draft.tree)]
+    *accepted, token_id = made.tokens
+    node = -1
+    for one in accepted:
+        places = zip(sent.tree.parents, sent.tree.token_ids, strict=True)
+        node = next((n for n, place in enumerate(places) if place == (node, one)), -1)
+    return DraftedOutcome(
+        request_id=request_id,
+        num_accepted=len(accepted),
+        token_id=token_id,
+        token_ids=path,
+        node=node,
+    )
+
+
+def _likeliest(draft: Draft, reach: Sequence[float], number: int) -> tuple[Draft, float]:
+    """Return the part of a draft with this many of its likeliest nodes, and its tokens."""
+    if not number:
+        return root_of(draft), 0.0
+    if number < len(reach):
+        # Parents first: no node is likelier to be reached than its parent.
+        order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:number]
+        draft, reach = prune_draft(draft, order), [reach[node] for node in order]
+    return draft, sum(reach)
+
+
+def _message(draft: Draft, source: DraftSource, is_tree: bool) -> RowDraft:
+    tree = draft.tree
+    parents = tree.parents if is_tree else ()
+    return RowDraft(
+        token_ids=tree.token_ids, parents=parents, confidences=draft.confidences, source=source
+    )

@@ -1,0 +1,42 @@
+"""Tenants: how the drafter's time is shared where engines want more of it than there is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+_FADES_IN_SECONDS = 10.0  # what a tenant has used counts half after these
+
+
+class Tenant:
+    """One tenant: its share, and the drafting that it has had lately."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._used = 0.0  # seconds, at _since
+        self._since = time.monotonic()
+
+    def charge(self, seconds: float) -> None:
+        """Account for seconds of drafting ahead."""
+        self._used, self._since = self._faded() + seconds, time.monotonic()
+
+    @property
+    def weight(self) -> float:
+        """The share, divided by what was used lately."""
+        return self._share / (0.1 + self._faded())
+
+    def _faded(self) -> float:
+        return float(self._used * 0.5 ** ((time.monotonic() - self._since) / _FADES_IN_SECONDS))
+
+
+class Tenants:
+    """All tenants, by name. Those that the configuration does not name have a share of 1 each."""
+
+    def __init__(self, shares: Mapping[str, float]) -> None:
+        self._by_name = {name: Tenant(share) for name, share in shares.items()}
+
+    def find(self, name: str) -> Tenant:
+        """Return a tenant, a new one for an unknown name."""
+        if name not in self._by_name and len(self._by_name) >= 1024:
+            return Tenant(1.0)
+        return self._by_name.setdefault(name, Tenant(1.0))

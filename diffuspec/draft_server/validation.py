@@ -1,0 +1,96 @@
+"""Checks of what engines send, before any work. All raise InvalidRequestError or ConfigError."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from diffuspec.core.errors import ConfigError, InvalidRequestError, VocabularyError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.v1.draft_service_pb2 import EngineStep, Hello, RequestRow
+
+PROTOCOL_VERSION = 1
+MAX_ID_LENGTH = 256
+MAX_NAME_LENGTH = 64
+MAX_DEADLINE_SECONDS = 60.0
+_MAX_CONTEXT = 2**24  # tokens of one request
+
+
+def check_hello(hello: Hello, info: TargetInfo, digest: bytes, vocabulary: Sequence[bytes]) -> None:
+    """Check who an engine says it is. Raises VocabularyError for another vocabulary.
+
+    digest, vocabulary: of the server's tokenizer, as the protocol has them.
+    """
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise ConfigError(
+            f"protocol_version must be {PROTOCOL_VERSION}, got {hello.protocol_version}: use a "
+            "client and a server of the same release"
+        )
+    for name in ("engine", "tenant"):
+        if len(getattr(hello, name)) > MAX_NAME_LENGTH:
+            raise InvalidRequestError(f"{name} must be of at most {MAX_NAME_LENGTH} characters")
+    _require("max_requests", hello.max_requests, 1, 2**16)
+    _require("max_draft_tokens", hello.max_draft_tokens, 1, MAX_DRAFT_TOKENS)
+    _require("max_model_len", hello.max_model_len, 2, _MAX_CONTEXT)
+    if hello.vocabulary:
+        _compare(hello.vocabulary, vocabulary)
+    if hello.vocabulary_digest and hello.vocabulary_digest != digest:
+        raise VocabularyError(
+            "the engine's tokenizer and the draft server's give different meanings to token ids: "
+            "start the server with the tokenizer of the engine's model"
+        )
+    if hello.vocab_size < info.vocab_size:
+        raise VocabularyError(
+            f"vocab_size must be at least {info.vocab_size}, the drafts' vocabulary, got "
+            f"{hello.vocab_size}"
+        )
+
+
+def _compare(theirs: Sequence[bytes], ours: Sequence[bytes]) -> None:
+    size = max(len(theirs), len(ours))
+    padded = [[*tokens, *[b""] * (size - len(tokens))] for tokens in (theirs, ours)]
+    for token_id, (one, other) in enumerate(zip(*padded, strict=True)):
+        if one != other:
+            raise VocabularyError(
+                f"token id {token_id} is {_shown(one)} in the engine and {_shown(other)} in the "
+                "draft server: start the server with the tokenizer of the engine's model"
+            )
+
+
+def _shown(token: bytes) -> str:
+    return repr(token.decode("utf-8", "backslashreplace"))[:80] if token else "nothing"
+
+
+def check_step(step: EngineStep, hello: Hello, info: TargetInfo, last_step_id: int) -> None:
+    """Check a step: its order, its sizes, its token ids and its times."""
+    if step.step_id != last_step_id + 1:
+        raise InvalidRequestError(f"step_id must be {last_step_id + 1}, got {step.step_id}")
+    _require("rows of a step", len(step.rows), 0, hello.max_requests)
+    _require("ended requests of a step", len(step.ended_request_ids), 0, 2**16)
+    for name in ("deadline_seconds", "verify_seconds", "wait_seconds"):
+        seconds = getattr(step, name)
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise InvalidRequestError(f"{name} must be 0 or more, got {seconds}")
+    _require("deadline_seconds", step.deadline_seconds, 0, MAX_DEADLINE_SECONDS)
+    seen: set[str] = set()
+    for row in step.rows:
+        _check_row(row, hello, info)
+        if row.request_id in seen:
+            raise InvalidRequestError(f"request {row.request_id!r} is in two rows of a step")
+        seen.add(row.request_id)
+
+
+def _check_row(row: RequestRow, hello: Hello, info: TargetInfo) -> None:
+    _require("characters of a request_id", len(row.request_id), 1, MAX_ID_LENGTH)
+    length = row.base_length + len(row.token_ids)
+    _require("tokens of a request", length, 1, hello.max_model_len)
+    _require("num_prompt_tokens", row.num_prompt_tokens, 0, length)
+    highest = max(row.token_ids, default=0)
+    if highest >= hello.vocab_size:
+        raise InvalidRequestError(f"token ids must be below {hello.vocab_size}, got {highest}")
+
+
+def _require(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise InvalidRequestError(f"{name} must be from {least} to {most}, got {value}")

@@ -1,0 +1,159 @@
+"""The draft service over gRPC: one stream for each engine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import grpc
+
+from diffuspec.core.errors import InvalidRequestError, ShuttingDownError
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.messages.status import IdleStreamError, TransportError
+from diffuspec.rpc.server.interceptor import refuse_malformed
+from diffuspec.rpc.server.servicers import RoleServicer
+from diffuspec.rpc.services import DRAFT_SERVICE
+from diffuspec.v1 import draft_service_pb2_grpc
+from diffuspec.v1.draft_service_pb2 import (
+    ConnectRequest,
+    ConnectResponse,
+    EngineStep,
+    Hello,
+    OutcomeTable,
+    StepDrafts,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+_MAX_TABLES = 16  # outcomes that an engine has not read yet; older ones are of no use
+
+
+class EngineSession(Protocol):
+    """What answers one engine."""
+
+    on_outcomes: Callable[[OutcomeTable], None] | None
+
+    def step(self, step: EngineStep) -> Awaitable[StepDrafts]: ...
+
+
+class EngineSessions(Protocol):
+    """What opens sessions for engines."""
+
+    def open(self, hello: Hello) -> tuple[Any, Welcome]: ...
+
+    def close(self, session: Any) -> None: ...
+
+    def is_healthy(self) -> bool: ...
+
+
+class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
+    """Serves the draft service."""
+
+    service = DRAFT_SERVICE
+
+    def __init__(self, sessions: EngineSessions) -> None:
+        self._sessions = sessions
+        self._limits = RpcLimits()
+        self._draining = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        draft_service_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
+
+    def begin(self, limits: RpcLimits) -> None:
+        self._limits = limits
+
+    def is_healthy(self) -> bool:
+        return self._sessions.is_healthy()
+
+    def drain(self) -> None:
+        self._draining.set()
+
+    async def finish(self) -> None:
+        pass
+
+    async def Connect(self, requests: object, context: Any) -> None:
+        """Serve one engine to its end."""
+        hello = await self._read(context)
+        if hello is None:
+            return
+        if hello.WhichOneof("message") != "hello":
+            raise InvalidRequestError("the first message of an engine must be its hello")
+        session, welcome = self._sessions.open(hello.hello)
+        try:
+            await context.write(ConnectResponse(welcome=welcome))
+            await _Stream(self, session, context).run(hello.hello.wants_outcomes)
+        finally:
+            self._sessions.close(session)
+
+    async def _read(self, context: Any) -> ConnectRequest | None:
+        """Return the next message; None: the engine is done. Raises IdleStreamError."""
+        reading = asyncio.ensure_future(context.read())
+        draining = asyncio.ensure_future(self._draining.wait())
+        limit = self._limits.max_idle_seconds
+        try:
+            await asyncio.wait(
+                [reading, draining], timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not reading.done():
+                if draining.done():
+                    raise ShuttingDownError("the draft server is shutting down")
+                raise IdleStreamError(f"the stream was closed after {limit:g} s without a message")
+            message = reading.result()
+        finally:
+            for task in (reading, draining):
+                task.cancel()
+        if message is grpc.aio.EOF:
+            return None
+        refuse_malformed(message)
+        assert isinstance(message, ConnectRequest)
+        return message
+
+
+class _Stream:
+    """The exchange with one engine after its hello."""
+
+    def __init__(self, servicer: DraftServicer, session: EngineSession, context: Any) -> None:
+        self._servicer = servicer
+        self._session = session
+        self._context = context
+        self._writing = asyncio.Lock()
+        self._tables: asyncio.Queue[OutcomeTable] = asyncio.Queue(_MAX_TABLES)
+
+    async def run(self, wants_outcomes: bool) -> None:
+        pushing = None
+        if wants_outcomes:
+            self._session.on_outcomes = self._put
+            pushing = asyncio.create_task(self._push())
+        try:
+            while (message := await self._servicer._read(self._context)) is not None:
+                if message.WhichOneof("message") != "step":
+                    raise InvalidRequestError("a message after the hello must be a step")
+                await self._write(ConnectResponse(drafts=await self._session.step(message.step)))
+        finally:
+            self._session.on_outcomes = None
+            if pushing is not None:
+                pushing.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await pushing
+
+    def _put(self, table: OutcomeTable) -> None:
+        if self._tables.full():
+            self._tables.get_nowait()
+        self._tables.put_nowait(table)
+
+    async def _push(self) -> None:
+        while True:
+            await self._write(ConnectResponse(outcomes=await self._tables.get()))
+
+    async def _write(self, response: ConnectResponse) -> None:
+        seconds = self._servicer._limits.max_stall_seconds
+        async with self._writing:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._context.write(response)
+            except TimeoutError as error:
+                raise TransportError(f"no response taken in {seconds:g} s") from error
