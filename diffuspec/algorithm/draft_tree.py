@@ -121,6 +121,14 @@ def best_path(tree: DraftTree) -> list[int]:
     return path
 
 
+def best_chain(tree: DraftTree, values: Sequence[float]) -> set[int]:
+    """Return the nodes of the path from the root whose values have the largest sum."""
+    sums: list[float] = []
+    for value, parent in zip(values, tree.parents, strict=True):
+        sums.append(value + (sums[parent] if parent >= 0 else 0.0))
+    return set(path_to(tree, sums.index(max(sums)))) if sums else set()
+
+
 def prune(tree: DraftTree, keep: Iterable[int]) -> DraftTree:
     """Return the tree of the nodes in `keep`, in their old order.
 

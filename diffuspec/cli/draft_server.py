@@ -219,6 +219,8 @@ async def _serve(
     port: int,
     metrics_port: int | None,
 ) -> None:
+    from prometheus_client import start_http_server
+
     from diffuspec.draft_server.service import load_service
     from diffuspec.rpc.server.draft_service import DraftServicer
     from diffuspec.rpc.server.server import RoleServer
@@ -229,6 +231,8 @@ async def _serve(
     service, drafter = load_service(settings)
     with contextlib.closing(drafter):
         async with service, RoleServer([DraftServicer(service)], security, host, port) as server:
+            if metrics_port is not None:
+                start_http_server(metrics_port, "127.0.0.1", service.metrics.registry)
             typer.echo(f"drafting on {server.address}")
             await end.wait()
             logger.info("ending: engines go on without drafts")

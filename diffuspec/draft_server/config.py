@@ -41,6 +41,13 @@ class DraftServerConfig(Section):
     max_draft_seconds: float = Field(
         10.0, gt=0, description="Seconds after which a call of the drafter has failed."
     )
+    profile_seconds: float = Field(
+        2.0,
+        ge=0,
+        le=60,
+        description="Most seconds of calls that measure the drafter when the server starts; 0: "
+        "costs are learnt while it drafts.",
+    )
     tenants: dict[str, float] = Field(
         {},
         description="Shares of the drafter's time, by the tenant that an engine names; where there "

@@ -19,8 +19,10 @@ from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import Drafter, TargetInfo
 from diffuspec.core.params import MAX_TREE_NODES
 from diffuspec.core.types import Draft, DraftRequest
+from diffuspec.draft_server.metrics import DraftMetrics
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.scheduler.cost_model import DraftCosts
+from diffuspec.scheduler.profile import profile_drafter
 from diffuspec.telemetry.busy_time import BusyTime
 
 logger = logging.getLogger(__name__)
@@ -78,13 +80,16 @@ class Customer(Protocol):
 class Dispatcher:
     """Calls the drafter, one call at a time."""
 
-    def __init__(self, drafter: Drafter, info: TargetInfo, max_seconds: float) -> None:
+    def __init__(
+        self, drafter: Drafter, info: TargetInfo, max_seconds: float, metrics: DraftMetrics
+    ) -> None:
         """A call of the drafter that takes longer than max_seconds has failed."""
         self.costs = DraftCosts(0.0)
         self.busy = BusyTime()
         self.ends_at = 0.0  # of the call under way, as expected
         self.customers: list[Customer] = []
-        self.num_failures = 0
+        self._metrics = metrics
+        metrics.queued.read = lambda: len(self._queue)
         self._drafter = drafter
         self._info = info
         self._max_seconds = max_seconds
@@ -98,11 +103,6 @@ class Dispatcher:
     def is_available(self) -> bool:
         """Whether drafts may be asked for: the drafter has not just failed."""
         return self._breaker.is_closed or self._breaker.is_trial_due(time.monotonic())
-
-    @property
-    def num_queued(self) -> int:
-        """Drafts that engines wait for, and that are not being made yet."""
-        return len(self._queue)
 
     def submit(self, jobs: Sequence[DraftJob]) -> None:
         """Queue drafts that an engine waits for. Those beyond the limit are not made."""
@@ -142,6 +142,13 @@ class Dispatcher:
             await self._drafter.release(request.request_id)
         except Exception as error:
             logger.warning("request %s could not be released: %s", request.request_id, error)
+
+    async def profile(self, max_seconds: float) -> None:
+        """Measure the drafter, before engines ask."""
+        try:
+            await profile_drafter(self._drafter, self._info, self.costs, max_seconds)
+        except Exception as error:
+            logger.warning("the drafter is not profiled, costs are learnt as it drafts: %s", error)
 
     async def run(self) -> None:
         """Draft, until it is cancelled."""
@@ -190,6 +197,8 @@ class Dispatcher:
         else:
             self._breaker.succeeded()
             seconds = time.monotonic() - started
+            kind = "waited_for" if jobs[0].waited_until else "ahead"
+            self._metrics.calls.at(kind).observe(seconds)
             self.costs.observe(sum([job.length for job in jobs]), len(jobs), unread, seconds)
             for job, draft in zip(jobs, drafts, strict=True):
                 job.request.is_read = True
@@ -209,7 +218,7 @@ class Dispatcher:
 
     def _fail(self, error: Exception) -> None:
         self._breaker.failed()
-        self.num_failures += 1
+        self._metrics.failures.inc()
         reason = f"no drafts within {self._max_seconds:g} s" if not str(error) else str(error)
         logger.warning("drafting failed, engines go on without drafts for a while: %s", reason)
 

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from diffuspec.draft_server.request import EngineRequest
-from diffuspec.scheduler.acceptance import nodes_to_verify
+from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
 from diffuspec.scheduler.baseline import Baseline, Interval
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
+_LEAST_TOKENS = 3  # of a draft made ahead
+_MAX_JUMP = 3.0
 _NUM_PLAIN = 3  # plain steps in a row until one counts
 
 
@@ -27,6 +29,7 @@ class Sent:
     num_nodes: int
     num_expected: float  # drafted tokens to be accepted
     draft_seconds: float  # for which the answer waited for the drafter
+    reading_seconds: float  # of these, in which the drafter read prompts
     busy_seconds: float  # of the drafter, in total, when it was sent
 
     @property
@@ -43,6 +46,7 @@ class Planner:
         self._costs = CostModel([drafter], 0.0)
         self._mine = self._costs.drafters[drafter]
         self._mine.calls, self._mine.reading = drafting.calls, drafting.reading
+        self._mine.exposed_share = 0.0  # drafts are made ahead; waiting is decided on by itself
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best way to go on
         self._num_plain = 0  # latest steps in a row without drafts
@@ -64,27 +68,26 @@ class Planner:
     # ---- what to draft
 
     def lengths(self, requests: Sequence[EngineRequest]) -> dict[EngineRequest, int]:
-        """Return how much to draft for each request; those left out do not draft."""
+        """Return how much to draft for each request; none at all if the guard does not allow it.
+
+        Each is as long as its tokens are worth their verification. Drafts that are made ahead cost
+        the engine little, and tell when a stretch of the text has become easy, so requests with
+        poor prospects have short ones.
+        """
         may_draft = [one for one in requests if one.room > 0]
+        number = len(requests)
         if not may_draft:
             return {}
-        unread = sum([_num_unread(one) for one in may_draft])
-        reading = self._mine.seconds(1, 1, unread) - self._mine.seconds(1, 1) if unread else 0.0
-        reading /= sum([1 + one.room for one in may_draft])
-        load = Load(
-            self._costs,
-            self._drafter,
-            len(requests),
-            len(may_draft),
-            1,
-            reading,
-            may_split=False,
-        )
+        reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
+        load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading, may_split=False)
         trials: dict[EngineRequest, float] = {}
         found, self._rate = with_trial(may_draft, load, self._baseline, trials, _num_unread)
         for steps in trials.values():
-            self._baseline.take_trial(self._drafter, len(requests), steps)
-        return found
+            self._baseline.take_trial(self._drafter, number, steps)
+        is_stopped = not self._baseline.allows(self._drafter, number)
+        if is_stopped or self._baseline.wants_plain(number):
+            return found
+        return {one: max(found.get(one, 0), min(_LEAST_TOKENS, one.room)) for one in may_draft}
 
     def lengths_now(
         self, requests: Sequence[EngineRequest], at_hand: Sequence[float], num_rows: int
@@ -114,6 +117,48 @@ class Planner:
                 best, chosen = value, lengths
         return chosen
 
+    def lengths_ahead(
+        self, outcomes: Sequence[tuple[float, EngineRequest, int]], seconds_left: float
+    ) -> list[int]:
+        """Return how much to draft ahead for possible outcomes; 0: not at all.
+
+        Each has its probability, its request, and the room that it leaves. A position is worth the
+        chance that its token will be accepted. The price of one is that at which what is gained is
+        the most above what it costs the engine: the time beyond the `seconds_left` of the
+        verification, and what that is slowed down by.
+        """
+        costs, rate = self._mine, self._rate
+        now = {
+            one: max(one.expectation.at(one.length) - rate * costs.seconds(one.length + 1, 1), 0.0)
+            for _, one, _ in outcomes  # what drafts are worth that are made while the engine waits
+        }
+        best, chosen = 0.0, [0] * len(outcomes)
+        for price in PRICES:
+            lengths = [
+                request.expectation.length_at(price / max(chance, 1e-6), room)
+                for chance, request, room in outcomes
+            ]
+            number = len([length for length in lengths if length])
+            seconds = costs.seconds(sum(lengths) + number, number)
+            lost = max(seconds - seconds_left, 0.0) + costs.interference * min(
+                seconds, seconds_left
+            )
+            gained = sum(
+                [
+                    chance * max(request.expectation.at(length) - now[request], 0.0)
+                    for length, (chance, request, _) in zip(lengths, outcomes, strict=True)
+                    if length
+                ]
+            )
+            if number and gained - rate * lost > best:
+                best, chosen = gained - rate * lost, lengths
+        return chosen
+
+    def reading_seconds(self, requests: Sequence[EngineRequest]) -> float:
+        """Return how much longer drafts for these requests take for the prompts to be read."""
+        unread = sum([_num_unread(one) for one in requests])
+        return self._mine.seconds(1, 1, unread) - self._mine.seconds(1, 1) if unread else 0.0
+
     def num_nodes(self, reaches: Sequence[Sequence[float]], num_requests: int) -> list[int]:
         """Return how many of its likeliest nodes to send of each draft."""
         curve = self._costs.verification.curve
@@ -123,11 +168,6 @@ class Planner:
 
     # ---- what the engine reports
 
-    def observe_wait(self, lengths: Sequence[int], seconds: float) -> None:
-        """Learn how long the engine waited for drafts of these lengths."""
-        if lengths:
-            self._mine.observe_wait(sum(lengths), len(lengths), seconds)
-
     def observe(
         self, sent: Sent, accepted: float, verify: float, wait: float, busy_seconds: float
     ) -> None:
@@ -136,6 +176,11 @@ class Planner:
         busy_seconds: of the drafter, in total, when the engine reported the step.
         """
         number, name, costs = sent.num_requests, self._drafter, self._costs
+        expected = costs.verify_seconds(sent.num_rows, number)
+        if (
+            expected
+        ):  # a step that took much longer says nothing of drafts: another had its processor
+            verify = min(verify, _MAX_JUMP * expected)
         drafting = min(busy_seconds - sent.busy_seconds, verify)
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
         self._mine.observe_overhead(wait - sent.draft_seconds)
@@ -162,6 +207,7 @@ class Planner:
                 {name: spent},
                 {name: accepted},
                 {name: sent.num_expected},
+                reading={name: sent.reading_seconds},
             )
         )
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from diffuspec.algorithm.draft_tree import draft_after, path_to
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
-from diffuspec.core.params import SamplingParams, TreeShape
+from diffuspec.core.params import MAX_TREE_NODES, SamplingParams
 from diffuspec.core.types import (
     EMPTY_DRAFT,
     MAX_ALTERNATIVES,
@@ -105,10 +105,12 @@ class EngineRequest:
 
     # ---- drafts
 
-    def draft_request(self, tokens: Sequence[int], length: int, shape: TreeShape) -> DraftRequest:
+    def draft_request(self, tokens: Sequence[int], length: int) -> DraftRequest:
         """Return the request for a draft in case that these tokens follow.
 
         One more position is drafted: candidates for the target's token after a full acceptance.
+        It is a tree also for engines that verify chains: what is off the chain that they are sent
+        tells what else may follow.
         """
         prefix = self.prefix
         if tokens:
@@ -117,8 +119,8 @@ class EngineRequest:
             request_id=self.request_id,
             prefix=prefix,
             num_draft_tokens=length + 1,
-            tree_shape=shape,
-            max_nodes=length + 1,
+            tree_shape="best_first",
+            max_nodes=min(2 * (length + 1), MAX_TREE_NODES),
             drafter_weight=0.5,
             sampling=SamplingParams(),
             num_alternatives=MAX_ALTERNATIVES,

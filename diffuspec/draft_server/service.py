@@ -14,6 +14,7 @@ from diffuspec.core.interfaces import Drafter, TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.dispatcher import Dispatcher
+from diffuspec.draft_server.metrics import DraftMetrics
 from diffuspec.draft_server.session import Session
 from diffuspec.draft_server.tenants import Tenants
 from diffuspec.draft_server.validation import PROTOCOL_VERSION, check_hello
@@ -33,15 +34,19 @@ class DraftService:
     ) -> None:
         self.config = config
         self.info = info
-        self.dispatcher = Dispatcher(drafter, info, config.max_draft_seconds)
+        self.metrics = DraftMetrics()
+        self.dispatcher = Dispatcher(drafter, info, config.max_draft_seconds, self.metrics)
         self._tenants = Tenants(config.tenants)
         self._tokens = vocabulary_bytes(tokenizer, info.vocab_size)
         self._digest = bytes.fromhex(vocabulary_digest(tokenizer, info.vocab_size))
         self._numbers = itertools.count(1)
         self.sessions: list[Session] = []
+        self.metrics.engines.read = lambda: len(self.sessions)
         self._drafting: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
+        if self.config.profile_seconds:
+            await self.dispatcher.profile(self.config.profile_seconds)
         self._drafting = asyncio.create_task(self.dispatcher.run())
         return self
 
@@ -67,7 +72,7 @@ class DraftService:
             raise OverloadedError(f"{limit} engines are connected, which is the limit")
         name, kind = f"engine-{next(self._numbers)}", self.config.drafter.kind
         tenant = self._tenants.find(hello.tenant)
-        session = Session(name, hello, kind, self.info, self.dispatcher, tenant)
+        session = Session(name, hello, kind, self.info, self.dispatcher, tenant, self.metrics)
         self.sessions.append(session)
         self.dispatcher.customers.append(session)
         logger.info("%s is connected: %s", name, hello.engine or "an engine without a name")
@@ -87,7 +92,7 @@ class DraftService:
         session.close()
         self.sessions.remove(session)
         self.dispatcher.customers.remove(session)
-        logger.info("%s is gone", session.name)
+        logger.info("%s is gone: %s", session.name, session.stats)
 
 
 def check_kind(config: DraftServerConfig) -> None:

@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from diffuspec.algorithm.draft_tree import best_path, prune_draft
+from diffuspec.algorithm.draft_tree import best_chain, best_path, prune_draft
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import TreeShape
 from diffuspec.core.types import EMPTY_DRAFT, Draft
 from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
+from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest, Made, root_of
 from diffuspec.draft_server.tenants import Tenant
 from diffuspec.draft_server.validation import check_step
 from diffuspec.scheduler.acceptance import SharedExpectation
-from diffuspec.scheduler.pre_drafts import num_worth_it
 from diffuspec.v1.draft_service_pb2 import (
     DRAFT_FORM_TREE,
     DRAFT_SOURCE_AHEAD,
@@ -64,17 +63,18 @@ class Session:
         info: TargetInfo,
         dispatcher: Dispatcher,
         tenant: Tenant,
+        metrics: DraftMetrics,
     ) -> None:
         """`name` is unique among sessions."""
         self.name = name
         self.engine = hello.engine
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
-        self.num_by_source: dict[DraftSource, int] = {}
+        self.stats = SessionStats(metrics)
         self._hello = hello
         self._info = info
         self._dispatcher = dispatcher
         self._tenant = tenant
-        self._shape: TreeShape = "best_first" if hello.form == DRAFT_FORM_TREE else "path"
+        self._takes_trees = hello.form == DRAFT_FORM_TREE
         self._planner = Planner(drafter, dispatcher.costs)
         self._shared = SharedExpectation(min(hello.max_draft_tokens, 128))
         self._outcomes = OutcomeModel()
@@ -112,9 +112,11 @@ class Session:
                 self._sent, accepted, step.verify_seconds, step.wait_seconds, busy
             )
         known = [one for one in rows if one.source != DRAFT_SOURCE_UNKNOWN_BASE]
+        reading = self._planner.reading_seconds([row.request for row in known])
         waited = await self._draft(known, received + step.deadline_seconds)
-        answer = self._answer(step, rows, waited)
+        answer = self._answer(step, rows, waited, min(reading, waited))
         self._sent_at = time.monotonic()
+        self.stats.count_step(self._sent_at - received)
         self._dispatcher.wake()
         return answer
 
@@ -151,6 +153,7 @@ class Session:
             verdict = request.advance(row.base_length, row.token_ids)
             if verdict is not None:
                 accepted += verdict.num_accepted_tokens
+                self.stats.count_accepted(verdict.num_accepted_tokens)
                 num_told += expected
             request.priority = row.priority
             left = row.max_tokens_left or self._hello.max_model_len - request.num_tokens
@@ -188,7 +191,6 @@ class Session:
                 row.source = DRAFT_SOURCE_FAILED
         elif missing:
             waited = await self._draft_now(missing, at_hand, len(rows), deadline)
-        self._planner.observe_wait([*lengths.values()], waited)
         for row in rows:
             if row.made is not None and row.source == DRAFT_SOURCE_NOT_WORTH_IT:
                 row.source = DRAFT_SOURCE_REST if row.made.is_rest else DRAFT_SOURCE_AHEAD
@@ -228,13 +230,15 @@ class Session:
         length: int,
         waited_until: float = 0.0,
     ) -> DraftJob:
-        wanted = request.draft_request(tokens, length, self._shape)
+        wanted = request.draft_request(tokens, length)
         return DraftJob(request, wanted, length, request.num_tokens, tokens, waited_until)
 
-    def _answer(self, step: EngineStep, rows: Sequence[_Row], waited: float) -> StepDrafts:
+    def _answer(
+        self, step: EngineStep, rows: Sequence[_Row], waited: float, reading: float
+    ) -> StepDrafts:
         """Cut the drafts to what is worth verifying, note them as sent, and return them."""
         drafted = [row for row in rows if row.made is not None]
-        reaches = [row.request.reach_of(row.made) for row in drafted if row.made is not None]
+        reaches = [self._reach(row) for row in drafted]
         kept = self._planner.num_nodes(reaches, len(rows))
         num_nodes, num_expected = 0, 0.0
         answers = {}
@@ -248,19 +252,29 @@ class Session:
             num_nodes += draft.tree.num_nodes
             num_expected += tokens
         for row in rows:
-            self.num_by_source[row.source] = self.num_by_source.get(row.source, 0) + 1
+            draft = answers.get(id(row), EMPTY_DRAFT)
+            self.stats.count_row(row.source, draft.tree.num_nodes)
             if row.made is None:
                 row.request.expectation.observe_no_draft()
                 row.request.send(EMPTY_DRAFT, 0.0)
         busy = self._dispatcher.busy.seconds(time.monotonic())
-        self._sent = Sent(len(rows), num_nodes, num_expected, waited, busy)
+        self._sent = Sent(len(rows), num_nodes, num_expected, waited, reading, busy)
         self._pushed.clear()
         self._step_id = step.step_id
-        is_tree = self._shape != "path"
         messages = [
-            _message(answers.get(id(row), EMPTY_DRAFT), row.source, is_tree) for row in rows
+            _message(answers.get(id(row), EMPTY_DRAFT), row.source, self._takes_trees)
+            for row in rows
         ]
         return StepDrafts(step_id=step.step_id, rows=messages)
+
+    def _reach(self, row: _Row) -> list[float]:
+        """Return the reach of the nodes of a row's draft; 0 for what the engine cannot take."""
+        assert row.made is not None
+        reach = row.request.reach_of(row.made)
+        if self._takes_trees:
+            return reach
+        kept = best_chain(row.made.draft.tree, reach)
+        return [value if node in kept else 0.0 for node, value in enumerate(reach)]
 
     # ---- between steps
 
@@ -272,24 +286,21 @@ class Session:
         costs, asked = self._planner.costs, self._dispatcher.is_asked
         seconds = self._planner.verify_seconds(sent.num_rows, sent.num_requests)
         left = max(self._sent_at + seconds - now, 0.0)
-        offers: list[tuple[float, int, EngineRequest, tuple[int, ...]]] = []
+        found: list[tuple[float, EngineRequest, tuple[int, ...]]] = []
         for request in self._verifying:
-            found: list[tuple[float, tuple[int, ...]]] = request.outcomes()
+            found += [(chance, request, tokens) for chance, tokens in request.outcomes()]
             if request.sent is EMPTY_DRAFT:  # what may follow the present prefix is not known
-                found.append((request.expectation.at(1), ()))
-            for probability, tokens in found:
-                length = min(request.length, request.room - len(tokens))
-                if length > 0 and not asked(request, tokens):
-                    offers.append((probability, length, request, tokens))
-        offers.sort(key=lambda offer: offer[0], reverse=True)
-        offers = offers[:_MAX_AHEAD]
-        sizes = [(probability, length) for probability, length, _, _ in offers]
-        number = num_worth_it(sizes, left, costs, [], sent.num_requests) if offers else 0
-        if not number:
+                found.append((request.expectation.at(1), request, ()))
+        found = [one for one in found if one[1].room > len(one[2]) and not asked(*one[1:])]
+        found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
+        rooms = [(chance, one, one.room - len(tokens)) for chance, one, tokens in found]
+        lengths = self._planner.lengths_ahead(rooms, left)
+        chosen = [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
+        if not chosen:
             return None
-        saved = sum([chance * costs.seconds(length, 1) for chance, length in sizes[:number]])
-        spent = costs.seconds(sum([length for _, length in sizes[:number]]), number)
-        jobs = [self._job(one, tokens, length) for _, length, one, tokens in offers[:number]]
+        saved = sum([chance * costs.seconds(length, 1) for chance, _, _, length in chosen])
+        spent = costs.seconds(sum([length + 1 for *_, length in chosen]), len(chosen))
+        jobs = [self._job(one, tokens, length) for _, one, tokens, length in chosen]
         if self.on_outcomes is not None:
             jobs[-1].done.add_done_callback(lambda _: self._push())
         return Ahead(jobs, saved / max(spent, 1e-9))
@@ -328,9 +339,10 @@ def _likeliest(draft: Draft, reach: Sequence[float], number: int) -> tuple[Draft
     """Return the part of a draft with this many of its likeliest nodes, and its tokens."""
     if not number:
         return root_of(draft), 0.0
-    if number < len(reach):
+    if number < len(reach) or 0.0 in reach:
         # Parents first: no node is likelier to be reached than its parent.
         order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:number]
+        order = [node for node in order if reach[node] > 0]
         draft, reach = prune_draft(draft, order), [reach[node] for node in order]
     return draft, sum(reach)
 

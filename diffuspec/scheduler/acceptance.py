@@ -21,7 +21,7 @@ from diffuspec.scheduler.cost_model import CostCurve
 _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # Prices of a drafted position, in tokens: from one that only nearly certain tokens are worth, to 0,
 # at which drafts are as long as they may be.
-_PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
+PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
 _FIRST = 0.95  # weight of a request's first draft: it tells more of it than those of all others
 _SMOOTHING = 0.4  # weight of a draft in its request's averages: stretches of text last a few steps
 _RELAXATION = 0.15  # towards a request's own long averages, for a step without a draft
@@ -158,9 +158,14 @@ class Expectation:
             found = self._offers_of(lengths, [min(tokens, most) for tokens in found.tokens])
         return found
 
+    def length_at(self, price: float, room: int) -> int:
+        """Return how far to draft where a position costs this many tokens."""
+        place = bisect_left(PRICES, -price, key=lambda one: -one)
+        return self.offers(room).lengths[min(place, len(PRICES) - 1)]
+
     def _make_offers(self) -> Offers:
         share, before, last = self._kept_share, 0.0, 0
-        lengths, accepted, prices = [], [], iter(_PRICES)
+        lengths, accepted, prices = [], [], iter(PRICES)
         price = next(prices)
         for length, tokens in zip(self.lengths, self.tokens, strict=True):
             tokens *= share
@@ -170,7 +175,7 @@ class Expectation:
                 accepted.append(before)
                 price = next(prices)
             before, last = tokens, length
-        num_left = len(_PRICES) - len(lengths)
+        num_left = len(PRICES) - len(lengths)
         return self._offers_of(lengths + num_left * [last], accepted + num_left * [before])
 
     def _offers_of(self, lengths: list[int], tokens: list[float]) -> Offers:

@@ -12,9 +12,9 @@ import numpy as np
 
 from diffuspec.algorithm.draft_tree import chain
 from diffuspec.core.errors import DiffuspecError
-from diffuspec.core.interfaces import Drafter, Verifier
+from diffuspec.core.interfaces import Drafter, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import DraftRequest, VerifyRequest
+from diffuspec.core.types import DraftRequest, TokenIds, VerifyRequest
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.drafters import Lane
 
@@ -26,26 +26,129 @@ _NUM_PROMPT_TOKENS = 32  # read once: costs are those of decoding behind a short
 _MOST_REQUESTS = 4
 _SIZES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 32), (4, 1), (4, 8), (4, 32))  # requests, rows each
 _LENGTHS = ((1, 4), (1, 16), (4, 4), (4, 16), (4, 64))  # requests, draft tokens each
+_READING_SIZES = (256, 1024)  # tokens of prompts
 _REPEATS = 2  # the first may still allocate
 _RELEASE_SECONDS = 1.0  # for a role to forget the profile's requests
 
 
-class Profile:
-    """Measures calls with no request running, for at most about `max_seconds`."""
+async def profile_drafter(
+    drafter: Drafter, info: TargetInfo, costs: DraftCosts, max_seconds: float
+) -> None:
+    """Measure a drafter that has no verifier beside it, what reading prompts takes included.
+
+    Takes about `max_seconds` at most. Raises what the drafter raises.
+    """
+    profile = _Calls(info, max_seconds, max_wait_seconds=max(10 * max_seconds, 10.0))
+    try:
+        await profile.measure_drafter(drafter, costs)
+        await profile.measure_reading(drafter, costs)
+    finally:
+        await profile.release([drafter])
+
+
+class _Calls:
+    """Calls that are measured with no request running, for at most about `max_seconds`."""
+
+    def __init__(self, info: TargetInfo, max_seconds: float, max_wait_seconds: float) -> None:
+        """A call is waited for `max_wait_seconds` at most."""
+        self._info = info
+        self._max_wait_seconds = max_wait_seconds
+        self._ends_at = time.monotonic() + max_seconds
+        size = min(_NUM_PROMPT_TOKENS, max(info.max_model_len // 4, 1))
+        self._prompt = self._prompt_of(size)
+        self._names = [f"profile-{one}" for one in range(min(_MOST_REQUESTS, info.max_sequences))]
+
+    async def _answer(self, call: Awaitable[T]) -> T:
+        """Await a call of a role. Raises DiffuspecError if it takes too long."""
+        try:
+            async with asyncio.timeout(self._max_wait_seconds):
+                return await call
+        except TimeoutError:
+            raise DiffuspecError(f"no answer within {self._max_wait_seconds:g} s") from None
+
+    async def release(self, roles: Sequence[Verifier | Drafter]) -> None:
+        """Have roles forget the profile's requests, as far as they do so soon."""
+        await asyncio.gather(*[self._release(one, name) for one in roles for name in self._names])
+
+    async def _release(self, role: Verifier | Drafter, name: str) -> None:
+        try:
+            async with asyncio.timeout(_RELEASE_SECONDS):
+                await role.release(name)
+        except Exception as error:
+            logger.warning("the profile's %s is not released: %r", name, error)
+
+    def _has_time_for(self, seconds: float) -> bool:
+        return time.monotonic() + _REPEATS * seconds < self._ends_at
+
+    async def measure_drafter(self, drafter: Drafter, costs: DraftCosts) -> None:
+        """Measure calls for drafts of several lengths."""
+        if not self._has_time_for(0.0):
+            return
+        if await self._draft(drafter, len(self._names), 1) is None:  # reads the prompts
+            return  # it drafts from what it has seen of other requests, or of the target
+        for number, length in _LENGTHS:
+            fits = number <= len(self._names) and length <= self._room
+            if fits and self._has_time_for(costs.seconds(number * length, number)):
+                seconds = await self._draft(drafter, number, length)
+                if seconds is not None:
+                    costs.observe(number * length, number, 0, seconds)
+
+    async def measure_reading(self, drafter: Drafter, costs: DraftCosts) -> None:
+        """Measure how much longer a call takes for a prompt that the drafter has to read."""
+        for size in _READING_SIZES:
+            unread = min(size, self._info.max_model_len // 2)
+            if not (costs.is_known and self._has_time_for(costs.seconds(1, 1, unread))):
+                return
+            prompt = self._prompt_of(unread)
+            started = time.monotonic()
+            await self._answer(drafter.draft([self._request(f"profile-{size}", prompt, 1)]))
+            costs.observe(1, 1, unread, time.monotonic() - started)
+            await self._release(drafter, f"profile-{size}")
+
+    def _prompt_of(self, size: int) -> TokenIds:
+        """Return what is no prompt of a request: its rows stay in the target's cache."""
+        return (7919 * np.arange(1, 1 + size)).astype(np.int32) % self._info.vocab_size
+
+    @property
+    def _room(self) -> int:
+        return self._info.max_model_len - len(self._prompt)
+
+    async def _draft(self, drafter: Drafter, number: int, length: int) -> float | None:
+        """Return the least seconds of calls for `number` drafts; None if there was none."""
+        requests = [self._request(name, self._prompt, length) for name in self._names[:number]]
+        found = []
+        for _ in range(_REPEATS):
+            started = time.monotonic()
+            drafts = await self._answer(drafter.draft(requests))
+            found.append(time.monotonic() - started)
+            if not any(draft.tree.num_nodes for draft in drafts):
+                return None
+        return min(found)
+
+    def _request(self, name: str, prompt: TokenIds, length: int) -> DraftRequest:
+        speculation = SpeculationParams()
+        return DraftRequest(
+            name,
+            prompt,
+            length,
+            speculation.tree_shape,
+            speculation.max_nodes,
+            0.5,
+            SamplingParams(),
+            num_prompt_tokens=len(prompt),
+        )
+
+
+class Profile(_Calls):
+    """Measures all roles of an engine."""
 
     def __init__(
         self, verifier: Verifier, costs: CostModel, max_seconds: float, max_wait_seconds: float
     ) -> None:
         """A call is waited for `max_wait_seconds` at most."""
+        super().__init__(verifier.info, max_seconds, max_wait_seconds)
         self._verifier = verifier
         self._costs = costs
-        self._max_wait_seconds = max_wait_seconds
-        self._ends_at = time.monotonic() + max_seconds
-        info = verifier.info
-        size = min(_NUM_PROMPT_TOKENS, max(info.max_model_len // 4, 1))
-        # No prompt of a request: its rows stay in the target's cache of prefixes.
-        self._prompt = (7919 * np.arange(1, 1 + size)).astype(np.int32) % info.vocab_size
-        self._names = [f"profile-{one}" for one in range(min(_MOST_REQUESTS, info.max_sequences))]
 
     async def run(self, lanes: Sequence[Lane]) -> None:
         """Measure the verifier, then one drafter of each name, the default first.
@@ -58,11 +161,10 @@ class Profile:
                 drafters.setdefault(lane.chosen_by, lane.drafter)
         await self._try("the verifier", self._measure_verifier())
         for name, drafter in drafters.items():
-            measuring = self._measure_drafter(drafter, self._costs.drafters[name])
+            measuring = self._measure(drafter, self._costs.drafters[name])
             await self._try(f"drafter {name}".strip(), measuring)
         roles: list[Verifier | Drafter] = [self._verifier, *drafters.values()]
-        releases = [self._release(role, name) for role in roles for name in self._names]
-        await asyncio.gather(*releases)
+        await self.release(roles)
 
     async def _try(self, what: str, work: Coroutine[None, None, None]) -> None:
         try:
@@ -70,24 +172,6 @@ class Profile:
         except Exception as error:
             message = "%s is not profiled, its costs are learnt while decoding: %s"
             logger.warning(message, what, error)
-
-    async def _answer(self, call: Awaitable[T]) -> T:
-        """Await a call of a role. Raises DiffuspecError if it takes too long."""
-        try:
-            async with asyncio.timeout(self._max_wait_seconds):
-                return await call
-        except TimeoutError:
-            raise DiffuspecError(f"no answer within {self._max_wait_seconds:g} s") from None
-
-    async def _release(self, role: Verifier | Drafter, name: str) -> None:
-        try:
-            async with asyncio.timeout(_RELEASE_SECONDS):
-                await role.release(name)
-        except Exception as error:
-            logger.warning("the profile's %s is not released: %r", name, error)
-
-    def _has_time_for(self, seconds: float) -> bool:
-        return time.monotonic() + _REPEATS * seconds < self._ends_at
 
     async def _measure_verifier(self) -> None:
         info, costs = self._verifier.info, self._costs
@@ -116,45 +200,10 @@ class Profile:
             found.append(time.monotonic() - started)
         return min(found)
 
-    async def _measure_drafter(self, drafter: Drafter, costs: DraftCosts) -> None:
-        if not self._has_time_for(0.0):
-            return
-        if await self._draft(drafter, len(self._names), 1) is None:  # reads the prompts
-            return  # it drafts from what it has seen of other requests, or of the target
-        room = self._verifier.info.max_model_len - len(self._prompt)
-        for number, length in _LENGTHS:
-            fits = number <= len(self._names) and length <= room
-            if fits and self._has_time_for(costs.seconds(number * length, number)):
-                seconds = await self._draft(drafter, number, length)
-                if seconds is not None:
-                    costs.observe(number * length, number, 0, seconds)
-        if costs.is_known and room >= 16 and self._has_time_for(2 * costs.seconds(16, 1)):
+    async def _measure(self, drafter: Drafter, costs: DraftCosts) -> None:
+        await self.measure_drafter(drafter, costs)
+        if costs.is_known and self._room >= 16 and self._has_time_for(2 * costs.seconds(16, 1)):
             costs.interference = await self._interference(drafter, costs.interference)
-
-    async def _draft(self, drafter: Drafter, number: int, length: int) -> float | None:
-        """Return the least seconds of calls for `number` drafts; None if there was none."""
-        speculation = SpeculationParams()
-        requests = [
-            DraftRequest(
-                name,
-                self._prompt,
-                length,
-                speculation.tree_shape,
-                speculation.max_nodes,
-                0.5,
-                SamplingParams(),
-                num_prompt_tokens=len(self._prompt),
-            )
-            for name in self._names[:number]
-        ]
-        found = []
-        for _ in range(_REPEATS):
-            started = time.monotonic()
-            drafts = await self._answer(drafter.draft(requests))
-            found.append(time.monotonic() - started)
-            if not any(draft.tree.num_nodes for draft in drafts):
-                return None
-        return min(found)
 
     async def _interference(self, drafter: Drafter, assumed: float) -> float:
         """Return by how much a draft call and a verification beside it slow each other down.
