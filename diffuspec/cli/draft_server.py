@@ -39,7 +39,7 @@ An engine finds it by its address, vLLM by the environment:
 """
 
 _SERVICE, _TLS = "Service", "Security"
-_KINDS = [name for name, kind in KINDS.items() if not kind.observes]
+_KINDS = [name for name, kind in KINDS.items() if kind.needs_tokens_alone]
 
 
 def _option(panel: str, text: str, metavar: str, **limits: Any) -> Any:
@@ -81,9 +81,7 @@ TokenFile = Annotated[
 Ca = Annotated[Path | None, _option(_TLS, "Authority that signed both sides.", "FILE.pem")]
 Certificate = Annotated[Path | None, _option(_TLS, "Certificate of this server.", "FILE.pem")]
 Key = Annotated[Path | None, _option(_TLS, "Its private key.", "FILE.pem")]
-Explain = Annotated[
-    bool, typer.Option("--explain", help="Print what would be served, and end.", is_flag=True)
-]
+Explain = Annotated[bool, typer.Option("--explain", help="Print what would be served, and end.")]
 
 
 def run(

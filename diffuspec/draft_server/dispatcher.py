@@ -28,6 +28,8 @@ from diffuspec.telemetry.busy_time import BusyTime
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUED = 1024  # drafts that engines wait for
+_PATIENCE = 4.0  # times as long as expected, for which a call is waited for
+_LEAST_PATIENCE_SECONDS = 0.005
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.1, 10.0  # after a failure of the drafter
 
 
@@ -86,7 +88,7 @@ class Dispatcher:
         """A call of the drafter that takes longer than max_seconds has failed."""
         self.costs = DraftCosts(0.0)
         self.busy = BusyTime()
-        self.ends_at = 0.0  # of the call under way, as expected
+        self._started_at = self._ends_at = 0.0  # of the call under way; its end as expected
         self.customers: list[Customer] = []
         self._metrics = metrics
         metrics.queued.read = lambda: len(self._queue)
@@ -104,6 +106,10 @@ class Dispatcher:
         """Whether drafts may be asked for: the drafter has not just failed."""
         return self._breaker.is_closed or self._breaker.is_trial_due(time.monotonic())
 
+    def patience(self, jobs: Sequence[DraftJob], now: float) -> float:
+        """Return the seconds for which to wait for jobs, asked for now: beyond, they may hang."""
+        return max(_PATIENCE * self.seconds_until(jobs, now), _LEAST_PATIENCE_SECONDS)
+
     def submit(self, jobs: Sequence[DraftJob]) -> None:
         """Queue drafts that an engine waits for. Those beyond the limit are not made."""
         for job in jobs:
@@ -112,6 +118,16 @@ class Dispatcher:
             else:
                 job.done.set_result(None)
         self._wake.set()
+
+    def seconds_until(self, jobs: Sequence[DraftJob], now: float) -> float:
+        """Return the expected seconds until jobs are done that are under way or come next."""
+        left = max(self._ends_at - now, 0.0) if self._in_call else 0.0
+        return left + self._seconds([job for job in jobs if job not in self._in_call])
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether the call under way takes so much longer than expected that it may have hung."""
+        expected = self._ends_at - self._started_at
+        return bool(self._in_call) and now - self._started_at > _PATIENCE * expected
 
     def coming(self, request: EngineRequest) -> DraftJob | None:
         """Return the job, queued or under way, for the present prefix of a request."""
@@ -181,12 +197,14 @@ class Dispatcher:
         return offer.jobs
 
     def _seconds(self, jobs: Sequence[DraftJob]) -> float:
+        if not jobs:
+            return 0.0
         return self.costs.seconds(sum([job.length for job in jobs]), len(jobs), _num_unread(jobs))
 
     async def _call(self, jobs: Sequence[DraftJob]) -> None:
         unread = _num_unread(jobs)
         self._in_call, started = jobs, time.monotonic()
-        self.ends_at = started + self._seconds(jobs)
+        self._started_at, self._ends_at = started, started + self._seconds(jobs)
         self.busy.begin(started)
         try:
             async with asyncio.timeout(self._max_seconds):

@@ -48,7 +48,8 @@ class EngineRequest:
         self.request_id = request_id
         self.num_prompt_tokens = num_prompt_tokens
         self.priority = 0
-        self.room = 0  # drafted tokens that may still be committed
+        self.num_left = 0  # tokens that may still be committed
+        self.max_draft_tokens = 0  # that the engine takes in one step; 0: none
         self.expectation = Expectation(shared)
         self.sent = EMPTY_DRAFT  # what the engine verifies
         self.num_expected = 0.0  # tokens of it to be accepted
@@ -67,6 +68,15 @@ class EngineRequest:
         prefix = self._tokens[: self.num_tokens]
         prefix.flags.writeable = False
         return prefix
+
+    @property
+    def room(self) -> int:
+        """Length that a draft may have for the present prefix."""
+        return self.room_after(0)
+
+    def room_after(self, num_tokens: int) -> int:
+        """Length that a draft may have once so many tokens are committed."""
+        return max(min(self.num_left - num_tokens - 1, self.max_draft_tokens), 0)
 
     def tokens_from(self, start: int) -> tuple[int, ...]:
         """Return the tokens of the prefix from an index on."""

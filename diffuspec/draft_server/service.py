@@ -18,7 +18,7 @@ from diffuspec.draft_server.metrics import DraftMetrics
 from diffuspec.draft_server.session import Session
 from diffuspec.draft_server.tenants import Tenants
 from diffuspec.draft_server.validation import PROTOCOL_VERSION, check_hello
-from diffuspec.drafters import LocalDrafter, Target, kind_of, load_drafter
+from diffuspec.drafters import KINDS, LocalDrafter, Target, kind_of, load_drafter
 from diffuspec.text.endings import read_eos_token_ids
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_bytes, vocabulary_digest
 from diffuspec.v1.draft_service_pb2 import Hello, Welcome
@@ -98,10 +98,11 @@ class DraftService:
 def check_kind(config: DraftServerConfig) -> None:
     """Raise ConfigError for a drafter that needs more than tokens."""
     kind = config.drafter.kind
-    if kind_of(config.drafter).observes or kind == "dflash_remote":
+    if not kind_of(config.drafter).needs_tokens_alone:
+        able = ", ".join(name for name, one in KINDS.items() if one.needs_tokens_alone)
         raise ConfigError(
-            "drafter.kind must draft from tokens alone, as diffuspec, sps, pld and samd do; "
-            f"{kind} reads what the target computes, which engines do not send"
+            f"drafter.kind must draft from tokens alone, as {able} do; {kind} reads "
+            "what the target computes, which engines do not send"
         )
 
 

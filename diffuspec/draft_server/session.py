@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,7 +46,6 @@ class _Row:
     """One request of a step, and what is found for it."""
 
     request: EngineRequest
-    max_draft_tokens: int
     source: DraftSource = DRAFT_SOURCE_NOT_WORTH_IT
     made: Made | None = None
 
@@ -141,12 +139,11 @@ class Session:
         accepted, is_whole, num_told = 0.0, True, 0.0
         for row in rows:
             request = self._requests.get(row.request_id)
-            most = min(row.max_draft_tokens or math.inf, self._hello.max_draft_tokens)
             if request is None and not row.base_length:
                 request, is_whole = self._new(row), False
             if request is None or row.base_length > request.num_tokens:
                 unknown = EngineRequest("", 0, self._shared, self._outcomes)
-                found.append(_Row(unknown, 0, DRAFT_SOURCE_UNKNOWN_BASE))
+                found.append(_Row(unknown, DRAFT_SOURCE_UNKNOWN_BASE))
                 is_whole = False
                 continue
             expected = request.num_expected
@@ -156,15 +153,21 @@ class Session:
                 self.stats.count_accepted(verdict.num_accepted_tokens)
                 num_told += expected
             request.priority = row.priority
-            left = row.max_tokens_left or self._hello.max_model_len - request.num_tokens
-            is_foreign = max(row.token_ids, default=0) >= self._info.vocab_size
-            request.is_foreign = request.is_foreign or is_foreign
-            fits = request.num_tokens < self._info.max_model_len and not request.is_foreign
-            request.room = max(min(left - 1, int(most)), 0) if fits else 0
-            found.append(_Row(request, int(most)))
+            self._bound(request, row)
+            found.append(_Row(request))
         if self._sent is not None:  # of requests that have ended, as many as were expected
             accepted += max(self._sent.num_expected - num_told, 0.0)
         return found, accepted, is_whole
+
+    def _bound(self, request: EngineRequest, row: RequestRow) -> None:
+        """Note how much may be drafted for a request from now on."""
+        is_foreign = max(row.token_ids, default=0) >= self._info.vocab_size
+        request.is_foreign = request.is_foreign or is_foreign
+        fits = request.num_tokens < self._info.max_model_len and not request.is_foreign
+        limits = (row.max_draft_tokens, self._hello.max_draft_tokens)
+        request.max_draft_tokens = min(one for one in limits if one) if fits else 0
+        longest = min(self._hello.max_model_len, self._info.max_model_len)
+        request.num_left = row.max_tokens_left or longest - request.num_tokens
 
     def _new(self, row: RequestRow) -> EngineRequest:
         name = f"{self.name}/{row.request_id}"
@@ -189,6 +192,9 @@ class Session:
         if missing and not self._dispatcher.is_available:
             for row in missing:
                 row.source = DRAFT_SOURCE_FAILED
+        elif missing and self._dispatcher.is_overdue(time.monotonic()):
+            for row in missing:
+                row.source = DRAFT_SOURCE_LATE if row.made is None else row.source
         elif missing:
             waited = await self._draft_now(missing, at_hand, len(rows), deadline)
         for row in rows:
@@ -211,6 +217,7 @@ class Session:
             return 0.0
         started = time.monotonic()
         left = max(deadline - _ANSWER_SECONDS - started, 0.0)
+        left = min(left, self._dispatcher.patience(awaited, started))
         await asyncio.wait([job.done for job in awaited], timeout=left)
         for row in rows:
             if row.request in lengths:
@@ -219,8 +226,8 @@ class Session:
                 if is_fresh:
                     row.source = DRAFT_SOURCE_FRESH
                 elif row.made is None:
-                    is_late = time.monotonic() >= deadline - 2 * _ANSWER_SECONDS
-                    row.source = DRAFT_SOURCE_LATE if is_late else DRAFT_SOURCE_FAILED
+                    is_done = all([job.done.done() for job in awaited])
+                    row.source = DRAFT_SOURCE_FAILED if is_done else DRAFT_SOURCE_LATE
         return time.monotonic() - started
 
     def _job(
@@ -244,10 +251,12 @@ class Session:
         answers = {}
         for row, reach, number in zip(drafted, reaches, kept, strict=True):
             assert row.made is not None
-            limit = min(number, row.max_draft_tokens, row.request.room)
+            limit = min(number, row.request.room)
             draft, tokens = _likeliest(row.made.draft, reach, limit)
             row.request.expectation.observe_cut(draft.tree.num_nodes, tokens, sum(reach))
             row.request.send(draft, tokens)
+            if not draft.tree.num_nodes:
+                row.source = DRAFT_SOURCE_NOT_WORTH_IT
             answers[id(row)] = draft
             num_nodes += draft.tree.num_nodes
             num_expected += tokens
@@ -291,9 +300,9 @@ class Session:
             found += [(chance, request, tokens) for chance, tokens in request.outcomes()]
             if request.sent is EMPTY_DRAFT:  # what may follow the present prefix is not known
                 found.append((request.expectation.at(1), request, ()))
-        found = [one for one in found if one[1].room > len(one[2]) and not asked(*one[1:])]
+        found = [one for one in found if one[1].room_after(len(one[2])) and not asked(*one[1:])]
         found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
-        rooms = [(chance, one, one.room - len(tokens)) for chance, one, tokens in found]
+        rooms = [(chance, one, one.room_after(len(tokens))) for chance, one, tokens in found]
         lengths = self._planner.lengths_ahead(rooms, left)
         chosen = [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
         if not chosen:

@@ -47,5 +47,6 @@ KIND = DrafterKind(
     _load,
     needs_path_scorer=True,
     has_model=True,
+    takes_states=True,
     import_ahead=_import_ahead,
 )

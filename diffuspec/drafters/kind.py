@@ -50,7 +50,13 @@ class DrafterKind(Generic[C]):
     needs_path_scorer: bool  # it makes lattices, to be searched here or in a process beside it
     has_model: bool  # a model that may run on a GPU; its configuration has a key `device`
     observes: bool = False  # it observes verifications, so it runs in the verifier's process
+    takes_states: bool = False  # it drafts from hidden states of the target, which are sent to it
     import_ahead: Callable[[], None] = _nothing  # imports the modules of `load` ahead of it
+
+    @property
+    def needs_tokens_alone(self) -> bool:
+        """Whether it can draft for a target of which nothing is known but its tokens."""
+        return not (self.observes or self.takes_states)
 
     @property
     def home(self) -> Home:

@@ -1,0 +1,61 @@
+"""`diffuspec draft-server`: what it would serve, and what it refuses before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diffuspec.pairs.tiny import DRAFTER, TARGET
+from tests.cli.conftest import error_line
+
+
+def test_it_explains_what_it_would_serve(diffuspec: Callable[..., Any]) -> None:
+    result = diffuspec("draft-server", "--pair", "tiny", "--explain", "--max-requests", "7")
+    assert result.exit_code == 0
+    lines = dict(line.split(None, 1) for line in result.stdout.splitlines())
+    assert lines["address"] == "127.0.0.1:9500"
+    assert lines["drafter"] == f"diffuspec, {DRAFTER}"
+    assert lines["requests"].startswith("7 at a time")
+    assert lines["vocabulary"].startswith("4095 tokens, digest ")
+
+
+def test_a_file_is_overridden_by_options(diffuspec: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "drafts.yaml"
+    file.write_text(f"drafter: {{kind: pld}}\ntokenizer: {TARGET}\ntenants: {{a: 2}}\n")
+    result = diffuspec("draft-server", "--config", str(file), "--drafter-kind", "samd", "--explain")
+    assert "samd" in result.stdout and "a 2" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name what drafts: --drafter DIR with --tokenizer DIR"),
+        (["--drafter", "x"], "--tokenizer DIR is needed"),
+        (["--pair", "tiny", "--config", "x.yaml"], "--pair and --config exclude each other"),
+        (["--pair", "tiny", "--listen", "9500"], "--listen must be HOST:PORT or unix:PATH"),
+        (["--pair", "tiny", "--listen", "unix:"], "--listen unix:PATH needs a path"),
+        (["--pair", "tiny", "--listen", "0.0.0.0:1"], "serving on 0.0.0.0 needs a token"),
+        (["--pair", "tiny", "--tls-ca", "x"], "--tls-ca, --tls-certificate and --tls-key belong"),
+        (
+            ["--drafter", "x", "--drafter-kind", "eagle", "--tokenizer", "y", "--explain"],
+            "drafter.kind must draft from tokens alone, as diffuspec, sps, pld, samd do",
+        ),
+        (["--pair", "tiny", "--token-file", "none.txt"], "none.txt: No such file"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(
+    diffuspec: Callable[..., Any], arguments: list[str], message: str
+) -> None:
+    result = diffuspec("draft-server", *arguments)
+    assert result.exit_code in (1, 2)
+    assert message in error_line(result)
+
+
+def test_a_share_of_nothing_is_refused(diffuspec: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "drafts.yaml"
+    file.write_text(f"drafter: {{kind: pld}}\ntokenizer: {TARGET}\ntenants: {{a: 0}}\n")
+    line = error_line(diffuspec("draft-server", "--config", str(file)))
+    assert "the share of 'a' must be above 0, got 0" in line

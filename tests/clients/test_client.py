@@ -1,0 +1,292 @@
+"""The client against real draft servers: what they send, and what it does when they fail."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from diffuspec.pairs.tiny import TARGET
+from diffuspec.text.tokenizer import load_tokenizer
+from diffuspec_client import Draft, DraftClient, Row, Settings
+from diffuspec_client.draft_service_pb2 import (
+    ConnectRequest,
+    ConnectResponse,
+    RowDraft,
+    StepDrafts,
+    Welcome,
+)
+from diffuspec_client.vocabulary import Vocabulary
+
+TOKENS = load_tokenizer(TARGET).get_vocab()
+VOCABULARY = Vocabulary(TOKENS)
+SECONDS = 60.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """A function that starts `diffuspec draft-server` for the embedded pair, and waits for it."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", "tiny"]
+        command += ["--threads", "1", "--listen", f"unix:{tmp_path / 'd'}"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("drafting on unix:")
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def connect(tmp_path: Path, vocabulary: Vocabulary = VOCABULARY, **given: Any) -> DraftClient:
+    settings = Settings(server=f"unix:{tmp_path / 'd'}", deadline_seconds=5.0)
+    limits = {"max_model_len": 1024, "max_requests": 4, "max_draft_tokens": 8, **given}
+    return DraftClient(settings, vocabulary=vocabulary, **limits)
+
+
+def rows(*texts: list[int]) -> list[Row]:
+    return [
+        Row(f"r{number}", np.array(text, np.int32), min(len(text), 4))
+        for number, text in enumerate(texts)
+    ]
+
+
+def text_of(size: int) -> list[int]:
+    """Tokens that repeat themselves, which any drafter can follow."""
+    return [5 + number % 7 for number in range(size)]
+
+
+def drafts_within(client: DraftClient, seconds: float = SECONDS) -> list[list[Draft]]:
+    """Take steps that grow two requests until there are drafts."""
+    until, size, found = time.monotonic() + seconds, 20, list[list[Draft]]()
+    while time.monotonic() < until:
+        found.append(client.step(rows(text_of(size), text_of(size)[1:])))
+        if any(draft.token_ids for draft in found[-1]):
+            return found
+        size += 1
+        time.sleep(0.01)
+    raise AssertionError("no drafts came")
+
+
+@pytest.mark.process
+def test_drafts_come_from_the_command_and_again_after_it_was_killed(
+    server: Callable[[], subprocess.Popen[str]], tmp_path: Path
+):
+    process = server()
+    client = connect(tmp_path)
+    assert client.wait_until_connected(SECONDS)
+    drafts = drafts_within(client)[-1]
+    assert all(len(one.token_ids) == len(one.confidences) <= 8 for one in drafts)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    started = time.monotonic()
+    after = [client.step(rows(text_of(60 + number))) for number in range(20)]
+    assert time.monotonic() - started < 5.0  # not even one deadline
+    assert not any(draft.token_ids for one in after[1:] for draft in one)
+    server()
+    assert client.wait_until_connected(SECONDS)
+    drafts_within(client)
+    client.close()
+
+
+@pytest.mark.process
+def test_another_vocabulary_is_refused_with_the_first_token_that_differs(
+    server: Callable[[], subprocess.Popen[str]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+):
+    server()
+    other = {
+        ("changed" if token_id == 11 else token): token_id for token, token_id in TOKENS.items()
+    }
+    client = connect(tmp_path, Vocabulary(other))
+    until = time.monotonic() + SECONDS
+    while "token id 11 is 'changed' in the engine" not in caplog.text:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert not client.is_connected
+    assert client.step(rows(text_of(9))) == [Draft()]
+    client.close()
+
+
+@pytest.mark.process
+def test_the_command_ends_well_when_it_is_told_to(
+    server: Callable[[], subprocess.Popen[str]], tmp_path: Path
+):
+    process = server()
+    assert os.stat(tmp_path / "d").st_mode & 0o077 == 0  # its owner's alone
+    client = connect(tmp_path)
+    assert client.wait_until_connected(SECONDS)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(SECONDS) == 0
+    assert client.step(rows(text_of(9)))[0].token_ids == []
+    client.close()
+
+
+# ---- servers that break the protocol
+
+
+class Scripted:
+    """A server that answers each step with what a function makes of it."""
+
+    def __init__(self, address: str, answer: Callable[[Any], StepDrafts | None]) -> None:
+        self._answer = answer
+        self.requests: list[Any] = []
+        self._server = grpc.server(futures.ThreadPoolExecutor(2))
+        handler = grpc.stream_stream_rpc_method_handler(
+            self._connect, ConnectRequest.FromString, ConnectResponse.SerializeToString
+        )
+        service = grpc.method_handlers_generic_handler(
+            "diffuspec.v1.DraftService", {"Connect": handler}
+        )
+        self._server.add_generic_rpc_handlers([service])
+        self._server.add_insecure_port(address)
+        self._server.start()
+
+    def _connect(self, requests: Any, context: Any) -> Iterator[ConnectResponse]:
+        for request in requests:
+            self.requests.append(request)
+            if request.WhichOneof("message") == "hello":
+                yield ConnectResponse(welcome=Welcome(protocol_version=1, drafter="scripted"))
+                continue
+            answer = self._answer(request.step)
+            if answer is not None:
+                yield ConnectResponse(drafts=answer)
+
+    def stop(self) -> None:
+        self._server.stop(None).wait()
+
+
+@pytest.fixture
+def scripted(tmp_path: Path) -> Iterator[Callable[..., tuple[Scripted, DraftClient]]]:
+    made: list[tuple[Scripted, DraftClient]] = []
+
+    def start(
+        answer: Callable[[Any], StepDrafts | None], deadline: float = 1.0, **given: Any
+    ) -> tuple[Scripted, DraftClient]:
+        address = f"unix:{tmp_path / 's'}"
+        server = Scripted(address, answer)
+        limits = {"max_model_len": 99, "max_requests": 4, "max_draft_tokens": 3, **given}
+        settings = Settings(server=address, deadline_seconds=deadline)
+        client = DraftClient(settings, vocabulary=VOCABULARY, **limits)
+        assert client.wait_until_connected(SECONDS)
+        made.append((server, client))
+        return server, client
+
+    yield start
+    for server, client in made:
+        client.close()
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("row", "given"),
+    [
+        ({"token_ids": [1, 2, 3, 4], "confidences": [0.0] * 4}, {}),
+        ({"token_ids": [VOCABULARY.size], "confidences": [0.0]}, {}),
+        ({"token_ids": [1, 2], "confidences": [0.0]}, {}),
+        ({"token_ids": [1], "confidences": [0.0], "parents": [-1]}, {}),
+        ({"token_ids": [1, 2], "confidences": [0.0] * 2, "parents": [-1, 1]}, {"is_tree": True}),
+        ({"token_ids": [1], "confidences": [0.0], "parents": [-2]}, {"is_tree": True}),
+        ({"token_ids": [1], "confidences": [0.0]}, {"is_tree": True}),
+    ],
+    ids=["long", "unknown", "confidences", "no tree", "order", "root", "no parents"],
+)
+def test_a_draft_that_the_engine_could_not_take_is_left_out(
+    scripted: Any, row: dict[str, Any], given: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
+    answers = lambda step: StepDrafts(step_id=step.step_id, rows=[RowDraft(**row)])  # noqa: E731
+    _, client = scripted(answers, **given)
+    assert [client.step(rows(text_of(9)))[0].token_ids for _ in range(3)] == [[], [], []]
+    assert caplog.text.count("a draft is left out") == 1  # not once for each step
+
+
+def test_a_right_draft_is_passed_on(scripted: Any):
+    row = RowDraft(token_ids=[1, 2], confidences=[-0.5, -1.0], source="DRAFT_SOURCE_FRESH")
+    _, client = scripted(lambda step: StepDrafts(step_id=step.step_id, rows=[row]))
+    assert client.step(rows(text_of(9))) == [Draft([1, 2], [], [-0.5, -1.0], "fresh")]
+
+
+def test_a_server_that_does_not_answer_costs_the_deadline_and_no_more(scripted: Any):
+    _, client = scripted(lambda step: None, deadline=0.05)
+    started = time.monotonic()
+    assert client.step(rows(text_of(9))) == [Draft()]
+    assert time.monotonic() - started < 2.0
+
+
+def test_an_answer_to_another_step_or_with_other_rows_is_no_answer(scripted: Any):
+    row = RowDraft(token_ids=[1], confidences=[0.0])
+    _, client = scripted(lambda step: StepDrafts(step_id=step.step_id + 1, rows=[row]), 0.05)
+    assert client.step(rows(text_of(9))) == [Draft()]
+
+
+def test_each_step_sends_what_the_server_lacks(scripted: Any):
+    unknown = RowDraft(source="DRAFT_SOURCE_UNKNOWN_BASE")
+    told: list[int] = []
+
+    def answer(step: Any) -> StepDrafts:
+        told.append(step.step_id)
+        found = [unknown if step.step_id == 2 else RowDraft() for _ in step.rows]
+        return StepDrafts(step_id=step.step_id, rows=found)
+
+    server, client = scripted(answer)
+    for size in (5, 7, 9, 10):
+        client.step(rows(text_of(size)))
+    client.step([], ended=["r0"])
+    client.step([Row("next", np.array([1, 2], np.int32), 2)], ended=["never seen"])
+    steps = [one.step for one in server.requests[1:]]
+    sent = [(one.rows[0].base_length, len(one.rows[0].token_ids)) for one in steps]
+    assert sent == [(0, 5), (5, 2), (0, 9), (9, 1), (0, 2)]
+    assert [[*one.ended_request_ids] for one in steps] == [[], [], [], [], ["r0"]]
+
+
+def test_rows_that_cannot_be_sent_are_answered_without_drafts(
+    scripted: Any, caplog: pytest.LogCaptureFixture
+):
+    _, client = scripted(lambda step: StepDrafts(step_id=step.step_id, rows=[RowDraft()]))
+    wrong = Row("r", None, 1)  # type: ignore[arg-type]
+    assert client.step([wrong]) == [Draft()]
+    assert "the engine goes on without drafts" in caplog.text
+
+
+# ---- settings
+
+
+def test_settings_come_from_the_environment_and_are_overridden_by_name():
+    environment = {
+        "DIFFUSPEC_DRAFT_SERVER": "unix:/a",
+        "DIFFUSPEC_DRAFT_DEADLINE_SECONDS": "0.5",
+        "OTHER": "x",
+    }
+    found = Settings.read({"tenant": "t"}, environment)
+    assert found == Settings(server="unix:/a", deadline_seconds=0.5, tenant="t")
+    assert Settings.read({"server": "b:1"}, environment).server == "b:1"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"adress": "x"}, "unknown setting 'adress'; known are server, deadline_seconds"),
+        ({"deadline_seconds": 0}, "deadline_seconds must be above 0 and at most 60, got 0"),
+        ({"deadline_seconds": "soon"}, "could not convert"),
+        ({"tls_ca": "x"}, "tls_ca, tls_certificate and tls_key belong together"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(given: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        Settings.read(given, {})

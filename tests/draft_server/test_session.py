@@ -1,0 +1,249 @@
+"""A session answers the steps of an engine with drafts that it made ahead, or in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from diffuspec.draft_server.service import DraftService
+from diffuspec.draft_server.session import Session
+from diffuspec.v1.draft_service_pb2 import (
+    DRAFT_FORM_TREE,
+    DRAFT_SOURCE_AHEAD,
+    DRAFT_SOURCE_FAILED,
+    DRAFT_SOURCE_FRESH,
+    DRAFT_SOURCE_LATE,
+    DRAFT_SOURCE_NOT_WORTH_IT,
+    DRAFT_SOURCE_REST,
+    DRAFT_SOURCE_UNKNOWN_BASE,
+    EngineStep,
+    OutcomeTable,
+    RequestRow,
+)
+from tests.support.draft_engine import (
+    FakeEngine,
+    TimedDrafter,
+    make_hello,
+    make_service,
+    sources,
+)
+from tests.support.fakes import (
+    FAKE_TARGET,
+    always_right,
+    bushy,
+    never_right,
+    right_and_sure,
+    sometimes_right,
+)
+from tests.support.virtual_time import run_in_virtual_time
+
+PROMPTS = {"a": [3, 4, 5], "b": [7, 8, 9, 10]}
+
+
+def run(
+    drafter: TimedDrafter,
+    work: Callable[[DraftService, Session], Awaitable[Any]],
+    hello: dict[str, Any] | None = None,
+    **config: object,
+) -> Any:
+    """Open a session in virtual time and have it work."""
+
+    async def main() -> Any:
+        async with make_service(drafter, **config) as service:
+            session, _ = service.open(make_hello(**(hello or {})))
+            found = await work(service, session)
+            service.close(session)
+            return found
+
+    return run_in_virtual_time(main())
+
+
+def decode(drafter: TimedDrafter, num_steps: int, **given: Any) -> FakeEngine:
+    hello = given.pop("hello", None)
+
+    async def work(service: DraftService, session: Session) -> FakeEngine:
+        engine = FakeEngine(session, PROMPTS, **given)
+        await engine.run(num_steps)
+        return engine
+
+    found = run(drafter, work, hello)
+    assert isinstance(found, FakeEngine)
+    return found
+
+
+def test_good_drafts_are_made_ahead_and_answered_at_once():
+    engine = decode(TimedDrafter(right_and_sure, 0.005), 60)
+    late = sources(engine.answers[20:])
+    assert late.count(DRAFT_SOURCE_AHEAD) + late.count(DRAFT_SOURCE_REST) > 0.9 * len(late)
+    assert sorted(engine.waits[20:])[30] == 0.0
+    assert len(engine.output("a")) > 3 * 60
+
+
+def test_what_an_engine_commits_does_not_depend_on_the_drafts():
+    texts = [
+        decode(TimedDrafter(strategy, 0.005), 40).output("a")[:41]
+        for strategy in (always_right, never_right, sometimes_right, bushy)
+    ]
+    assert texts.count(texts[0]) == 4
+
+
+def test_drafts_that_do_not_pay_stop():
+    engine = decode(TimedDrafter(never_right, 0.005), 150, row_seconds=0.01)
+    found = sources(engine.answers[100:])
+    assert found.count(DRAFT_SOURCE_NOT_WORTH_IT) > 0.8 * len(found)
+
+
+def test_a_chain_is_as_long_as_the_engine_takes():
+    engine = decode(TimedDrafter(right_and_sure), 30, hello={"max_draft_tokens": 3})
+    assert max(len(row.token_ids) for one in engine.answers for row in one.rows) == 3
+    assert not any(row.parents for one in engine.answers for row in one.rows)
+
+
+def test_an_engine_that_takes_trees_gets_parents():
+    async def work(service: DraftService, session: Session) -> list[Any]:
+        engine = FakeEngine(session, {"a": [3, 4, 5]}, row_seconds=0.0)
+        await engine.run(6)
+        return [row for one in engine.answers for row in one.rows if row.token_ids]
+
+    rows = run(TimedDrafter(bushy), work, {"form": DRAFT_FORM_TREE, "max_draft_tokens": 16})
+    assert rows and all(len(row.parents) == len(row.token_ids) for row in rows)
+    assert any(row.parents[node] != node - 1 for row in rows for node in range(len(row.parents)))
+
+
+def test_a_step_ends_by_its_deadline_and_the_late_draft_is_of_use_later():
+    drafter = TimedDrafter(right_and_sure, 0.0)
+
+    async def work(service: DraftService, session: Session) -> FakeEngine:
+        engine = FakeEngine(session, {"a": [3, 4, 5]}, deadline_seconds=0.02)
+        await engine.run(8)
+        drafter.seconds = 0.1
+        engine.answers.clear()
+        await engine.run(12)
+        return engine
+
+    engine = run(drafter, work)
+    found = sources(engine.answers)
+    assert max(engine.waits) <= 0.02
+    assert DRAFT_SOURCE_LATE in found
+    after = found[found.index(DRAFT_SOURCE_LATE) :]
+    assert DRAFT_SOURCE_REST in after or DRAFT_SOURCE_AHEAD in after
+
+
+def test_a_drafter_that_fails_costs_drafts_alone():
+    drafter = TimedDrafter(right_and_sure)
+
+    async def work(service: DraftService, session: Session) -> tuple[FakeEngine, bool]:
+        engine = FakeEngine(session, PROMPTS)
+        await engine.run(8)
+        drafter.error = RuntimeError("out of memory")
+        engine.answers.clear()
+        await engine.run(20)
+        was_healthy = service.is_healthy()
+        drafter.error = None
+        await asyncio.sleep(20.0)
+        await engine.run(20)
+        return engine, was_healthy
+
+    engine, _ = run(drafter, work)
+    failed, after = sources(engine.answers[:20]), sources(engine.answers[-5:])
+    assert DRAFT_SOURCE_FAILED in failed
+    assert DRAFT_SOURCE_AHEAD in after or DRAFT_SOURCE_FRESH in after
+    assert len(engine.output("a")) > 60
+
+
+def test_a_drafter_that_hangs_costs_its_deadline_once():
+    drafter = TimedDrafter(right_and_sure)
+
+    async def work(service: DraftService, session: Session) -> FakeEngine:
+        engine = FakeEngine(session, PROMPTS, deadline_seconds=0.1)
+        await engine.run(8)
+        drafter.gate.close()
+        engine.waits.clear()
+        await engine.run(100)
+        return engine
+
+    engine = run(drafter, work, max_draft_seconds=1.0)
+    assert sum(engine.waits) < 0.5
+
+
+def test_an_unknown_base_is_told_so_that_the_request_is_sent_whole():
+    async def work(service: DraftService, session: Session) -> Any:
+        row = RequestRow(request_id="a", base_length=5, token_ids=[1])
+        first = await session.step(EngineStep(step_id=1, rows=[row], deadline_seconds=0.1))
+        whole = RequestRow(request_id="a", token_ids=[1, 2, 3], num_prompt_tokens=2)
+        second = await session.step(EngineStep(step_id=2, rows=[whole], deadline_seconds=0.1))
+        return first, second
+
+    first, second = run(TimedDrafter(right_and_sure), work)
+    assert first.rows[0].source == DRAFT_SOURCE_UNKNOWN_BASE
+    assert second.rows[0].source != DRAFT_SOURCE_UNKNOWN_BASE
+
+
+def test_requests_that_end_are_released():
+    drafter = TimedDrafter(right_and_sure)
+
+    async def work(service: DraftService, session: Session) -> None:
+        engine = FakeEngine(session, PROMPTS)
+        await engine.run(6)
+        engine.end("a")
+        await engine.run(2)
+        assert drafter.released == ["engine-1/a"]
+
+    run(drafter, work)
+    assert sorted(drafter.released) == ["engine-1/a", "engine-1/b"]
+
+
+def test_tokens_that_the_drafter_does_not_know_are_not_drafted_for():
+    async def work(service: DraftService, session: Session) -> None:
+        tokens = [3, FAKE_TARGET.vocab_size + 1, 4]
+        for step_id in (1, 2, 3, 4, 5):
+            row = RequestRow(request_id=f"r{step_id}", token_ids=tokens, num_prompt_tokens=2)
+            step = EngineStep(step_id=step_id, rows=[row], deadline_seconds=0.1)
+            answer = await session.step(step)
+            assert not answer.rows[0].token_ids
+
+    drafter = TimedDrafter(right_and_sure)
+    run(drafter, work, {"vocab_size": 64})
+    assert not drafter.batches
+
+
+def test_outcomes_are_pushed_with_the_draft_that_follows_them():
+    tables: list[OutcomeTable] = []
+
+    async def work(service: DraftService, session: Session) -> FakeEngine:
+        session.on_outcomes = tables.append
+        engine = FakeEngine(session, {"a": [3, 4, 5]})
+        await engine.run(30)
+        return engine
+
+    engine = run(TimedDrafter(right_and_sure, 0.002), work)
+    text, found = engine.texts["a"], 0
+    for table in tables:
+        sent = [*engine.answers[table.step_id - 1].rows[0].token_ids]
+        for one in table.outcomes:
+            assert one.request_id == "a" and one.num_accepted <= len(sent)
+            committed = [*sent[: one.num_accepted], one.token_id, *one.token_ids]
+            joined, wanted = " ".join(map(str, text)), " ".join(map(str, committed))
+            found += f" {wanted} " in f" {joined} "
+    assert tables and found >= 10
+
+
+@pytest.mark.parametrize("share", [1.0, 4.0])
+def test_tenants_share_what_there_is_by_their_weights(share: float):
+    async def work(service: DraftService, session: Session) -> list[int]:
+        other, _ = service.open(make_hello(tenant="other"))
+        engines = [FakeEngine(one, {"a": [3, 4, 5]}, step_seconds=0.01) for one in (session, other)]
+        await asyncio.gather(*[engine.run(150) for engine in engines])
+        found = [sources(engine.answers).count(DRAFT_SOURCE_AHEAD) for engine in engines]
+        service.close(other)
+        return found
+
+    drafter = TimedDrafter(sometimes_right, 0.008)
+    mine, theirs = run(drafter, work, {"tenant": "mine"}, tenants={"mine": share})
+    if share > 1:
+        assert mine >= theirs
+    else:
+        assert min(mine, theirs) > 0.5 * max(mine, theirs)
