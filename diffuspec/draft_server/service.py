@@ -92,7 +92,7 @@ class DraftService:
         session.close()
         self.sessions.remove(session)
         self.dispatcher.customers.remove(session)
-        logger.info("%s is gone: %s", session.name, session.stats)
+        logger.info("%s is gone: %s; %s", session.name, session.stats, session.planner)
 
 
 def check_kind(config: DraftServerConfig) -> None:

@@ -73,7 +73,7 @@ class Session:
         self._dispatcher = dispatcher
         self._tenant = tenant
         self._takes_trees = hello.form == DRAFT_FORM_TREE
-        self._planner = Planner(drafter, dispatcher.costs)
+        self.planner = Planner(drafter, dispatcher.costs)
         self._shared = SharedExpectation(min(hello.max_draft_tokens, 128))
         self._outcomes = OutcomeModel()
         self._requests: dict[str, EngineRequest] = {}
@@ -106,11 +106,9 @@ class Session:
         rows, accepted, is_whole = self._advance(step.rows)
         if self._sent is not None and is_whole and step.verify_seconds > 0:
             busy = self._dispatcher.busy.seconds(received)
-            self._planner.observe(
-                self._sent, accepted, step.verify_seconds, step.wait_seconds, busy
-            )
+            self.planner.observe(self._sent, accepted, step.verify_seconds, step.wait_seconds, busy)
         known = [one for one in rows if one.source != DRAFT_SOURCE_UNKNOWN_BASE]
-        reading = self._planner.reading_seconds([row.request for row in known])
+        reading = self.planner.reading_seconds([row.request for row in known])
         waited = await self._draft(known, received + step.deadline_seconds)
         answer = self._answer(step, rows, waited, min(reading, waited))
         self._sent_at = time.monotonic()
@@ -177,7 +175,7 @@ class Session:
 
     async def _draft(self, rows: Sequence[_Row], deadline: float) -> float:
         """Find a draft for each row, or have it made. Returns the seconds waited for drafts."""
-        lengths = self._planner.lengths([row.request for row in rows])
+        lengths = self.planner.lengths([row.request for row in rows])
         missing: list[_Row] = []
         at_hand: list[float] = []
         self._verifying = [*lengths]
@@ -208,7 +206,7 @@ class Session:
         """Wait for the drafts that are worth it. Returns the seconds that it took."""
         coming = {row.request: job for row in rows if (job := self._dispatcher.coming(row.request))}
         requests = [row.request for row in rows]
-        lengths = self._planner.lengths_now(requests, at_hand, num_rows)
+        lengths = self.planner.lengths_now(requests, at_hand, num_rows)
         wanted = {one: length for one, length in lengths.items() if one not in coming}
         jobs = [self._job(one, (), length, deadline) for one, length in wanted.items()]
         self._dispatcher.submit(jobs)
@@ -246,7 +244,7 @@ class Session:
         """Cut the drafts to what is worth verifying, note them as sent, and return them."""
         drafted = [row for row in rows if row.made is not None]
         reaches = [self._reach(row) for row in drafted]
-        kept = self._planner.num_nodes(reaches, len(rows))
+        kept = self.planner.num_nodes(reaches, len(rows))
         num_nodes, num_expected = 0, 0.0
         answers = {}
         for row, reach, number in zip(drafted, reaches, kept, strict=True):
@@ -292,8 +290,8 @@ class Session:
         sent = self._sent
         if sent is None or not self._verifying:
             return None
-        costs, asked = self._planner.costs, self._dispatcher.is_asked
-        seconds = self._planner.verify_seconds(sent.num_rows, sent.num_requests)
+        costs, asked = self.planner.costs, self._dispatcher.is_asked
+        seconds = self.planner.verify_seconds(sent.num_rows, sent.num_requests)
         left = max(self._sent_at + seconds - now, 0.0)
         found: list[tuple[float, EngineRequest, tuple[int, ...]]] = []
         for request in self._verifying:
@@ -303,7 +301,7 @@ class Session:
         found = [one for one in found if one[1].room_after(len(one[2])) and not asked(*one[1:])]
         found = sorted(found, key=lambda one: one[0], reverse=True)[:_MAX_AHEAD]
         rooms = [(chance, one, one.room_after(len(tokens))) for chance, one, tokens in found]
-        lengths = self._planner.lengths_ahead(rooms, left)
+        lengths = self.planner.lengths_ahead(rooms, left)
         chosen = [(*one, length) for one, length in zip(found, lengths, strict=True) if length]
         if not chosen:
             return None

@@ -1,0 +1,83 @@
+"""vLLM behind lines of JSON, in an environment of its own: see `diffuspec.bench.studies.vllm`.
+
+    python vllm_worker.py MODEL DTYPE MAX_SEQUENCES SPECULATIVE_CONFIG
+
+Each line of stdin is {"prompts": [token ids], "max_tokens": N, "num_at_once": N, "seeds": [...]};
+each is answered by a line of stdout with the tokens, the seconds, and what vLLM counted of drafts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+MAX_MODEL_LEN = 2048
+
+
+def answer(llm: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Answer prompts, at most num_at_once at a time."""
+    from vllm import SamplingParams
+
+    temperature = asked.get("temperature", 0.0)
+    seeds = asked.get("seeds") or [None] * len(asked["prompts"])
+    prompts = [{"prompt_token_ids": one} for one in asked["prompts"]]
+    params = [
+        SamplingParams(temperature=temperature, max_tokens=asked["max_tokens"], seed=seed)
+        for seed in seeds
+    ]
+    before, started, outputs = counts(llm), time.monotonic(), []
+    size = asked["num_at_once"]
+    if size == 1:
+        for prompt, one in zip(prompts, params, strict=True):
+            outputs += llm.generate([prompt], [one], use_tqdm=False)
+    else:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    seconds = time.monotonic() - started
+    after = counts(llm)
+    return {
+        "tokens": [[*one.outputs[0].token_ids] for one in outputs],
+        "seconds": seconds,
+        "counts": {name: after[name] - before.get(name, 0) for name in after},
+    }
+
+
+def counts(llm: Any) -> dict[str, int]:
+    """Return what vLLM has counted of drafts so far."""
+    prefix = "vllm:spec_decode_"
+    return {
+        one.name.removeprefix(prefix): one.value
+        for one in llm.get_metrics()
+        if one.name.startswith(prefix) and hasattr(one, "value")
+    }
+
+
+def main() -> None:
+    model, dtype, max_sequences, speculative = sys.argv[1:]
+    replies = os.fdopen(os.dup(1), "w")  # vLLM prints on stdout, which is stderr from here on
+    os.dup2(2, 1)
+    from vllm import LLM
+
+    llm = LLM(
+        model,
+        dtype=dtype,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=int(max_sequences),
+        speculative_config=json.loads(speculative),
+        enable_prefix_caching=False,
+        disable_log_stats=False,
+        seed=0,
+    )
+    print(json.dumps({"is_ready": True}), file=replies, flush=True)
+    for line in sys.stdin:
+        print(json.dumps(answer(llm, json.loads(line))), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""`python -m diffuspec.bench.studies.vllm`: vLLM with the drafts of a draft server, and without.
+
+vLLM runs in an environment of its own (`make vllm` makes it), on the first processor; the draft
+server on the last. All systems are loaded at once and answer each question in turns, so that a
+machine whose speed changes changes for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import track
+
+from diffuspec.bench.questions import first_per_family, load_questions, rotated
+from diffuspec.bench.report import TextTable, print_tables
+from diffuspec.core.errors import ConfigError
+from diffuspec.pairs import smollm2
+from diffuspec.text.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[3]
+PYTHON = ROOT / ".venv-vllm" / "bin" / "python"
+WORKER = ROOT / "clients" / "bench" / "vllm_worker.py"
+SPECULATIVE: dict[str, dict[str, object] | None] = {
+    "plain": None,
+    "ngram": {
+        "method": "ngram",
+        "num_speculative_tokens": 8,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 1,
+    },
+    "suffix": {"method": "suffix", "num_speculative_tokens": 16},
+    "diffuspec": {"model": "diffuspec_client.vllm.Proposer", "num_speculative_tokens": 12},
+}
+_MAX_PROMPT_TOKENS = 1600
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass
+class Sums:
+    """What one system did under one load."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    answers: list[list[int]] = field(default_factory=list)
+
+    def add(self, answer: dict[str, Any]) -> None:
+        self.answers += answer["tokens"]
+        self.num_tokens += sum([len(one) for one in answer["tokens"]])
+        self.seconds += answer["seconds"]
+        counts = answer["counts"]
+        self.num_drafts += counts.get("num_drafts", 0)
+        self.num_draft_tokens += counts.get("num_draft_tokens", 0)
+        self.num_accepted += counts.get("num_accepted_tokens", 0)
+
+    @property
+    def acceptance(self) -> float:
+        """Tokens for each step of a request."""
+        return self.num_tokens / max(self.num_tokens - self.num_accepted, 1)
+
+    @property
+    def rate(self) -> float:
+        return self.num_tokens / self.seconds
+
+
+class Worker:
+    """One vLLM in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._read()  # that it is ready
+
+    def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int, **more: Any) -> dict[str, Any]:
+        """Have prompts answered. Raises ConfigError if vLLM has ended."""
+        asked = {"prompts": prompts, "max_tokens": max_tokens, **more}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ConfigError(f"vLLM ended with exit code {self._process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+@contextmanager
+def vllm(
+    model: Path, dtype: str, max_sequences: int, system: str, server: str, log: Path
+) -> Iterator[Worker]:
+    """Start vLLM with the drafts of one system. Raises ConfigError."""
+    if not PYTHON.exists():
+        raise ConfigError(f"{PYTHON} is not there: run `make vllm` first")
+    processors = sorted(os.sched_getaffinity(0))
+    command = [str(PYTHON), str(WORKER), str(model), dtype, str(max_sequences)]
+    environment = {
+        **os.environ,
+        "DIFFUSPEC_DRAFT_SERVER": server,
+        "VLLM_CPU_OMP_THREADS_BIND": str(processors[0]),
+    }
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["taskset", "-c", str(processors[0]), *command, json.dumps(SPECULATIVE[system])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            env=environment,
+        )
+        try:
+            yield Worker(process)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def draft_server(address: str, log: Path) -> Iterator[subprocess.Popen[str]]:
+    """Start the draft server of SmolLM2's pair on the last processor."""
+    processor = str(max(os.sched_getaffinity(0)))
+    command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", "smollm2"]
+    command += ["--threads", "1", "--listen", address, "--max-model-len", "2048"]
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            ["taskset", "-c", processor, *command], stdout=subprocess.PIPE, stderr=file, text=True
+        )
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline():
+                raise ConfigError(f"the draft server ended: {log.read_text().strip()[-500:]}")
+            yield process
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def read_prompts(questions: Path, limit: int) -> list[list[int]]:
+    """Return the chats of a question file as token ids, `limit` of each family."""
+    tokenizer = load_tokenizer(smollm2.TARGET.absolute())
+    prompts = []
+    for question in load_questions(questions):
+        chat = [{"role": "user", "content": question.turns[0]}]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        if len(ids) <= _MAX_PROMPT_TOKENS:
+            prompts.append((question, [int(one) for one in ids]))
+    kept = {one.question_id for one in first_per_family([q for q, _ in prompts], limit)}
+    return [ids for question, ids in prompts if question.question_id in kept]
+
+
+def measure(
+    workers: dict[str, Worker],
+    prompts: Sequence[Sequence[int]],
+    load: int,
+    max_tokens: int,
+    rounds: int,
+) -> dict[str, Sums]:
+    """Ask all systems the same, `load` prompts at a time, in turns."""
+    sums = {name: Sums() for name in workers}
+    batches = [prompts[i : i + 2 * load] for i in range(0, len(prompts), 2 * load)]
+    if load == 1:
+        batches = [[one] for one in prompts]
+    batches = [batch for _ in range(rounds) for batch in batches]
+    progress = track(batches, f"{load} at a time", console=Console(stderr=True))
+    for number, batch in enumerate(progress):
+        for name in rotated(workers, number):
+            sums[name].add(workers[name].ask(batch, max_tokens, num_at_once=load))
+    return sums
+
+
+def table_of(load: int, sums: dict[str, Sums]) -> TextTable:
+    plain = sums["plain"]
+    cells = [
+        (
+            name,
+            f"{one.rate:.1f}",
+            f"{one.rate / plain.rate:.2f}x",
+            f"{one.acceptance:.2f}",
+            f"{one.num_draft_tokens / max(one.num_drafts, 1):.1f}",
+            str(sum([a != b for a, b in zip(one.answers, plain.answers, strict=True)])),
+        )
+        for name, one in sums.items()
+    ]
+    columns = ("system", "tokens/s", "of plain", "tokens/step", "drafted/draft", "other answers")
+    number = len(plain.answers)
+    return TextTable(f"{load} at a time, {number} answers", columns, tuple(cells))
+
+
+@app.command()
+def run(
+    questions: Annotated[Path, typer.Option(help="File in Spec-Bench's format.")] = (
+        smollm2.QUESTIONS
+    ),
+    limit: Annotated[int, typer.Option(help="Questions of each family.", min=1)] = 3,
+    loads: Annotated[str, typer.Option(help="Requests at a time.")] = "1,8,32",
+    systems: Annotated[str, typer.Option(help=", ".join(SPECULATIVE))] = "plain,ngram,diffuspec",
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    rounds: Annotated[int, typer.Option(min=1)] = 1,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    logs: Annotated[Path | None, typer.Option(help="Folder for logs of all processes.")] = None,
+) -> None:
+    """Compare vLLM's decoding of SmolLM2 with our drafts, its own, and none."""
+    names = [one for one in SPECULATIVE if one in {"plain", *systems.split(",")}]
+    prompts = read_prompts(questions, limit)
+    sizes = [int(one) for one in loads.split(",")]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        written = logs or folder
+        written.mkdir(parents=True, exist_ok=True)
+        address = f"unix:{folder / 'drafts'}"
+        if "diffuspec" in names:
+            stack.enter_context(draft_server(address, written / "draft_server.log"))
+        for load in sizes:
+            with ExitStack() as engines:
+                workers = {
+                    name: engines.enter_context(
+                        vllm(
+                            smollm2.TARGET.absolute(),
+                            dtype,
+                            load,
+                            name,
+                            address,
+                            written / f"{name}_{load}.log",
+                        )
+                    )
+                    for name in names
+                }
+                for worker in workers.values():
+                    worker.ask(prompts[:2], 32, num_at_once=load)
+                found = measure(workers, prompts, load, max_tokens, rounds)
+            print_tables([table_of(load, found)], [], Console())
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,112 @@
+"""The proposer for vLLM, and the real vLLM with it where `make vllm` has put one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diffuspec.bench.studies.vllm import PYTHON, draft_server, vllm
+from diffuspec.pairs.smollm2 import TARGET as SMOLLM2
+from diffuspec.pairs.tiny import TARGET
+from diffuspec_client.vllm import Proposer
+
+NEEDS_VLLM = pytest.mark.skipif(
+    not (PYTHON.exists() and (SMOLLM2 / "config.json").exists()), reason="make vllm was not run"
+)
+
+
+def config_of(additional: dict[str, object]) -> Any:
+    """What the proposer reads of vLLM's configuration."""
+    return SimpleNamespace(
+        additional_config={"diffuspec": additional},
+        model_config=SimpleNamespace(
+            max_model_len=64, tokenizer=str(TARGET), model=str(TARGET), tokenizer_revision=None
+        ),
+        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+    )
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    address = f"unix:{tmp_path / 'd'}"
+    command = [sys.executable, "-m", "diffuspec", "draft-server", "--listen", address]
+    command += ["--pair", "tiny", "--threads", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline()
+    yield address
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.process
+def test_rows_that_read_their_prompts_have_no_draft_and_others_do(server: str):
+    proposer = Proposer(config_of({"server": server, "deadline_seconds": 5.0}))
+    proposer.load_model()
+    table = np.zeros((3, 64), np.int32)
+    text = [5 + number % 7 for number in range(64)]
+    found: list[list[list[int]]] = []
+    for size in range(10, 40):
+        table[0, :size] = text[:size]
+        table[2, : size + 1] = text[: size + 1]
+        sampled = [[text[size - 1]], [], [text[size]]]
+        lengths = np.array([size, 5, size + 1], np.int32)
+        found.append(proposer.propose(sampled, lengths, table, slot_mappings=None))
+        time.sleep(0.02)  # the engine verifies: drafts are worth nothing to one that takes no time
+    assert all(len(one) == 3 and not one[1] for one in found)
+    assert any(one[0] for one in found) and any(one[2] for one in found)
+    assert all(len(draft) <= 4 for one in found for draft in one)
+
+
+def test_nothing_that_vllm_hands_over_makes_it_raise(caplog: pytest.LogCaptureFixture):
+    proposer = Proposer(config_of({"server": "unix:/nowhere"}))
+    for sampled, lengths, table in [
+        ([[1]], None, None),
+        ([[1], [2]], np.array([1], np.int32), np.zeros((1, 1), np.int32)),
+        ([], np.zeros(0, np.int32), np.zeros((0, 4), np.int32)),
+    ]:
+        assert proposer.propose(sampled, lengths, table) == [[] for _ in sampled]  # type: ignore[arg-type]
+    assert caplog.text.count("no drafts in this step") == 1
+
+
+def test_settings_that_cannot_be_used_keep_vllm_from_starting():
+    with pytest.raises(ValueError, match="unknown setting 'port'"):
+        Proposer(config_of({"port": 1}))
+
+
+@NEEDS_VLLM
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_vllm_s_answers_in_float32_are_the_same_with_drafts_and_when_their_server_is_killed(
+    tmp_path: Path,
+):
+    from diffuspec.text.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(SMOLLM2)
+    chats = ["Count from one to twenty in words.", "Repeat three times: the cat sat on the mat."]
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": chat}], add_generation_prompt=True, return_dict=False
+        )
+        for chat in chats
+    ]
+    address = f"unix:{tmp_path / 'drafts'}"
+    with draft_server(address, tmp_path / "server.log") as process:
+        with vllm(SMOLLM2.absolute(), "float32", 2, "plain", address, tmp_path / "a.log") as one:
+            expected = one.ask(prompts, 24, num_at_once=2)
+        with vllm(SMOLLM2.absolute(), "float32", 2, "diffuspec", address, tmp_path / "b") as one:
+            found = one.ask(prompts, 24, num_at_once=2)
+            process.kill()
+            process.wait()
+            after = one.ask(prompts, 24, num_at_once=2)
+    assert found["tokens"] == after["tokens"] == expected["tokens"]
+    assert found["counts"]["num_accepted_tokens"] > 0
