@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))  # `actors` is not an installed package
 from actors.settings import PipelineConfig  # noqa: E402
 from diffuspec.core.config import EngineConfig  # noqa: E402
 from diffuspec.core.params import SamplingParams, StructuredOutput  # noqa: E402
+from diffuspec.draft_server.config import DraftServerConfig  # noqa: E402
 from diffuspec.serve.settings import ServeSettings  # noqa: E402
 
 OUTPUT = ROOT / "docs" / "configuration.md"
@@ -79,6 +80,21 @@ deadlines:
 
 Whole files: [deploy/pipeline.yaml](../deploy/pipeline.yaml) (the embedded pair on CPUs) and
 [deploy/dream_qwen.yaml](../deploy/dream_qwen.yaml) (Dream-7B and Qwen2.5-32B on GPUs).
+"""
+
+_DRAFT_SERVER = """\
+## Draft server
+
+The file of `diffuspec draft-server --config FILE.yaml`: see [Other engines](engines.md). Sections
+`drafter` and `search` are those of an engine.
+
+```yaml
+drafter: {path: models/Dream-v0-Instruct-7B}
+search: {ngram: models/chat.bin}
+tokenizer: models/Qwen2.5-32B-Instruct
+max_requests: 64
+tenants: {chat: 4, batch: 1}
+```
 """
 
 _REQUESTS = """\
@@ -169,6 +185,7 @@ def render() -> str:
     parts += [_PIPELINE, _table(pipeline)]
     parts += _sections("", pipeline, pipeline["$defs"], described)
     parts += [_SERVICE, _table(ServeSettings.model_json_schema())]
+    parts += [_DRAFT_SERVER, _table(DraftServerConfig.model_json_schema())]
     parts += [_REQUESTS, _table(TypeAdapter(SamplingParams).json_schema())]
     parts += [_FORMS, _table(TypeAdapter(StructuredOutput).json_schema())]
     return "\n".join(parts)

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `deploy` is not an installed package
 
 from deploy.grafana.panels import ROWS  # noqa: E402
+from diffuspec.draft_server.metrics import DraftMetrics  # noqa: E402
 from diffuspec.serve.http.observer import HttpSeries  # noqa: E402
 from diffuspec.telemetry.metrics import Metrics  # noqa: E402
 from diffuspec.telemetry.series import Series  # noqa: E402
@@ -29,6 +30,7 @@ def render(page: str) -> str:
     tables = {
         "coordinator": _series(Metrics().table.series),
         "http": _series(HttpSeries().table.series),
+        "draft_server": _series(DraftMetrics().table.series),
         "dashboard": _panels(),
     }
     for name, table in tables.items():

@@ -11,6 +11,7 @@ import yaml
 from actors.settings import parse_pipeline
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.validation import validate
+from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.pairs import parse_config
 from diffuspec.serve.settings import ServeSettings
 from tests.support.documents import ROOT, Block, blocks
@@ -46,6 +47,8 @@ def test_every_example_can_be_loaded(block: Block):
     data = yaml.safe_load(block.text)
     if data.keys() == {"serve"}:
         validate(ServeSettings, data["serve"])
+    elif "tokenizer" in data:
+        validate(DraftServerConfig, data)
     elif data.keys() <= EngineConfig.model_fields.keys():
         parse_config({"target": {"path": "target"}, **data})
     else:

@@ -16,7 +16,8 @@ from typer.core import TyperGroup
 
 from tests.support.documents import DOCUMENTS, ROOT, anchors, blocks, code_spans, links
 
-TOP_LEVEL = ("actors", "deploy", "diffuspec", "docs", "protos", "tests")
+TOP_LEVEL = ("actors", "clients", "deploy", "diffuspec", "docs", "protos", "tests")
+SOURCES = ("actors", "clients", "deploy", "diffuspec", "docs")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
@@ -89,7 +90,7 @@ def test_every_class_and_call_exists(path: Path):
 @cache
 def class_names() -> set[str]:
     """Return the names of all classes of the code, and of all services and calls of the protos."""
-    sources = [path for one in TOP_LEVEL[:4] for path in (ROOT / one).rglob("*.py")]
+    sources = [path for one in SOURCES for path in (ROOT / one).rglob("*.py")]
     sources += (ROOT / "protos").rglob("*.proto")
     pattern = re.compile(r"^\s*(?:class|service|rpc|message) (\w+)", re.MULTILINE)
     return {name for path in sources for name in pattern.findall(path.read_text("utf-8"))}
@@ -186,7 +187,7 @@ def test_every_folder_of_code_has_its_place_in_the_tree_of_the_architecture() ->
     [tree] = [block.text for block in blocks(path) if "  core/ " in block.text]
     sources = [
         file.relative_to(ROOT)
-        for top in ("actors", "deploy", "diffuspec")
+        for top in ("actors", "clients", "deploy", "diffuspec")
         for pattern in ("*.py", "*.cpp", "*.js", "*.yaml", "Dockerfile")
         for file in (ROOT / top).rglob(pattern)
     ]
