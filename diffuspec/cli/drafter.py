@@ -139,6 +139,7 @@ def train(
     Embeddings and head stay the target's and are not stored again. With --kind, make a smaller
     causal LM in the same way, or draft heads.
     """
+    from diffuspec.models.loading.checkpoint import inspect_checkpoint
     from diffuspec.pairs.factory.heads.training import HeadPlan
     from diffuspec.pairs.factory.training import DrafterPlan, choose_device
 
@@ -149,6 +150,7 @@ def train(
         raise ConfigError(f"--kind must be among {names}, got {kind!r:.40}")
     if store not in _STORAGES:
         raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
+    inspect_checkpoint(target).check_is_plain("training beside it")  # before answers are written
     files = tuple(answers or [out / "training" / "answers.jsonl"])
     shared: dict[str, Any] = {
         "num_chunks": chunks,

@@ -26,6 +26,7 @@ from tests.support.checkpoints import byte_tokenizer
 from tests.support.fakes import DISHONEST, EOS, HONEST, FakeDrafter, Strategy, always_right, mixed
 from tests.support.gguf_files import write_gguf
 from tests.support.lossless import Answer, Arrival, Job, answer_all, ask_coordinator
+from tests.support.quantized_models import FORMATS, W8A8, save_quantized
 
 SAMPLINGS = {
     "greedy": SamplingParams(),
@@ -52,6 +53,12 @@ GGUF_FILES = {
     "simple blocks": ("Q4_0", "Q8_0", "Q4_1"),
     "K blocks": ("Q4_K", "Q6_K", "Q5_K", "Q4_K"),
 }
+QUANTIZED = {
+    "AWQ": FORMATS["AWQ, groups of 32"],
+    "GPTQ": FORMATS["GPTQ"],
+    "W4A16": FORMATS["W4A16, zeros"],
+    "W8A8": W8A8,
+}
 
 pytestmark = [
     pytest.mark.slow,
@@ -75,7 +82,7 @@ class Served:
 @pytest_asyncio.fixture(
     scope="module",
     loop_scope="module",
-    params=["qwen2", "llama", "qwen3", "llama, bfloat16", *GGUF_FILES],
+    params=["qwen2", "llama", "qwen3", "llama, bfloat16", *GGUF_FILES, *QUANTIZED],
 )
 async def served(
     request: pytest.FixtureRequest,
@@ -83,10 +90,16 @@ async def served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[Served]:
     family, _, dtype = request.param.partition(", ")
-    kinds = GGUF_FILES.get(family)
-    folder = tmp_path_factory.mktemp("gguf")
+    folder = tmp_path_factory.mktemp("stored")
+    if family in GGUF_FILES:
+        path = write_gguf(folder / "tiny.gguf", kinds=GGUF_FILES[family])
+    elif family in QUANTIZED:
+        path = folder / "model"
+        save_quantized(path, QUANTIZED[family])
+    else:
+        path = target_path(family)
     config = TargetConfig(
-        path=write_gguf(folder / "tiny.gguf", kinds=kinds) if kinds else target_path(family),
+        path=path,
         device="cpu",
         dtype=dtype or "float32",
         exact=bool(dtype),

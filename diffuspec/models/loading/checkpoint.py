@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.models.loading.quantization import MARKS, Quantization, read_quantization
+from diffuspec.models.loading.stored_tensors import stored_tensors
 from diffuspec.text.directory import check_directory, check_is_no_pointer
 from diffuspec.text.gguf_directory import WEIGHTS, model_directory
 from diffuspec.text.gguf_file import inspect_gguf
@@ -25,8 +26,8 @@ DiffusionAttention = Literal["full", "block_causal"]
 
 _DREAM_MODEL_TYPE = "Dream"
 _DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
-_GGUF_MEMORY = 1.2  # of the size of a file, where most weights are of 4 or of 8 bits
-_MAX_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
+_STORED_MEMORY = 1.2  # of the size of files, while weights are read that stay as they are stored
+_OLD_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,22 @@ class Checkpoint:
     config: dict[str, Any]
     num_weights: int  # numbers in all tensors
     gguf: Path | None = None  # the file, where weights stay quantised as they are in it
+    quantization: Quantization | None = None  # of safetensors, which stay as they are, too
 
     def weight_bytes(self, dtype: torch.dtype) -> int:
         """Return what the weights take in memory in a type, or as they are stored."""
-        if self.gguf is not None:
-            return int(self.gguf.stat().st_size * _GGUF_MEMORY)
-        return self.num_weights * dtype.itemsize
+        if self.gguf is None and self.quantization is None:
+            return self.num_weights * dtype.itemsize
+        files = weight_files(self.path) if self.gguf is None else [self.gguf]
+        return int(sum(file.stat().st_size for file in files) * _STORED_MEMORY)
+
+    def check_is_plain(self, use: str) -> None:
+        """Raise ModelLoadError if its weights are quantised; `use` needs them plain."""
+        if self.gguf is not None or self.quantization is not None:
+            raise ModelLoadError(
+                f"{self.path} has quantised weights, but {use} needs a model directory in "
+                "bfloat16, float16 or float32"
+            )
 
     @property
     def is_dream(self) -> bool:
@@ -133,14 +144,22 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     path = model_directory(path)
     check_directory(path)
     config = read_json(path, "config.json")
-    _check_supported(path, config)
+    _check_family(path, config)
+    quantization = _read_quantization(path, config)
     if (path / "generation_config.json").exists():
         read_json(path, "generation_config.json")  # transformers would ignore a damaged one
     if (path / WEIGHTS).is_file():
         file = (path / WEIGHTS).resolve()
         return Checkpoint(path, config, inspect_gguf(file).num_weights, file)
     files = weight_files(path)
-    return Checkpoint(path, config, sum(_num_weights(file) for file in files))
+    tensors = [tensor for file in files for tensor in stored_tensors(file)]
+    if quantization is not None and not any(tensor.name.endswith(MARKS) for tensor in tensors):
+        raise ModelLoadError(
+            f"{path}: its weights are quantised by {quantization.method}, says its config, but "
+            f"none of its safetensors files has tensors that end in {', '.join(MARKS)}"
+        )
+    num_weights = sum(tensor.num_numbers for tensor in tensors)
+    return Checkpoint(path, config, num_weights, None, quantization)
 
 
 def read_json(path: Path, name: str) -> dict[str, Any]:
@@ -157,8 +176,8 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     return data
 
 
-def _check_supported(path: Path, config: dict[str, Any]) -> None:
-    """Raises ModelLoadError for families and storage formats that we cannot run."""
+def _check_family(path: Path, config: dict[str, Any]) -> None:
+    """Raises ModelLoadError for families that we cannot run."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ModelLoadError(f"{path}: config.json has no model_type")
@@ -168,15 +187,19 @@ def _check_supported(path: Path, config: dict[str, Any]) -> None:
             f"transformers {transformers.__version__}, as drafters those with mask_token_id and "
             "diffusion_attention in config.json, and Dream"
         )
-    quantization = config.get("quantization_config")
-    if quantization is None and (path / "quantize_config.json").exists():
-        quantization = {"quant_method": "gptq"}
-    if quantization is not None:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise ModelLoadError(
-            f"{path}: quantized weights ({method or 'unknown method'}) are not supported; "
-            "safetensors in float32, bfloat16 and float16 are, and GGUF files of the Llama family"
-        )
+
+
+def _read_quantization(path: Path, config: dict[str, Any]) -> Quantization | None:
+    """Return how weights are quantised, if they are. Raises ModelLoadError."""
+    for key in ("quantization_config", "compression_config"):
+        if config.get(key) is not None:
+            return read_quantization(f"{path}: {key} of config.json", config[key])
+    for name, method in _OLD_CONFIGS.items():
+        if (path / name).exists():
+            return read_quantization(
+                f"{path}: {name}", {"quant_method": method} | read_json(path, name)
+            )
+    return None
 
 
 def check_fits(path: Path, weight_bytes: int, cache_bytes: int, device: torch.device) -> None:
@@ -254,35 +277,3 @@ def weight_files(path: Path) -> list[Path]:
             f"{path} has pickled weights only, which are never loaded: convert them to safetensors"
         )
     raise ModelLoadError(f"{path} has no model.safetensors")
-
-
-def _num_weights(file: Path) -> int:
-    """Return how many numbers a safetensors file holds. Raises ModelLoadError if it is damaged."""
-    check_is_no_pointer(file)
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        start = stream.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else _MAX_HEADER_BYTES + 1
-        if length > min(size - 8, _MAX_HEADER_BYTES):
-            raise ModelLoadError(f"{file} is truncated or not a safetensors file")
-        header = stream.read(length)
-    try:
-        tensors = json.loads(header)
-        tensors.pop("__metadata__", None)
-        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-        count = sum(_product(tensor["shape"]) for tensor in tensors.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelLoadError(f"{file} has a corrupt safetensors header: {error}") from error
-    if 8 + length + end != size:
-        raise ModelLoadError(
-            f"{file} is truncated or corrupt: its header promises {8 + length + end} bytes, "
-            f"it has {size}"
-        )
-    return count
-
-
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

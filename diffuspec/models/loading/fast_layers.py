@@ -169,9 +169,9 @@ class RowsLinear(nn.Module):
 
     is_exact = True
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, may_round: bool) -> None:
+    def __init__(self, product: products.RowsProduct) -> None:
         super().__init__()
-        self.product = products.RowsProduct(weight.detach(), bias, may_round)
+        self.product = product
 
     @property
     def weight(self) -> Tensor:
@@ -190,7 +190,7 @@ def packed(weight: Tensor, bias: Tensor | None, is_exact: bool, may_round: bool)
     if weight.is_cuda:
         return GpuLinear(weight, bias, is_exact)
     if products.can_multiply(weight.dtype, may_round):
-        return RowsLinear(weight, bias, may_round)
+        return RowsLinear(products.RowsProduct(weight.detach(), bias, may_round))
     return PackedLinear(weight, bias, is_exact)
 
 

@@ -47,38 +47,30 @@ class GgufTensors:
     def __contains__(self, name: str) -> bool:
         return _stored_name(name) in self._infos
 
-    def plain(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a tensor of plain numbers, in the type it is stored in or another."""
-        info = self._info(name)
-        raw = torch.from_numpy(self._bytes(info)[self._order(name, info.shape[0])])
-        found = raw.view(PLAIN_TYPES[info.ggml_type]).view(info.shape)
-        return found if dtype is None else found.to(dtype)
-
-    def is_plain(self, name: str) -> bool:
-        """Whether a tensor has plain numbers. Raises ModelLoadError if it is of no known format."""
-        kind = self._info(name).ggml_type
-        if kind not in PLAIN_TYPES and kind not in FORMATS:
+    def matrix(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix | Tensor:
+        """Return a weight as it is stored, mapped if it is plain. Raises ModelLoadError."""
+        info = self._info(name, shape)
+        if info.ggml_type in PLAIN_TYPES:
+            return self._plain(name, info)
+        if info.ggml_type not in FORMATS:
             known = ", ".join(one.name for one in FORMATS.values())
             raise ModelLoadError(
-                f"{self._path}: {_stored_name(name)} is stored in a format (number {kind}) that is "
-                f"not supported; {known}, F32, F16 and BF16 are, and `diffuspec model import` "
-                "reads all that transformers reads"
+                f"{self._path}: {_stored_name(name)} is stored in a format (number "
+                f"{info.ggml_type}) that is not supported; {known}, F32, F16 and BF16 are, and "
+                "`diffuspec model import` reads all that transformers reads"
             )
-        return kind in PLAIN_TYPES
+        layout = FORMATS[info.ggml_type].layout
+        return QuantizedMatrix(layout, shape, self._groups(name, info))
 
-    def quantized(self, name: str) -> QuantizedMatrix:
-        """Return a matrix that stays quantised."""
-        info = self._info(name)
-        return QuantizedMatrix(FORMATS[info.ggml_type].layout, info.shape, self._groups(name))
-
-    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        """Raises ModelLoadError unless a tensor has this shape."""
-        found = self._info(name).shape
-        if found != shape:
+    def vector(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a plain tensor in a type, in memory of its own. Raises ModelLoadError."""
+        info = self._info(name, shape)
+        if info.ggml_type not in PLAIN_TYPES:
             raise ModelLoadError(
-                f"{self._path}: {_stored_name(name)} has the shape {list(found)}, by the header "
-                f"it would be {list(shape)}"
+                f"{self._path}: {_stored_name(name)} is stored in a format (number "
+                f"{info.ggml_type}), it must be F32, F16 or BF16"
             )
+        return self._plain(name, info).to(dtype, copy=True)
 
     def check_all_read(self) -> None:
         """Raises ModelLoadError if a tensor was not asked for."""
@@ -88,38 +80,50 @@ class GgufTensors:
                 + ", ".join(left[:3])
             )
 
-    def _info(self, name: str) -> TensorInfo:
+    def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+        """Return where a tensor of this shape lies. Raises ModelLoadError."""
         stored = _stored_name(name)
         if stored not in self._infos:
             raise ModelLoadError(f"{self._path} has no {stored}")
         self._read.add(stored)
-        return self._infos[stored]
+        info = self._infos[stored]
+        if info.shape != shape:
+            raise ModelLoadError(
+                f"{self._path}: {stored} has the shape {list(info.shape)}, by the header it would "
+                f"be {list(shape)}"
+            )
+        return info
+
+    def _plain(self, name: str, info: TensorInfo) -> Tensor:
+        mapped, order = self._bytes(info), self._order(name)
+        raw = torch.from_numpy(mapped if order is None else mapped[order])
+        return raw.view(PLAIN_TYPES[info.ggml_type]).view(info.shape)
 
     def _bytes(self, info: TensorInfo) -> np.ndarray:
         """Return the mapped bytes of a tensor, [outputs, bytes]; released with the array."""
         return np.memmap(
             self._path,
             np.uint8,
-            "r",
+            "c",
             self._start + info.offset,
             (info.shape[0], info.nbytes // info.shape[0]),
         )
 
-    def _groups(self, name: str) -> Iterator[Groups]:
-        info = self._info(name)
-        kind, order = FORMATS[info.ggml_type], self._order(name, info.shape[0])
+    def _groups(self, name: str, info: TensorInfo) -> Iterator[Groups]:
+        kind, order = FORMATS[info.ggml_type], self._order(name)
         mapped = self._bytes(info)
-        for start in range(0, len(order), _SLICE):
-            raw = torch.from_numpy(mapped[order[start : start + _SLICE]])
+        for start in range(0, len(mapped), _SLICE):
+            place = slice(start, start + _SLICE)
+            raw = torch.from_numpy(mapped[place] if order is None else mapped[order[place]])
             yield kind.split(raw.view(len(raw), -1, kind.num_bytes))
 
-    def _order(self, name: str, num_outputs: int) -> np.ndarray:
-        """Return where each of our outputs is stored."""
-        order = np.arange(num_outputs)
+    def _order(self, name: str) -> np.ndarray | None:
+        """Return where each of our outputs is stored, unless all are in their places."""
         heads = self._heads.get(name.split(".")[-2]) if name.count(".") > 1 else None
         if heads is None:
-            return order
-        return order.reshape(heads, -1, 2).swapaxes(1, 2).ravel()
+            return None
+        num_outputs = self._infos[_stored_name(name)].shape[0]
+        return np.arange(num_outputs).reshape(heads, -1, 2).swapaxes(1, 2).ravel()
 
 
 def _stored_name(name: str) -> str:

@@ -26,6 +26,7 @@ from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
 from diffuspec.models.loading.fast_layers import multiplies_any_number, use_fast_layers
 from diffuspec.models.loading.gguf_model import read_gguf_model
+from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
 from diffuspec.models.loading.row_layers import use_rotary_tables, use_row_layers
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
@@ -95,6 +96,8 @@ def load_model(
     _check_fits(checkpoint, precision, cache_bytes, where, num_ranks)
     if checkpoint.gguf is not None:
         model = read_gguf_model(checkpoint.gguf, config, precision, where, num_ranks)
+    elif checkpoint.quantization is not None:
+        model = read_quantized_model(checkpoint, config, precision, where, num_ranks)
     else:
         model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
     if num_ranks > 1:

@@ -17,7 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
 
-_KEY = "embeddings_from"
+SHARED_KEY = "embeddings_from"
 SCALE_SUFFIX = "_scale"
 _LARGEST = 127
 
@@ -27,16 +27,18 @@ def read_with_shared(checkpoint: Checkpoint, config: Any) -> dict[str, torch.Ten
 
     None if it stores all of its weights itself. Raises ModelLoadError.
     """
-    source = checkpoint.config.get(_KEY)
+    source = checkpoint.config.get(SHARED_KEY)
     if source is None:
         return None
     if not isinstance(source, str):
-        raise ModelLoadError(f"{checkpoint.path}: {_KEY} must be a directory, got {source!r:.80}")
+        raise ModelLoadError(
+            f"{checkpoint.path}: {SHARED_KEY} must be a directory, got {source!r:.80}"
+        )
     target = (checkpoint.path / source).resolve()
     if not target.is_dir():
         raise ModelLoadError(
-            f"{checkpoint.path} shares the embeddings of {target} ({_KEY} in its config.json), "
-            "which does not exist"
+            f"{checkpoint.path} shares the embeddings of {target} ({SHARED_KEY} in its "
+            "config.json), which does not exist"
         )
     weights = from_int8(checkpoint.path, _read(checkpoint.path))
     names = set(_embedding_layers(config)[1].values()) - set(weights)

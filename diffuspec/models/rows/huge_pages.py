@@ -21,11 +21,9 @@ _lock = threading.Lock()
 _free = torch.empty(0, dtype=torch.uint8)  # the rest of the latest chunk
 
 
-def in_huge_pages(tensor: Tensor) -> Tensor:
-    """Return a copy in huge pages, if the system has them."""
-    num_bytes = tensor.numel() * tensor.itemsize
-    copy = _take(num_bytes).view(tensor.dtype).view(tensor.shape)
-    return copy.copy_(tensor)
+def empty(size: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor to be filled, in huge pages, if the system has them."""
+    return _take(math.prod(size) * dtype.itemsize).view(dtype).view(*size)
 
 
 def zeros(size: Sequence[int], dtype: torch.dtype) -> Tensor:

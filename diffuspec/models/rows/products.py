@@ -16,16 +16,18 @@ well: good enough for drafts, which change no token.
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffuspec.models.rows import operations
-from diffuspec.models.rows.huge_pages import in_huge_pages
+from diffuspec.models.rows import huge_pages, operations
 
 if operations.is_available:
     from diffuspec.models.rows import _rows
+
+_PART = 4096  # outputs that are packed at a time; whole blocks
 
 
 def has_tiles() -> bool:
@@ -66,54 +68,85 @@ class Matrix(ctypes.Structure):
     )
 
 
-class RowsProduct:
-    """inputs * weight^T + bias, in the type of the weight, [outputs, inputs]."""
+class Int8Matrix(NamedTuple):
+    """A weight divided by the scales of its outputs. Rows are rounded to 8 bits, too."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, may_round: bool = False) -> None:
-        """With may_round, the product is computed in int8."""
-        assert can_multiply(weight.dtype, may_round), f"no products in {weight.dtype}"
-        num_outputs, num_inputs = weight.shape
-        self._type = weight.dtype
-        self._layout = _Tiles if weight.dtype == torch.bfloat16 and has_tiles() else _Vectors
-        padding = -num_outputs % self._layout.block
-        self._biases = torch.zeros(num_outputs + padding)
+    numbers: Tensor  # int8, [outputs, inputs]
+    scales: Tensor  # float32, [outputs]
+
+
+class RowsProduct:
+    """inputs * weight^T + bias, where the weight is [outputs, inputs]."""
+
+    def __init__(
+        self,
+        weight: Tensor | Int8Matrix,
+        bias: Tensor | None,
+        may_round: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Inputs and outputs are of a type, by default the weight's.
+
+        With may_round, the product is computed in int8. A product in float32 may have a weight in
+        16 bits.
+        """
+        if may_round and isinstance(weight, Tensor):
+            dtype, weight = dtype or weight.dtype, _to_int8(weight)
+        stored, scales = weight if isinstance(weight, Int8Matrix) else (weight, None)
+        self._type = dtype or stored.dtype
+        assert can_multiply(self._type, scales is not None), f"no products in {self._type}"
+        self.num_outputs, self._num_inputs = stored.shape
+        self._layout = _Tiles if self._type == torch.bfloat16 and has_tiles() else _Vectors
+        padding = -self.num_outputs % self._layout.block
+        self._biases = torch.zeros(self.num_outputs + padding)
         if bias is not None:
-            self._biases[:num_outputs] = bias
+            self._biases[: self.num_outputs] = bias
         self._scales: Tensor | None = None
         self._offsets: Tensor | None = None
-        if may_round:
-            weight, scales = _to_int8(weight)
+        if scales is not None:
             self._scales = pad(scales, (0, padding))
             if self._layout is _Vectors:
-                self._offsets = pad(-128 * weight.sum(dim=1, dtype=torch.int32), (0, padding))
-        elif weight.dtype == torch.float32:
-            weight = _in_16_bits(weight)
-        input_size = 1 if may_round else self._type.itemsize
-        self._weights = in_huge_pages(self._layout.pack(weight, input_size))
+                self._offsets = pad(-128 * stored.sum(dim=1, dtype=torch.int32), (0, padding))
+        elif stored.dtype == torch.float32:
+            stored = _in_16_bits(stored)
+        self._weights = self._packed(stored)
         self.matrix = Matrix(
             self._weights.data_ptr(),
             None if self._scales is None else self._scales.data_ptr(),
             self._biases.data_ptr(),
             None if self._offsets is None else self._offsets.data_ptr(),
-            num_inputs,
-            num_outputs,
-            operations.TYPES.get(weight.dtype, 0),
+            self._num_inputs,
+            self.num_outputs,
+            operations.TYPES.get(stored.dtype, 0),
         )
         self._address = ctypes.addressof(self.matrix)
-        self._num_inputs, self._num_outputs = num_inputs, num_outputs
+
+    def _packed(self, weight: Tensor) -> Tensor:
+        """Return a weight in the layout, packed in parts, so that it is not in memory once more."""
+        input_size = 1 if self._scales is not None else self._type.itemsize
+        block, starts = self._layout.block, range(0, max(1, len(weight)), _PART)
+        shape = self._layout.pack(weight[:1], input_size).shape
+        size = (-(-len(weight) // block), *shape[1:])
+        packed = huge_pages.empty(size, weight.dtype)
+        for start in starts:
+            part = self._layout.pack(weight[start : start + _PART], input_size)
+            packed[start // block : start // block + len(part)] = part
+        return packed
 
     @property
     def weight(self) -> Tensor:
         """The weight in torch's layout, [outputs, inputs]; slow."""
-        weight = self._layout.unpack(self._weights)[: self._num_outputs, : self._num_inputs]
-        if self._scales is None:
-            return weight.to(self._type)
-        return (weight * self._scales[: self._num_outputs, None]).to(self._type)
+        return self.rows(torch.arange(self.num_outputs)).to(self._type)
+
+    def rows(self, outputs: Tensor) -> Tensor:
+        """Return the weights of some outputs as they are stored, [outputs, inputs]."""
+        rows = self._layout.unpack(self._weights, outputs)[:, : self._num_inputs]
+        return rows if self._scales is None else rows * self._scales[outputs, None]
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the outputs, [..., outputs], of inputs [..., inputs]."""
         inputs = inputs.contiguous()
-        outputs = inputs.new_empty(*inputs.shape[:-1], self._num_outputs)
+        outputs = inputs.new_empty(*inputs.shape[:-1], self.num_outputs)
         _rows.multiply(
             operations.TYPES[self._type],
             torch.get_num_threads(),
@@ -134,10 +167,9 @@ def _in_16_bits(weight: Tensor) -> Tensor:
     return weight
 
 
-def _to_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a weight divided by the scales of its outputs, and the scales, [outputs]."""
+def _to_int8(weight: Tensor) -> Int8Matrix:
     scales = weight.abs().amax(dim=1).float().clamp_min(torch.finfo(torch.float32).tiny) / 127
-    return (weight / scales[:, None]).round_().to(torch.int8), scales
+    return Int8Matrix((weight / scales[:, None]).round_().to(torch.int8), scales)
 
 
 class _Tiles:
@@ -160,11 +192,10 @@ class _Tiles:
         return parts.permute(0, 3, 1, 4, 2, 5)
 
     @classmethod
-    def unpack(cls, tiles: Tensor) -> Tensor:
-        """Return the padded weight."""
-        num_blocks, num_steps, _, num_groups, _, group = tiles.shape
-        parts = tiles.permute(0, 2, 4, 1, 3, 5)
-        return parts.reshape(num_blocks * cls.block, num_steps * num_groups * group)
+    def unpack(cls, tiles: Tensor, outputs: Tensor) -> Tensor:
+        """Return the padded weights of some outputs."""
+        halves = outputs // cls.lanes
+        return tiles[halves // 2, :, halves % 2, :, outputs % cls.lanes].flatten(1)
 
 
 class _Vectors:
@@ -181,6 +212,6 @@ class _Vectors:
         return parts.transpose(1, 2)
 
     @classmethod
-    def unpack(cls, blocks: Tensor) -> Tensor:
-        """Return the padded weight."""
-        return blocks.transpose(1, 2).flatten(2).flatten(0, 1)
+    def unpack(cls, blocks: Tensor, outputs: Tensor) -> Tensor:
+        """Return the padded weights of some outputs."""
+        return blocks[outputs // cls.block, :, outputs % cls.block].flatten(1)

@@ -1,10 +1,10 @@
 """Weights that stay quantised in memory, and their products on a CPU.
 
 A weight is `number * scale + offset`, computed in float32: numbers are whole, of 4 or 8 bits, and
-each output has a scale and an offset for each group of its inputs. Scales are float16 numbers, or
-such that several groups share, times whole numbers of their own; so are offsets, or they are
-`-zero * scale`. Formats are filled in without any rounding. A product has the bits of one with the
-same weights in float32, and a row's do not depend on the other rows.
+each output has a scale and an offset for each group of its inputs. Scales are numbers of 16 bits
+(or float32), or such that several groups share, times whole numbers of their own; so are offsets,
+or they are `-zero * scale`. Formats are filled in without any rounding. A product has the bits of
+one with the same weights in float32, and a row's do not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from diffuspec.models.rows import operations
 from diffuspec.models.rows.products import Matrix, RowsProduct
 
+MAX_GROUP = 256  # inputs
 _BLOCK = 64  # outputs that are computed together
 
 
@@ -31,17 +32,19 @@ class Layout:
     bits: int  # of a number: 4, without a sign, or 8, with one
     group: int  # inputs
     ratio: int = 1  # groups that share a scale, which their codes multiply
-    zero: int = 0  # the number that stands for 0, where there are no offsets
+    zero: int = 0  # the number that stands for 0, where there are no offsets or zeros of groups
+    scale_type: torch.dtype = torch.float16
 
 
 class Groups(NamedTuple):
     """The weights of some outputs, [outputs, inputs], and of their groups, [outputs, groups]."""
 
     numbers: Tensor  # uint8 or int8
-    scales: Tensor  # float16, [outputs, groups / ratio]
+    scales: Tensor  # [outputs, groups / ratio]
     codes: Tensor | None = None  # int8
     offsets: Tensor | None = None  # as scales
     offset_codes: Tensor | None = None
+    zeros: Tensor | None = None  # int8: the number that stands for 0 in each group
 
 
 class _Part(ctypes.Structure):
@@ -53,10 +56,12 @@ class _Part(ctypes.Structure):
         ("codes", ctypes.c_void_p),
         ("super_offsets", ctypes.c_void_p),
         ("offset_codes", ctypes.c_void_p),
+        ("zeros", ctypes.c_void_p),
         ("bits", ctypes.c_int),
         ("zero", ctypes.c_int),
         ("group", ctypes.c_int),
         ("ratio", ctypes.c_int),
+        ("scale_type", ctypes.c_int),
         ("first_output", ctypes.c_int),
         ("num_outputs", ctypes.c_int),
     )
@@ -91,20 +96,14 @@ class QuantizedMatrix:
 
     def structure(self, first_output: int) -> _Part:
         """Return where it lies, as a part of a matrix with other outputs before it."""
-        weights, scales, codes, offsets, offset_codes = (
-            None if field is None else field.data_ptr() for field in self._fields
-        )
         layout = self.layout
         return _Part(
-            weights,
-            scales,
-            codes,
-            offsets,
-            offset_codes,
+            *(None if field is None else field.data_ptr() for field in self._fields),
             layout.bits,
             layout.zero,
             layout.group,
             layout.ratio,
+            operations.TYPES[layout.scale_type],
             first_output,
             self.num_outputs,
         )
@@ -115,19 +114,19 @@ class QuantizedMatrix:
             None if field is None else field[outputs // _BLOCK, :, outputs % _BLOCK]
             for field in self._fields
         ]
-        numbers, supers, codes, super_offsets, offset_codes = picked
+        numbers, supers, codes, super_offsets, offset_codes, zeros = picked
         assert numbers is not None and supers is not None
         layout = self.layout
         numbers = numbers.contiguous().view(torch.int8 if layout.bits == 8 else torch.uint8)
         if layout.bits == 4:
             numbers = torch.stack((numbers & 15, numbers >> 4), -1).flatten(1)
-        scales = _of_groups(supers, codes, layout.ratio)
-        if super_offsets is None:
-            offsets = scales * -layout.zero
-        else:
-            offsets = _of_groups(super_offsets, offset_codes, layout.ratio)
         parts = numbers.view(len(outputs), -1, layout.group).float()
-        return torch.addcmul(offsets[:, :, None], parts, scales[:, :, None]).flatten(1)
+        scales = _of_groups(supers, codes, layout.ratio)[:, :, None]
+        if super_offsets is None:  # without rounding but the last, whatever type scales have
+            moved = parts - (layout.zero if zeros is None else zeros[:, :, None])
+            return (moved * scales).flatten(1)
+        offsets = _of_groups(super_offsets, offset_codes, layout.ratio)
+        return torch.addcmul(offsets[:, :, None], parts, scales).flatten(1)
 
 
 class QuantizedProduct(RowsProduct):
@@ -139,10 +138,10 @@ class QuantizedProduct(RowsProduct):
         self.matrices, self.bias = list(matrices), bias
         self._type = dtype
         self._num_inputs = matrices[0].num_inputs
-        self._num_outputs = sum(matrix.num_outputs for matrix in matrices)
-        self._biases = torch.zeros(self._num_outputs + _BLOCK)
+        self.num_outputs = sum(matrix.num_outputs for matrix in matrices)
+        self._biases = torch.zeros(self.num_outputs + _BLOCK)
         if bias is not None:
-            self._biases[: self._num_outputs] = bias
+            self._biases[: self.num_outputs] = bias
         parts, first = [], 0
         for matrix in matrices:
             parts.append(matrix.structure(first))
@@ -151,7 +150,7 @@ class QuantizedProduct(RowsProduct):
         self.matrix = Matrix(
             biases=self._biases.data_ptr(),
             num_inputs=self._num_inputs,
-            num_outputs=self._num_outputs,
+            num_outputs=self.num_outputs,
             num_parts=len(parts),
             parts=ctypes.addressof(self._parts),
         )

@@ -11,12 +11,14 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.pairs.factory.examples import Batch
 from diffuspec.text.tokenizer import quiet
 
 
 def load_target(path: Path, dtype: torch.dtype = torch.float32) -> Any:
-    """Load a causal LM to train beside, as a transformers model."""
+    """Load a causal LM to train beside, as a transformers model. Raises ModelLoadError."""
+    inspect_checkpoint(path).check_is_plain("training beside it")
     family: Any = AutoModelForCausalLM
     with quiet():
         return family.from_pretrained(

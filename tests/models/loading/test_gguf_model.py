@@ -10,10 +10,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.attention.segment import Segment
 from diffuspec.models.importing.convert import import_gguf
 from diffuspec.models.loading.gguf_blocks import FORMATS
-from diffuspec.models.loading.load import load_model
 from diffuspec.models.rows.quantized import QuantizedMatrix
 from diffuspec.serve.conventions import read_conventions
 from diffuspec.serve.settings import ServeSettings
@@ -22,31 +20,12 @@ from diffuspec.text.gguf_directory import model_directory
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.gguf_files import random_blocks, write_gguf
-
-PROMPT = np.frombuffer(b"def f(x): return x", np.uint8).astype(np.int32)
+from tests.support.logits import logits_of
 
 
 @pytest.fixture(scope="module")
 def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
-
-
-def logits_of(path: Path) -> torch.Tensor:
-    """Return the logits of all positions of a prompt, and of two tokens one by one."""
-    loaded = load_model(
-        path, device="cpu", num_slots=1, max_len=64, num_scratch_rows=16, is_exact=True
-    )
-    runner = loaded.runner
-    slot, _ = runner.cache.acquire("one", PROMPT)
-    found, start = [], 0
-    for tokens in (PROMPT[:-2], PROMPT[-2:-1], PROMPT[-1:]):
-        count = len(tokens)
-        positions = np.arange(start, start + count)
-        segment = Segment(slot, start, tokens, positions, "causal", list(range(count)))
-        found.append(torch.stack(list(runner.forward([segment]))))
-        runner.cache.commit(slot, tokens, count)
-        start += count
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("number", FORMATS)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from diffuspec.models.rows import operations
-from diffuspec.models.rows.products import RowsProduct, can_multiply, has_tiles
+from diffuspec.models.rows.products import Int8Matrix, RowsProduct, can_multiply, has_tiles
 
 SHAPES = pytest.mark.parametrize("shape", [(64, 128), (31, 70), (130, 65), (100, 1)], ids=str)
 
@@ -131,3 +131,28 @@ def test_float32_weights_are_kept_in_16_bits_where_that_changes_none(
 def test_no_rows_have_no_outputs(kind: Kind) -> None:
     outputs = kind.product(random_numbers(70, 30))(random_numbers(0, 30).to(kind.dtype))
     assert outputs.shape == (0, 70)
+
+
+@pytest.mark.skipif(not can_multiply(torch.float32), reason="needs compiled kernels")
+def test_a_weight_in_16_bits_is_multiplied_in_float32() -> None:
+    weight, inputs = random_numbers(130, 70), random_numbers(5, 70, seed=1)
+    product = RowsProduct(weight.bfloat16(), None, dtype=torch.float32)
+    assert torch.equal(product(inputs), RowsProduct(weight, None)(inputs))
+    some = torch.tensor([129, 0, 64])
+    assert torch.equal(product.rows(some), weight[some].bfloat16())
+
+
+@pytest.mark.skipif(not can_multiply(torch.float32, True), reason="needs compiled kernels")
+@pytest.mark.parametrize("dtype", operations.TYPES, ids=str)
+def test_an_int8_matrix_is_multiplied_with_rows_rounded_to_8_bits(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(0)
+    numbers = torch.randint(-128, 128, (130, 70), generator=random, dtype=torch.int8)
+    scales, inputs = torch.rand(130, generator=random), random_numbers(5, 70).to(dtype)
+    bias = random_numbers(130, seed=1)
+    product = RowsProduct(Int8Matrix(numbers, scales), bias, dtype=dtype)
+    steps = inputs.float().abs().amax(1, keepdim=True) / 127
+    rounded = (inputs / steps).round()
+    expected = rounded.double() @ numbers.double().T * (steps * scales) + bias
+    assert product(inputs).dtype == dtype
+    torch.testing.assert_close(product(inputs), expected.to(dtype))
+    assert torch.equal(product.rows(torch.arange(130)), numbers * scales[:, None])

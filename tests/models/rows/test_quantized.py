@@ -42,6 +42,15 @@ def nested(num_outputs: int) -> QuantizedMatrix:
     return QuantizedMatrix(Layout(8, 16, ratio=4), tuple(numbers.shape), [groups])
 
 
+def with_zeros(num_outputs: int) -> QuantizedMatrix:
+    """Return a matrix of 4 bits with a zero for each group, and scales that groups share."""
+    numbers = torch.randint(0, 16, (num_outputs, NUM_INPUTS), dtype=torch.uint8)
+    scales = torch.randn(num_outputs, NUM_INPUTS // 96).bfloat16()
+    zeros = torch.randint(0, 17, (num_outputs, NUM_INPUTS // 24), dtype=torch.int8)
+    layout = Layout(4, 24, ratio=4, scale_type=torch.bfloat16)
+    return QuantizedMatrix(layout, tuple(numbers.shape), [Groups(numbers, scales, zeros=zeros)])
+
+
 CUTS = ((0, 64), (64, 192), (192, None))
 
 
@@ -50,7 +59,8 @@ CUTS = ((0, 64), (64, 192), (192, None))
 def test_products_have_the_bits_of_those_in_float32(level: str, num_rows: int) -> None:
     torch.manual_seed(num_rows)
     levels.use_level(level)
-    matrices, bias = [simple(200), nested(70), simple(193)], torch.randn(463)
+    matrices = [simple(200), nested(70), with_zeros(90), simple(193)]
+    bias = torch.randn(553)
     product = QuantizedProduct(matrices, bias, torch.float32)
     inputs = torch.randn(num_rows, NUM_INPUTS)
     assert torch.equal(product(inputs), RowsProduct(product.weight, bias)(inputs))
@@ -59,7 +69,7 @@ def test_products_have_the_bits_of_those_in_float32(level: str, num_rows: int) -
 @pytest.mark.parametrize("dtype", operations.TYPES, ids=str)
 def test_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    product = QuantizedProduct([nested(100), simple(200)], None, dtype)
+    product = QuantizedProduct([nested(100), simple(200), with_zeros(64)], None, dtype)
     inputs = torch.randn(9, NUM_INPUTS).to(dtype)
     outputs = product(inputs)
     assert outputs.dtype == dtype

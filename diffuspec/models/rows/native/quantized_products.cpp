@@ -53,16 +53,17 @@ class Groups {
   // Reads the scales and offsets of the next group.
   INLINE void read_next(int group) {
     if (group % part_.ratio == 0) {
-      const int64_t place = (place_ + group) / part_.ratio * kBlock * 2;
-      kTypes[kFloat16].widen(part_.supers + place, supers_, kBlock);
-      if (part_.super_offsets)
-        kTypes[kFloat16].widen(part_.super_offsets + place, super_offsets_, kBlock);
+      const Type& type = kTypes[part_.scale_type];
+      const int64_t place = (place_ + group) / part_.ratio * kBlock * type.size;
+      type.widen(part_.supers + place, supers_, kBlock);
+      if (part_.super_offsets) type.widen(part_.super_offsets + place, super_offsets_, kBlock);
     }
     const int64_t place = (place_ + group) * kBlock;
     for (int i = 0; i < kBlock; ++i)
       scales[i] = part_.codes ? supers_[i] * part_.codes[place + i] : supers_[i];
     if (!part_.super_offsets) {
-      for (int i = 0; i < kBlock; ++i) offsets[i] = scales[i] * -part_.zero;
+      for (int i = 0; i < kBlock; ++i)
+        offsets[i] = scales[i] * -(part_.zeros ? part_.zeros[place + i] : part_.zero);
       return;
     }
     for (int i = 0; i < kBlock; ++i)

@@ -1,0 +1,140 @@
+"""A quantised layer's tensors in a model directory, and the matrix that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading.stored_tensors import StoredTensor
+from diffuspec.models.rows.quantized import MAX_GROUP, Groups, Layout, QuantizedMatrix
+
+WORD = 8  # numbers of 4 bits; groups of inputs have whole words
+
+# Returns the numbers of the outputs from one to another, [outputs, inputs].
+Unpack: TypeAlias = Callable[[int, int], Tensor]
+
+_SLICE = 1024  # outputs that are unpacked at a time
+
+
+class PackedLayer:
+    """The tensors of a linear layer by the ends of their names."""
+
+    def __init__(
+        self, name: str, shape: tuple[int, int], tensors: dict[str, StoredTensor], path: Path
+    ) -> None:
+        self.num_outputs, self.num_inputs = shape
+        self._tensors, self._where = tensors, f"{path}: {name}"
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor, which need not have been read. Raises ModelLoadError."""
+        if name not in self._tensors:
+            raise self.error(f"has no {name}")
+        return self._tensors[name].shape
+
+    def read(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor that has this shape. Raises ModelLoadError."""
+        if (found := self.shape(name)) != shape:
+            raise self.error(f"has {name} of the shape {list(found)}, expected {list(shape)}")
+        return self._tensors.pop(name).read()
+
+    def read_words(self, name: str, *shape: int) -> Tensor:
+        """Return a tensor of words of 32 bits. Raises ModelLoadError."""
+        words = self.read(name, *shape)
+        if words.dtype != torch.int32:
+            raise self.error(f"has {name} in {words.dtype}, expected int32")
+        return words
+
+    def read_scales(self, name: str) -> Tensor:
+        """Return scales with two dimensions. Raises ModelLoadError."""
+        shape = self.shape(name)
+        scales = self.read(name, *shape)
+        if len(shape) > 2 or not scales.numel() or not scales.is_floating_point():
+            raise self.error(f"has {name} of the shape {list(shape)} in {scales.dtype}")
+        return scales if len(shape) == 2 else scales.reshape(-1, 1)
+
+    def check_order(self, name: str, num_groups: int) -> None:
+        """Raises ModelLoadError unless inputs are in the order of their groups."""
+        if name not in self:
+            return
+        found = self.read(name, self.num_inputs)
+        if not torch.equal(found.long(), torch.arange(self.num_inputs) // self._size(num_groups)):
+            raise self.error(
+                f"has its inputs in another order (act-order, desc_act: true, by {name}), which is "
+                "not supported: use a model quantised with desc_act: false (for compressed-tensors "
+                "actorder null or weight), or a GGUF file"
+            )
+
+    def check_all_read(self) -> None:
+        """Raises ModelLoadError if a tensor was not asked for."""
+        if self._tensors:
+            raise self.error(f"has tensors of no known use: {', '.join(sorted(self._tensors)[:3])}")
+
+    def matrix(
+        self, bits: int, scales: Tensor, zeros: Tensor | int, unpack: Unpack
+    ) -> QuantizedMatrix:
+        """Return the matrix with these scales and zeros, [outputs, groups] or [1, groups].
+
+        Raises ModelLoadError.
+        """
+        size = self._size(scales.shape[1])
+        group = max(one for one in range(WORD, MAX_GROUP + 1, WORD) if size % one == 0)
+        ratio = size // group
+        scales = _narrow(scales).expand(self.num_outputs, -1)
+        zero, of_groups = (zeros, None) if isinstance(zeros, int) else self._zeros(zeros, scales)
+        if of_groups is not None:
+            of_groups = of_groups.repeat_interleave(ratio, dim=1)
+
+        def slices() -> Iterator[Groups]:
+            for start in range(0, self.num_outputs, _SLICE):
+                end = min(start + _SLICE, self.num_outputs)
+                own = None if of_groups is None else of_groups[start:end]
+                yield Groups(unpack(start, end), scales[start:end], zeros=own)
+
+        layout = Layout(bits, group, ratio, zero, scales.dtype)
+        return QuantizedMatrix(layout, (self.num_outputs, self.num_inputs), slices())
+
+    def error(self, what: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._where} {what}")
+
+    def _size(self, num_groups: int) -> int:
+        """Return how many inputs a group has. Raises ModelLoadError."""
+        size, rest = divmod(self.num_inputs, num_groups)
+        if rest or size % WORD:
+            raise self.error(
+                f"has {num_groups} groups for {self.num_inputs} inputs: groups must be equal, of a "
+                f"multiple of {WORD} inputs"
+            )
+        return size
+
+    def _zeros(self, zeros: Tensor, scales: Tensor) -> tuple[int, Tensor | None]:
+        """Return the one zero of all groups, or their own in int8. Raises ModelLoadError."""
+        least, most = int(zeros.min()), int(zeros.max())
+        if least == most:
+            return least, None
+        if scales.dtype == torch.float32:  # whose products with zeros would be rounded
+            raise self.error(
+                "has scales in float32 and zero points, which is not supported: use a model "
+                "quantised symmetrically, or one with scales in bfloat16 or float16"
+            )
+        if not -128 <= least <= most <= 127:
+            raise self.error(
+                f"has zero points from {least} to {most}, which do not fit into 8 bits: use a "
+                "model quantised symmetrically"
+            )
+        return 0, zeros.to(torch.int8).expand(scales.shape)
+
+
+def _narrow(scales: Tensor) -> Tensor:
+    """Return scales in 16 bits if they stay as they are, else in float32."""
+    for dtype in (torch.float16, torch.bfloat16):
+        if torch.equal(scales.to(dtype).to(scales.dtype), scales):
+            return scales.to(dtype)
+    return scales.float()

@@ -1,0 +1,162 @@
+"""A causal LM whose weights stay as they are stored, in a GGUF file or a quantised directory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import init_empty_weights
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.attention.interface import ATTENTION_NAME
+from diffuspec.models.loading.fast_layers import SIBLINGS, siblings_of
+from diffuspec.models.loading.quantized_layers import (
+    RowsEmbedding,
+    StoredMatrix,
+    embedding_of,
+    linear_of,
+)
+from diffuspec.models.rows.quantized import can_multiply
+
+
+class StoredWeights(Protocol):
+    """Weights by the names that transformers' models give them; each is read once."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
+        """Return a weight as it is stored, a tensor mapped perhaps. Raises ModelLoadError."""
+        ...
+
+    def vector(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Return a plain tensor in a type, in memory of its own. Raises ModelLoadError."""
+        ...
+
+    def check_all_read(self) -> None:
+        """Raises ModelLoadError if a tensor was not asked for."""
+        ...
+
+
+def check_can_stay_quantized(
+    path: Path, what: str, dtype: torch.dtype, device: torch.device, num_ranks: int, instead: str
+) -> None:
+    """Raises ModelLoadError unless quantised weights can be run here; `what` names them."""
+    if device.type != "cpu":
+        raise ModelLoadError(
+            f"{path}: {what} cannot be run on {device.type}, only on a CPU: {instead}"
+        )
+    if num_ranks > 1:
+        raise ModelLoadError(f"{path}: {what} cannot be spread over {num_ranks} ranks: {instead}")
+    if not can_multiply(dtype):
+        raise ModelLoadError(
+            f"{path}: {what} is run by diffuspec's kernels, which were not compiled: reinstall it "
+            f"where there is a C++ compiler, or {instead}"
+        )
+
+
+def empty_model(path: Path, config: Any, dtype: torch.dtype) -> Any:
+    """Return a causal LM without weights, but with its buffers. Raises ModelLoadError."""
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    try:
+        with init_empty_weights(include_buffers=False):
+            model = family._from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    except Exception as error:  # families raise anything
+        raise ModelLoadError(f"{path}: {_unsupported(config)}: {error!r}") from error
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if type(embeddings) is not nn.Embedding or type(head) is not nn.Linear:
+        raise ModelLoadError(
+            f"{path}: {_unsupported(config)}: its embeddings are a {type(embeddings).__name__}, "
+            f"its head is a {type(head).__name__}"
+        )
+    return model.eval()
+
+
+def _unsupported(config: Any) -> str:
+    return f"{config.model_type} is not supported with quantised weights"
+
+
+def fill(model: Any, weights: StoredWeights, dtype: torch.dtype) -> None:
+    """Read the weights of a model that has none. Raises ModelLoadError."""
+    _Filling(model, weights, dtype).fill()
+    weights.check_all_read()
+    model.requires_grad_(False)
+
+
+class _Filling:
+    def __init__(self, model: Any, weights: StoredWeights, dtype: torch.dtype) -> None:
+        self._model, self._weights, self._dtype = model, weights, dtype
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    def fill(self) -> None:
+        self._fill_outer()  # first: large, and mapped beside what is made of them
+        for prefix, parent in list(self._model.named_modules()):
+            if type(parent) in (nn.Linear, RowsEmbedding):  # replaced, or filled already
+                continue
+            self._fill_siblings(prefix, parent)
+            for own, child in list(parent.named_children()):
+                if type(child) is nn.Linear:
+                    [layer] = self._linears([f"{prefix}.{own}".strip(".")], [child])
+                    setattr(parent, own, layer)
+            for own, parameter in list(parent.named_parameters(recurse=False)):
+                found = self._weights.vector(
+                    f"{prefix}.{own}".strip("."), tuple(parameter.shape), self._dtype
+                )
+                setattr(parent, own, nn.Parameter(found, requires_grad=False))
+
+    def _fill_outer(self) -> None:
+        """Read embeddings and head, which may be one matrix."""
+        model = self._model
+        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+        name, head_name = self._names[id(embeddings)], self._names[id(head)]
+        shape = embeddings.num_embeddings, embeddings.embedding_dim
+        found = self._weights.matrix(f"{name}.weight", shape)
+        if f"{head_name}.weight" in self._weights or not model.config.tie_word_embeddings:
+            model.set_input_embeddings(embedding_of(found, None, self._dtype))
+            [layer] = self._linears([head_name], [head])
+        else:
+            layer = linear_of([found], self._bias([head_name], [head]), self._dtype)
+            model.set_input_embeddings(embedding_of(found, layer, self._dtype))
+        model.set_output_embeddings(layer)
+
+    def _fill_siblings(self, prefix: str, parent: nn.Module) -> None:
+        """Read layers of one input, as one layer where they are stored alike."""
+        for owns in SIBLINGS:
+            layers: list[Any] = [getattr(parent, own, None) for own in owns]
+            if all(type(layer) is nn.Linear for layer in layers):
+                found = self._linears([f"{prefix}.{own}" for own in owns], layers)
+                for own, layer in zip(owns, found, strict=True):
+                    setattr(parent, own, layer)
+
+    def _linears(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> list[nn.Module]:
+        """Return layers of one input in place of those without weights."""
+        matrices = [
+            self._weights.matrix(f"{name}.weight", (layer.out_features, layer.in_features))
+            for name, layer in zip(names, layers, strict=True)
+        ]
+        has_biases = {
+            self._has_bias(name, layer) for name, layer in zip(names, layers, strict=True)
+        }
+        if len(layers) > 1 and len(set(map(type, matrices))) == 1 and len(has_biases) == 1:
+            whole = linear_of(matrices, self._bias(names, layers), self._dtype)
+            return [*siblings_of(whole, [layer.out_features for layer in layers])]
+        return [
+            linear_of([matrix], self._bias([name], [layer]), self._dtype)
+            for name, layer, matrix in zip(names, layers, matrices, strict=True)
+        ]
+
+    def _bias(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> Tensor | None:
+        """Return the biases of layers one after another, if they have any."""
+        found = [
+            self._weights.vector(f"{name}.bias", (layer.out_features,), self._dtype)
+            for name, layer in zip(names, layers, strict=True)
+            if self._has_bias(name, layer)
+        ]
+        return torch.cat(found) if found else None
+
+    def _has_bias(self, name: str, layer: nn.Linear) -> bool:
+        """Whether a layer has a bias: quantised ones may, where those of their family have none."""
+        return layer.bias is not None or f"{name}.bias" in self._weights

@@ -1,0 +1,31 @@
+"""The logits that a model directory or a GGUF file gives a prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from diffuspec.models.attention.segment import Segment
+from diffuspec.models.loading.load import load_model
+
+PROMPT = np.frombuffer(b"def f(x): return x", np.uint8).astype(np.int32)
+
+
+def logits_of(path: Path) -> torch.Tensor:
+    """Return the logits of all positions of a prompt; its last two tokens are read one by one."""
+    loaded = load_model(
+        path, device="cpu", num_slots=1, max_len=64, num_scratch_rows=16, is_exact=True
+    )
+    runner = loaded.runner
+    slot, _ = runner.cache.acquire("one", PROMPT)
+    found, start = [], 0
+    for tokens in (PROMPT[:-2], PROMPT[-2:-1], PROMPT[-1:]):
+        count = len(tokens)
+        positions = np.arange(start, start + count)
+        segment = Segment(slot, start, tokens, positions, "causal", list(range(count)))
+        found.append(torch.stack(list(runner.forward([segment]))))
+        runner.cache.commit(slot, tokens, count)
+        start += count
+    return torch.cat(found)
