@@ -60,6 +60,7 @@ class EngineRequest:
         self._ranked: list[RankedOutcome] | None = None  # of the verification under way
         self._tokens = np.zeros(256, np.int32)
         self._made: list[Made] = []
+        self._is_dropped = False  # it has become too long: its tokens are not held
         self.num_tokens = 0
 
     @property
@@ -104,8 +105,15 @@ class EngineRequest:
             self._ranked = None
         return verdict
 
+    def drop_tokens(self) -> None:
+        """Hold no tokens from now on: the request is too long to be drafted for."""
+        self._is_dropped, self._tokens, self._made = True, np.zeros(0, np.int32), []
+
     def _append(self, token_ids: Sequence[int]) -> None:
         end = self.num_tokens + len(token_ids)
+        if self._is_dropped:
+            self.num_tokens = end
+            return
         if end > len(self._tokens):  # what workers hold parts of is left as it is
             grown = np.zeros(2 * end, np.int32)
             grown[: self.num_tokens] = self._tokens[: self.num_tokens]

@@ -7,14 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from diffuspec.algorithm.draft_tree import best_chain, best_path, prune_draft
+from diffuspec.algorithm.draft_tree import best_chain
 from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import EMPTY_DRAFT, Draft
+from diffuspec.core.types import EMPTY_DRAFT
+from diffuspec.draft_server.answers import likeliest, outcome_message, row_message
 from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
 from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
-from diffuspec.draft_server.request import EngineRequest, Made, root_of
+from diffuspec.draft_server.request import EngineRequest, Made
 from diffuspec.draft_server.tenants import Tenant
 from diffuspec.draft_server.validation import check_step
 from diffuspec.scheduler.acceptance import SharedExpectation
@@ -27,13 +28,11 @@ from diffuspec.v1.draft_service_pb2 import (
     DRAFT_SOURCE_NOT_WORTH_IT,
     DRAFT_SOURCE_REST,
     DRAFT_SOURCE_UNKNOWN_BASE,
-    DraftedOutcome,
     DraftSource,
     EngineStep,
     Hello,
     OutcomeTable,
     RequestRow,
-    RowDraft,
     StepDrafts,
 )
 
@@ -152,7 +151,9 @@ class Session:
                 num_told += expected
             request.priority = row.priority
             self._bound(request, row)
+            self._requests[row.request_id] = self._requests.pop(row.request_id)  # the latest last
             found.append(_Row(request))
+        self._end([*self._requests][: max(len(self._requests) - 2 * self._hello.max_requests, 0)])
         if self._sent is not None:  # of requests that have ended, as many as were expected
             accepted += max(self._sent.num_expected - num_told, 0.0)
         return found, accepted, is_whole
@@ -166,6 +167,8 @@ class Session:
         request.max_draft_tokens = min(one for one in limits if one) if fits else 0
         longest = min(self._hello.max_model_len, self._info.max_model_len)
         request.num_left = row.max_tokens_left or longest - request.num_tokens
+        if request.num_tokens >= self._info.max_model_len:
+            request.drop_tokens()
 
     def _new(self, row: RequestRow) -> EngineRequest:
         name = f"{self.name}/{row.request_id}"
@@ -250,7 +253,7 @@ class Session:
         for row, reach, number in zip(drafted, reaches, kept, strict=True):
             assert row.made is not None
             limit = min(number, row.request.room)
-            draft, tokens = _likeliest(row.made.draft, reach, limit)
+            draft, tokens = likeliest(row.made.draft, reach, limit)
             row.request.expectation.observe_cut(draft.tree.num_nodes, tokens, sum(reach))
             row.request.send(draft, tokens)
             if not draft.tree.num_nodes:
@@ -269,7 +272,7 @@ class Session:
         self._pushed.clear()
         self._step_id = step.step_id
         messages = [
-            _message(answers.get(id(row), EMPTY_DRAFT), row.source, self._takes_trees)
+            row_message(answers.get(id(row), EMPTY_DRAFT), row.source, self._takes_trees)
             for row in rows
         ]
         return StepDrafts(step_id=step.step_id, rows=messages)
@@ -321,42 +324,6 @@ class Session:
             for made in request.made_ahead():
                 if (request, made.tokens) not in self._pushed:
                     self._pushed.add((request, made.tokens))
-                    table.outcomes.append(_outcome(request_id, request.sent, made))
+                    table.outcomes.append(outcome_message(request_id, request.sent, made))
         if table.outcomes:
             self.on_outcomes(table)
-
-
-def _outcome(request_id: str, sent: Draft, made: Made) -> DraftedOutcome:
-    path = [made.draft.tree.token_ids[node] for node in best_path(made.draft.tree)]
-    *accepted, token_id = made.tokens
-    node = -1
-    for one in accepted:
-        places = zip(sent.tree.parents, sent.tree.token_ids, strict=True)
-        node = next((n for n, place in enumerate(places) if place == (node, one)), -1)
-    return DraftedOutcome(
-        request_id=request_id,
-        num_accepted=len(accepted),
-        token_id=token_id,
-        token_ids=path,
-        node=node,
-    )
-
-
-def _likeliest(draft: Draft, reach: Sequence[float], number: int) -> tuple[Draft, float]:
-    """Return the part of a draft with this many of its likeliest nodes, and its tokens."""
-    if not number:
-        return root_of(draft), 0.0
-    if number < len(reach) or 0.0 in reach:
-        # Parents first: no node is likelier to be reached than its parent.
-        order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:number]
-        order = [node for node in order if reach[node] > 0]
-        draft, reach = prune_draft(draft, order), [reach[node] for node in order]
-    return draft, sum(reach)
-
-
-def _message(draft: Draft, source: DraftSource, is_tree: bool) -> RowDraft:
-    tree = draft.tree
-    parents = tree.parents if is_tree else ()
-    return RowDraft(
-        token_ids=tree.token_ids, parents=parents, confidences=draft.confidences, source=source
-    )

@@ -11,6 +11,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.v1.draft_service_pb2 import EngineStep, Hello, RequestRow
 
 PROTOCOL_VERSION = 1
+MAX_REQUESTS = 4096  # of one engine
 MAX_ID_LENGTH = 256
 MAX_NAME_LENGTH = 64
 MAX_DEADLINE_SECONDS = 60.0
@@ -30,7 +31,7 @@ def check_hello(hello: Hello, info: TargetInfo, digest: bytes, vocabulary: Seque
     for name in ("engine", "tenant"):
         if len(getattr(hello, name)) > MAX_NAME_LENGTH:
             raise InvalidRequestError(f"{name} must be of at most {MAX_NAME_LENGTH} characters")
-    _require("max_requests", hello.max_requests, 1, 2**16)
+    _require("max_requests", hello.max_requests, 1, MAX_REQUESTS)
     _require("max_draft_tokens", hello.max_draft_tokens, 1, MAX_DRAFT_TOKENS)
     _require("max_model_len", hello.max_model_len, 2, _MAX_CONTEXT)
     if hello.vocabulary:
@@ -67,7 +68,7 @@ def check_step(step: EngineStep, hello: Hello, info: TargetInfo, last_step_id: i
     if step.step_id != last_step_id + 1:
         raise InvalidRequestError(f"step_id must be {last_step_id + 1}, got {step.step_id}")
     _require("rows of a step", len(step.rows), 0, hello.max_requests)
-    _require("ended requests of a step", len(step.ended_request_ids), 0, 2**16)
+    _require("ended requests of a step", len(step.ended_request_ids), 0, 2 * MAX_REQUESTS)
     for name in ("deadline_seconds", "verify_seconds", "wait_seconds"):
         seconds = getattr(step, name)
         if not (math.isfinite(seconds) and seconds >= 0):

@@ -130,14 +130,12 @@ class RequestRow(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens_left: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class StepDrafts(_message.Message):
-    __slots__ = ("step_id", "rows", "num_silent_steps")
+    __slots__ = ("step_id", "rows")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
-    NUM_SILENT_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     rows: _containers.RepeatedCompositeFieldContainer[RowDraft]
-    num_silent_steps: int
-    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowDraft, _Mapping]]] = ..., num_silent_steps: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowDraft, _Mapping]]] = ...) -> None: ...
 
 class RowDraft(_message.Message):
     __slots__ = ("token_ids", "parents", "confidences", "source")

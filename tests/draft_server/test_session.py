@@ -196,6 +196,41 @@ def test_requests_that_end_are_released():
     assert sorted(drafter.released) == ["engine-1/a", "engine-1/b"]
 
 
+def test_requests_that_never_end_are_forgotten_when_there_are_too_many():
+    drafter = TimedDrafter(right_and_sure)
+
+    async def work(service: DraftService, session: Session) -> None:
+        for step_id in range(1, 41):
+            row = RequestRow(request_id=f"r{step_id}", token_ids=[1, 2], num_prompt_tokens=1)
+            await session.step(EngineStep(step_id=step_id, rows=[row], deadline_seconds=0.1))
+        assert len(session.requests) == 16
+        old = RequestRow(request_id="r1", base_length=2, token_ids=[3])
+        answer = await session.step(EngineStep(step_id=41, rows=[old], deadline_seconds=0.1))
+        assert answer.rows[0].source == DRAFT_SOURCE_UNKNOWN_BASE
+
+    run(drafter, work)
+
+
+def test_a_request_longer_than_the_drafter_takes_goes_on_without_drafts():
+    async def work(service: DraftService, session: Session) -> None:
+        text = [3] * (FAKE_TARGET.max_model_len + 5)
+        for step_id, base in ((1, 0), (2, len(text)), (3, len(text) + 2)):
+            row = RequestRow(
+                request_id="a",
+                base_length=base,
+                token_ids=[4, 5] if base else text,
+                num_prompt_tokens=0 if base else 9,
+            )
+            step = EngineStep(step_id=step_id, rows=[row], deadline_seconds=0.1)
+            answer = await session.step(step)
+            assert answer.rows[0].source == DRAFT_SOURCE_NOT_WORTH_IT
+        assert session.requests[0].num_tokens == len(text) + 4
+
+    drafter = TimedDrafter(right_and_sure)
+    run(drafter, work)
+    assert not drafter.batches
+
+
 def test_tokens_that_the_drafter_does_not_know_are_not_drafted_for():
     async def work(service: DraftService, session: Session) -> None:
         tokens = [3, FAKE_TARGET.vocab_size + 1, 4]

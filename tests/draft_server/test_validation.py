@@ -32,7 +32,7 @@ def test_an_engine_with_the_same_vocabulary_is_welcome():
     [
         ({"protocol_version": 2}, ConfigError, "protocol_version must be 1, got 2"),
         ({"engine": "x" * 65}, InvalidRequestError, "engine must be of at most 64 characters"),
-        ({"max_requests": 0}, InvalidRequestError, "max_requests must be from 1 to 65536, got 0"),
+        ({"max_requests": 0}, InvalidRequestError, "max_requests must be from 1 to 4096, got 0"),
         ({"max_draft_tokens": 129}, InvalidRequestError, "max_draft_tokens must be from 1 to 128"),
         ({"max_model_len": 1}, InvalidRequestError, "max_model_len must be from 2"),
         ({"vocab_size": 49}, VocabularyError, "vocab_size must be at least 50"),

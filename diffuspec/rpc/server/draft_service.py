@@ -57,14 +57,14 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
 
     def __init__(self, sessions: EngineSessions) -> None:
         self._sessions = sessions
-        self._limits = RpcLimits()
+        self.limits = RpcLimits()
         self._draining = asyncio.Event()
 
     def add_to(self, server: grpc.aio.Server) -> None:
         draft_service_pb2_grpc.add_DraftServiceServicer_to_server(self, server)
 
     def begin(self, limits: RpcLimits) -> None:
-        self._limits = limits
+        self.limits = limits
 
     def is_healthy(self) -> bool:
         return self._sessions.is_healthy()
@@ -77,7 +77,7 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
 
     async def Connect(self, requests: object, context: Any) -> None:
         """Serve one engine to its end."""
-        hello = await self._read(context)
+        hello = await self.read(context)
         if hello is None:
             return
         if hello.WhichOneof("message") != "hello":
@@ -89,11 +89,11 @@ class DraftServicer(RoleServicer, draft_service_pb2_grpc.DraftServiceServicer):
         finally:
             self._sessions.close(session)
 
-    async def _read(self, context: Any) -> ConnectRequest | None:
+    async def read(self, context: Any) -> ConnectRequest | None:
         """Return the next message; None: the engine is done. Raises IdleStreamError."""
         reading = asyncio.ensure_future(context.read())
         draining = asyncio.ensure_future(self._draining.wait())
-        limit = self._limits.max_idle_seconds
+        limit = self.limits.max_idle_seconds
         try:
             await asyncio.wait(
                 [reading, draining], timeout=limit, return_when=asyncio.FIRST_COMPLETED
@@ -129,7 +129,7 @@ class _Stream:
             self._session.on_outcomes = self._put
             pushing = asyncio.create_task(self._push())
         try:
-            while (message := await self._servicer._read(self._context)) is not None:
+            while (message := await self._servicer.read(self._context)) is not None:
                 if message.WhichOneof("message") != "step":
                     raise InvalidRequestError("a message after the hello must be a step")
                 await self._write(ConnectResponse(drafts=await self._session.step(message.step)))
@@ -150,7 +150,7 @@ class _Stream:
             await self._write(ConnectResponse(outcomes=await self._tables.get()))
 
     async def _write(self, response: ConnectResponse) -> None:
-        seconds = self._servicer._limits.max_stall_seconds
+        seconds = self._servicer.limits.max_stall_seconds
         async with self._writing:
             try:
                 async with asyncio.timeout(seconds):

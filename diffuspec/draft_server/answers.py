@@ -1,0 +1,46 @@
+"""What is sent to an engine: drafts cut to what is worth verifying, and outcomes, as messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from diffuspec.algorithm.draft_tree import best_path, prune_draft
+from diffuspec.core.types import Draft
+from diffuspec.draft_server.request import Made, root_of
+from diffuspec.v1.draft_service_pb2 import DraftedOutcome, DraftSource, RowDraft
+
+
+def outcome_message(request_id: str, sent: Draft, made: Made) -> DraftedOutcome:
+    path = [made.draft.tree.token_ids[node] for node in best_path(made.draft.tree)]
+    *accepted, token_id = made.tokens
+    node = -1
+    for one in accepted:
+        places = zip(sent.tree.parents, sent.tree.token_ids, strict=True)
+        node = next((n for n, place in enumerate(places) if place == (node, one)), -1)
+    return DraftedOutcome(
+        request_id=request_id,
+        num_accepted=len(accepted),
+        token_id=token_id,
+        token_ids=path,
+        node=node,
+    )
+
+
+def likeliest(draft: Draft, reach: Sequence[float], number: int) -> tuple[Draft, float]:
+    """Return the part of a draft with this many of its likeliest nodes, and its tokens."""
+    if not number:
+        return root_of(draft), 0.0
+    if number < len(reach) or 0.0 in reach:
+        # Parents first: no node is likelier to be reached than its parent.
+        order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:number]
+        order = [node for node in order if reach[node] > 0]
+        draft, reach = prune_draft(draft, order), [reach[node] for node in order]
+    return draft, sum(reach)
+
+
+def row_message(draft: Draft, source: DraftSource, is_tree: bool) -> RowDraft:
+    tree = draft.tree
+    parents = tree.parents if is_tree else ()
+    return RowDraft(
+        token_ids=tree.token_ids, parents=parents, confidences=draft.confidences, source=source
+    )
