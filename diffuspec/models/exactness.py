@@ -55,8 +55,13 @@ def _attends_rows_alone(runner: ModelRunner) -> bool:
         packed = PackedBatch([segment], cache)
         return packed.attend(0, query[:, rows], key[:, rows], value[:, rows], Scoring(dim**-0.5))
 
-    steps = [attend(start, end) for start, end in _bounds(_ATTENTION_STEPS, num_rows)]
-    return torch.equal(torch.cat(steps), attend(0, num_rows))
+    bounds = _bounds(_ATTENTION_STEPS, num_rows)
+    steps = [attend(start, end) for start, end in bounds]
+    at_once = attend(0, num_rows)
+    return all(
+        torch.equal(step, at_once[start:end])
+        for step, (start, end) in zip(steps, bounds, strict=True)
+    )
 
 
 def _bounds(steps: Iterable[int], num_rows: int) -> list[tuple[int, int]]:

@@ -21,6 +21,7 @@ from transformers.integrations.gguf.reader import GgufHeader, read_gguf_metadata
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
 from diffuspec.core.errors import MissingDependencyError, ModelLoadError
+from diffuspec.text.gguf_rope import scaled_rope
 from diffuspec.text.quiet import quiet
 
 _SUFFIX = ".gguf"
@@ -54,11 +55,19 @@ class GgufFile:
         ids = [self.metadata[key] for key in keys if key in self.metadata]
         return list(dict.fromkeys(ids))
 
-    def model_config(self) -> dict[str, Any]:
-        """Return what a config.json would say. Raises ModelLoadError."""
+    def transformers_config(self) -> Any:
+        """Return the configuration that transformers has for it. Raises ModelLoadError."""
         with reading_part(self, "header"):
             config = AutoConfig.from_pretrained(self.path.parent, gguf_file=self.path.name)
-            found: dict[str, Any] = config.to_dict()
+        length = getattr(config, "max_position_embeddings", 0)
+        rope = scaled_rope(self.path, self.architecture, self.metadata, length)
+        if rope is not None:
+            config.rope_parameters = {**config.rope_parameters, **rope}
+        return config
+
+    def model_config(self) -> dict[str, Any]:
+        """Return what a config.json would say. Raises ModelLoadError."""
+        found: dict[str, Any] = self.transformers_config().to_dict()
         for name in ("quantization_config", "_name_or_path"):  # of the file, not of the model
             found.pop(name, None)
         return found | {"tie_word_embeddings": not self.has_head}

@@ -39,7 +39,8 @@ def write_gguf(
     writer.add_rope_freq_base(10_000.0)
     for key, value in values.items():
         name = key.replace("__", ".")
-        (writer.add_string if isinstance(value, str) else writer.add_uint32)(name, value)
+        add = {str: writer.add_string, float: writer.add_float32}.get(type(value))
+        (add or writer.add_uint32)(name, value)
     num_ids = _add_tokenizer(writer, tokenizer)
     _add_weights(writer, num_ids, hidden, inner, itertools.cycle(kinds))
     writer.write_header_to_file()

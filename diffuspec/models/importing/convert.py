@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import transformers.modeling_gguf_pytorch_utils as transformers_gguf
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from diffuspec.core.devices import DType
@@ -90,8 +90,7 @@ def _publish(folder: Path, out: Path) -> None:
 
 def _read_config(file: GgufFile) -> Any:
     """Return the transformers configuration. Raises ModelLoadError if we cannot run the model."""
-    with reading_part(file, "header"):
-        config = AutoConfig.from_pretrained(file.path.parent, gguf_file=file.path.name)
+    config = file.transformers_config()
     if config.model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise ModelLoadError(f"{file.path}: {config.model_type} is not a causal LM")
     cache_shape(file.path, config)
@@ -107,7 +106,7 @@ def _write(
     num_ids = check_tokenizer(file.path, tokenizer, config.vocab_size)
     prompt = _check_prompt(file, tokenizer)
     on_stage("weights")
-    model = _read_model(file, dtype)
+    model = _read_model(file, config, dtype)
     name, num_weights = type(model).__name__, model.num_parameters()
     on_stage("saving")
     _save(model, folder)
@@ -116,11 +115,15 @@ def _write(
     return ImportedModel(name, num_weights, num_ids, tokenizer.chat_template is not None)
 
 
-def _read_model(file: GgufFile, dtype: torch.dtype) -> Any:
+def _read_model(file: GgufFile, config: Any, dtype: torch.dtype) -> Any:
     """Return transformers' model of the file. Raises ModelLoadError."""
     with reading_part(file, "weights"), _silent_conversion():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            file.path.parent, gguf_file=file.path.name, dtype=dtype, output_loading_info=True
+            file.path.parent,
+            config=config,
+            gguf_file=file.path.name,
+            dtype=dtype,
+            output_loading_info=True,
         )
     model, info = loaded
     check_weights(file.path, model, info)

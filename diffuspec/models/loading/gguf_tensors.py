@@ -12,11 +12,10 @@ from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
-from diffuspec.models.rows.quantized import Groups, QuantizedMatrix
+from diffuspec.models.rows.quantized import Groups, QuantizedMatrix, slice_size
 
 ROPE_FACTORS = "rope_freqs.weight"  # by which the frequencies of rotary positions are divided
 
-_SLICE = 1024  # outputs that are taken apart at a time
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _OF_LAYERS = {
     "input_layernorm": "attn_norm",
@@ -112,8 +111,9 @@ class GgufTensors:
     def _groups(self, name: str, info: TensorInfo) -> Iterator[Groups]:
         kind, order = FORMATS[info.ggml_type], self._order(name)
         mapped = self._bytes(info)
-        for start in range(0, len(mapped), _SLICE):
-            place = slice(start, start + _SLICE)
+        step = slice_size(info.shape[1])
+        for start in range(0, len(mapped), step):
+            place = slice(start, start + step)
             raw = torch.from_numpy(mapped[place] if order is None else mapped[order[place]])
             yield kind.split(raw.view(len(raw), -1, kind.num_bytes))
 

@@ -32,7 +32,7 @@ from diffuspec.models.loading.row_layers import use_rotary_tables, use_row_layer
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over
-from diffuspec.models.rows import operations
+from diffuspec.models.rows import huge_pages, operations
 from diffuspec.models.rows.levels import use_wanted_level
 from diffuspec.models.rows.products import can_multiply
 from diffuspec.models.runner import ModelRunner
@@ -113,6 +113,7 @@ def load_model(
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
+    huge_pages.release_freed()
     return LoadedModel(runner, checkpoint.max_positions)
 
 

@@ -11,14 +11,12 @@ from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.stored_tensors import StoredTensor
-from diffuspec.models.rows.quantized import MAX_GROUP, Groups, Layout, QuantizedMatrix
+from diffuspec.models.rows.quantized import MAX_GROUP, Groups, Layout, QuantizedMatrix, slice_size
 
 WORD = 8  # numbers of 4 bits; groups of inputs have whole words
 
 # Returns the numbers of the outputs from one to another, [outputs, inputs].
 Unpack: TypeAlias = Callable[[int, int], Tensor]
-
-_SLICE = 1024  # outputs that are unpacked at a time
 
 
 class PackedLayer:
@@ -93,8 +91,9 @@ class PackedLayer:
             of_groups = of_groups.repeat_interleave(ratio, dim=1)
 
         def slices() -> Iterator[Groups]:
-            for start in range(0, self.num_outputs, _SLICE):
-                end = min(start + _SLICE, self.num_outputs)
+            step = slice_size(self.num_inputs)
+            for start in range(0, self.num_outputs, step):
+                end = min(start + step, self.num_outputs)
                 own = None if of_groups is None else of_groups[start:end]
                 yield Groups(unpack(start, end), scales[start:end], zeros=own)
 

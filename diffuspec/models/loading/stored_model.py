@@ -20,6 +20,7 @@ from diffuspec.models.loading.quantized_layers import (
     embedding_of,
     linear_of,
 )
+from diffuspec.models.rows import huge_pages
 from diffuspec.models.rows.quantized import can_multiply
 
 
@@ -83,6 +84,7 @@ def fill(model: Any, weights: StoredWeights, dtype: torch.dtype) -> None:
     """Read the weights of a model that has none. Raises ModelLoadError."""
     _Filling(model, weights, dtype).fill()
     weights.check_all_read()
+    huge_pages.release_freed()
     model.requires_grad_(False)
 
 
@@ -96,7 +98,8 @@ class _Filling:
         for prefix, parent in list(self._model.named_modules()):
             if type(parent) in (nn.Linear, RowsEmbedding):  # replaced, or filled already
                 continue
-            self._fill_siblings(prefix, parent)
+            if self._fill_siblings(prefix, parent):
+                huge_pages.release_freed()  # small tensors lie between what was freed
             for own, child in list(parent.named_children()):
                 if type(child) is nn.Linear:
                     [layer] = self._linears([f"{prefix}.{own}".strip(".")], [child])
@@ -122,14 +125,17 @@ class _Filling:
             model.set_input_embeddings(embedding_of(found, layer, self._dtype))
         model.set_output_embeddings(layer)
 
-    def _fill_siblings(self, prefix: str, parent: nn.Module) -> None:
-        """Read layers of one input, as one layer where they are stored alike."""
+    def _fill_siblings(self, prefix: str, parent: nn.Module) -> bool:
+        """Read layers of one input, as one layer where they are stored alike, if there are any."""
+        has_siblings = False
         for owns in SIBLINGS:
             layers: list[Any] = [getattr(parent, own, None) for own in owns]
             if all(type(layer) is nn.Linear for layer in layers):
+                has_siblings = True
                 found = self._linears([f"{prefix}.{own}" for own in owns], layers)
                 for own, layer in zip(owns, found, strict=True):
                     setattr(parent, own, layer)
+        return has_siblings
 
     def _linears(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> list[nn.Module]:
         """Return layers of one input in place of those without weights."""

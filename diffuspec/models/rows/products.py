@@ -27,7 +27,7 @@ from diffuspec.models.rows import huge_pages, operations
 if operations.is_available:
     from diffuspec.models.rows import _rows
 
-_PART = 4096  # outputs that are packed at a time; whole blocks
+_PART = 512  # outputs that are packed at a time; whole blocks
 
 
 def has_tiles() -> bool:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diffuspec.models.rows import operations
+from diffuspec.models.rows import huge_pages, operations
 from diffuspec.models.rows.products import Matrix, RowsProduct
 
 MAX_GROUP = 256  # inputs
 _BLOCK = 64  # outputs that are computed together
+_SLICE = 1 << 18  # weights that are unpacked at a time: more would be kept by malloc
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ class QuantizedMatrix:
             packed[0] = _packed(packed[0], layout.bits)
             if not self._fields:
                 self._fields = [
-                    None if field is None else field.new_empty(num_blocks, *field.shape[1:])
+                    None
+                    if field is None
+                    else huge_pages.empty((num_blocks, *field.shape[1:]), field.dtype)
                     for field in packed
                 ]
             for whole, field in zip(self._fields, packed, strict=True):
@@ -162,6 +165,11 @@ class QuantizedProduct(RowsProduct):
         matrices = self.matrices
         rows = [matrix.rows(torch.arange(matrix.num_outputs)) for matrix in matrices]
         return torch.cat(rows).to(self._type)
+
+
+def slice_size(num_inputs: int) -> int:
+    """Return how many outputs a slice of a matrix has at best."""
+    return max(1, _SLICE // num_inputs // _BLOCK) * _BLOCK
 
 
 def can_multiply(dtype: torch.dtype) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,6 +56,44 @@ def test_a_file_has_the_logits_of_the_directory_that_is_made_of_it(
     file = write_gguf(tmp_path / "tiny.gguf", kinds=kinds)
     import_gguf(file, tmp_path / "model", "float32")
     assert torch.equal(logits_of(file), logits_of(tmp_path / "model"))
+
+
+YARN = {"llama__rope__scaling__type": "yarn", "llama__rope__scaling__factor": 4.0}
+YARN_OF_64 = YARN | {"llama__rope__scaling__original_context_length": 64}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"llama__rope__scaling__type": "linear", "llama__rope__scaling__factor": 2.0},
+        {"llama__rope__scale_linear": 2.0},
+        YARN,
+        YARN_OF_64,
+        YARN_OF_64 | {"llama__rope__scaling__attn_factor": 0.5},
+        YARN_OF_64 | {"llama__rope__scaling__yarn_beta_fast": 8.0},
+    ],
+)
+def test_scaled_positions_are_those_of_the_file(values: dict[str, Any], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "scaled.gguf", **values)
+    import_gguf(file, tmp_path / "model", "float32")
+    scaled = logits_of(file)
+    assert torch.equal(scaled, logits_of(tmp_path / "model"))
+    assert not torch.equal(scaled, logits_of(write_gguf(tmp_path / "plain.gguf")))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"llama__rope__scaling__type": "longrope"}, "'longrope' is not supported; none, linear"),
+        (YARN | {"llama__rope__scaling__factor": 0.5}, "factor must be 1 or more, got 0.5"),
+        (YARN | {"llama__rope__scaling__yarn_ext_factor": 0.5}, "yarn_ext_factor must be 1.0"),
+    ],
+)
+def test_scaled_positions_that_cannot_be_run_are_refused(
+    values: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        logits_of(write_gguf(tmp_path / "scaled.gguf", **values))
 
 
 def test_layers_of_one_input_may_be_plain_and_quantised(tmp_path: Path) -> None:
