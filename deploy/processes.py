@@ -1,4 +1,4 @@
-"""The processes of a service on this machine, found by its port."""
+"""The processes of a service on this machine, and what holds a port, found by the port."""
 
 from __future__ import annotations
 
@@ -22,6 +22,29 @@ def raylet_of(port: int) -> psutil.Process | None:
             if above.name() == "raylet":
                 return above
     return None
+
+
+def holder(port: int) -> str:
+    """Return which process listens on a port, and how to end it; "" if that cannot be seen.
+
+    HAProxy that Serve started outlives a cluster whose actors were killed, and answers 500.
+    """
+    for process in listeners(port):
+        with contextlib.suppress(psutil.Error):
+            name, parent = process.name(), process.parent()
+            if name != "haproxy":
+                return f"process {process.pid} ({name}) listens there"
+            if parent is not None and _title(parent).startswith("ray::HAProxyManager"):
+                return f"HAProxy of a service that runs (process {process.pid}) listens there"
+            return (
+                f"HAProxy of a service that has ended (process {process.pid}) listens there: "
+                f"end it with `kill {process.pid}`"
+            )
+    return ""
+
+
+def _title(process: psutil.Process) -> str:
+    return " ".join(process.cmdline())
 
 
 def listeners(port: int) -> list[psutil.Process]:

@@ -26,6 +26,7 @@ from ray.serve.schema import ApplicationStatus, HTTPOptionsSchema, ServeDeploySc
 from actors.service.settings import ServiceConfig, parse_service
 from deploy.addresses import check_listenable
 from deploy.app import ROOT
+from deploy.deadline import ended_within
 from deploy.haproxy import haproxy
 from deploy.local_ray import ray_cluster
 from deploy.proxy import CALLBACK, CALLBACK_VARIABLE
@@ -35,6 +36,7 @@ from diffuspec.core.errors import ConfigError, WorkerError
 
 _FILE = Path(__file__).with_name("serve.yaml")
 _POLL_SECONDS = 0.2
+_DELETE_SECONDS = 90.0  # Serve itself gives up after 60, unless its controller does not answer
 _FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -72,8 +74,8 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
-        haproxy(http.ssl_certfile is not None, service.http.header_seconds),
-        ray_cluster("local", service.pipeline),
+        haproxy(http.ssl_certfile is not None, service.http.header_seconds) as litter,
+        ray_cluster("local", service.pipeline, litter=litter),
         _serving(schema),
     ):
         url = url_of(http)
@@ -93,7 +95,10 @@ def _serving(schema: ServeDeploySchema) -> Iterator[None]:
         client.deploy_apps(schema)
         yield
     finally:
-        with contextlib.suppress(TimeoutError):
+        with (
+            contextlib.suppress(TimeoutError),
+            ended_within(_DELETE_SECONDS, "the end of the application"),
+        ):
             serve.delete(schema.applications[0].name)
 
 

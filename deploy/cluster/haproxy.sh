@@ -19,4 +19,11 @@ for argument in "$@"; do
     fi
     before=$argument
 done
-exec "${DIFFUSPEC_HAPROXY:-haproxy}" "$@"
+
+# When the actor of Serve that starts it is lost with its cluster, HAProxy frees its port, and ends
+# with the last connection. Serve would leave it there for ever, with an error for every request.
+set -- "${DIFFUSPEC_HAPROXY:-haproxy}" "$@"
+if setpriv --pdeathsig USR1 true 2>/dev/null; then
+    set -- setpriv --pdeathsig USR1 "$@"
+fi
+exec "$@"

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from actors.settings import parse_pipeline
@@ -33,6 +35,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 ray.init = interrupted
 with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}})):
     print("entered")
+"""
+
+LASTING = """
+import time
+from actors.settings import parse_pipeline
+from deploy.local_ray import ray_cluster
+
+with ray_cluster("", parse_pipeline({"engine": {"preset": "tiny"}}), num_pipelines=0):
+    print("entered", flush=True)
+    time.sleep(1000)
 """
 
 
@@ -113,3 +125,31 @@ def test_a_start_that_is_interrupted_leaves_no_folder() -> None:
         )
         assert (ended.stdout, ended.stderr) == ("", "interrupted\n")
         assert list(Path(folder).iterdir()) == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("part", "name"), [("raylet", "raylet"), ("gcs_server", "GCS")])
+def test_a_command_ends_with_an_error_when_its_cluster_is_lost_and_leaves_nothing(
+    part: str, name: str
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
+        command = subprocess.Popen(
+            [sys.executable, "-c", LASTING],
+            env={**os.environ, "TMPDIR": folder, "RAY_ADDRESS": "local"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert command.stdout is not None and command.stdout.readline() == "entered\n"
+        started = psutil.Process(command.pid).children(recursive=True)
+        [lost] = [one for one in started if one.name() == part]
+        lost.kill()
+        said = command.communicate()[1]
+        assert command.returncode == 1
+        assert said == (
+            f"error: Ray's {name} has ended (signal 9): this command has lost its Ray cluster; "
+            "start it again\n"
+        )
+        psutil.wait_procs(started)
+        while [*Path(folder).iterdir()]:
+            time.sleep(0.01)

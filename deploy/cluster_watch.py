@@ -1,0 +1,78 @@
+"""Watches the parts of a command's own Ray cluster that nothing replaces: the raylet and the GCS.
+
+Without them calls of Ray wait, some for minutes and some for ever, and what is lost is not started
+again. The command then ends, with an error and an exit code, so that its process manager can start
+it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from deploy.deadline import end, report
+from deploy.guardian import VARIABLE, Marked
+
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 15.0  # for answers under way, which need neither part
+_VITAL = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's names of processes, and everybody's
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """End this process when a part of its cluster is lost before the context ends."""
+    is_over = threading.Event()
+    watch = threading.Thread(target=_watch, args=[is_over], name="cluster watch", daemon=True)
+    watch.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watch.join()
+
+
+def _watch(is_over: threading.Event) -> None:
+    while not is_over.wait(_POLL_SECONDS):
+        if lost := _lost_part():
+            report(f"{lost}: this command has lost its Ray cluster; start it again")
+            _drain()
+            end()
+
+
+def _lost_part() -> str:
+    """Return what has ended, and how; "" while the cluster is whole."""
+    node: Any = ray._private.worker._global_node
+    for kind, process in node.dead_processes():
+        if kind in _VITAL:
+            code = process.returncode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            return f"Ray's {_VITAL[kind]} has ended ({how})"
+    return ""
+
+
+def _drain() -> None:
+    """Have HAProxy accept no connections any more, and wait for the answers that it passes on."""
+    ends_at = time.monotonic() + _GRACE_SECONDS
+    for pid in _proxies():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    while _proxies() and time.monotonic() < ends_at:
+        time.sleep(_POLL_SECONDS)
+
+
+def _proxies() -> list[int]:
+    """Return the ids of this command's HAProxy processes."""
+    found = []
+    for pid in Marked(os.environ[VARIABLE]).running():
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "haproxy":
+                found.append(pid)
+    return found
