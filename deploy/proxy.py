@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from diffuspec.serve.http.edge import given_id
 from diffuspec.serve.http.errors import respond
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
-from diffuspec.serve.openai.objects import ErrorCode
 
 Header: TypeAlias = tuple[bytes, bytes]
 
@@ -36,7 +35,9 @@ _TOO_LONG = HttpError(
     headers={"connection": "close"},
 )
 _OWN_PATHS = "/-/"  # of Serve's proxies: health and routes
-_CODES: dict[int, ErrorCode] = {408: "timeout", 503: "unavailable"}
+_ROUTES = "/-/routes"
+_RETRY = {"retry-after": "1"}
+_CANNOT_ANSWER = "the service cannot answer now; try again later"
 NO_APPLICATION = "no application has this path now: it may be starting, or be deleted"
 _HEADERS_OF_SERVE = (
     b"x-request-timeout-seconds",
@@ -81,19 +82,14 @@ def _checked(headers: Sequence[Header]) -> list[Header]:
     return kept
 
 
-def _own_error(message: Message, path: str) -> HttpError | None:
-    """Return the error that a response of Serve's own tells; None for one of the application.
+def _is_serves_own(message: Message, path: str) -> bool:
+    """Whether a response is an error of Serve's own.
 
     The application has no plain text among its errors.
     """
-    status = message["status"]
     kind = Headers(raw=message.get("headers", ())).get("content-type", "")
-    if status < 400 or not kind.startswith("text/plain") or path.startswith(_OWN_PATHS):
-        return None
-    if status == 404:
-        return HttpError(404, NO_APPLICATION, "not_found")
-    code = _CODES.get(status, "internal_error")
-    return HttpError(status, "the service cannot answer now", code, kind="server_error")
+    is_error = message["status"] >= 400 and kind.startswith("text/plain")
+    return is_error and not path.startswith(_OWN_PATHS)
 
 
 def _with_one_id(headers: Sequence[Header]) -> list[Header]:
@@ -127,8 +123,9 @@ class _Exchange:
             if self._is_replaced:
                 return
             if message["type"] == "http.response.start":
-                if error := _own_error(message, scope["path"]):
+                if _is_serves_own(message, scope["path"]):
                     self._is_replaced = True
+                    error = await self._instead_of(message["status"], scope)
                     await respond(error)(scope, receive, send)
                     return
                 message = {**message, "headers": _with_one_id(message.get("headers", ()))}
@@ -147,6 +144,33 @@ class _Exchange:
         await asyncio.wait({answering})
         if not self._has_begun:
             await respond(self._refusal())(scope, receive, send)
+
+    async def _instead_of(self, status: int, scope: Scope) -> HttpError:
+        """Return what replaces an error of Serve's own: 503 where the same request may succeed.
+
+        500 tells that a replica was lost, 404 also that a proxy does not know the application yet.
+        """
+        if status == 404 and await self._knows_applications(scope):
+            return HttpError(404, NO_APPLICATION, "not_found")
+        if status == 408:
+            return HttpError(408, _CANNOT_ANSWER, "timeout", kind="server_error")
+        message = NO_APPLICATION if status == 404 else _CANNOT_ANSWER
+        return HttpError(503, message, "unavailable", kind="server_error", headers=_RETRY)
+
+    async def _knows_applications(self, scope: Scope) -> bool:
+        """Ask the proxy for its routes, as `GET /-/routes` does."""
+        body = b""
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Message) -> None:
+            nonlocal body
+            body += message.get("body", b"")
+
+        routes = {"path": _ROUTES, "raw_path": _ROUTES.encode(), "query_string": b""}
+        await self._app({**scope, "method": "GET", **routes, "headers": []}, receive, send)
+        return body.strip().startswith(b'{"')
 
     def _refusal(self) -> HttpError:
         return HttpError(

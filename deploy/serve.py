@@ -74,7 +74,7 @@ def run(config: _Config = _FILE, port: _Port = None) -> None:
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with (
-        haproxy(http.ssl_certfile is not None, service.http.header_seconds) as litter,
+        haproxy(http.ssl_certfile is not None, service.http) as litter,
         ray_cluster("local", service.pipeline, litter=litter),
         _serving(schema),
     ):

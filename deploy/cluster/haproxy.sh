@@ -1,21 +1,54 @@
 #!/bin/sh
-# Start HAProxy with a bound on the time that the headers of a request may take, and with JSON in
-# place of the plain text that says that no application has a path.
+# Start HAProxy with bounds on the times that the headers and the body of a request may take, and with
+# errors in OpenAI's form in place of plain text and HTML.
 #
-# The file that Serve writes for HAProxy has neither. Serve runs this in HAProxy's place, with the same
-# arguments, if RAY_SERVE_HAPROXY_BINARY_PATH names it. DIFFUSPEC_HAPROXY names HAProxy itself,
-# DIFFUSPEC_HEADER_SECONDS is the bound.
+# The file that Serve writes for HAProxy has neither: it answers 404 until it has heard of the
+# application, also for a moment after each start of HAProxy, and 500 without Retry-After for what it
+# cannot pass on. HAProxy waits for bodies, as far as they fit its buffer of 16 KiB, because it can send
+# only a whole request to a second ingress when the first is lost (RAY_SERVE_HAPROXY_RETRY_ON).
+#
+# Serve runs this in HAProxy's place, with the same arguments, if RAY_SERVE_HAPROXY_BINARY_PATH names
+# it. DIFFUSPEC_HAPROXY names HAProxy itself, DIFFUSPEC_HEADER_SECONDS and DIFFUSPEC_BODY_SECONDS are
+# the bounds.
 set -eu
 
-message='no application has this path now: it may be starting, or be deleted'
-error='{"error":{"message":"'$message'","type":"invalid_request_error","param":null,"code":"not_found"}}'
-not_found="status 404 content-type application/json string '$error'"
+starting='no application has this path now: it may be starting, or be deleted'
+
+error() {  # MESSAGE TYPE CODE: a body; the code is JSON
+    printf '{"error":{"message":"%s","type":"%s","param":null,"code":%s}}' "$@"
+}
+
+write_response() {  # FILE STATUS HEADER BODY
+    printf 'HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %s\r\n%s\r\n\r\n%s' \
+        "$2" "${#4}" "$3" "$4" >"$1"
+}
+
+change() {  # FILE: the configuration that Serve has written
+    errors=$(dirname "$1")/error
+    write_response "$errors.408" '408 Request Timeout' 'connection: close' \
+        "$(error 'the request did not come in time' invalid_request_error '"timeout"')"
+    write_response "$errors.503" '503 Service Unavailable' 'retry-after: 1' \
+        "$(error 'the service cannot answer now; try again later' server_error '"unavailable"')"
+    write_response "$errors.504" '504 Gateway Time-out' 'x-should-retry: false' \
+        "$(error 'the request took longer than the service allows' server_error '"timeout"')"
+    if grep -q '^ *use_backend ' "$1"; then
+        other_path="404 content-type application/json string '$(error "$starting" invalid_request_error '"not_found"')'"
+    else
+        other_path="503 content-type application/json hdr retry-after 1 string '$(error "$starting" server_error '"unavailable"')'"
+    fi
+    sed -i \
+        -e "/^defaults\$/a\\    timeout http-request ${DIFFUSPEC_HEADER_SECONDS:-10}s" \
+        -e "/^defaults\$/a\\    errorfile 408 $errors.408" \
+        -e "/^frontend http_frontend\$/a\\    http-request wait-for-body time ${DIFFUSPEC_BODY_SECONDS:-30}s if METH_POST" \
+        -e "s|errorfile \\(50[23]\\) .*|errorfile \\1 $errors.503|" \
+        -e "s|errorfile 504 .*|errorfile 504 $errors.504|" \
+        -e "s|status 404 content-type text/plain lf-string .*|status $other_path|" "$1"
+}
+
 before=
 for argument in "$@"; do
     if [ "$before" = -f ]; then
-        sed -i \
-            -e "/^defaults\$/a\\    timeout http-request ${DIFFUSPEC_HEADER_SECONDS:-10}s" \
-            -e "s|status 404 content-type text/plain lf-string .*|$not_found|" "$argument"
+        change "$argument"
     fi
     before=$argument
 done

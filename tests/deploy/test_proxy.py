@@ -104,16 +104,44 @@ async def test_headers_beyond_the_limit_are_refused():
     assert (await call(echo, [b"{}"], large))[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("status", "code"), [(404, "not_found"), (408, "timeout"), (503, "unavailable")]
-)
-async def test_an_error_of_serve_itself_is_told_as_openai_does(status, code):
+def refusing(status: int, routes: str) -> ASGIApp:
+    """Return what a proxy of Serve is: it knows routes, and refuses all else with plain text."""
+
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         response = PlainTextResponse("Path '/' not found. Ping /-/routes", status)
+        if scope["path"] == "/-/routes":
+            response = PlainTextResponse(routes, 200 if routes.startswith("{") else 503)
         await response(scope, receive, send)
 
-    found, answer = await call(refuse, [b""])
-    assert found == status and answer["error"]["code"] == code
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("status", "routes", "told", "code"),
+    [
+        (404, '{"/other": "app"}', 404, "not_found"),
+        (404, "{}", 503, "unavailable"),
+        (404, "Route table is not populated yet.", 503, "unavailable"),
+        (500, '{"/": "app"}', 503, "unavailable"),
+        (503, '{"/": "app"}', 503, "unavailable"),
+        (408, '{"/": "app"}', 408, "timeout"),
+    ],
+)
+async def test_an_error_of_serve_itself_is_told_as_openai_does(status, routes, told, code):
+    found, answer = await call(refusing(status, routes), [b""])
+    assert found == told and answer["error"]["code"] == code
+
+
+async def test_an_error_of_serve_that_passes_says_when_to_try_again():
+    sent: list[Message] = []
+
+    async def keep(message: Message) -> None:
+        sent.append(message)
+
+    await ProxyGuard(refusing(500, "{}"))(
+        {"type": "http", "path": "/", "headers": []}, no_body, keep
+    )
+    assert Headers(raw=sent[0]["headers"])["retry-after"] == "1"
 
 
 async def test_proxies_tell_their_health_and_routes_as_serve_does():
