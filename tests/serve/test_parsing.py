@@ -159,7 +159,7 @@ def test_logprobs_have_each_endpoints_own_form():
         ({"messages": [{"role": "assistant", "content": "x", "refusal": "No."}]}, "messages.0"),
         ({"messages": [{"role": "assistant", "audio": {"id": "1"}}]}, "messages.0.audio"),
         ({"messages": [{"role": "assistant", "function_call": {}}]}, "messages.0.function_call"),
-        ({"messages": [{"role": "assistant", "reasons": "x"}]}, "messages.0.reasons"),
+        ({"messages": [{"role": "assistant", "prefix": True}]}, "messages.0.prefix"),
     ],
 )
 def test_what_is_wrong_or_not_supported_is_named(keys, param):

@@ -69,19 +69,25 @@ class Part(BaseModel):
         return {key: value for key, value in given.items() if value is not None}
 
 
+class OpenPart(Part):
+    """A part of a conversation, to which clients add keys of their own, such as an id: ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
 CacheControl: TypeAlias = Annotated[
     dict[str, Any] | None,
     Field(description="Ignored: prompts that begin alike share the cache by themselves."),
 ]
 
 
-class TextPart(Part):
+class TextPart(OpenPart):
     type: Literal["text"]
     text: str
     cache_control: CacheControl = None
 
 
-class RefusalPart(Part):
+class RefusalPart(OpenPart):
     type: Literal["refusal"]
     refusal: str
     cache_control: CacheControl = None
@@ -101,13 +107,13 @@ MessagePart: TypeAlias = Annotated[
 ClientsOwn: TypeAlias = Annotated[Any, Field(description="Ignored: LiteLLM adds it to answers.")]
 
 
-class FunctionCall(Part):
+class FunctionCall(OpenPart):
     name: str
     arguments: str = Field("", description="JSON text.")
     parsed_arguments: Any = Field(None, description="Ignored: openai-python's streams add it.")
 
 
-class ToolCall(Part):
+class ToolCall(OpenPart):
     id: str | None = None
     index: int | None = Field(None, description="Ignored: openai-python's streams keep it.")
     type: Literal["function"] = "function"
@@ -115,7 +121,25 @@ class ToolCall(Part):
     provider_specific_fields: ClientsOwn = None
 
 
-class Message(Part):
+def _left_out(advice: str) -> PlainValidator:
+    """Refuse a key that would change answers if it were ignored."""
+
+    def check(given: object) -> None:
+        if given is not False:
+            raise ValueError(f"must be left out: {advice}")
+
+    return PlainValidator(check)
+
+
+_NOTHING = WithJsonSchema({"type": ["null", "boolean"], "const": False})
+OldCall: TypeAlias = Annotated[Any, _left_out("calls are tool_calls"), _NOTHING]
+Sound: TypeAlias = Annotated[Any, _left_out("only text is read"), _NOTHING]
+Unfinished: TypeAlias = Annotated[
+    Any, _left_out("continue_final_message has the last message go on"), _NOTHING
+]
+
+
+class Message(OpenPart):
     role: Role
     content: str | Annotated[list[MessagePart], Field(max_length=MAX_PARTS)] | None = None
     name: str | None = None
@@ -130,6 +154,10 @@ class Message(Part):
     provider_specific_fields: ClientsOwn = None
     parsed: Any = Field(None, description="Ignored: openai-python adds it to parsed answers.")
     cache_control: CacheControl = None
+    function_call: OldCall = None
+    audio: Sound = None
+    prefix: Unfinished = None
+    partial: Unfinished = None
 
     @model_validator(mode="after")
     def _refuses_as_assistant(self) -> Message:
