@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from diffuspec.bench.load import LoadAnswer, LoadClient, ask_one
-from diffuspec.bench.report import TextTable
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import OverloadedError
 from diffuspec.core.types import Prompt
 

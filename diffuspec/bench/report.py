@@ -8,42 +8,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from diffuspec.bench.machine import Machine
 from diffuspec.bench.overhead import DraftCost, StepOverhead
 from diffuspec.bench.run import Mismatch
 from diffuspec.bench.stats import ALL_FAMILIES, SPEC_BENCH, Row, headline_family
 from diffuspec.bench.systems.naming import BASELINE
+from diffuspec.bench.text_table import TextTable
 
 _FAMILY_TITLES = {SPEC_BENCH: "the six Spec-Bench families", ALL_FAMILIES: "all families"}
-
-
-@dataclass(frozen=True, slots=True)
-class TextTable:
-    """A table whose first column is text and whose others are figures."""
-
-    title: str
-    columns: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-
-    def to_rich(self) -> Table:
-        """Return a table for 80 columns, with headings broken into lines."""
-        table = Table(title=self.title, title_justify="left", box=box.SIMPLE, pad_edge=False)
-        for i, column in enumerate(self.columns):
-            heading = column.replace(" " if " " in column else "_", "\n")
-            table.add_column(heading, justify="right" if i else "left", overflow="fold")
-        table.columns[0].no_wrap = True
-        for row in self.cells:
-            table.add_row(*row)
-        return table
-
-    def to_markdown(self) -> str:
-        rule = ("---", *("---:" for _ in self.columns[1:]))
-        lines = [f"| {' | '.join(row)} |" for row in (self.columns, rule, *self.cells)]
-        return "\n".join([f"**{self.title}**", "", *lines, ""])
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +250,8 @@ def describe_mismatches(mismatches: Sequence[Mismatch]) -> list[str]:
 def print_tables(tables: Sequence[TextTable], lines: Sequence[str], console: Console) -> None:
     """Print tables and the notes below them."""
     for table in tables:
-        console.print(table.to_rich())
+        for part in table.to_rich(console.width):
+            console.print(part)
     for line in lines:
         console.print(line, highlight=False)
 

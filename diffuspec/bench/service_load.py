@@ -15,8 +15,8 @@ from diffuspec.bench.load import LoadRow
 from diffuspec.bench.open_loop import RateRun, ask_at_rate, rate_table
 from diffuspec.bench.plots import require_matplotlib
 from diffuspec.bench.questions import Question, rotated
-from diffuspec.bench.report import TextTable
 from diffuspec.bench.studies.load import OFF, ON, LoadPlan, compare_load, load_tables, plot_load
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.types import Prompt
 
 _SECONDS_PER_RATE = 10.0

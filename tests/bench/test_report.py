@@ -11,7 +11,6 @@ from diffuspec.bench.machine import _command_line, _cpu_model, describe_machine
 from diffuspec.bench.overhead import DraftCost, StepOverhead
 from diffuspec.bench.report import (
     Results,
-    TextTable,
     notes,
     print_tables,
     speed_table,
@@ -20,6 +19,7 @@ from diffuspec.bench.report import (
 )
 from diffuspec.bench.run import Mismatch
 from diffuspec.bench.stats import compute_rows
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.types import StepStats
 from tests.bench.conftest import make_record
 
@@ -148,8 +148,23 @@ def test_tables_fit_80_columns_and_lose_nothing() -> None:
 
 
 def test_headings_of_the_terminal_are_broken_at_spaces_or_else_underscores() -> None:
-    table = TextTable("", ("a b_c", "cost_aware_path"), (("1", "2"),)).to_rich()
+    [table] = TextTable("", ("a b_c", "cost_aware_path"), (("1", "2"),)).to_rich()
     assert [column.header for column in table.columns] == ["a\nb_c", "cost\naware\npath"]
+
+
+def test_a_table_that_a_line_has_no_room_for_is_printed_in_parts_with_whole_figures() -> None:
+    columns = ("system", *(f"family_{number}" for number in range(12)))
+    cells = tuple(
+        (name, *(f"{10 * row + number}.25 ± 0.5" for number in range(12)))
+        for row, name in enumerate(("plain", "cost_aware_best_first"))
+    )
+    for width in (40, 80, 200):
+        console = Console(file=io.StringIO(), width=width)
+        print_tables([TextTable("Speed-up", columns, cells)], [], console)
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert max(map(len, text.splitlines())) <= width
+        assert all(figure in text for row in cells for figure in row)
+        assert text.count("cost_aware_best_first") == text.count("Speed-up")
 
 
 def test_the_machine_is_described(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from diffuspec.bench.plots import Bar
 from diffuspec.bench.questions import SPEC_BENCH_FAMILIES
-from diffuspec.bench.report import TextTable
 from diffuspec.bench.stats import Row, headline_family
+from diffuspec.bench.text_table import TextTable
 
 PAPER_TITLE = "Paper, Table 1: Qwen2.5-32B on an A100 (rows with *: Vicuna-33B)"
 

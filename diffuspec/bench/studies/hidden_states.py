@@ -22,7 +22,8 @@ import torch
 import typer
 from rich.console import Console
 
-from diffuspec.bench.report import TextTable, print_tables
+from diffuspec.bench.report import print_tables
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import (

@@ -22,8 +22,8 @@ from diffuspec.bench.load import LoadClient, LoadRow, LoadRun, TimedTokens, ask_
 from diffuspec.bench.options import ROUNDS
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question, rotated
-from diffuspec.bench.report import TextTable
 from diffuspec.bench.systems.engine_system import sibling
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Prompt

@@ -20,7 +20,8 @@ import uvloop
 from rich.console import Console
 
 from diffuspec.algorithm.draft_tree import chain
-from diffuspec.bench.report import TextTable, print_tables
+from diffuspec.bench.report import print_tables
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import DraftLengthPolicy, SamplingParams, SpeculationParams

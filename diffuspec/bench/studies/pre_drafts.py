@@ -13,8 +13,8 @@ import numpy as np
 from diffuspec.algorithm.draft_tree import cut_draft
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome, outcome_of
 from diffuspec.bench.questions import Question
-from diffuspec.bench.report import TextTable
 from diffuspec.bench.studies.overlap import SEQUENTIAL, OverlapRow, Pace, measure_overlap
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import Drafter, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams

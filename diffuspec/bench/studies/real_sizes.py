@@ -23,7 +23,8 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from diffuspec.algorithm.search import PathSearch
-from diffuspec.bench.report import TextTable, print_tables
+from diffuspec.bench.report import print_tables
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.devices import Device
 from diffuspec.core.drafter_config import DiffuSpecConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 from diffuspec.bench.plots import Line, plot_sweep
 from diffuspec.bench.questions import Question
-from diffuspec.bench.report import TextTable, families_tables, row_to_json
+from diffuspec.bench.report import families_tables, row_to_json
 from diffuspec.bench.run import (
     ChatCodec,
     Record,
@@ -29,6 +29,7 @@ from diffuspec.bench.stats import ALL_FAMILIES, Row, compute_rows
 from diffuspec.bench.studies.ablations import Sweep, Variant
 from diffuspec.bench.systems.engine_system import EngineSystem, sibling
 from diffuspec.bench.systems.naming import BASELINE
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.params import MAX_DRAFT_TOKENS, SpeculationParams
 from diffuspec.engine import Engine

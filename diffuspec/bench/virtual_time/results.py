@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import TypeAlias
 
-from diffuspec.bench.report import TextTable
+from diffuspec.bench.text_table import TextTable
 from diffuspec.bench.virtual_time.cells import DEFAULT, OFF, ORACLE, CellRow
 from diffuspec.bench.virtual_time.machines import MACHINES
 from diffuspec.bench.virtual_time.traffic import REGIMES
