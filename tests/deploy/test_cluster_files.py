@@ -93,7 +93,7 @@ def test_the_working_dir_of_a_job_has_all_code_and_neither_models_nor_tests():
         path for name in ("diffuspec", "actors", "deploy") for path in ROOT.glob(f"{name}/**/*.py")
     ]
     assert not [path for path in code if not is_shipped(path)]
-    for name in ("models", "runs", "tests", "dist"):
+    for name in ("models", "runs", "tests", "dist", "diffuspec/pairs/smollm2/weights"):
         assert not is_shipped(ROOT / name / "file")
 
 
