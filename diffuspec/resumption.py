@@ -21,6 +21,7 @@ Wait: TypeAlias = Callable[[TransportError], Awaitable[None]]
 Result = TypeVar("Result")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 2.0  # after a refusal by a full queue
+_TURN_SECONDS = 0.5  # in which answers that have begun are asked for again, before the others
 
 
 class ResumedAnswer:
@@ -68,6 +69,8 @@ class ResumedAnswer:
                     )
                     was_lost = True
                     await self._unless_cancelled(partial(self._wait_for_another, error))
+                    if not self._token_ids:  # nobody reads it yet: those that are read go first
+                        await self._unless_cancelled(partial(asyncio.sleep, _TURN_SECONDS))
                 except OverloadedError:
                     if not was_lost:
                         raise

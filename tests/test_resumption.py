@@ -74,6 +74,7 @@ class Service:
 @pytest.fixture
 async def service(monkeypatch: Any) -> AsyncIterator[Service]:
     monkeypatch.setattr(resumption, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(resumption, "_TURN_SECONDS", 0.01)
     frontend, security = CountingFrontend(), Security(new_token())
     async with RoleServer([CoordinatorServicer(frontend)], security) as server:
         service = Service(frontend, server.address, security)
@@ -99,6 +100,35 @@ async def test_an_answer_goes_on_after_the_tokens_that_were_yielded(service: Ser
     assert tokens == [*range(30)]
     first, second, third = service.frontend.starts
     assert first == 0 and 9 <= second < third < 30
+
+
+async def test_answers_that_have_begun_are_asked_for_again_before_the_others(
+    service: Service,
+) -> None:
+    asked: list[int] = []
+    is_back = asyncio.Event()
+
+    async def ask(committed: Sequence[int]) -> AsyncGenerator[RequestOutput]:
+        if is_back.is_set():
+            asked.append(len(committed))
+        elif not committed and len(queued) > 0:
+            raise TransportError("it was lost while the request was in the queue")
+        return service.client.stream([1], SAMPLING, committed_token_ids=committed)
+
+    async def wait(_: TransportError) -> None:
+        await is_back.wait()
+
+    queued: list[asyncio.Task[object]] = []
+    begun = ResumedAnswer(ask, wait).stream()
+    await anext(begun)
+    queued += [asyncio.create_task(anext(ResumedAnswer(ask, wait).stream())) for _ in range(3)]
+    await service.client.close()
+    going_on = asyncio.create_task(anext(begun))
+    await asyncio.sleep(0)
+    await service.connect()
+    is_back.set()
+    await asyncio.gather(going_on, *queued)
+    assert asked[0] > 0 and asked[1:] == [0, 0, 0]
 
 
 async def test_an_interrupted_answer_waits_where_the_queue_is_full(service: Service) -> None:

@@ -239,6 +239,10 @@ class CoordinatorActor:
             if role is not None
         }
 
+    async def run(self) -> None:
+        """Never return: a call of this ends with the process, and tells of its end at once."""
+        await asyncio.Event().wait()
+
     async def is_healthy(self) -> bool:
         """Return whether the event loop runs, also while it drains and while requests wait.
 

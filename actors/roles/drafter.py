@@ -100,6 +100,10 @@ class DrafterActor:
         assert self._scorer is not None and self._scorer.remote is not None
         return self._scorer.remote.num_bytes_sent, self._scorer.remote.num_bytes_received
 
+    async def run(self) -> None:
+        """Never return: a call of this ends with the process, and tells of its end at once."""
+        await asyncio.Event().wait()
+
     async def is_healthy(self) -> bool:
         """Return whether the event loop runs and steps succeed.
 

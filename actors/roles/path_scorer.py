@@ -51,6 +51,10 @@ class PathScorerActor:
         await self._resources.enter_async_context(self._heartbeat)
         return server.address
 
+    async def run(self) -> None:
+        """Never return: a call of this ends with the process, and tells of its end at once."""
+        await asyncio.Event().wait()
+
     async def is_healthy(self) -> bool:
         """Return whether the event loop runs and steps succeed.
 

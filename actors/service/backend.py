@@ -102,8 +102,8 @@ class PipelinesBackend:
         """Return the state of the pipelines, of their roles, and of all requests."""
         links = self.pool.links
         found = await asyncio.gather(*map(_status, links))
-        is_served = any(link.is_healthy and link.member.accepts_requests for link in links)
-        roles = [RoleStatus("verifier", "", is_served, "" if is_served else _NO_PIPELINE)]
+        missing = _missing_role(links, found)
+        roles = [RoleStatus(missing or "verifier", "", not missing, missing and _NO_PIPELINE)]
         reasons: list[str] = []
         for link, status in zip(links, found, strict=True):
             name = f"pipeline {link.member.name}"
@@ -221,8 +221,21 @@ class _Request:
         return False
 
 
+def _missing_role(links: Sequence[Link], found: Sequence[ServiceStatus]) -> str:
+    """Return what keeps every pipeline from answering; "" if one can."""
+    if any(link.is_healthy and link.member.accepts_requests for link in links):
+        return ""
+    if any(link.is_healthy for link in links):
+        return "a pipeline that accepts requests"
+    if not links:
+        return "pipeline"
+    has_coordinator = any(status.roles for status in found)  # it tells of its roles
+    return "verifier" if has_coordinator else "coordinator"
+
+
 async def _status(link: Link) -> ServiceStatus:
-    if link.client is not None and not link.is_lost:
-        with contextlib.suppress(WorkerError):
-            return await link.client.status()
+    if link.client is not None:
+        with contextlib.suppress(WorkerError, TimeoutError):
+            async with asyncio.timeout(_CHECK_SECONDS):
+                return await link.client.status()
     return ServiceStatus(())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from typing import Any
 
 from ray import serve
@@ -47,7 +46,10 @@ class PipelineReplica:
         self._num_requests = 0
         self._pipeline = Pipeline(config, token, self.name)
         await self._pipeline.start()
-        self._announcing = in_background(self._announce_always(), f"announcements of {self.name}")
+        self._announcing = (
+            in_background(self._announce_always(), f"announcements of {self.name}"),
+            in_background(self._tell_metrics_always(), f"metrics of {self.name}"),
+        )
 
     async def __del__(self) -> None:
         """Let running requests finish within drain_seconds; end everything. Serve waits for it."""
@@ -59,7 +61,8 @@ class PipelineReplica:
         try:
             await self._pipeline.stop()
         finally:
-            self._announcing.cancel()
+            for task in self._announcing:
+                task.cancel()
             await self._tell("leave", self.name)
 
     def reconfigure(self, options: dict[str, Any]) -> None:
@@ -76,16 +79,21 @@ class PipelineReplica:
         return {NUM_REQUESTS: float(self._num_requests)}
 
     async def _announce_always(self) -> None:
-        metrics_due = 0.0
         while True:
             try:
                 await self._announce()
-                if time.monotonic() >= metrics_due:
-                    metrics_due = time.monotonic() + _METRICS_SECONDS
-                    await self._tell("announce_metrics", self.name, await self._pipeline.metrics())
             except DiffuspecError as error:
                 logger.warning("%s cannot tell its state: %s", self.name, error)
             await asyncio.sleep(ANNOUNCE_SECONDS)
+
+    async def _tell_metrics_always(self) -> None:
+        """Report series, which are not there while a coordinator starts: announcements go on."""
+        while True:
+            try:
+                await self._tell("announce_metrics", self.name, await self._pipeline.metrics())
+            except DiffuspecError as error:
+                logger.warning("%s cannot tell its series: %s", self.name, error)
+            await asyncio.sleep(_METRICS_SECONDS)
 
     async def _announce(self) -> None:
         pipeline = self._pipeline

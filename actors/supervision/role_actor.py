@@ -38,6 +38,27 @@ class RoleActor(Generic[Ready]):
 
     async def watch(self, interval_seconds: float) -> str:
         """Wait until the actor is dead, hangs or is not healthy; return the reason."""
+        watches = [
+            asyncio.create_task(self._end()),
+            asyncio.create_task(self._sickness(interval_seconds)),
+        ]
+        try:
+            done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for watch in watches:
+                watch.cancel()
+
+    async def _end(self) -> str:
+        """Wait until the actor's process has ended; return how."""
+        try:
+            await self.handle.run.remote()
+        except RayError as error:
+            return str(explain(error))
+        return "it has stopped"
+
+    async def _sickness(self, interval_seconds: float) -> str:
+        """Return what is wrong with the actor, once a health check says so or MAX_MISSES fail."""
         num_misses = 0
         while num_misses < MAX_MISSES:
             await asyncio.sleep(interval_seconds)

@@ -237,7 +237,10 @@ class RequestStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """The health of a service, and its requests. degraded_reasons: why it is slower than usual."""
+    """The health of a service, and its requests. degraded_reasons: why it is slower than usual.
+
+    The first role is the one without which nothing is answered.
+    """
 
     roles: tuple[RoleStatus, ...]
     degraded_reasons: tuple[str, ...] = ()

@@ -219,11 +219,9 @@ def _add_health(app: FastAPI, backend: Backend) -> None:
 
 async def _readiness(backend: Backend) -> JSONResponse:
     status = await backend.status()
-    broken = [
-        one.name for one in status.roles if one.name.startswith("verifier") and not one.is_healthy
-    ]
-    if broken:
-        raise HttpError(503, f"not ready: {', '.join(broken)}", "not_ready", kind="server_error")
+    needed = status.roles[0]
+    if not needed.is_healthy:
+        raise HttpError(503, f"not ready: {needed.name}", "not_ready", kind="server_error")
     readiness: Readiness = {
         "status": "degraded" if status.degraded_reasons else "ready",
         "running": status.num_running,

@@ -308,7 +308,7 @@ async def test_before_the_first_pipeline_requests_are_refused_at_once(pipelines)
         with pytest.raises(VerifierUnavailableError):
             _ = backend.model
         [role] = (await backend.status()).roles
-        assert role.name == "verifier" and not role.is_healthy
+        assert role.name == "pipeline" and not role.is_healthy
 
 
 async def test_a_coordinator_on_another_node_s_loopback_is_not_dialled(pipelines):
@@ -329,6 +329,21 @@ async def test_status_and_metrics_are_those_of_all_pipelines(pipelines, backend)
         await backend.metrics()
         == '# HELP tokens \n# TYPE tokens untyped\ntokens{pipeline="a"} 1.0\n'
     )
+
+
+async def test_a_service_that_cannot_answer_names_what_is_missing(pipelines, backend):
+    async def until_missing(name: str) -> None:
+        while (first := (await backend.status()).roles[0]).is_healthy or first.name != name:
+            await asyncio.sleep(0.01)
+
+    for name in "ab":
+        pipelines.frontends[name].lose_verifier()
+    await until_missing("verifier")
+    for name in "ab":
+        await pipelines.stop(name)
+    await until_missing("coordinator")
+    pipelines.members = {}
+    await until_missing("pipeline")
 
 
 async def test_a_request_does_not_wander_for_ever(pipelines, backend, monkeypatch):

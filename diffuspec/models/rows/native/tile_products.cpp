@@ -49,7 +49,7 @@ Rows bfloat16_rows(const Product& call) {
   return rows;
 }
 
-// Divides each row so that its largest number becomes 127.
+// Divides each row so that its largest number becomes 127; NaN is the scale of one that is not finite.
 ON_TILES Rows int8_rows(const Product& call) {
   Rows rows(call, kLine);
   std::vector<float> numbers(size_t(rows.num_steps) * kLine);
@@ -61,10 +61,13 @@ ON_TILES Rows int8_rows(const Product& call) {
       const uint32_t bits = uint32_t{half} << 16;
       std::memcpy(&numbers[i], &bits, sizeof bits);
     }
-    __m512 largest = _mm512_setzero_ps();
-    for (size_t i = 0; i < numbers.size(); i += kLanes)
-      largest = _mm512_max_ps(largest, _mm512_abs_ps(_mm512_loadu_ps(&numbers[i])));
-    const float magnitude = _mm512_reduce_max_ps(largest);
+    __m512 largest = _mm512_setzero_ps(), rest = largest;
+    for (size_t i = 0; i < numbers.size(); i += kLanes) {
+      const __m512 found = _mm512_loadu_ps(&numbers[i]);
+      largest = _mm512_max_ps(_mm512_abs_ps(found), largest);
+      rest = _mm512_fmadd_ps(found, _mm512_setzero_ps(), rest);  // NaN if one is not finite
+    }
+    const float magnitude = _mm512_reduce_max_ps(largest) + _mm512_reduce_add_ps(rest);
     rows.scales[row] = magnitude / 127.f;
     const __m512 factor = _mm512_set1_ps(magnitude > 0.f ? 127.f / magnitude : 0.f);
     for (int step = 0; step < rows.num_steps; ++step)
