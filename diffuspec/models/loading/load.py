@@ -44,6 +44,9 @@ _UNSUPPORTED = (ModelLoadError, NotImplementedError)  # with a reason for the us
 
 # Fields of Dream's config.json that must not reach Qwen2Config.
 _DREAM_ONLY = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype")
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_EXPERT_SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size")
+_ROW_ALIGNMENT = 16  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,7 @@ def _read_weights(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
+                **experts_options(config, dtype),
                 **sharding,
             )
     except Exception as error:  # transformers, safetensors and torch raise anything
@@ -236,6 +240,18 @@ def _read_weights(
     if head_token_ids is not None:
         use_draft_head(model, head_token_ids, path)
     return model
+
+
+def experts_options(config: Any, dtype: torch.dtype) -> dict[str, str]:
+    """Return how experts are computed: one by one where torch cannot multiply all of them at once.
+
+    It needs rows whose length is a multiple of 16 bytes.
+    """
+    sizes = (getattr(config, name, None) for name in _EXPERT_SIZES)
+    has_experts = any(getattr(config, name, None) for name in _EXPERT_COUNTS)
+    if has_experts and any((size or 0) * dtype.itemsize % _ROW_ALIGNMENT for size in sizes):
+        return {"experts_implementation": "eager"}
+    return {}
 
 
 def check_weights(path: Path, model: Any, info: Mapping[str, Any]) -> None:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError, VocabularyError
@@ -25,10 +31,15 @@ from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.models import (
     MAX_POSITIONS,
     NUM_KNOWN_IDS,
+    SHAPE,
     VOCAB_SIZE,
+    assert_same_logits,
     edit_json,
     make_model,
+    random_tokens,
+    reference,
     save_tokenizer,
+    segment,
 )
 
 SaveTarget = Callable[[str], Path]
@@ -179,3 +190,21 @@ async def decode_until_eos(target: CausalTarget) -> list[int]:
         answer += verdict.token_ids
     target.close()
     return answer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_of_an_odd_size_are_computed_one_by_one(
+    tmp_path: Path, dtype: Literal["float32", "bfloat16"]
+) -> None:
+    sizes = {"intermediate_size": 47, "num_local_experts": 3, "num_experts_per_tok": 2}
+    torch.manual_seed(0)
+    model = MixtralForCausalLM(MixtralConfig(**{**SHAPE, **sizes})).eval()
+    model.save_pretrained(tmp_path)
+    save_tokenizer(tmp_path)
+    token_ids = random_tokens(9)
+    runner = load_model(tmp_path, device="cpu", dtype=dtype, num_slots=1).runner
+    logits = runner.forward([segment(0, 0, token_ids)])
+    if dtype == "float32":
+        model.set_experts_implementation("eager")
+        assert_same_logits(logits, reference(model, token_ids))
+    assert logits.isfinite().all()
