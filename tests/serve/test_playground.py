@@ -93,6 +93,52 @@ def narrow(page: Page) -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_a_phone_has_all_links_and_no_advice_about_keys(service: Service, narrow: Page):
+    narrow.call("Emulation.setEmulatedMedia", features=[{"name": "hover", "value": "none"}])
+    _open(narrow, service)
+    hidden = "[...document.querySelectorAll('.keys')].map((one) => one.checkVisibility())"
+    links = "[...document.querySelectorAll('nav a')].map((one) => one.checkVisibility())"
+    assert narrow.evaluate(links) == [True, True]
+    assert not any(narrow.evaluate(hidden))
+    narrow.call("Emulation.setEmulatedMedia", features=[])
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_the_legend_comes_with_the_first_answer(service: Service, page: Page):
+    is_shown = "document.querySelector('#legend').checkVisibility()"
+    _open(page, service)
+    assert not page.evaluate(is_shown)
+    _run(page, service)
+    assert page.evaluate(is_shown)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_the_fields_of_a_line_are_level(service: Service, page: Page):
+    with _sized(page, 1280, 800, mobile=False):
+        _open(page, service)
+        tops = """[...document.querySelectorAll(".row")].map((row) =>
+          [...row.querySelectorAll("input, select")].map(
+            (one) => one.getBoundingClientRect().top))"""
+        for line in page.evaluate(tops):
+            assert max(line) - min(line) < 1
+
+
+@pytest.mark.process
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH")
+def test_tokens_per_second_are_those_of_the_time_line(service: Service, page: Page):
+    _run(page, service)
+    figures = """[...document.querySelectorAll("#drafted dl div")].map((one) =>
+      [one.querySelector("dt").innerText, Number(one.querySelector("dd").innerText)])"""
+    found = dict(page.evaluate(figures))
+    end = page.evaluate("document.querySelector('#drafted .timeline').lastChild.textContent")
+    seconds = float(end.removesuffix(" ms")) / 1000
+    assert found["tokens"] / seconds == pytest.approx(found["tokens/s"], rel=0.02, abs=1)
+
+
 @contextmanager
 def _sized(page: Page, width: int, height: int, *, mobile: bool) -> Iterator[None]:
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": mobile}
@@ -138,9 +184,13 @@ _MISSING_WIDTHS = """[...document.querySelectorAll("select")].map((list) => {
 })"""
 
 
-def _run(page: Page, service: Service) -> None:
+def _open(page: Page, service: Service) -> None:
     page.open(service.url)
     page.wait_for(f"document.querySelector('#model')?.textContent === '{MODEL}'")
+
+
+def _run(page: Page, service: Service) -> None:
+    _open(page, service)
     assert page.evaluate("document.querySelector('#prompt').value") == STORY
     page.evaluate("document.querySelector('#run').click()")
     page.wait_for("!document.querySelector('#verdict').hidden")

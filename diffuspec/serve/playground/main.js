@@ -36,6 +36,7 @@ function speculation() {
 
 async function decode(root, title, body, signal) {
   const answer = new Answer();
+  byId("legend").hidden = false;
   const view = new AnswerView(root, title, answer, openStep);
   for await (const chunk of streamChat(body, value("key"), signal)) {
     const step = answer.add(chunk);

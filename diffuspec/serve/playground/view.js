@@ -34,7 +34,9 @@ export class AnswerView {
     this._onOpen = onOpen;
     this._figures = element("dl");
     this._text = element("div", { class: "text", role: "group", "aria-label": "Answer, by token" });
-    this._note = element("p", { class: "note" }, "Point at a token, or move with the arrow keys.");
+    this._note = element("p", { class: "note" },
+      element("span", { class: "keys" }, "Point at a token, or move with the arrow keys."),
+      element("span", { class: "touch" }, "Touch a token."));
     this._timeline = element("div");
     root.replaceChildren(element("h2", {}, title), this._figures, this._text, this._note, this._timeline);
     root.hidden = false;
@@ -75,7 +77,7 @@ export class AnswerView {
   _drawTimeline() {
     const width = this._timeline.clientWidth;
     if (!width || !this._answer.finishReason) return;
-    this._timeline.replaceChildren(drawTimeline(this._answer.steps, width));
+    this._timeline.replaceChildren(drawTimeline(this._answer.steps, this._answer.seconds, width));
   }
 
   _listen() {
