@@ -34,19 +34,22 @@ class Machine:
 def describe_machine(device: torch.device, dtype: torch.dtype) -> Machine:
     """Describe this process and its machine."""
     return Machine(
-        cpu=_cpu_model(Path("/proc/cpuinfo")),
+        cpu=cpu_model(),
         num_threads=torch.get_num_threads(),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         dtype=str(dtype).removeprefix("torch."),
         platform=platform.platform(),
         python=platform.python_version(),
-        versions={name: found for name in _PACKAGES if (found := _version(name)) is not None},
+        versions={
+            name: found for name in _PACKAGES if (found := package_version(name)) is not None
+        },
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         command_line=_command_line(sys.argv),
     )
 
 
-def _cpu_model(cpuinfo: Path) -> str:
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return the name of the processor."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:
@@ -55,7 +58,8 @@ def _cpu_model(cpuinfo: Path) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """Return the version of an installed package; None if it is not there."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -16,6 +16,7 @@ from diffuspec.cli import (
     demo,
     draft_server,
     drafter,
+    env,
     generate,
     keys,
     load,
@@ -42,6 +43,7 @@ app.command("demo", cls=Command)(demo.run)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)
 app.command("audit", cls=Command, epilog=audit.EXAMPLES)(audit.run)
 app.command("load", cls=Command, epilog=load.EXAMPLES)(load.run)
+app.command("env", cls=Command, epilog=env.EXAMPLES)(env.run)
 _ngram = typer.Typer(cls=Commands, no_args_is_help=True, help="N-gram models over token ids.")
 _ngram.command("build", cls=Command, epilog=ngram.EXAMPLES)(ngram.run)
 app.add_typer(_ngram, name="ngram")

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from diffuspec.bench.machine import _command_line, _cpu_model, describe_machine
+from diffuspec.bench.machine import _command_line, cpu_model, describe_machine
 from diffuspec.bench.overhead import DraftCost, StepOverhead
 from diffuspec.bench.report import (
     Results,
@@ -170,8 +170,8 @@ def test_a_table_that_a_line_has_no_room_for_is_printed_in_parts_with_whole_figu
 def test_the_machine_is_described(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor : 0\nmodel name\t: Some CPU @ 2 GHz\n")
-    assert _cpu_model(cpuinfo) == "Some CPU @ 2 GHz"
-    assert _cpu_model(tmp_path / "none")
+    assert cpu_model(cpuinfo) == "Some CPU @ 2 GHz"
+    assert cpu_model(tmp_path / "none")
     assert _command_line(["/somewhere/bin/diffuspec", "bench", "--out", "a b"]) == (
         "diffuspec bench --out 'a b'"
     )

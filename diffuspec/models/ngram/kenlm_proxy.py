@@ -100,8 +100,9 @@ def _import_kenlm() -> Any:
         import kenlm
     except ImportError as error:
         raise MissingDependencyError(
-            "the n-gram proxy needs the package kenlm: `pip install kenlm` (needs a C++ compiler; "
-            "with Python 3.13 see .ci/install_kenlm). Drafting also works without a proxy"
+            "an n-gram model is configured, which needs the package kenlm: "
+            "`pip install 'diffuspec[kenlm]'` (with a C++ compiler; with Python 3.13 see "
+            ".ci/install_kenlm). Drafting works without one, too: `--ngram none`, `ngram: null`"
         ) from error
     return kenlm
 

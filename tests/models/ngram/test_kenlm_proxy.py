@@ -114,7 +114,7 @@ def test_without_kenlm_the_error_says_how_to_install_it(
     small_arpa: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "kenlm", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install kenlm.*without a proxy"):
+    with pytest.raises(MissingDependencyError, match=r"diffuspec\[kenlm\].*without one"):
         KenlmProxy(small_arpa, vocab_size=SMALL_VOCAB_SIZE)
 
 
