@@ -18,8 +18,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 # tests/conftest.py puts the longest first.
 PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
+# What a release needs, without all that diffuspec itself does.
+TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm lint format matrix release proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm lint format matrix release release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -74,13 +77,26 @@ release: $(STAMP) ## Build wheel and sdist in dist/, and check both: contents, i
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python .ci/check_release.py dist
 
+wheels: ## Build wheels of this machine's architecture for Python 3.11 to 3.13 in dist/, by cibuildwheel; needs Docker
+	$(TOOLS) cibuildwheel==4.3.5
+	build/tools/bin/python -m cibuildwheel --output-dir dist
+
+sdist: ## Build the sdist in dist/
+	$(TOOLS) build
+	build/tools/bin/python -m build --sdist --outdir dist .
+
+release-notes: ## Check TAG=v1.2.3 against pyproject.toml, and write its part of the changelog to build/notes.md
+	@mkdir -p build
+	$(PYTHON) .ci/release_notes.py $(TAG) > build/notes.md
+
 proto: $(STAMP) ## Compile protos/ into diffuspec/v1
 	$(BIN)/python protos/generate.py
 
-docs: $(STAMP) ## Write docs/configuration.md and the tables of docs/observability.md
+docs: $(STAMP) ## Write docs/configuration.md and the tables of docs/observability.md; build the site, in build/site
 	$(BIN)/python docs/make_configuration.py
 	$(BIN)/python docs/make_observability.py
 	$(BIN)/python -m deploy.grafana.make_dashboard
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 bench: $(STAMP) ## The benchmark against transformers, with tables and plots in runs/bench
 	$(BIN)/diffuspec bench $(ARGS)
