@@ -58,6 +58,21 @@ def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def gpus() -> list[str]:
+    """Return what GPUs torch can use; one line that says so if there are none."""
+    if not torch.cuda.is_available():
+        return [f"none that torch {torch.__version__} can use"]
+    return [_describe_gpu(number) for number in range(torch.cuda.device_count())]
+
+
+def _describe_gpu(number: int) -> str:
+    found = torch.cuda.get_device_properties(number)
+    memory = f"{found.total_memory / 2**30:.0f} GiB"
+    return (
+        f"{found.name}, {memory}, capability {found.major}.{found.minor}, CUDA {torch.version.cuda}"
+    )
+
+
 def package_version(package: str) -> str | None:
     """Return the version of an installed package; None if it is not there."""
     try:

@@ -35,14 +35,15 @@ def run() -> None:
 
 def _facts() -> Iterator[tuple[str, str]]:
     """Yield what there is to say, by name."""
-    from diffuspec.bench.machine import cpu_model, package_version
+    from diffuspec.bench.machine import cpu_model, gpus, package_version
 
     yield "diffuspec", package_version("diffuspec") or "a checkout, not installed"
     yield "python", f"{platform.python_implementation()} {platform.python_version()}"
     yield "system", platform.platform()
     yield "processor", f"{cpu_model()}, {_num_cores()} cores, {_memory_bytes() / _GIB:.1f} GiB"
     yield "kernels", _kernels()
-    yield from _gpus()
+    for gpu in gpus():
+        yield "gpu", gpu
     found = {name: package_version(name) for name in _PACKAGES}
     yield "packages", ", ".join(f"{name} {one}" for name, one in found.items() if one)
     yield "not there", ", ".join(name for name, one in found.items() if not one) or "-"
@@ -73,16 +74,3 @@ def _kernels() -> str:
     except ConfigError as error:
         return str(error)
     return f"{levels.level()}, the processor has {levels.own_level()}"
-
-
-def _gpus() -> Iterator[tuple[str, str]]:
-    import torch
-
-    if not torch.cuda.is_available():
-        yield "gpu", f"none that torch {torch.__version__} can use"
-        return
-    for number in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(number)
-        memory = f"{found.total_memory / _GIB:.0f} GiB"
-        capability = f"{found.major}.{found.minor}"
-        yield "gpu", f"{found.name}, {memory}, capability {capability}, CUDA {torch.version.cuda}"
