@@ -55,6 +55,7 @@ def variables(directory: Path, http: ServeSettings) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(SCRIPT),
         "DIFFUSPEC_HAPROXY": package.get_haproxy_binary(),
         "DIFFUSPEC_HEADER_SECONDS": str(math.ceil(http.header_seconds)),
+        "DIFFUSPEC_COUNTS_HOST": "127.0.0.1",
         "DIFFUSPEC_BODY_SECONDS": str(math.ceil(http.body_seconds)),
         # A request that an ingress has not begun to answer goes to another one when it is lost.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",

