@@ -69,6 +69,10 @@ class BenchOptions:
         if self.drafter is not None and self.target is None:
             raise ConfigError("--drafter needs --target: a pair has its own drafter")
         self.chosen_pair  # noqa: B018  # its name is checked
+        for name in set(self.systems) - set(TRANSFORMERS_SYSTEMS):
+            speculation_for(name, SpeculationParams())
+        if self.questions is not None and not self.questions.exists():
+            raise ConfigError(f"cannot read questions from {self.questions}: no such file")
         self._check_study()
         if not self.has_drafter:
             self._check_plain()

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -269,6 +270,14 @@ def test_wrong_options_are_found_before_anything_is_loaded(
     with pytest.raises(ConfigError, match=message):
         run_benchmark(BenchOptions(**options))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"systems": ("plain", "nope")}, {"questions": Path("none.jsonl")}], ids=str
+)
+def test_wrong_names_are_found_by_the_options_themselves(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"nope|none\.jsonl"):
+        BenchOptions(**options)
 
 
 def test_a_folder_that_cannot_be_made_is_found_before_anything_is_loaded(

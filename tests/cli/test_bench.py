@@ -32,7 +32,11 @@ def test_without_options_the_whole_benchmark_runs(
     assert asked == [BenchOptions()]
 
 
-def test_every_option_is_passed_on(diffuspec: Run, asked: list[BenchOptions]) -> None:
+def test_every_option_is_passed_on(
+    diffuspec: Run, asked: list[BenchOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("q.jsonl").touch()
     options = (
         "--target t --drafter d --ngram n.bin --questions q.jsonl --limit 2 --max-tokens 9"
         " --repeats 3 --threads 1 --out o --trace t.json --systems plain,paper"
