@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.progress import track
 
 from diffuspec.bench.questions import first_per_family, load_questions, rotated
-from diffuspec.bench.report import TextTable, print_tables
+from diffuspec.bench.report import print_tables
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs import smollm2
 from diffuspec.text.tokenizer import load_tokenizer
