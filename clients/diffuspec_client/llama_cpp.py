@@ -1,0 +1,98 @@
+"""Drafts for llama-cpp-python: `Llama(model_path, draft_model=RemoteDrafts(TOKENIZER_JSON))`.
+
+llama-cpp-python decodes one sequence at a time. After each step it calls its draft model with all
+tokens so far, and keeps those drafted tokens that the target itself chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec_client.client import DraftClient, Row
+from diffuspec_client.settings import Settings
+from diffuspec_client.tracking import Tracker
+from diffuspec_client.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    _DraftModel = object
+else:
+    try:
+        from llama_cpp.llama_speculative import LlamaDraftModel as _DraftModel
+    except ImportError:  # a class of the same form serves as well: nothing asks for its base
+        _DraftModel = object
+
+logger = logging.getLogger(__name__)
+
+_MAX_MODEL_LEN = 2**24  # the protocol's; the server has its own limit
+_CONNECT_SECONDS = 2.0  # that the start waits for a server
+
+
+def read_vocabulary(tokenizer: Path | str) -> dict[str, int]:
+    """Return the ids by token of a tokenizer.json. A GGUF file has it only in a changed form.
+
+    Raises OSError, and ValueError for a file of another kind.
+    """
+    try:
+        found = json.loads(Path(tokenizer).read_text(encoding="utf-8"))
+        vocabulary = found["model"]["vocab"]
+        if isinstance(vocabulary, list):  # of a unigram model: tokens with their scores
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        added = {one["content"]: int(one["id"]) for one in found.get("added_tokens", [])}
+        return {**vocabulary, **added}
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{tokenizer} must be a tokenizer.json of the target: {error!r}") from None
+
+
+class RemoteDrafts(_DraftModel):
+    """A `LlamaDraftModel` that asks a draft server. For one `Llama`."""
+
+    def __init__(
+        self,
+        tokenizer: Path | str,
+        settings: Settings | None = None,
+        *,
+        max_draft_tokens: int = 16,
+    ) -> None:
+        """`tokenizer`: the target's tokenizer.json. `settings`: of the environment if not given.
+
+        Raises OSError and ValueError for what cannot be used.
+        """
+        self._client = DraftClient(
+            settings or Settings.read({}),
+            vocabulary=Vocabulary(read_vocabulary(tokenizer)),
+            max_model_len=_MAX_MODEL_LEN,
+            max_requests=1,
+            max_draft_tokens=max_draft_tokens,
+            engine="llama-cpp-python",
+        )
+        self._tracker = Tracker()
+        self._has_failed = False
+        self._client.wait_until_connected(_CONNECT_SECONDS)
+
+    def close(self) -> None:
+        """End the connection. Answers go on without drafts."""
+        self._client.close()
+
+    def __call__(self, input_ids: NDArray[np.intc], /, **_: Any) -> NDArray[np.intc]:
+        """Return the draft that goes on from these tokens, empty if there is none."""
+        try:
+            return np.array(self._draft(input_ids), np.intc)
+        except Exception:
+            level = logging.DEBUG if self._has_failed else logging.ERROR
+            logger.log(level, "diffuspec: no drafts in this step", exc_info=True)
+            self._has_failed = True
+            return np.array([], np.intc)
+
+    def _draft(self, input_ids: NDArray[np.intc]) -> list[int]:
+        tokens = np.asarray(input_ids, np.int32)
+        if not len(tokens):
+            return []
+        [name], ended = self._tracker.match([0], [tokens])
+        row = Row(name, tokens, num_prompt_tokens=max(len(tokens) - 1, 1))
+        return self._client.step([row], ended)[0].token_ids
