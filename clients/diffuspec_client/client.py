@@ -111,6 +111,16 @@ class DraftClient:
         """Whether there are drafts to be had now."""
         return self._connection.number > 0
 
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that the engine knows are below it."""
+        return self._vocabulary.size
+
+    @property
+    def step_id(self) -> int:
+        """The latest step's, as tables of outcomes have it."""
+        return self._step_id
+
     def wait_until_connected(self, seconds: float) -> bool:
         """Wait for the server; return whether it is there."""
         return self._connection.wait(seconds)

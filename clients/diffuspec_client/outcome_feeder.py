@@ -1,0 +1,185 @@
+"""The thread between an asynchronous engine and a draft server.
+
+The engine hands it what each step has brought, and goes on at once. The thread reports the step to
+the server, and fills the table of drafts with what the server sends.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec_client.client import DraftClient, Row
+from diffuspec_client.draft_service_pb2 import OutcomeTable
+from diffuspec_client.draft_table import DraftTable
+
+logger = logging.getLogger(__name__)
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass
+class Report:
+    """What one step of the engine has brought. Its arrays may be read after `wait`."""
+
+    request_ids: Sequence[str]
+    rows: Sequence[int]  # of the table
+    lengths: Tokens  # [requests], tokens of each after the step
+    num_new: Tokens  # [requests], those of this step
+    new_tokens: Tokens  # [requests, most in a step], of which the first num_new count
+    whole: Mapping[str, Tokens] = field(default_factory=dict)  # all tokens, of new requests
+    ended: Sequence[str] = ()
+    wait: Callable[[], None] = lambda: None  # until the copies from the device are there
+
+
+class _Request:
+    """The tokens of a request, and the draft that the server believes to be verified."""
+
+    def __init__(self, row: int, tokens: Tokens, num_new: int) -> None:
+        self.row = row
+        self.num_prompt_tokens = len(tokens) - num_new
+        self._tokens = np.empty(2 * len(tokens) + 64, np.int32)
+        self._tokens[: len(tokens)] = tokens
+        self.num_tokens = len(tokens)
+        self.base = 0  # tokens that the draft goes on from
+        self.draft: list[int] = []
+
+    @property
+    def tokens(self) -> Tokens:
+        return self._tokens[: self.num_tokens]
+
+    def grow(self, new: Tokens) -> None:
+        end = self.num_tokens + len(new)
+        if end > len(self._tokens):
+            self._tokens = np.concatenate([self.tokens, np.empty(end, np.int32)])
+        self._tokens[self.num_tokens : end] = new
+        self.num_tokens = end
+
+
+class OutcomeFeeder:
+    """Reports steps to a server and puts its drafts into a table, in a thread of its own."""
+
+    def __init__(
+        self,
+        table: DraftTable,
+        connect: Callable[[Callable[[OutcomeTable], None]], DraftClient],
+        max_model_len: int,
+    ) -> None:
+        """`connect` returns a client that hands its tables of outcomes to the given function."""
+        self.lost: set[str] = set()  # requests whose tokens are to be reported whole
+        self._table = table
+        self._max_model_len = max_model_len
+        self._requests: dict[str, _Request] = {}
+        self._answered = 0  # the step that the requests' drafts are of
+        self._early: list[OutcomeTable] = []  # of a step whose answer is still to be taken
+        self._lock = threading.Lock()
+        self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
+        self._has_failed = False
+        self._client = connect(self._take)
+        self._thread = threading.Thread(target=self._run, name="diffuspec-table", daemon=True)
+        self._thread.start()
+
+    @property
+    def client(self) -> DraftClient:
+        return self._client
+
+    def report(self, report: Report) -> None:
+        """Hand over what a step has brought. Returns at once."""
+        self._reports.put(report)
+
+    def close(self) -> None:
+        self._reports.put(None)
+        self._client.close()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        while True:
+            reports = [self._reports.get()]
+            while not self._reports.empty():  # a server that is slow hears of several steps at once
+                reports.append(self._reports.get())
+            known = [one for one in reports if one is not None]
+            if len(known) < len(reports):
+                return
+            try:
+                self._step(known)
+            except Exception:
+                level = logging.DEBUG if self._has_failed else logging.ERROR
+                logger.log(level, "diffuspec: no drafts for this step", exc_info=True)
+                self._has_failed = True
+
+    def _step(self, reports: Sequence[Report]) -> None:
+        ended = [name for one in reports for name in one.ended]
+        with self._lock:
+            for one in reports:
+                one.wait()
+                self._advance(one)
+            for name in ended:
+                request = self._requests.pop(name, None)
+                if request is not None:
+                    self._table.clear(request.row)
+            names = [one for one in reports[-1].request_ids if one in self._requests]
+            rows = [self._row(name) for name in names]
+        drafts = self._client.step(rows, ended)
+        with self._lock:
+            self._answered = self._client.step_id
+            for name, draft in zip(names, drafts, strict=True):
+                self._note(self._requests[name], draft.token_ids)
+            early, self._early = self._early, []
+            for table in early:
+                self._add(table)
+            self._table.publish()
+
+    def _advance(self, report: Report) -> None:
+        """Take the tokens of a step."""
+        for place, name in enumerate(report.request_ids):
+            num_new, length = int(report.num_new[place]), int(report.lengths[place])
+            request = self._requests.get(name)
+            if name in report.whole:
+                tokens = report.whole[name][:length]
+                self._requests[name] = _Request(report.rows[place], tokens, num_new)
+                self._table.clear(report.rows[place])
+            elif request is not None and request.num_tokens + num_new == length:
+                request.grow(report.new_tokens[place, :num_new])
+                request.row = report.rows[place]
+            elif num_new and request is not None:
+                del self._requests[name]
+                self.lost.add(name)
+
+    def _row(self, name: str) -> Row:
+        request = self._requests[name]
+        left = self._max_model_len - request.num_tokens
+        return Row(name, request.tokens, request.num_prompt_tokens, max_tokens_left=left)
+
+    def _note(self, request: _Request, draft: list[int]) -> None:
+        """Note the draft for a prefix. If it comes late, the rest of it may still be right."""
+        request.base, request.draft = request.num_tokens, draft
+        for place in range(1, len(draft)):
+            self._table.add(request.row, request.base, draft[:place], draft[place:])
+
+    def _take(self, table: OutcomeTable) -> None:
+        """Take outcomes, in the thread of the connection."""
+        with self._lock:
+            if table.step_id == self._answered:
+                self._add(table)
+                self._table.publish()
+            elif table.step_id > self._answered:
+                self._early.append(table)
+
+    def _add(self, table: OutcomeTable) -> None:
+        if table.step_id != self._answered:
+            return
+        size = self._client.vocab_size
+        for one in table.outcomes:
+            request = self._requests.get(one.request_id)
+            tokens = [one.token_id, *one.token_ids]
+            if request is None or one.num_accepted > len(request.draft) or max(tokens) >= size:
+                continue
+            path = [*request.draft[: one.num_accepted], one.token_id]
+            draft = one.token_ids[: self._table.max_path - 1]
+            self._table.add(request.row, request.base, path, draft)
