@@ -1,0 +1,231 @@
+"""Trees for SGLang: `--speculative-algorithm DIFFUSPEC`, with the address in the environment.
+
+A plug-in of SGLang (entry point `sglang.srt.plugins`). Its worker is SGLang's worker for n-grams,
+which verifies trees of a fixed size for each request; where the draft server has a tree for a
+request, it takes the place of the n-grams' one. Nothing else of the worker is changed, so that a
+server which fails, or is too late, leaves SGLang's own n-grams.
+
+It uses internals of SGLang, which are listed in HOOKS and looked for first. Where something is
+missing the algorithm is not registered, with one warning.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diffuspec_client.client import Draft, DraftClient, Row
+from diffuspec_client.settings import Settings
+from diffuspec_client.vocabulary import Vocabulary
+
+logger = logging.getLogger(__name__)
+
+NAME = "DIFFUSPEC"
+_SPECULATIVE = "sglang.srt.speculative"
+# Attributes that are used, by module.
+HOOKS: tuple[tuple[str, str], ...] = (
+    (f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.NGRAM"),
+    (f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.register"),
+    (f"{_SPECULATIVE}.spec_info", "SpeculativeAlgorithm.create_future_map"),
+    (f"{_SPECULATIVE}.spec_registry", "CustomSpecAlgo.create_worker"),
+)
+# The worker's module takes a GPU's libraries, and is loaded when a worker is asked for.
+WORKER_HOOKS: tuple[tuple[str, str], ...] = (
+    (f"{_SPECULATIVE}.ngram_worker", "NGRAMWorker._prepare_draft_tokens"),
+    (f"{_SPECULATIVE}.ngram_worker", "NGRAMWorker.clear_cache_pool"),
+)
+_OUR_OWN = {"from_string", "register", "create_worker", "get_platform_worker_cls", "is_some"}
+_MAX_MODEL_LEN = 2**24  # the protocol's; the server has its own limit
+_MAX_REQUESTS = 4096
+_CONNECT_SECONDS = 2.0  # that the start waits for a server
+
+
+def register() -> None:
+    """Register the algorithm with SGLang. The entry point: it never raises."""
+    try:
+        missing = missing_hooks(HOOKS)
+        if missing:
+            _warn(f"this SGLang lacks {', '.join(missing)}")
+            return
+        info = importlib.import_module(f"{_SPECULATIVE}.spec_info")
+        registry = importlib.import_module(f"{_SPECULATIVE}.spec_registry")
+        if registry.get_spec(NAME) is None:
+            kind = algorithm_class(info.SpeculativeAlgorithm, registry.CustomSpecAlgo)
+            decorate = info.SpeculativeAlgorithm.register(
+                NAME, supports_overlap=True, spec_class=kind
+            )
+            decorate(lambda _: worker_class())
+    except Exception as error:
+        _warn(repr(error))
+
+
+def missing_hooks(
+    hooks: Sequence[tuple[str, str]], load: Callable[[str], Any] = importlib.import_module
+) -> list[str]:
+    """Return which of these attributes this SGLang lacks."""
+    missing = []
+    for module, name in hooks:
+        try:
+            found = load(module)
+            for part in name.split("."):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            missing.append(f"{module}.{name}")
+    return missing
+
+
+def algorithm_class(algorithms: Any, base: type) -> type:
+    """Return the class of an algorithm that answers every question as SGLang's n-grams do.
+
+    The base lacks methods that the scheduler calls, such as create_future_map and need_topk, and
+    registration does not notice: so each method of the built-in algorithms is taken from there.
+    """
+    ngram = algorithms.NGRAM
+
+    def asking(name: str) -> Callable[..., Any]:
+        return lambda self, *given, **named: getattr(ngram, name)(*given, **named)
+
+    methods: dict[str, Any] = {
+        name: asking(name)
+        for name, value in vars(algorithms).items()
+        if callable(value) and not name.startswith("_") and name not in _OUR_OWN
+    }
+    methods["get_platform_worker_cls"] = lambda self: None
+    return type("DiffuspecAlgorithm", (base,), methods)
+
+
+def worker_class() -> type:
+    """Return SGLang's worker for n-grams with our trees, or as it is where hooks are missing."""
+    module = importlib.import_module(f"{_SPECULATIVE}.ngram_worker")
+    missing = missing_hooks(WORKER_HOOKS)
+    if missing:
+        _warn(f"this SGLang lacks {', '.join(missing)}")
+        worker: type = module.NGRAMWorker
+        return worker
+    return type("DiffuspecWorker", (TreeWorker, module.NGRAMWorker), {})
+
+
+class TreeWorker:
+    """What is put before SGLang's worker for n-grams."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._trees: Trees | None = None
+        try:
+            self._trees = self._connect()
+        except Exception as error:
+            _warn(repr(error))
+
+    def _connect(self) -> Trees | None:
+        worker: Any = self
+        if int(getattr(worker.server_args, "tp_size", 1)) > 1:
+            # Each rank drafts for itself, and a tree may come in time on one of them alone.
+            _warn("ranks of tensor parallelism have to draft alike, and trees come at any time")
+            return None
+        client = DraftClient(
+            Settings.read({}),
+            vocabulary=Vocabulary(worker._target_worker.tokenizer.get_vocab()),
+            max_model_len=_MAX_MODEL_LEN,
+            max_requests=_MAX_REQUESTS,
+            max_draft_tokens=int(worker.draft_token_num) - 1,
+            is_tree=True,
+            engine="sglang",
+        )
+        client.wait_until_connected(_CONNECT_SECONDS)
+        return Trees(client, int(worker.draft_token_num))
+
+    def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return tokens, [requests x nodes], and masks, [requests x nodes x nodes], both flat."""
+        worker: Any = super()
+        tokens, mask = worker._prepare_draft_tokens(batch)
+        return (tokens, mask) if self._trees is None else self._trees.put(self, batch, tokens, mask)
+
+    def clear_cache_pool(self) -> None:
+        worker: Any = super()
+        worker.clear_cache_pool()
+        if self._trees is not None:
+            self._trees.forget()
+
+
+class Trees:
+    """Puts a server's trees in the place of others."""
+
+    def __init__(self, client: DraftClient, num_nodes: int) -> None:
+        """num_nodes: of each tree, its root, the last token, among them."""
+        self._client = client
+        self._num_nodes = num_nodes
+        self._names: set[str] = set()  # of the last batch
+        self._ended: list[str] = []
+        self._has_failed = False
+
+    def forget(self) -> None:
+        """The cache is cleared: no request goes on."""
+        self._ended += self._names
+        self._names = set()
+
+    def put(
+        self, worker: Any, batch: Any, tokens: NDArray[Any], mask: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return tokens and masks with our trees where there are any. Never raises."""
+        try:
+            return self._put(worker, batch, tokens, mask)
+        except Exception:
+            level = logging.DEBUG if self._has_failed else logging.ERROR
+            logger.log(level, "diffuspec: n-grams alone draft in this step", exc_info=True)
+            self._has_failed = True
+            return tokens, mask
+
+    def _put(
+        self, worker: Any, batch: Any, tokens: NDArray[Any], mask: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        number, size = len(batch.reqs), self._num_nodes
+        rows = [self._row(worker, place, one) for place, one in enumerate(batch.reqs)]
+        names = {row.request_id for row in rows}
+        ended = [*self._ended, *sorted(self._names - names)]
+        self._names, self._ended = names, []
+        drafts = self._client.step(rows, ended)
+        all_tokens = np.array(tokens).reshape(number, size)
+        all_masks = np.array(mask).reshape(number, size, size)
+        for place, draft in enumerate(drafts):
+            if draft.token_ids:
+                last = int(rows[place].token_ids[-1])
+                all_tokens[place], all_masks[place] = tree_of(draft, last, size)
+        return all_tokens.reshape(tokens.shape), all_masks.reshape(mask.shape)
+
+    def _row(self, worker: Any, place: int, request: Any) -> Row:
+        """Return a request with the tokens that the scheduler has not put down yet."""
+        accepted = worker.prev_accept_lens[place]
+        start = place * self._num_nodes
+        fresh = worker.prev_token_ids[start : start + accepted] if accepted else []
+        prompt = np.asarray(request.origin_input_ids_unpadded, np.int32)
+        parts = [prompt, np.asarray(request.output_ids, np.int32), np.asarray(fresh, np.int32)]
+        return Row(str(request.rid), np.concatenate(parts), len(prompt))
+
+
+def tree_of(draft: Draft, last: int, num_nodes: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the tokens of a tree below the last token, and which nodes each one comes after.
+
+    Nodes that the draft lacks are a chain below its last one. No two nodes with the same parent may
+    have the same token: where answers are sampled, it would be taken too often.
+
+    Raises ValueError for a draft with two such nodes.
+    """
+    if len({*zip(draft.parents, draft.token_ids, strict=True)}) < len(draft.token_ids):
+        raise ValueError("a tree has two nodes with the same parent and the same token")
+    number = 1 + len(draft.token_ids)
+    tokens = np.full(num_nodes, draft.token_ids[-1], np.int64)
+    tokens[:number] = [last, *draft.token_ids]
+    parents = [0, *[parent + 1 for parent in draft.parents], *range(number - 1, num_nodes - 1)]
+    mask = np.eye(num_nodes, dtype=bool)
+    for node in range(1, num_nodes):
+        mask[node] |= mask[parents[node]]
+    return tokens, mask
+
+
+def _warn(reason: str) -> None:
+    logger.warning("diffuspec: SGLang goes on without our drafts: %s", reason)
