@@ -16,6 +16,7 @@ EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec model explain models/Qwen3-8B
   diffuspec model explain models/Qwen3-8B --tool-call-parser none
+  diffuspec model explain models/SDAR-1.7B-Chat-b16
 """
 
 Target = Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.")]
@@ -33,7 +34,7 @@ class Directory:
     """A model directory, and what `diffuspec serve` would be told besides."""
 
     path: Path
-    tokenizer: Any
+    tokenizer: Any  # None: of a drafter without one
     settings: Mapping[str, str]
 
 
@@ -45,7 +46,7 @@ def run(
 ) -> None:
     """Tell how a model is served: what ends its answers, its chats, calls, reasoning, defaults.
 
-    Weights are not read.
+    Of a diffusion LM also how it drafts: family, attention, blocks, mask. Weights are not read.
     """
     from diffuspec.text.tokenizer import load_tokenizer
 
@@ -55,12 +56,53 @@ def run(
         "generation_config": generation_config,
     }
     settings = {name: value for name, value in given.items() if value is not None}
-    directory = Directory(target, load_tokenizer(target), settings)
-    found = [(title, describe(directory)) for title, describe in SECTIONS]  # all, or an error
+    drafts = _drafts(Directory(target, None, settings))
+    lacks_tokenizer = bool(drafts) and not (target / "tokenizer.json").is_file()
+    directory = Directory(target, None if lacks_tokenizer else load_tokenizer(target), settings)
+    sections = SECTIONS[:1] if lacks_tokenizer else SECTIONS
+    found = [(title, describe(directory)) for title, describe in sections]  # all, or an error
     for title, rows in found:
+        if not rows:
+            continue
         typer.echo(title)
         for name, value in rows.items():
             typer.echo(f"  {name:<{_WIDTH}}{value}")
+
+
+def _drafts(directory: Directory) -> Rows:
+    """Return how a diffusion LM drafts; nothing of other models."""
+    from diffuspec.models.loading.families import find_family, read_settings, why_refused
+    from diffuspec.text.directory import read_json
+
+    path = directory.path
+    config = read_json(path, "config.json") if (path / "config.json").is_file() else {}
+    if not isinstance(model_type := config.get("model_type"), str):
+        return {}
+    if (reason := why_refused(config)) is not None:
+        return {"refused": reason}
+    family = find_family(config)
+    if family is None and config.get("diffusion_attention") is None:
+        return {}
+    settings = read_settings(path, config)
+    name = "its own config.json's" if family is None else family.name
+    layers = model_type if family is None else family.base
+    rows = {
+        "family": f"{name}, model type {model_type}, layers of {layers}",
+        "attention": f"{settings.attention}: {_ATTENTIONS[settings.attention]}",
+        "block": f"{settings.block_size} tokens" if settings.attention == "block_aligned" else "-",
+        "predicts": "the token after a row's own" if settings.is_shifted else "a row's own token",
+        "mask": _named(directory.tokenizer, settings.mask_token_id),
+    }
+    if family is not None and family.may_have_blocks:
+        rows["block"] = "as drafter.block_size says, for bd3lm; else none"
+    if family is not None and family.restriction is not None:
+        rows["licence"] = family.restriction
+    return rows
+
+
+def _named(tokenizer: Any, token_id: int) -> str:
+    token = None if tokenizer is None else tokenizer.convert_ids_to_tokens(token_id)
+    return str(token_id) if token is None else f"{token_id} {token}"
 
 
 def _tokens(directory: Directory) -> Rows:
@@ -105,7 +147,13 @@ def _conventions(directory: Directory) -> Rows:
     }
 
 
+_ATTENTIONS = {
+    "full": "all rows see each other",
+    "block_causal": "text is causal, and a draft is one block after it",
+    "block_aligned": "blocks at multiples of their size see themselves and all earlier ones",
+}
 SECTIONS: tuple[tuple[str, Callable[[Directory], Rows]], ...] = (
+    ("Drafter", _drafts),
     ("Tokens", _tokens),
     ("Chat template", _template),
     ("Service", _conventions),

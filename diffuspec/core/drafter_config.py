@@ -36,16 +36,24 @@ class DiffuSpecConfig(_LatticeSection):
     dtype: DType = Field("auto", description=DTYPE_HELP)
     prefix_cache: bool = Field(
         True,
-        description="Keep the states of the prefix between drafts: exact for block-causal "
-        "drafters, approximate for Dream.",
+        description="Keep the states of the prefix between drafts: exact for drafters that see "
+        "text in blocks, approximate for Dream and others that see all of it.",
     )
     refresh_every: int = Field(
         32,
         ge=1,
-        description="Committed tokens after which Dream's cached prefix is computed again.",
+        description="Committed tokens after which an approximate cached prefix, as Dream's, is "
+        "computed again.",
     )
     num_refinement_steps: int = Field(
         1, ge=1, le=64, description="Denoising steps of a draft, S of the paper."
+    )
+    block_size: int | None = Field(
+        None,
+        ge=1,
+        le=256,
+        description="Tokens of the blocks that the drafter was trained with, if its directory "
+        "does not say, or wrongly: of SDAR and Tiny-A2D bd3lm.",
     )
 
 

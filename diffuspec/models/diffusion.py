@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from diffuspec.algorithm.lattice import EMPTY_LATTICE, Pruning, build_lattices
 from diffuspec.core.drafter_config import DiffuSpecConfig
@@ -18,44 +18,26 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import check_draft_request, is_noiseless, lay_out, with_noise
-from diffuspec.models.loading.checkpoint import DiffusionSettings, inspect_checkpoint
+from diffuspec.models.draft_rows import (
+    check_draft_request,
+    feed,
+    is_noiseless,
+    lay_out,
+    with_noise,
+)
+from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.logit_columns import LogitColumns
+from diffuspec.models.masked_draft import MaskedDraft
 from diffuspec.models.rows.largest import most_probable
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.worker import Worker
 
+logger = logging.getLogger(__name__)
+
 NUM_SCRATCH_ROWS = 512  # rows per slot for masks and hypothetical tokens
 MAX_PREFILL_ROWS = 512  # of one request in one forward, where prefixes are causal
-
-
-@dataclass(slots=True, eq=False)
-class _Draft:
-    """One request of a batch and the state of its block."""
-
-    request: DraftRequest
-    prefix: TokenIds  # the request's, cut from the left to the model's context
-    block: TokenIds  # [k], masks, and tokens that refinement has put in
-    logits: torch.Tensor | None = None  # [k, V], each row of the last pass in which it was a mask
-    is_masked: NDArray[np.bool_] | None = None  # [k]; None: all are
-
-    def update(self, logits: torch.Tensor) -> None:
-        if self.logits is not None and self.is_masked is not None:
-            still_masked = torch.from_numpy(self.is_masked).to(logits.device)
-            logits = torch.where(still_masked[:, None], logits, self.logits)
-        self.logits = logits
-
-    def fix_most_confident(self, count: int) -> None:
-        """Replace `count` masks by their likeliest tokens, most confident first."""
-        assert self.logits is not None
-        if self.is_masked is None:
-            self.is_masked = np.ones(len(self.block), np.bool_)
-        logprobs, token_ids = self.logits.log_softmax(dim=-1).max(dim=-1)
-        order = np.argsort(np.where(self.is_masked, -logprobs.cpu().numpy(), np.inf), kind="stable")
-        chosen = order[: min(count, int(self.is_masked.sum()))]
-        self.block[chosen] = token_ids.cpu().numpy()[chosen]
-        self.is_masked[chosen] = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,14 +48,15 @@ class _Plan:
 
 
 class DiffusionDrafter:
-    """A LatticeModel over a diffusion LM: Dream or LLaDA (full attention), or a block-causal one.
+    """A LatticeModel over a diffusion LM of any attention (see `DiffusionSettings`).
 
-    With the prefix cache, a block-causal drafter's prefix states are exact; Dream's come from
-    earlier steps and are recomputed every refresh_every tokens. Requests of one batch with the same
-    id (hypothetical prefixes) share a slot and a forward. Ids unknown to the target, and the mask,
-    are never drafted. Forwards run in a thread of its own, or inline if the target takes one
-    sequence at a time. If it takes more, a block-causal drafter with the cache prefills a long
-    prefix over several calls, and returns empty lattices for it until then.
+    With the prefix cache, the states of a prefix are exact where no later token changes them, and
+    the rest is computed again. With full attention they come from earlier steps and are recomputed
+    every refresh_every tokens. Requests of one batch with the same id (hypothetical prefixes) share
+    a slot and a forward. Ids unknown to the target, and the mask, are never drafted. Forwards run
+    in a thread of its own, or inline if the target takes one sequence at a time. If it takes more,
+    a drafter with exact prefixes and the cache prefills a long prefix over several calls, and
+    returns empty lattices for it until then.
     """
 
     def __init__(
@@ -93,11 +76,8 @@ class DiffusionDrafter:
         self._num_scratch_rows = runner.cache.max_len - max_positions
         self._uses_cache = config.prefix_cache
         self._refresh_every = config.refresh_every
-        self._prefills_in_pieces = (
-            settings.attention == "block_causal"
-            and config.prefix_cache
-            and target.max_sequences > 1
-        )
+        self._keeps_exact_rows = settings.has_exact_prefix and config.prefix_cache
+        self._prefills_in_pieces = self._keeps_exact_rows and target.max_sequences > 1
         self._num_steps = config.num_refinement_steps
         self._banned = self._banned_columns()
         self._pruning = Pruning(config.candidate_mass, config.max_candidates, target.eos_token_ids)
@@ -108,9 +88,12 @@ class DiffusionDrafter:
     def load(cls, config: DiffuSpecConfig, target: TargetInfo) -> Self:
         """Load the drafter. Raises ModelLoadError, and VocabularyError if it does not match."""
         checkpoint = inspect_checkpoint(config.path)
-        settings = checkpoint.diffusion
-        checkpoint.check_room_for_drafts()
-        max_positions = min(target.max_model_len + MAX_DRAFT_TOKENS, checkpoint.max_positions)
+        settings = checkpoint.diffusion_with(config.block_size)
+        checkpoint.check_room_for_drafts(settings.block_size)
+        if checkpoint.family is not None and (terms := checkpoint.family.restriction):
+            logger.warning("%s: %s is under %s", config.path, checkpoint.family.name, terms)
+        longest = target.max_model_len + MAX_DRAFT_TOKENS + settings.block_size - 1
+        max_positions = min(longest, checkpoint.max_positions)
         loaded = load_model(
             config.path,
             device=config.device,
@@ -168,7 +151,7 @@ class DiffusionDrafter:
                 self.runner.cache.clear(request.request_id)
             raise DrafterError(f"the drafter's forward pass failed: {error}") from error
 
-    def _lattices(self, drafts: Sequence[_Draft]) -> list[Lattice]:
+    def _lattices(self, drafts: Sequence[MaskedDraft]) -> list[Lattice]:
         # The computed columns of logits will do where neither noise nor refinement looks for ids.
         takes_columns = self._num_steps == 1 and all(is_noiseless(one.request) for one in drafts)
         columns = self.runner.columns if takes_columns else None
@@ -183,7 +166,7 @@ class DiffusionDrafter:
         found = most_probable(_joined(drafts), self._pruning.max_candidates, ids)
         return build_lattices(*found, lengths, self._pruning, keeps_runners_up)
 
-    def _prefill(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+    def _prefill(self, drafts: Sequence[MaskedDraft]) -> list[MaskedDraft]:
         """Return the drafts with at most MAX_PREFILL_ROWS uncached tokens.
 
         Of the other requests, the first one has a piece of its prefix prefilled.
@@ -192,24 +175,25 @@ class DiffusionDrafter:
         long = {d.request.request_id: d.prefix for d in drafts if len(d.prefix) > MAX_PREFILL_ROWS}
         for request_id, prefix in long.items():
             cache.begin_step()
-            slot, start = cache.acquire(request_id, prefix)
+            slot, num_cached = cache.acquire(request_id, prefix)
+            start = self._settings.num_settled(num_cached)
             if len(prefix) - start > MAX_PREFILL_ROWS:
                 if not behind:
-                    self.runner.feed(slot, prefix[start : start + MAX_PREFILL_ROWS], start)
+                    feed(self.runner, slot, prefix, start, MAX_PREFILL_ROWS, self._settings)
                 behind.add(request_id)
         return [draft for draft in drafts if draft.request.request_id not in behind]
 
-    def _begin(self, request: DraftRequest) -> _Draft:
+    def _begin(self, request: DraftRequest) -> MaskedDraft:
         k = request.num_draft_tokens
-        prefix = _cut(request.prefix, self._max_positions - k)
-        return _Draft(request, prefix, block=self._masks[:k].copy())
+        prefix = _cut(request.prefix, self._max_positions - k - self._settings.block_size + 1)
+        return MaskedDraft(request, prefix, block=self._masks[:k].copy())
 
-    def _fill(self, drafts: Sequence[_Draft], columns: LogitColumns | None) -> None:
+    def _fill(self, drafts: Sequence[MaskedDraft], columns: LogitColumns | None) -> None:
         """Run the model over every draft's prefix and block, and update its logits.
 
         They are those of the columns only, if these are given.
         """
-        groups: dict[str, list[_Draft]] = {}
+        groups: dict[str, list[MaskedDraft]] = {}
         for draft in drafts:
             groups.setdefault(draft.request.request_id, []).append(draft)
         ids, num_slots = list(groups), self.runner.cache.num_slots
@@ -217,7 +201,7 @@ class DiffusionDrafter:
             self._fill_groups([groups[name] for name in ids[first : first + num_slots]], columns)
 
     def _fill_groups(
-        self, groups: Sequence[Sequence[_Draft]], columns: LogitColumns | None
+        self, groups: Sequence[Sequence[MaskedDraft]], columns: LogitColumns | None
     ) -> None:
         self.runner.cache.begin_step()
         plans = [self._plan(group) for group in groups]
@@ -242,16 +226,16 @@ class DiffusionDrafter:
         is_banned = (ids >= self._target.vocab_size) | (ids == self._settings.mask_token_id)
         return is_banned.nonzero().flatten().to(self.runner.device)
 
-    def _plan(self, group: Sequence[_Draft]) -> _Plan:
+    def _plan(self, group: Sequence[MaskedDraft]) -> _Plan:
         """Lay out the drafts of one request id, and choose the new prefix rows to keep."""
         request_id, prefixes = group[0].request.request_id, [draft.prefix for draft in group]
         shared = prefixes[0]
         for prefix in prefixes[1:]:
             shared = shared[: num_shared_tokens(shared, prefix)]
-        max_cached = min(len(shared), *(len(prefix) - 1 for prefix in prefixes))
-        slot, start = self.runner.cache.acquire(request_id, prefixes[0], max_cached)
+        shared = shared[: self._settings.num_settled(len(shared))]
+        slot, start = self._acquire(request_id, prefixes, len(shared))
         committed = shared
-        if self._settings.attention == "full":
+        if not self._settings.has_exact_prefix:
             # Prefix rows see the draft after them: rows that several drafts share are not kept.
             committed = shared if len(group) == 1 else shared[:start]
             if len(group) == 1 and self._is_refresh_due(request_id, start, len(shared)):
@@ -260,12 +244,26 @@ class DiffusionDrafter:
         if not self._uses_cache:
             start, committed = 0, shared[:0]
         self.runner.cache.truncate(slot, start)
-        if self._settings.attention == "block_causal" and self._uses_cache:
-            start = self.runner.extend(slot, shared, start, MAX_PREFILL_ROWS)
+        while self._keeps_exact_rows and len(shared) - start > MAX_PREFILL_ROWS:
+            start = feed(self.runner, slot, shared, start, MAX_PREFILL_ROWS, self._settings)
         blocks = [draft.block for draft in group]
         settings, max_rows = self._settings, self._num_scratch_rows
         segments = lay_out(prefixes, blocks, slot, start, len(shared), settings, max_rows)
         return _Plan(slot, list(segments), committed[start:])
+
+    def _acquire(
+        self, request_id: str, prefixes: Sequence[TokenIds], num_shared: int
+    ) -> tuple[int, int]:
+        """Return the slot, and how many of the shared tokens need no row of their own again.
+
+        The last token of a prefix needs one if its row predicts the first drafted token.
+        """
+        settings = self._settings
+        slot, num_cached = self.runner.cache.acquire(request_id, prefixes[0], num_shared)
+        start = settings.num_settled(num_cached)
+        if settings.is_shifted or not settings.has_exact_prefix:
+            start = min(start, *(len(prefix) - 1 for prefix in prefixes))
+        return slot, start
 
     def _is_refresh_due(self, request_id: str, num_cached: int, num_tokens: int) -> bool:
         refreshed_at = self._refreshed_at.get(request_id)
@@ -274,7 +272,7 @@ class DiffusionDrafter:
         return num_tokens - refreshed_at >= self._refresh_every
 
 
-def _joined(drafts: Sequence[_Draft]) -> torch.Tensor:
+def _joined(drafts: Sequence[MaskedDraft]) -> torch.Tensor:
     """Return the logits of all drafts, [sum of k, V]."""
     logits = [draft.logits for draft in drafts if draft.logits is not None]
     return logits[0] if len(logits) == 1 else torch.cat(logits)

@@ -17,8 +17,10 @@ from diffuspec.algorithm.sampling import perturb_logits
 from diffuspec.algorithm.shaping import History
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.types import DraftRequest, TokenIds
+from diffuspec.models.aligned_rows import lay_out_chain, lay_out_drafts
 from diffuspec.models.attention.segment import Segment, Visible
-from diffuspec.models.loading.checkpoint import DiffusionAttention, DiffusionSettings
+from diffuspec.models.loading.families import DiffusionAttention, DiffusionSettings
+from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import unknown_token_id
 
 
@@ -31,25 +33,51 @@ def lay_out(
     settings: DiffusionSettings,
     max_rows: int,
 ) -> Iterator[Segment]:
-    """Lay out the drafts of one slot in segments, each with at most max_rows unshared rows.
+    """Lay out the drafts of one slot in segments, together with at most max_rows unshared rows.
 
-    A draft of more rows has a segment of its own. Segments run in order: the first computes the
+    A draft of more rows is laid out alone. Segments run in order: the first ones compute the
     shared rows, and the others see them in the cache. start is the number of tokens cached, and
-    num_shared the number of leading tokens that all prefixes share.
+    num_shared the number of leading tokens that all prefixes share, in whole blocks.
     """
-    shared = num_shared if settings.attention == "block_causal" else start
+    shared = num_shared if settings.has_exact_prefix else start
+    make = lay_out_drafts if settings.attention == "block_aligned" else _lay_out
     first = 0
     while first < len(prefixes):
         last, num_rows = first, 0
         while last < len(prefixes):
-            num_rows += len(prefixes[last]) - shared + len(blocks[last])
+            num_rows += len(prefixes[last]) - shared + len(blocks[last]) + settings.block_size - 1
             if num_rows > max_rows and last > first:
                 break
             last += 1
-        yield _lay_out(prefixes[first:last], blocks[first:last], slot, start, shared, settings)
+        yield from make(prefixes[first:last], blocks[first:last], slot, start, shared, settings)
         first = last
-        if settings.attention == "block_causal":
+        if settings.has_exact_prefix:
             start = max(num_shared - 1, 0)  # the last shared row is repeated for its logits
+
+
+def feed(
+    runner: ModelRunner,
+    slot: int,
+    prefix: TokenIds,
+    start: int,
+    max_rows: int,
+    settings: DiffusionSettings,
+) -> int:
+    """Feed and commit at most max_rows tokens of a longer prefix; return how many are cached then.
+
+    `start`, the number of those cached, is made the slot's length.
+    """
+    runner.cache.truncate(slot, start)
+    token_ids = prefix[start : start + settings.num_settled(max_rows)]
+    if settings.attention == "block_causal":
+        return runner.feed(slot, token_ids, start)
+    end = start + len(token_ids)
+    last_row = range(end - 1, end)
+    runner.forward_columns(
+        list(lay_out_chain(token_ids, slot, start, settings.block_size, last_row))
+    )
+    runner.cache.commit(slot, token_ids, len(token_ids))
+    return end
 
 
 def _lay_out(
@@ -59,7 +87,7 @@ def _lay_out(
     start: int,
     num_shared: int,
     settings: DiffusionSettings,
-) -> Segment:
+) -> Iterator[Segment]:
     """Lay out drafts in one segment.
 
     Shifted, a token's row predicts the next token: the logits of draft position 1 come from the row
@@ -70,7 +98,8 @@ def _lay_out(
     that no new prefix row can be shared (num_shared is start).
     """
     if len(prefixes) == 1:
-        return _lay_out_one(prefixes[0], blocks[0], slot, start, settings)
+        yield _lay_out_one(prefixes[0], blocks[0], slot, start, settings)
+        return
     num_common = num_shared - start
     token_ids = [prefixes[0][start:num_shared]]
     positions = [np.arange(start, num_shared)]
@@ -86,7 +115,7 @@ def _lay_out(
         logit_rows.append(rows)
         spans.append((row, row + length, row + length + num_masks))
         row += length + num_masks
-    return Segment(
+    yield Segment(
         slot,
         start,
         np.concatenate(token_ids),

@@ -1,9 +1,11 @@
-"""What can be said of a model directory before any of its files is read."""
+"""What can be said of a model directory before its weights are read, and its JSON files."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from diffuspec.core.errors import ModelLoadError
 
@@ -38,3 +40,17 @@ def check_is_no_pointer(file: Path) -> None:
             f"{file} is a pointer of Git LFS, not the file itself: run `git lfs pull` in "
             f"{file.parent}"
         )
+
+
+def read_json(path: Path, name: str) -> dict[str, Any]:
+    """Read a JSON object from a model directory. Raises ModelLoadError."""
+    check_is_no_pointer(path / name)
+    try:
+        data = json.loads((path / name).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path} has no {name}: not a model directory") from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: cannot read {name}: {error}") from error
+    if not isinstance(data, dict):
+        raise ModelLoadError(f"{path}: {name} must be a JSON object")
+    return data

@@ -6,7 +6,9 @@ from typing import Any
 
 from tests.cli.conftest import error_line
 from tests.support.chat_models import QWEN, chat_tokenizer
+from tests.support.diffusion_families import save_family
 from tests.support.gguf_files import write_gguf
+from tests.support.models import edit_json
 
 Run = Callable[..., Any]
 
@@ -53,3 +55,37 @@ def test_explain_tells_how_a_directory_is_served(diffuspec: Run, tmp_path: Path)
         assert line in result.stdout
     other = diffuspec("model", "explain", tmp_path, "--reasoning-parser", "jamba")
     assert error_line(other).startswith("reasoning_parser must be qwen3, deepseek_r1")
+
+
+def test_explain_tells_how_a_diffusion_lm_drafts(diffuspec: Run, tmp_path: Path) -> None:
+    path = save_family(tmp_path / "fast-dllm", "fast-dllm")
+    result = diffuspec("model", "explain", path)
+    assert result.exit_code == 0, result.stderr
+    for line in (
+        "family            Fast-dLLM v2, model type Fast_dLLM_Qwen, layers of qwen2",
+        "attention         block_aligned: blocks at multiples of their size see themselves and",
+        "block             8 tokens",
+        "predicts          the token after a row's own",
+        "mask              119 |<MASK>|",
+        "token ids         120",
+    ):
+        assert line in result.stdout
+    (path / "tokenizer.json").unlink()  # as Dream comes: the table knows its mask
+    edit_json(path / "config.json", model_type="Dream")
+    result = diffuspec("model", "explain", path)
+    assert "mask              151666\n" in result.stdout
+    assert "Tokens" not in result.stdout
+    edit_json(path / "config.json", model_type="wedlm")
+    result = diffuspec("model", "explain", path)
+    assert "refused           WeDLM moves known tokens before its masks" in result.stdout
+
+
+def test_explain_names_a_licence_that_restricts(diffuspec: Run, tmp_path: Path) -> None:
+    path = save_family(tmp_path / "efficient-dlm", "efficient-dlm")
+    result = diffuspec("model", "explain", path)
+    assert "family            Efficient-DLM, model type qwen3, layers of qwen3" in result.stdout
+    assert "licence           CC-BY-NC 4.0" in result.stdout
+    a2d = save_family(tmp_path / "a2d-qwen2", "a2d-qwen2")
+    result = diffuspec("model", "explain", a2d)
+    assert "block             as drafter.block_size says, for bd3lm; else none" in result.stdout
+    assert "mask              119 <|mask|>" in result.stdout

@@ -408,7 +408,7 @@ def test_a_causal_lm_is_refused_as_drafter(save_target: Callable[[str], Path]) -
         load(save_target("qwen2"))
 
 
-@pytest.mark.parametrize("family", ["llada", "sdar"])
+@pytest.mark.parametrize("family", ["llada", "diffucoder"])
 def test_a_drafter_of_an_unsupported_family_is_told_which_are_supported(
     save_drafter: SaveDrafter, family: str
 ) -> None:
@@ -421,7 +421,7 @@ def test_a_drafter_of_an_unsupported_family_is_told_which_are_supported(
 def test_unknown_kind_of_diffusion_attention_is_refused(save_drafter: SaveDrafter) -> None:
     path = save_drafter("block_causal")
     edit_json(path / "config.json", diffusion_attention="sideways")
-    with pytest.raises(ModelLoadError, match="'full' or 'block_causal', got 'sideways'"):
+    with pytest.raises(ModelLoadError, match="'block_causal', 'block_aligned', got 'sideways'"):
         load(path)
 
 

@@ -34,7 +34,7 @@ from diffuspec.core.types import StepStats
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.diffusion import NUM_SCRATCH_ROWS, DiffusionDrafter
-from diffuspec.models.loading.checkpoint import DiffusionSettings
+from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.load import make_runner, resolve_device, resolve_dtype
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.target import CausalTarget

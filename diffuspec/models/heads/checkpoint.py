@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from diffuspec.core.errors import ModelLoadError
-from diffuspec.models.loading.checkpoint import read_json
 from diffuspec.models.loading.shared import from_int8
+from diffuspec.text.directory import read_json
 
 
 @dataclass(frozen=True, slots=True)

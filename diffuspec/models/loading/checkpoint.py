@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 import transformers
@@ -16,32 +15,23 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError
 from diffuspec.core.params import MAX_DRAFT_TOKENS
+from diffuspec.models.loading.families import (
+    FAMILIES,
+    DiffusionFamily,
+    DiffusionSettings,
+    find_family,
+    read_settings,
+    why_refused,
+)
 from diffuspec.models.loading.quantization import MARKS, Quantization, read_quantization
 from diffuspec.models.loading.stored_tensors import stored_tensors
-from diffuspec.text.directory import check_directory, check_is_no_pointer
+from diffuspec.text.directory import check_directory, read_json
 from diffuspec.text.gguf_directory import WEIGHTS, model_directory
 from diffuspec.text.gguf_file import inspect_gguf
 
-DiffusionAttention = Literal["full", "block_causal"]
-
-_DREAM_MODEL_TYPE = "Dream"
 _DIFFUSION_KEYS = ("mask_token_id", "diffusion_attention")  # some families have their own mask
 _STORED_MEMORY = 1.2  # of the size of files, while weights are read that stay as they are stored
 _OLD_CONFIGS = {"quantize_config.json": "gptq", "quant_config.json": "awq"}  # beside config.json
-
-
-@dataclass(frozen=True, slots=True)
-class DiffusionSettings:
-    """How a causal LM's weights are run as a diffusion LM."""
-
-    mask_token_id: int
-    attention: DiffusionAttention
-    is_shifted: bool = True  # a row predicts the token after its own; else its own, as LLaDA's
-
-    @property
-    def continues_text(self) -> bool:
-        """Whether rows without masks predict the next token, as those of a causal LM do."""
-        return self.attention == "block_causal" and self.is_shifted
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +60,14 @@ class Checkpoint:
             )
 
     @property
-    def is_dream(self) -> bool:
-        """Whether it is Dream: Qwen2's tensors under another name, run with full attention."""
-        return bool(self.config["model_type"] == _DREAM_MODEL_TYPE)
+    def family(self) -> DiffusionFamily | None:
+        """Its line in the table of diffusion LMs; None if it has none."""
+        return find_family(self.config)
 
     @property
     def is_diffusion(self) -> bool:
         """Whether it was trained to fill masks, and not to continue text."""
-        if self.is_dream:
+        if self.family is not None:
             return True
         family = CONFIG_MAPPING[self.config["model_type"]]
         marks = [name for name in _DIFFUSION_KEYS if not hasattr(family, name)]
@@ -94,26 +84,15 @@ class Checkpoint:
 
     @property
     def diffusion(self) -> DiffusionSettings:
-        """Settings to draft with. Raises ModelLoadError if it is not a diffusion LM."""
-        mask_token_id = self.config.get("mask_token_id")
-        if not isinstance(mask_token_id, int):
-            raise ModelLoadError(
-                f"{self.path} is not a diffusion LM: a drafter's config.json must have a "
-                f"mask_token_id, got {mask_token_id!r}"
-            )
-        is_shifted = self.config.get("diffusion_shift", True)
-        if not isinstance(is_shifted, bool):
-            raise ModelLoadError(
-                f"{self.path}: diffusion_shift must be true or false, got {is_shifted!r}"
-            )
-        attention = "full" if self.is_dream else self.config.get("diffusion_attention")
-        for known in get_args(DiffusionAttention):
-            if attention == known:
-                return DiffusionSettings(mask_token_id, known, is_shifted)
-        raise ModelLoadError(
-            f"{self.path}: config.json must have diffusion_attention 'full' or 'block_causal', "
-            f"got {attention!r}"
-        )
+        """Settings to draft with, by its own files. Raises ModelLoadError if it is none."""
+        return self.diffusion_with(None)
+
+    def diffusion_with(self, block_size: int | None) -> DiffusionSettings:
+        """Return the settings to draft with; block_size is the configured one, if any.
+
+        Raises ModelLoadError if it is not a diffusion LM.
+        """
+        return read_settings(self.path, self.config, block_size)
 
     def check_autoregressive(self, role: str, *, may_be_block_causal: bool = False) -> None:
         """Raise ModelLoadError if it is a diffusion LM; `role` names its use in the message.
@@ -127,12 +106,16 @@ class Checkpoint:
                 f"{self.path} is a diffusion LM: it can draft, but {role} must be a causal LM"
             )
 
-    def check_room_for_drafts(self) -> None:
-        """Raises ModelLoadError if the longest draft does not fit after a prefix of one token."""
-        if self.max_positions <= MAX_DRAFT_TOKENS:
+    def check_room_for_drafts(self, block_size: int = 1) -> None:
+        """Check that the longest draft fits after a prefix of one token. Raises ModelLoadError.
+
+        block_size: the last block of a draft is filled up to it.
+        """
+        longest = MAX_DRAFT_TOKENS + block_size - 1
+        if self.max_positions <= longest:
             raise ModelLoadError(
                 f"{self.path} was trained for {self.max_positions} positions; it must be more than "
-                f"{MAX_DRAFT_TOKENS}, the tokens of the longest draft"
+                f"{longest}, the tokens of the longest draft"
             )
 
 
@@ -162,30 +145,18 @@ def inspect_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, config, num_weights, None, quantization)
 
 
-def read_json(path: Path, name: str) -> dict[str, Any]:
-    """Read a JSON object from a model directory. Raises ModelLoadError."""
-    check_is_no_pointer(path / name)
-    try:
-        data = json.loads((path / name).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} has no {name}: not a model directory") from error
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path}: cannot read {name}: {error}") from error
-    if not isinstance(data, dict):
-        raise ModelLoadError(f"{path}: {name} must be a JSON object")
-    return data
-
-
 def _check_family(path: Path, config: dict[str, Any]) -> None:
     """Raises ModelLoadError for families that we cannot run."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise ModelLoadError(f"{path}: config.json has no model_type")
-    if model_type not in (_DREAM_MODEL_TYPE, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+    if find_family(config) is None and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        if (reason := why_refused(config)) is not None:
+            raise ModelLoadError(f"{path}: model_type {model_type!r} is not supported: {reason}")
         raise ModelLoadError(
             f"{path}: model_type {model_type!r} is not supported; supported are the causal LMs of "
             f"transformers {transformers.__version__}, as drafters those with mask_token_id and "
-            "diffusion_attention in config.json, and Dream"
+            f"diffusion_attention in config.json, and {_list_families()}"
         )
 
 
@@ -200,6 +171,11 @@ def _read_quantization(path: Path, config: dict[str, Any]) -> Quantization | Non
                 f"{path}: {name}", {"quant_method": method} | read_json(path, name)
             )
     return None
+
+
+def _list_families() -> str:
+    names = list(dict.fromkeys(family.name for family in FAMILIES.values()))
+    return ", ".join(names[:-1]) + f" and {names[-1]}"
 
 
 def check_fits(path: Path, weight_bytes: int, cache_bytes: int, device: torch.device) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, Qwen2Config
+from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
 from diffuspec.core.devices import Device, DType
 from diffuspec.core.errors import ModelLoadError
@@ -42,8 +42,17 @@ logger = logging.getLogger(__name__)
 
 _UNSUPPORTED = (ModelLoadError, NotImplementedError)  # with a reason for the user
 
-# Fields of Dream's config.json that must not reach Qwen2Config.
-_DREAM_ONLY = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype")
+# Fields of a diffusion LM's config.json that must not reach the configuration of its base.
+_NOT_THE_BASES = (
+    "model_type",
+    "architectures",
+    "auto_map",
+    "transformers_version",
+    "torch_dtype",
+    "dtype",
+    "attn_implementation",
+    "_attn_implementation",
+)
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _EXPERT_SIZES = ("hidden_size", "intermediate_size", "moe_intermediate_size")
 _ROW_ALIGNMENT = 16  # bytes
@@ -192,9 +201,9 @@ def _transformers_config(checkpoint: Checkpoint) -> Any:
     path = checkpoint.path
     try:
         with quiet():
-            if checkpoint.is_dream:
-                fields = {k: v for k, v in checkpoint.config.items() if k not in _DREAM_ONLY}
-                return Qwen2Config(**fields)
+            if (family := checkpoint.family) is not None:
+                fields = {k: v for k, v in checkpoint.config.items() if k not in _NOT_THE_BASES}
+                return CONFIG_MAPPING[family.base](**fields)
             config = AutoConfig.from_pretrained(
                 path, trust_remote_code=False, local_files_only=True
             )
@@ -210,13 +219,13 @@ def _read_weights(
     device: torch.device,
     sharding: dict[str, Any],
 ) -> Any:
-    path = checkpoint.path
+    path, family = checkpoint.path, checkpoint.family
     weights = read_with_shared(checkpoint, config)
     head_token_ids = weights.pop(HEAD_TOKEN_IDS, None) if weights else None
     try:
         with quiet(), spreading_over(device):
-            family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-            loaded: Any = family.from_pretrained(
+            code: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+            loaded: Any = code.from_pretrained(
                 None if weights else path,
                 state_dict=weights,
                 config=config,
@@ -227,6 +236,7 @@ def _read_weights(
                 local_files_only=True,
                 output_loading_info=True,
                 **experts_options(config, dtype),
+                key_mapping=dict(family.renames) if family is not None else None,
                 **sharding,
             )
     except Exception as error:  # transformers, safetensors and torch raise anything

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.importing import convert
 from diffuspec.models.importing.convert import STAGES, import_gguf
-from diffuspec.models.loading.checkpoint import read_json
+from diffuspec.text.directory import read_json
 from diffuspec.text.tokenizer import load_tokenizer
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.gguf_files import write_gguf

@@ -135,7 +135,7 @@ BAD_DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "config not an object": (write("config.json", "[1]"), "must be a JSON object"),
     "no model type": (configure(model_type=None), "has no model_type"),
     "unknown model type": (configure(model_type="frobnicator"), "'frobnicator' is not supported"),
-    "LLaDA": (configure(model_type="llada"), r"the causal LMs of transformers .*, and Dream$"),
+    "LLaDA": (configure(model_type="llada"), r"the causal LMs .* and Efficient-DLM$"),
     "GPTQ": (configure(quantization_config=GPTQ), "weights are quantised by gptq.*none of"),
     "old GPTQ": (write("quantize_config.json", "{}"), "4 or 8 for GPTQ, got None"),
     "broken generation config": (write("generation_config.json", "{"), "cannot read gen"),

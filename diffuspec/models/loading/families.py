@@ -1,0 +1,213 @@
+"""Families of diffusion LMs: whose weights they have, and how they are run.
+
+A family is a line of `FAMILIES`. Its weights are those of a causal LM of transformers, whose code
+runs them. Directories that `diffuspec drafter train` makes, and others with `diffusion_attention`
+in config.json, say themselves how they are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.text.directory import read_json
+from diffuspec.text.mask_token import read_mask_token_id
+
+DiffusionAttention = Literal["full", "block_causal", "block_aligned"]
+
+MAX_BLOCK_SIZE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionSettings:
+    """How a causal LM's weights are run as a diffusion LM.
+
+    - full: every row sees all others.
+    - block_causal: the rows of known text see the rows before them; a draft is one block, whose
+      rows see the text and each other.
+    - block_aligned: blocks of block_size rows begin at multiples of it, in known text and draft
+      alike. A row sees all of its own block and all earlier blocks.
+    """
+
+    mask_token_id: int
+    attention: DiffusionAttention
+    is_shifted: bool = True  # a row predicts the token after its own; else its own, as LLaDA's
+    block_size: int = 1  # 1 unless block_aligned
+
+    @property
+    def continues_text(self) -> bool:
+        """Whether rows without masks predict the next token, as those of a causal LM do."""
+        return self.attention == "block_causal" and self.is_shifted
+
+    @property
+    def has_exact_prefix(self) -> bool:
+        """Whether the states of known text stay what they are as text and drafts follow it."""
+        return self.attention != "full"
+
+    def num_settled(self, num_tokens: int) -> int:
+        """Number of tokens in whole blocks, of num_tokens known ones: their states can be kept.
+
+        Where the prefix is exact, no later token changes them.
+        """
+        return num_tokens // self.block_size * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class DiffusionFamily:
+    """Published diffusion LMs of one kind. See CONTRIBUTING.md for how to add one."""
+
+    name: str
+    base: str  # transformers' model_type of the causal LM that has the same layers
+    attention: DiffusionAttention
+    is_shifted: bool
+    mask_tokens: tuple[str, ...] = ()  # texts, where the tokenizer does not say which is the mask
+    mask_token_id: int | None = None  # where no file of a directory tells
+    block_key: str | None = None  # of config.json, with the block size
+    block_size: int | None = None  # where neither config.json nor the configuration tells
+    may_have_blocks: bool = False  # a configured block size makes full attention block_aligned
+    renames: tuple[tuple[str, str], ...] = ()  # of weights: patterns and what they become
+    restriction: str | None = None  # of its licence
+
+
+_QWEN3_MASK = 151669  # <|MASK|>, the first id after those of Qwen3's tokenizer
+_ENCODER = ((r"^encoder\.", "model."), (r"^diffusion_head\.", "lm_head."))
+
+FAMILIES: Mapping[str, DiffusionFamily] = MappingProxyType(
+    {  # by model_type, or by the key of config.json in _MARKS
+        "Dream": DiffusionFamily("Dream", "qwen2", "full", True, ("<|mask|>",), 151666),
+        "Fast_dLLM_Qwen": DiffusionFamily(
+            "Fast-dLLM v2", "qwen2", "block_aligned", True, ("|<MASK>|",), 151665, "bd_size", 32
+        ),
+        "sdar": DiffusionFamily(
+            "SDAR", "qwen3", "block_aligned", False, ("<|MASK|>",), _QWEN3_MASK, "block_size", 4
+        ),
+        "a2d-qwen3": DiffusionFamily(
+            "Tiny-A2D", "qwen3", "full", False, ("<|MASK|>", "<|mask|>"), may_have_blocks=True
+        ),
+        "a2d-qwen2": DiffusionFamily(
+            "Tiny-A2D", "qwen2", "full", False, ("<|MASK|>", "<|mask|>"), may_have_blocks=True
+        ),
+        "a2d-llama": DiffusionFamily(
+            "Tiny-A2D", "llama", "full", False, ("<|MASK|>", "<|mask|>"), may_have_blocks=True
+        ),
+        "dlm_paradigm": DiffusionFamily(
+            "Efficient-DLM",
+            "qwen3",
+            "block_aligned",
+            False,
+            mask_token_id=151662,
+            block_key="block_size",
+            block_size=32,
+            renames=_ENCODER,
+            restriction="CC-BY-NC 4.0, which does not allow commercial use",
+        ),
+    }
+)
+
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {  # likewise, with the reason
+        "sdar_moe": "SDAR's mixture of experts has layers of its own that are not supported; SDAR "
+        "1.7B, 4B and 8B are",
+        "wedlm": "WeDLM moves known tokens before its masks, which is not supported, and which id "
+        "its mask has is not published with it",
+        "text_mask_token_id": "SDLM has blocks of its own behind a causal prefix, and whether its "
+        "rows predict their own tokens is not published with it",
+    }
+)
+
+# Families that have another family's model_type: a key that only they have in config.json.
+_MARKS = {"qwen3": "dlm_paradigm", "qwen2": "text_mask_token_id"}
+
+
+def _key_of(config: Mapping[str, Any]) -> str:
+    mark = _MARKS.get(config["model_type"])
+    has_mark = mark is not None and config.get(mark) is not None
+    return mark if mark is not None and has_mark else str(config["model_type"])
+
+
+def find_family(config: Mapping[str, Any]) -> DiffusionFamily | None:
+    """Return the family of a config.json; None if it is of none in the table."""
+    return FAMILIES.get(_key_of(config))
+
+
+def why_refused(config: Mapping[str, Any]) -> str | None:
+    """Return why a known diffusion LM cannot draft."""
+    return REFUSED.get(_key_of(config))
+
+
+def read_settings(
+    path: Path, config: Mapping[str, Any], block_size: int | None = None
+) -> DiffusionSettings:
+    """Return how a directory with this config.json is run as a diffusion LM.
+
+    block_size: the configured one, which counts more than the directory's. Raises ModelLoadError
+    if it is no diffusion LM, or a setting is missing or wrong.
+    """
+    if (reason := why_refused(config)) is not None:
+        raise ModelLoadError(f"{path} cannot draft: {reason}")
+    family = find_family(config)
+    mask_token_id = _read_mask_token_id(path, config, family)
+    if family is None:
+        attention = _read_attention(path, config)
+        is_shifted = config.get("diffusion_shift", True)
+        if not isinstance(is_shifted, bool):
+            raise ModelLoadError(
+                f"{path}: diffusion_shift must be true or false, got {is_shifted!r}"
+            )
+        key, default = "diffusion_block_size", None
+    else:
+        attention, is_shifted = family.attention, family.is_shifted
+        key, default = family.block_key or "", family.block_size
+        if family.may_have_blocks and block_size is not None:
+            attention = "block_aligned"
+    if attention != "block_aligned":
+        if block_size is not None:
+            raise ModelLoadError(
+                f"{path} has no blocks at multiples of a size: leave out drafter.block_size "
+                f"{block_size}"
+            )
+        return DiffusionSettings(mask_token_id, attention, is_shifted)
+    size = config.get(key, default) if block_size is None else block_size
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_BLOCK_SIZE:
+        raise ModelLoadError(
+            f"{path}: {key or 'block_size'} must be from 1 to {MAX_BLOCK_SIZE}, got {size!r}"
+        )
+    return DiffusionSettings(mask_token_id, attention, is_shifted, size)
+
+
+def _read_attention(path: Path, config: Mapping[str, Any]) -> DiffusionAttention:
+    attention = config.get("diffusion_attention")
+    for known in get_args(DiffusionAttention):
+        if attention == known:
+            found: DiffusionAttention = known
+            return found
+    names = ", ".join(map(repr, get_args(DiffusionAttention)))
+    raise ModelLoadError(
+        f"{path}: diffusion_attention in config.json must be among {names}, got {attention!r}"
+    )
+
+
+def _read_mask_token_id(
+    path: Path, config: Mapping[str, Any], family: DiffusionFamily | None
+) -> int:
+    """Return the first found in config.json, generation_config.json, tokenizer, and the table."""
+    name = "generation_config.json"
+    generation = read_json(path, name) if (path / name).is_file() else {}
+    for found in (config.get("mask_token_id"), generation.get("mask_token_id")):
+        if found is not None:
+            if not isinstance(found, int) or isinstance(found, bool):
+                raise ModelLoadError(f"{path}: mask_token_id must be a token id, got {found!r}")
+            return found
+    own = read_mask_token_id(path, family.mask_tokens if family else ())
+    if own is None and family is not None:
+        own = family.mask_token_id
+    if own is None:
+        raise ModelLoadError(
+            f"{path} is not a diffusion LM: a drafter must have a mask_token_id in config.json or "
+            "generation_config.json, or a mask_token in its tokenizer"
+        )
+    return own

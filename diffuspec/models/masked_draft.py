@@ -1,0 +1,40 @@
+"""One request's draft while a diffusion LM makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from diffuspec.core.types import DraftRequest, TokenIds
+
+
+@dataclass(slots=True, eq=False)
+class MaskedDraft:
+    """One request of a batch and the state of its block."""
+
+    request: DraftRequest
+    prefix: TokenIds  # the request's, cut from the left to the model's context
+    block: TokenIds  # [k], masks, and tokens that refinement has put in
+    logits: torch.Tensor | None = None  # [k, V], each row of the last pass in which it was a mask
+    is_masked: NDArray[np.bool_] | None = None  # [k]; None: all are
+
+    def update(self, logits: torch.Tensor) -> None:
+        """Take the logits of a pass."""
+        if self.logits is not None and self.is_masked is not None:
+            still_masked = torch.from_numpy(self.is_masked).to(logits.device)
+            logits = torch.where(still_masked[:, None], logits, self.logits)
+        self.logits = logits
+
+    def fix_most_confident(self, count: int) -> None:
+        """Replace `count` masks by their likeliest tokens, most confident first."""
+        assert self.logits is not None
+        if self.is_masked is None:
+            self.is_masked = np.ones(len(self.block), np.bool_)
+        logprobs, token_ids = self.logits.log_softmax(dim=-1).max(dim=-1)
+        order = np.argsort(np.where(self.is_masked, -logprobs.cpu().numpy(), np.inf), kind="stable")
+        chosen = order[: min(count, int(self.is_masked.sum()))]
+        self.block[chosen] = token_ids.cpu().numpy()[chosen]
+        self.is_masked[chosen] = False
