@@ -285,3 +285,14 @@ def test_right_drafts_save_steps():
     drafter = FakeDrafter(oracle_of(verifier), always_right)
     [given_answer] = asyncio.run(answers_of(verifier, drafter, [job], "alone"))
     assert given_answer.num_steps == 6
+
+
+def test_the_longest_drafts_are_accepted_whole():
+    verifier = FakeVerifier()
+    sampling = SamplingParams(max_tokens=258, ignore_eos=True)
+    speculation = SpeculationParams(policy="fixed", num_draft_tokens=128, max_nodes=200)
+    drafter = FakeDrafter(oracle_of(verifier), always_right)
+    job = Job((1, 2), sampling, speculation)
+    [given_answer] = asyncio.run(answers_of(verifier, drafter, [job], "alone"))
+    assert_plain(verifier, [job], [given_answer])
+    assert [step.num_accepted_tokens for step in given_answer.steps] == [128, 128]

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ModelLoadError, VocabularyError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.params import SamplingParams
+from diffuspec.core.params import MAX_DRAFT_TOKENS, SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
 from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
@@ -118,6 +118,16 @@ async def test_a_draft_is_what_the_family_defines_wherever_it_begins_and_ends(
     for number, (length, k) in enumerate(shapes):
         [lattice] = await drafter.lattices([request(PREFIX[:length], k, f"{number}")])
         assert_lattice(lattice, definition.draft(PREFIX[:length], k))
+    drafter.close()
+
+
+async def test_the_longest_draft_spans_many_blocks(
+    load: Load, tmp_path: Path, aligned: str
+) -> None:
+    drafter, definition = load(aligned), Definition(tmp_path / aligned, aligned)
+    [lattice] = await drafter.lattices([request(PREFIX[:21], MAX_DRAFT_TOKENS)])
+    assert MAX_DRAFT_TOKENS == 128
+    assert_lattice(lattice, definition.draft(PREFIX[:21], MAX_DRAFT_TOKENS))
     drafter.close()
 
 
