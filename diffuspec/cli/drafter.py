@@ -11,6 +11,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from diffuspec.cli.training_options import (
+    Attention,
+    BlockSize,
+    Layers,
+    parse_block_size,
+    parse_layers,
+)
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
   diffuspec drafter train --target models/smollm2 --out runs/drafter
   diffuspec drafter train --target DIR --out DIR --prompts chats.jsonl --num-answers 20000
   diffuspec drafter train --target DIR --out DIR --answers answers.jsonl --layers 0,1,2,9,28,29
+  diffuspec drafter train --target DIR --out DIR --attention block_aligned --block-size 8
   diffuspec drafter train --target DIR --out DIR --kind dflash --answers answers.jsonl --chunks 50
   diffuspec generate "Who was Ada Lovelace?" --target models/smollm2 --drafter runs/drafter
 """ + (
@@ -60,17 +68,6 @@ Kind = Annotated[
         " target's hidden states; a head of kind eagle drafts for the kinds eagle and eagle2.",
         metavar="diffuspec|sps|medusa|hydra|eagle|dflash",
     ),
-]
-Layers = Annotated[
-    str | None,
-    typer.Option(
-        help="How many of the target's layers a drafter starts from, chosen by what dropping each"
-        " of them costs; or which, separated by commas. Default: 10, of kind dflash 5.",
-        metavar="N|LIST",
-    ),
-]
-BlockSize = Annotated[
-    int, typer.Option(help="Rows of a block of kind dflash.", min=2, max=64, metavar="N")
 ]
 Chunks = Annotated[
     int, typer.Option(help="Length of the training, in chunks of 8 batches.", min=1, metavar="N")
@@ -124,7 +121,8 @@ def train(
     num_answers: NumAnswers = 2000,
     kind: Kind = "diffuspec",
     layers: Layers = None,
-    block_size: BlockSize = 12,
+    attention: Attention = None,
+    block_size: BlockSize = None,
     chunks: Chunks = 200,
     batch_tokens: BatchTokens = 2048,
     head_tokens: HeadTokens = 8192,
@@ -134,7 +132,7 @@ def train(
     store: Store = "bfloat16",
     seed: Seed = 0,
 ) -> None:
-    """Make a block-causal diffusion drafter for a causal LM, from some of its own layers.
+    """Make a diffusion drafter for a causal LM, from some of its own layers.
 
     Embeddings and head stay the target's and are not stored again. With --kind, make a smaller
     causal LM in the same way, or draft heads.
@@ -151,6 +149,7 @@ def train(
     if store not in _STORAGES:
         raise ConfigError(f"--store must be bfloat16 or int8, got {store!r:.40}")
     inspect_checkpoint(target).check_is_plain("training beside it")  # before answers are written
+    size = parse_block_size(kind, attention, block_size)
     files = tuple(answers or [out / "training" / "answers.jsonl"])
     shared: dict[str, Any] = {
         "num_chunks": chunks,
@@ -162,11 +161,12 @@ def train(
         "seed": seed,
     }
     if kind in _HEADS:
-        shared |= {"layers": _parse_layers(layers or "5"), "block_size": block_size}
+        shared |= {"layers": parse_layers(layers or "5"), "block_size": size or 12}
         heads = HeadPlan(_HEADS[kind], target, out, files, **shared)
         start = partial(_train_heads, heads)
     else:
-        shared |= {"kind": _MODELS[kind], "layers": _parse_layers(layers or "10")}
+        shared |= {"kind": _MODELS[kind], "layers": parse_layers(layers or "10")}
+        shared |= {"block_size": size}
         plan = DrafterPlan(target, out, files, **shared)
         typer.echo(plan.describe_memory(), err=True)
         start = partial(_train_model, plan)
@@ -196,9 +196,9 @@ def evaluate(
     files.read_new()
     if not files.held_out:
         raise ConfigError(f"{answers[0]} has too few answers: none of them is held out")
-    model, mask_token_id = load_drafter(drafter)
+    model, settings = load_drafter(drafter)
     held_out = files.held_out[:limit]
-    found = measure_drafts(model, held_out, mask_token_id, num_draft_tokens)
+    found = measure_drafts(model, held_out, settings, num_draft_tokens)
     typer.echo(f"{drafter}: {found}; {found.num_drafts} drafts in {len(held_out)} answers")
 
 
@@ -221,17 +221,6 @@ def _train_heads(plan: HeadPlan) -> None:
     typer.echo(f"{len(training.files.training)} answers", err=True)
     training.run()
     typer.echo(f"{plan.out}: {training.measure()}")
-
-
-def _parse_layers(text: str) -> int | tuple[int, ...]:
-    try:
-        numbers = tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        message = f"--layers must be a number or numbers separated by commas, got {text!r:.60}"
-        raise ConfigError(message) from error
-    if min(numbers) < (1 if len(numbers) == 1 else 0) or list(numbers) != sorted(set(numbers)):
-        raise ConfigError(f"--layers must be positive and ascending, got {text!r:.60}")
-    return numbers if len(numbers) > 1 else numbers[0]
 
 
 def _write_answers(target: Path, path: Path, num_answers: int, prompts: Sequence[Path]) -> None:

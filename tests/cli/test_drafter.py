@@ -92,6 +92,23 @@ def test_a_causal_lm_is_made_from_answers(diffuspec: Run, target: Path, tmp_path
     assert made.stdout.splitlines()[-1] in measured.stdout
 
 
+def test_an_aligned_drafter_is_made_and_measured(
+    diffuspec: Run, target: Path, tmp_path: Path
+) -> None:
+    answers, out = tmp_path / "answers.jsonl", tmp_path / "aligned"
+    line = {"prompt": [60, 61], "answer": [*range(62, 72)]}
+    answers.write_text(f"{json.dumps(line)}\n" * NUM_ANSWERS)
+    options = ["--target", target, "--out", out, "--layers", "1", "--chunks", "1"]
+    options += ["--attention", "block_aligned", "--answers", answers]
+    made = diffuspec("drafter", "train", *options)
+    assert made.exit_code == 0, made.stderr
+    measured = diffuspec("drafter", "evaluate", out, "--answers", answers)
+    assert made.stdout.splitlines()[-1] in measured.stdout
+    explained = diffuspec("model", "explain", out)
+    assert "attention         block_aligned" in explained.stdout
+    assert "block             8 tokens" in explained.stdout
+
+
 def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path: Path) -> None:
     plain = save_target(tmp_path / "target", "llama")
     (plain / "chat_template.jinja").unlink(missing_ok=True)
@@ -107,6 +124,12 @@ def test_a_target_without_a_question_to_answer_says_so(diffuspec: Run, tmp_path:
         (["--layers", "3,2"], "--layers must be positive and ascending, got '3,2'"),
         (["--layers", "0"], "--layers must be positive"),
         (["--store", "int4"], "--store must be bfloat16 or int8, got 'int4'"),
+        (["--attention", "sideways"], "--attention must be block_causal or block_aligned, got 's"),
+        (["--attention", "block_aligned", "--kind", "sps"], "no effect on --kind sps"),
+        (
+            ["--block-size", "6"],
+            "--block-size 6 has no effect without --kind dflash or --attention",
+        ),
         (["--device", "tpu"], "--device must be auto, cpu or cuda, got 'tpu'"),
         (["--answers", "a.jsonl", "--prompts", "b.jsonl"], "give --answers or --prompts"),
         (["--answers", "missing.jsonl"], "there is no file missing.jsonl"),

@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from diffuspec.pairs.factory.blocks import causal_states, hidden_states, place_blocks
+from diffuspec.models.loading.families import DiffusionSettings
+from diffuspec.pairs.factory.blocks import (
+    causal_states,
+    hidden_states,
+    masked_tokens,
+    place_aligned_blocks,
+    place_blocks,
+)
 from diffuspec.pairs.factory.examples import Batch
 
 
@@ -31,19 +38,23 @@ class Acceptance:
 
 @torch.inference_mode()
 def measure_acceptance(
-    model: Any, batches: Sequence[Batch], mask_token_id: int | None, length: int, probes: int = 10
+    model: Any,
+    batches: Sequence[Batch],
+    settings: DiffusionSettings | None,
+    length: int,
+    probes: int = 10,
 ) -> Acceptance:
     """Draft `length` tokens at evenly spread places of each answer, `probes` a sequence.
 
-    They are drafted together, in place of masks, or one by one if mask_token_id is None.
+    They are drafted together, in place of masks, or one by one if settings are None.
     """
-    right = [_right_so_far(model, batch, mask_token_id, length, probes) for batch in batches]
+    right = [_right_so_far(model, batch, settings, length, probes) for batch in batches]
     flags = torch.cat([one.flatten(0, 1) for one in right]).float()  # [drafts, length]
     return Acceptance(tuple(flags.mean(0).tolist()), len(flags))
 
 
 def _right_so_far(
-    model: Any, batch: Batch, mask_token_id: int | None, length: int, probes: int
+    model: Any, batch: Batch, settings: DiffusionSettings | None, length: int, probes: int
 ) -> torch.Tensor:
     """Return for each draft and position whether all its tokens up to there are right.
 
@@ -54,20 +65,26 @@ def _right_so_far(
     spread = torch.linspace(0.0, 0.9, probes, device=token_ids.device)
     places = [torch.nonzero(row).squeeze(1) for row in batch.is_answer]
     starts = torch.stack([place[(spread * len(place)).long()] for place in places])
-    blocks = place_blocks(batch, starts, length)
+    size = 1 if settings is None else settings.block_size
+    if settings is not None and settings.attention == "block_aligned":
+        blocks = place_aligned_blocks(batch, starts, -(-(size - 1 + length) // size), size)
+    else:
+        blocks = place_blocks(batch, starts, length)
     num_tokens = token_ids.shape[1]
-    if mask_token_id is None:
+    if settings is None:
         hidden = causal_states(model, token_ids)
         block_rows = _rows(hidden, blocks.positions.clamp(max=num_tokens - 1))
     else:
-        masks = torch.full_like(blocks.positions, mask_token_id)
+        masks = masked_tokens(batch, blocks, settings.mask_token_id)
         hidden = hidden_states(model, token_ids, blocks, masks)
         block_rows = hidden[:, num_tokens:]
     head = model.get_output_embeddings()
     first = head(_rows(hidden, starts - 1)).argmax(-1) == token_ids.gather(1, starts)
-    rest = head(block_rows).argmax(-1) == blocks.labels  # [B, M]
-    rest = rest.unflatten(1, (probes, length))
-    return torch.cat([first[:, :, None], rest[:, :, :-1]], 2).long().cumprod(-1)
+    rest = (head(block_rows).argmax(-1) == blocks.labels).unflatten(1, (probes, -1))  # [B, S, M]
+    # A token's row is the one before its own: the text's last one, if no row of the draft is.
+    rows = (starts % size - 1)[:, :, None] + torch.arange(length, device=starts.device)
+    found = rest.gather(2, rows.clamp(min=0))
+    return torch.where(rows < 0, first[:, :, None], found).long().cumprod(-1)
 
 
 def _rows(hidden: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

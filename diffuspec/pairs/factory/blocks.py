@@ -1,9 +1,13 @@
-"""The rows that a block-causal diffusion drafter is trained on.
+"""The rows that a diffusion drafter is trained on.
 
-One pass trains both kinds of rows. Clean rows are causal and predict the next token, as the last
-prefix row does when drafting. Masked rows are at the positions of a block, attend to the clean
-tokens before it and to all of the block, and predict the token after their own (the shift). Blocks
-start at random places of an answer and have random lengths, as drafts do.
+One pass trains both kinds of rows. Clean rows are those of the text. Masked rows are at the
+positions of a draft, attend to the clean tokens before it and to each other, and predict the token
+after their own (the shift). Drafts start at random places of an answer and have random lengths.
+
+- Block-causal: clean rows are causal and predict the next token, as the last prefix row does when
+  drafting. A draft is one block.
+- With blocks aligned to multiples of their size: all rows see their own block and the earlier ones.
+  A draft is some whole blocks; the first one begins with rows of known text.
 """
 
 from __future__ import annotations
@@ -18,31 +22,77 @@ from diffuspec.pairs.factory.examples import Batch
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Masked rows of a batch: [B, M] each, M = blocks x block length."""
+    """Rows of the drafts of a batch: [B, M] each, M = drafts x rows of a draft."""
 
     positions: torch.Tensor  # of the row in its sequence
-    block_ids: torch.Tensor
+    block_ids: torch.Tensor  # of the draft
     starts: torch.Tensor  # number of clean tokens that the row attends to
+    ends: torch.Tensor  # the row attends to those of its draft at positions below
     labels: torch.Tensor  # the token after the row's own; -1: none
-    offsets: torch.Tensor  # of the row in its block
+    offsets: torch.Tensor  # of the label in the draft, or of the row where it is a block
+    is_known: torch.Tensor  # rows of text before the draft
+    size: int = 1  # of aligned blocks: clean rows attend to theirs and the earlier ones
 
 
 def place_blocks(batch: Batch, starts: torch.Tensor, length: int) -> Blocks:
     """Return blocks of one length at starts [B, S]; labels end with the block's first answer."""
-    token_ids, is_answer = batch.token_ids, batch.is_answer
-    size, num_tokens = token_ids.shape
-    num_blocks, device = starts.shape[1], token_ids.device
-    offsets = torch.arange(length, device=device).repeat(num_blocks).expand(size, -1)
+    offsets = torch.arange(length, device=starts.device).repeat(starts.shape[1])
+    offsets = offsets.expand(len(starts), -1)
     row_starts = starts.repeat_interleave(length, dim=1)
     positions = row_starts + offsets
+    return Blocks(
+        positions,
+        _ids(starts, length),
+        row_starts,
+        row_starts + length,
+        _labels(batch, positions, row_starts),
+        offsets,
+        torch.zeros_like(positions, dtype=torch.bool),
+    )
+
+
+def place_aligned_blocks(batch: Batch, starts: torch.Tensor, num_blocks: int, size: int) -> Blocks:
+    """Return drafts at starts [B, S] to the end of the num_blocks blocks from there on."""
+    length = num_blocks * size
+    rows = torch.arange(length, device=starts.device).repeat(starts.shape[1])
+    row_starts = starts.repeat_interleave(length, dim=1)
+    first = row_starts // size * size
+    positions = first + rows
+    labels = _labels(batch, positions, row_starts)
+    return Blocks(
+        positions,
+        _ids(starts, length),
+        first,
+        (positions // size + 1) * size,
+        torch.where(positions < row_starts - 1, -1, labels),
+        (positions + 1 - row_starts).clamp(min=0),
+        positions < row_starts,
+        size,
+    )
+
+
+def _ids(starts: torch.Tensor, length: int) -> torch.Tensor:
+    ids = torch.arange(starts.shape[1], device=starts.device).repeat_interleave(length)
+    return ids.expand(len(starts), -1)
+
+
+def _labels(batch: Batch, positions: torch.Tensor, row_starts: torch.Tensor) -> torch.Tensor:
+    """Return the tokens after positions, -1 beyond the answer that a draft begins in."""
+    token_ids, is_answer = batch.token_ids, batch.is_answer
+    num_tokens = token_ids.shape[1]
     # An answer's id is the number of other tokens before it.
     answer_ids = torch.where(is_answer, (~is_answer).cumsum(-1), -1)
     after = (positions + 1).clamp(max=num_tokens - 1)
     inside = positions + 1 < num_tokens
     same = answer_ids.gather(1, after) == answer_ids.gather(1, row_starts)
-    labels = torch.where(inside & same, token_ids.gather(1, after), -1)
-    block_ids = torch.arange(num_blocks, device=device).repeat_interleave(length).expand(size, -1)
-    return Blocks(positions, block_ids, row_starts, labels, offsets)
+    return torch.where(inside & same, token_ids.gather(1, after), -1)
+
+
+def masked_tokens(batch: Batch, blocks: Blocks, mask_token_id: int) -> torch.Tensor:
+    """Return the tokens of the blocks' rows: masks after known text."""
+    last = batch.token_ids.shape[1] - 1
+    own = batch.token_ids.gather(1, blocks.positions.clamp(max=last))
+    return torch.where(blocks.is_known, own, mask_token_id)
 
 
 def causal_states(model: Any, token_ids: torch.Tensor) -> torch.Tensor:
@@ -62,9 +112,11 @@ def hidden_states(
     clean = torch.arange(num_tokens, device=device)
     total = num_tokens + num_rows
     visible = torch.zeros(size, total, total, dtype=torch.bool, device=device)
-    visible[:, :num_tokens, :num_tokens] = clean[:, None] >= clean
+    visible[:, :num_tokens, :num_tokens] = clean[:, None] // blocks.size >= clean // blocks.size
     visible[:, num_tokens:, :num_tokens] = clean < blocks.starts[:, :, None]
-    visible[:, num_tokens:, num_tokens:] = blocks.block_ids[:, :, None] == blocks.block_ids[:, None]
+    same_draft = blocks.block_ids[:, :, None] == blocks.block_ids[:, None]
+    before_end = blocks.positions[:, None] < blocks.ends[:, :, None]
+    visible[:, num_tokens:, num_tokens:] = same_draft & before_end
     positions = torch.cat([clean.expand(size, -1), blocks.positions], 1)
     hidden: torch.Tensor = model.get_decoder()(
         input_ids=torch.cat([token_ids, block_ids], 1),

@@ -14,6 +14,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS
+from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.shared import SCALE_SUFFIX, read_with_shared, to_int8
 from diffuspec.text.tokenizer import load_tokenizer, quiet
 
@@ -23,20 +24,22 @@ Storage = Literal["bfloat16", "int8"]
 def save_drafter(
     model: Any,
     target: Path,
-    mask_token_id: int | None,
+    settings: DiffusionSettings | None,
     out: Path,
     storage: Storage = "bfloat16",
     head_token_ids: torch.Tensor | None = None,
 ) -> None:
     """Write config.json, tokenizer and the weights that are the drafter's own; see `stored`.
 
-    mask_token_id None: it is a causal LM. head_token_ids: the only ones to draft, ascending.
+    settings None: it is a causal LM. head_token_ids: the only ones to draft, ascending.
     """
     out.mkdir(parents=True, exist_ok=True)
     config = model.config
-    if mask_token_id is not None:
-        config.mask_token_id = mask_token_id
-        config.diffusion_attention = "block_causal"
+    if settings is not None:
+        config.mask_token_id = settings.mask_token_id
+        config.diffusion_attention = settings.attention
+        if settings.attention == "block_aligned":
+            config.diffusion_block_size = settings.block_size
     config.embeddings_from = os.path.relpath(target, out)
     config.dtype = "bfloat16"
     config.save_pretrained(out)
@@ -67,15 +70,16 @@ def stored(weights: Mapping[str, torch.Tensor], storage: Storage) -> dict[str, t
     return found
 
 
-def load_drafter(path: Path) -> tuple[Any, int | None]:
-    """Load an exported drafter as a transformers model; return it and its mask's token id, if any.
+def load_drafter(path: Path) -> tuple[Any, DiffusionSettings | None]:
+    """Load an exported drafter as a transformers model; return it and how it is run.
 
-    Its head is the target's whole one. Raises ModelLoadError.
+    Its head is the target's whole one. The settings of a causal LM are None. Raises ModelLoadError.
     """
     checkpoint = inspect_checkpoint(path)
     settings = checkpoint.diffusion if checkpoint.is_diffusion else None
-    if settings is not None and settings.attention != "block_causal":
-        raise ModelLoadError(f"{path} is not block-causal, as every exported drafter is")
+    is_exported = checkpoint.family is None and (settings is None or settings.has_exact_prefix)
+    if not is_exported:
+        raise ModelLoadError(f"{path} was not made by `diffuspec drafter train`")
     config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     weights = read_with_shared(checkpoint, config) or {}
     weights.pop(HEAD_TOKEN_IDS, None)
@@ -84,4 +88,4 @@ def load_drafter(path: Path) -> tuple[Any, int | None]:
         model = family.from_pretrained(
             None if weights else path, state_dict=weights, config=config, dtype=torch.float32
         )
-    return model, None if settings is None else settings.mask_token_id
+    return model, settings

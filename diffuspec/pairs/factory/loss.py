@@ -14,7 +14,14 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from diffuspec.pairs.factory.blocks import Blocks, causal_states, hidden_states, place_blocks
+from diffuspec.pairs.factory.blocks import (
+    Blocks,
+    causal_states,
+    hidden_states,
+    masked_tokens,
+    place_aligned_blocks,
+    place_blocks,
+)
 from diffuspec.pairs.factory.examples import Batch, Example
 
 
@@ -23,6 +30,7 @@ class LossConfig:
     """Shape of the masked rows, and how much each row counts."""
 
     mask_token_id: int | None  # None: there are only clean rows
+    block_size: int | None = None  # of blocks at multiples of it; None: drafts are one block
     min_block: int = 8
     max_block: int = 32
     rows_per_answer_token: float = 1.4  # masked rows
@@ -80,16 +88,14 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
     """Return the mean loss of clean rows, weighted, plus that of masked rows."""
     if config.mask_token_id is None:
         return _next_token_loss(model, batch, config, head)
-    length = int(torch.randint(config.min_block, config.max_block + 1, ()))
-    answered = int(batch.is_answer.sum()) // len(batch.token_ids)
-    num_blocks = max(1, round(config.rows_per_answer_token * answered / length))
-    # On the CPU, whose random state is in the checkpoints.
-    starts = torch.multinomial(batch.is_answer.float().cpu(), num_blocks, replacement=True)
-    blocks = place_blocks(batch, starts.to(batch.token_ids.device), length)
+    blocks = _draw_blocks(batch, config)
     block_tokens, labels = _mask(batch, blocks, config.mask_token_id, config.revealed_share)
     hidden = hidden_states(model, batch.token_ids, blocks, block_tokens)
     num_tokens = batch.token_ids.shape[1]
     is_clean, is_masked = batch.is_answer[:, 1:], labels >= 0
+    if blocks.size > 1:  # the last row of a block alone does not see the token after it
+        places = torch.arange(1, num_tokens, device=is_clean.device)
+        is_clean = is_clean & (places % blocks.size == 0)
     rows = torch.cat([hidden[:, : num_tokens - 1][is_clean], hidden[:, num_tokens:][is_masked]])
     wanted = torch.cat([batch.token_ids[:, 1:][is_clean], labels[is_masked]])
     decay = config.position_decay ** blocks.offsets[is_masked]
@@ -98,6 +104,23 @@ def draft_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torc
     weights = torch.cat([clean, decay / decay.sum()])
     likely = _likely_at(batch, is_clean, blocks, is_masked)
     return (_row_losses(head, rows, wanted, likely, config.likely_share) * weights).sum()
+
+
+def _draw_blocks(batch: Batch, config: LossConfig) -> Blocks:
+    """Place drafts of one random length at random tokens of answers."""
+    length = int(torch.randint(config.min_block, config.max_block + 1, ()))
+    size, num_blocks = config.block_size, 1
+    if size is not None:
+        num_blocks = -(-(int(torch.randint(size, ())) + length) // size)
+        length = num_blocks * size
+    answered = int(batch.is_answer.sum()) // len(batch.token_ids)
+    num_drafts = max(1, round(config.rows_per_answer_token * answered / length))
+    # On the CPU, whose random state is in the checkpoints.
+    starts = torch.multinomial(batch.is_answer.float().cpu(), num_drafts, replacement=True)
+    starts = starts.to(batch.token_ids.device)
+    if size is None:
+        return place_blocks(batch, starts, length)
+    return place_aligned_blocks(batch, starts, num_blocks, size)
 
 
 def _next_token_loss(model: Any, batch: Batch, config: LossConfig, head: Head) -> torch.Tensor:
@@ -152,7 +175,7 @@ def _mask(
     batch: Batch, blocks: Blocks, mask_token_id: int, revealed_share: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return block tokens and labels; in revealed_share of the calls some are not masked."""
-    masks = torch.full_like(blocks.positions, mask_token_id)
+    masks = masked_tokens(batch, blocks, mask_token_id)
     if torch.rand(()) >= revealed_share:
         return masks, blocks.labels
     last = batch.token_ids.shape[1] - 1

@@ -13,6 +13,7 @@ import torch
 
 from diffuspec.core.errors import ConfigError
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
+from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.pairs.factory.acceptance import Acceptance, measure_acceptance
 from diffuspec.pairs.factory.examples import (
     BATCHES_PER_CHUNK,
@@ -55,6 +56,7 @@ class DrafterPlan:
     out: Path
     answers: tuple[Path, ...]
     kind: ModelKind = "diffuspec"
+    block_size: int | None = None  # of blocks at multiples of it; None: it is block-causal
     layers: int | tuple[int, ...] = 10  # how many of the target's; or which
     num_chunks: int = 200
     tokens_per_batch: int = 4096
@@ -88,6 +90,13 @@ class DrafterPlan:
             f"the training takes up to {total / 2**30:.1f} GiB: {weights / 2**30:.1f} for weights, "
             f"{states / 2**30:.1f} for the optimisers, {activations / 2**30:.1f} for a batch"
         )
+
+    @property
+    def checkpoint_name(self) -> str:
+        """Its own for each kind of training, so that none goes on from another's weights."""
+        if self.kind == "sps":
+            return "sps.pt"
+        return "drafter.pt" if self.block_size is None else f"aligned-{self.block_size}.pt"
 
     def optimisation(self) -> TrainingPlan:
         return TrainingPlan(
@@ -142,14 +151,23 @@ class DrafterTraining:
         if plan.compiles:
             compile_layers(self.model.get_decoder().layers)
 
+    @property
+    def settings(self) -> DiffusionSettings | None:
+        """How the model is run; None if it is a causal LM."""
+        plan, mask = self.plan, self.start.mask_token_id
+        if plan.kind == "sps":
+            return None
+        if plan.block_size is None:
+            return DiffusionSettings(mask, "block_causal")
+        return DiffusionSettings(mask, "block_aligned", block_size=plan.block_size)
+
     def run(self, on_report: Callable[[list[CurvePoint]], None] = lambda curve: None) -> None:
         """Train to the end of the plan, and export.
 
         on_report is called with the curve so far after every report.
         """
         self._on_report = on_report
-        name = "sps.pt" if self.plan.kind == "sps" else "drafter.pt"
-        checkpoint = self.plan.out / "training" / name
+        checkpoint = self.plan.out / "training" / self.plan.checkpoint_name
         train(
             self.model,
             self._chunk,
@@ -164,7 +182,7 @@ class DrafterTraining:
         save_drafter(
             self.model,
             self.plan.target,
-            self._config.mask_token_id,
+            self.settings,
             self.plan.out,
             self.plan.storage,
             self._head_ids,
@@ -173,7 +191,7 @@ class DrafterTraining:
     def measure(self) -> Acceptance:
         """Measure argmax drafts on held-out answers."""
         held_out = self.files.held_out[:NUM_REPORT_EXAMPLES]
-        return measure_drafts(self.model, held_out, self._config.mask_token_id, self.plan.max_block)
+        return measure_drafts(self.model, held_out, self.settings, self.plan.max_block)
 
     def _chunk(self, chunk: int) -> Iterator[Batch]:
         batches = self.files.batches(self.plan.seed, chunk, self.plan.tokens_per_batch)
@@ -213,6 +231,7 @@ class DrafterTraining:
     def _loss_config(self) -> LossConfig:
         return LossConfig(
             None if self.plan.kind == "sps" else self.start.mask_token_id,
+            self.plan.block_size,
             min_block=self.plan.min_block,
             max_block=self.plan.max_block,
             clean_weight=1.0,
@@ -243,11 +262,14 @@ def choose_device(name: str, num_threads: int | None) -> str:
 
 
 def measure_drafts(
-    model: Any, examples: Sequence[Example], mask_token_id: int | None, num_draft_tokens: int
+    model: Any,
+    examples: Sequence[Example],
+    settings: DiffusionSettings | None,
+    num_draft_tokens: int,
 ) -> Acceptance:
     """Measure argmax drafts, in bfloat16, at PROBES places of each answer.
 
-    mask_token_id None: they are drafted token by token.
+    settings None: they are drafted token by token.
     """
     device = next(model.parameters()).device
     batches = [
@@ -258,6 +280,6 @@ def measure_drafts(
     model.eval()
     # A few batches are not worth another compilation.
     with mixed_precision(device), torch.compiler.set_stance("force_eager"):
-        found = measure_acceptance(model, batches, mask_token_id, num_draft_tokens, PROBES)
+        found = measure_acceptance(model, batches, settings, num_draft_tokens, PROBES)
     model.train(was_training)
     return found

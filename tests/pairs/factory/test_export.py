@@ -17,11 +17,14 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.engine import Engine
 from diffuspec.models.attention.segment import Segment
+from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.models.loading.load import load_model
 from diffuspec.pairs import parse_config
 from diffuspec.pairs.factory.export import load_drafter, save_drafter
 from diffuspec.pairs.factory.layers import keep_layers
 from tests.support.checkpoints import MASK_TOKEN_ID
+
+SETTINGS = DiffusionSettings(MASK_TOKEN_ID, "block_causal")
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +32,7 @@ def drafter(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     shutil.copytree(target, folder / "target")
     model = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
-    save_drafter(keep_layers(model, [1]), folder / "target", MASK_TOKEN_ID, folder / "drafter")
+    save_drafter(keep_layers(model, [1]), folder / "target", SETTINGS, folder / "drafter")
     return folder / "drafter"
 
 
@@ -61,11 +64,11 @@ def test_matrices_stored_as_int8_are_the_same_up_to_rounding(drafter: Path) -> N
     target = drafter.parent / "target"
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     small = drafter.parent / "small"
-    save_drafter(keep_layers(model, [1]), target, MASK_TOKEN_ID, small, "int8")
+    save_drafter(keep_layers(model, [1]), target, SETTINGS, small, "int8")
     stored = load_file(small / "model.safetensors")
     assert stored["model.layers.0.mlp.up_proj.weight"].dtype == torch.int8
-    loaded, mask_token_id = load_drafter(small)
-    assert mask_token_id == MASK_TOKEN_ID
+    loaded, settings = load_drafter(small)
+    assert settings == SETTINGS
     mine, its = loaded.model.layers[0].mlp.up_proj.weight, model.model.layers[1].mlp.up_proj.weight
     assert (mine - its).abs().max() <= its.abs().max() / 127
     del stored["model.layers.0.mlp.up_proj.weight_scale"]
@@ -95,7 +98,7 @@ def test_a_drafter_drafts_the_tokens_of_its_head_alone(drafter: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     some = torch.arange(3, 200, 7)
     out = drafter.parent / "frequent"
-    save_drafter(keep_layers(model, [1]), target, MASK_TOKEN_ID, out, head_token_ids=some)
+    save_drafter(keep_layers(model, [1]), target, SETTINGS, out, head_token_ids=some)
     logits = [first_logits(path) for path in (drafter, out)]
     assert torch.equal(logits[0][:, some], logits[1][:, some])
     others = torch.ones(logits[1].shape[1], dtype=torch.bool).index_fill_(0, some, False)
@@ -116,7 +119,7 @@ def test_head_token_ids_that_are_none_are_refused(drafter: Path, token_ids: list
     target = drafter.parent / "target"
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     ids, out = torch.tensor(token_ids, dtype=torch.long), drafter.parent / "wrong"
-    save_drafter(keep_layers(model, [1]), target, MASK_TOKEN_ID, out, head_token_ids=ids)
+    save_drafter(keep_layers(model, [1]), target, SETTINGS, out, head_token_ids=ids)
     with pytest.raises(ModelLoadError, match="head_token_ids must be ascending token ids below"):
         load_model(out, device="cpu", num_slots=1, max_len=32)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from diffuspec.models.loading.families import DiffusionSettings
 from diffuspec.pairs.factory.acceptance import measure_acceptance
 from diffuspec.pairs.factory.examples import Example, pad
 from diffuspec.pairs.factory.loss import Head, LossConfig, draft_loss
@@ -19,6 +20,7 @@ TARGET_LAYERS = (0, 2, 3, 10, 12, 15)
 FULL_LAYER = 3  # attends to the whole prefix; copying over long distances needs it most
 WINDOW = 256  # tokens that a row of the other layers attends to, its own included
 LOSS = LossConfig(MASK_TOKEN_ID)
+SETTINGS = DiffusionSettings(MASK_TOKEN_ID, "block_causal")
 PROBE_BLOCK = 24
 
 
@@ -50,4 +52,4 @@ def batch_loss(model: Qwen2ForCausalLM, batch: list[Example]) -> torch.Tensor:
 
 def mean_acceptance(model: Qwen2ForCausalLM, batch: list[Example]) -> float:
     """Return committed tokens per step of argmax drafts at evenly spread places of answers."""
-    return measure_acceptance(model, [pad(batch)], MASK_TOKEN_ID, PROBE_BLOCK).mean
+    return measure_acceptance(model, [pad(batch)], SETTINGS, PROBE_BLOCK).mean

@@ -1,0 +1,64 @@
+"""Options of `diffuspec drafter train` about the model that is made, and what they mean."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from diffuspec.core.errors import ConfigError
+
+Layers = Annotated[
+    str | None,
+    typer.Option(
+        help="How many of the target's layers a drafter starts from, chosen by what dropping each"
+        " of them costs; or which, separated by commas. Default: 10, of kind dflash 5.",
+        metavar="N|LIST",
+    ),
+]
+Attention = Annotated[
+    str | None,
+    typer.Option(
+        help="What rows of kind diffuspec see: block_causal, causal text and a draft as one block;"
+        " block_aligned, blocks that begin at multiples of --block-size, in text and draft alike."
+        " Default: block_causal.",
+        metavar="block_causal|block_aligned",
+    ),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        help="Rows of a block, of kind dflash or with block_aligned. Default: 12, 8.",
+        min=2,
+        max=64,
+        metavar="N",
+    ),
+]
+
+_ATTENTIONS = ("block_causal", "block_aligned")
+
+
+def parse_block_size(kind: str, attention: str | None, given: int | None) -> int | None:
+    """Return the size of the model's blocks, if it has any that are given. Raises ConfigError."""
+    if attention not in (None, *_ATTENTIONS):
+        raise ConfigError(f"--attention must be {' or '.join(_ATTENTIONS)}, got {attention!r:.40}")
+    if attention is not None and kind != "diffuspec":
+        raise ConfigError(f"--attention has no effect on --kind {kind}")
+    is_aligned = attention == "block_aligned"
+    if given is not None and kind != "dflash" and not is_aligned:
+        raise ConfigError(
+            f"--block-size {given} has no effect without --kind dflash or --attention block_aligned"
+        )
+    return given or 8 if is_aligned else given
+
+
+def parse_layers(text: str) -> int | tuple[int, ...]:
+    """Return how many layers, or which. Raises ConfigError."""
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        message = f"--layers must be a number or numbers separated by commas, got {text!r:.60}"
+        raise ConfigError(message) from error
+    if min(numbers) < (1 if len(numbers) == 1 else 0) or list(numbers) != sorted(set(numbers)):
+        raise ConfigError(f"--layers must be positive and ascending, got {text!r:.60}")
+    return numbers if len(numbers) > 1 else numbers[0]
