@@ -16,8 +16,6 @@ from diffuspec.core.types import TokenIds
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.families import DiffusionSettings
 
-_NO_ROWS = range(0)
-
 
 def fill_block(num_known: int, masks: TokenIds, settings: DiffusionSettings) -> TokenIds:
     """Return a draft's rows after num_known tokens, with masks up to the end of its last block.
@@ -39,14 +37,14 @@ def lay_out_chain(
     end = start + len(token_ids)
     for block in range(start // block_size * block_size, end, block_size):
         first, last = max(block, start), min(block + block_size, end)
-        wanted = range(max(logits.start, first) - first, min(logits.stop, last) - first)
+        wanted = np.arange(max(logits.start, first), min(logits.stop, last)) - first
         yield Segment(
             slot,
             first,
             token_ids[first - start : last - start],
             np.arange(first, last),
             "full",
-            np.array(wanted or _NO_ROWS, np.int64),
+            wanted,
         )
 
 
@@ -66,13 +64,26 @@ def lay_out_drafts(
         fill_block(len(prefix), masks, settings)
         for prefix, masks in zip(prefixes, blocks, strict=True)
     ]
-    if len(prefixes) == 1:
-        [prefix], [masks], [rest] = prefixes, blocks, filled
-        first = len(prefix) - settings.is_shifted
-        chain = np.concatenate([prefix[start:], rest])
-        logits = range(first, first + len(masks))
-        yield from lay_out_chain(chain, slot, start, settings.block_size, logits)
+    if len(prefixes) > 1:
+        yield _lay_out_several(prefixes, blocks, filled, slot, start, num_shared, settings)
         return
+    [prefix], [masks], [rest] = prefixes, blocks, filled
+    first = len(prefix) - settings.is_shifted
+    chain = np.concatenate([prefix[start:], rest])
+    logits = range(first, first + len(masks))
+    yield from lay_out_chain(chain, slot, start, settings.block_size, logits)
+
+
+def _lay_out_several(
+    prefixes: Sequence[TokenIds],
+    blocks: Sequence[TokenIds],
+    filled: Sequence[TokenIds],
+    slot: int,
+    start: int,
+    num_shared: int,
+    settings: DiffusionSettings,
+) -> Segment:
+    """Lay out the shared rows, then the rest of each prefix with its filled block."""
     num_common = num_shared - start
     token_ids, positions = [prefixes[0][start:num_shared]], [np.arange(start, num_shared)]
     logit_rows, spans, row = [], [], num_common
@@ -88,13 +99,9 @@ def lay_out_drafts(
         spans.append(slice(row, row + len(tail) + len(rest)))
         row = spans[-1].stop
     where = np.concatenate(positions)
-    yield Segment(
-        slot,
-        start,
-        np.concatenate(token_ids),
-        where,
-        _visible_rows(where, num_common, spans, settings.block_size),
-        np.concatenate(logit_rows),
+    visible = _visible_rows(where, num_common, spans, settings.block_size)
+    return Segment(
+        slot, start, np.concatenate(token_ids), where, visible, np.concatenate(logit_rows)
     )
 
 
