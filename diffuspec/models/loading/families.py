@@ -149,34 +149,45 @@ def read_settings(
     """
     if (reason := why_refused(config)) is not None:
         raise ModelLoadError(f"{path} cannot draft: {reason}")
-    family = find_family(config)
-    mask_token_id = _read_mask_token_id(path, config, family)
-    if family is None:
-        attention = _read_attention(path, config)
-        is_shifted = config.get("diffusion_shift", True)
-        if not isinstance(is_shifted, bool):
-            raise ModelLoadError(
-                f"{path}: diffusion_shift must be true or false, got {is_shifted!r}"
-            )
-        key, default = "diffusion_block_size", None
-    else:
-        attention, is_shifted = family.attention, family.is_shifted
-        key, default = family.block_key or "", family.block_size
-        if family.may_have_blocks and block_size is not None:
-            attention = "block_aligned"
-    if attention != "block_aligned":
-        if block_size is not None:
-            raise ModelLoadError(
-                f"{path} has no blocks at multiples of a size: leave out drafter.block_size "
-                f"{block_size}"
-            )
-        return DiffusionSettings(mask_token_id, attention, is_shifted)
-    size = config.get(key, default) if block_size is None else block_size
+    mask_token_id = _read_mask_token_id(path, config, find_family(config))
+    family = find_family(config) or _own_family(path, config)
+    attention = family.attention
+    if family.may_have_blocks and block_size is not None:
+        attention = "block_aligned"
+    if attention == "block_aligned":
+        size = _read_block_size(path, config, family, block_size)
+        return DiffusionSettings(mask_token_id, attention, family.is_shifted, size)
+    if block_size is not None:
+        raise ModelLoadError(
+            f"{path} has no blocks at multiples of a size: leave out drafter.block_size "
+            f"{block_size}"
+        )
+    return DiffusionSettings(mask_token_id, attention, family.is_shifted)
+
+
+def _own_family(path: Path, config: Mapping[str, Any]) -> DiffusionFamily:
+    """Return what a config.json with keys of ours says. Raises ModelLoadError."""
+    base, attention = str(config["model_type"]), _read_attention(path, config)
+    is_shifted = config.get("diffusion_shift", True)
+    if not isinstance(is_shifted, bool):
+        raise ModelLoadError(f"{path}: diffusion_shift must be true or false, got {is_shifted!r}")
+    return DiffusionFamily(base, base, attention, is_shifted, block_key="diffusion_block_size")
+
+
+def _read_block_size(
+    path: Path, config: Mapping[str, Any], family: DiffusionFamily, configured: int | None
+) -> int:
+    key = family.block_key
+    size = configured
+    if size is None and key is not None:
+        size = config.get(key)
+    if size is None:
+        size = family.block_size
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MAX_BLOCK_SIZE:
         raise ModelLoadError(
             f"{path}: {key or 'block_size'} must be from 1 to {MAX_BLOCK_SIZE}, got {size!r}"
         )
-    return DiffusionSettings(mask_token_id, attention, is_shifted, size)
+    return size
 
 
 def _read_attention(path: Path, config: Mapping[str, Any]) -> DiffusionAttention:
