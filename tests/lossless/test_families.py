@@ -15,13 +15,12 @@ from tests.support.lossless import PLAIN
 from tests.support.models import NUM_KNOWN_IDS, make_model, save_tokenizer
 
 SAMPLINGS = (
-    SamplingParams(max_tokens=24),
-    SamplingParams(max_tokens=24, temperature=0.7, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=20),
+    SamplingParams(max_tokens=20, temperature=0.7, seed=3, ignore_eos=True),
 )
 SPECULATIONS = (
     SpeculationParams(policy="fixed", num_draft_tokens=3),  # within most blocks
     SpeculationParams(policy="fixed", num_draft_tokens=23, num_outcomes=3),  # over several
-    SpeculationParams(policy="fixed", num_draft_tokens=9, tree_shape="path"),
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -51,7 +50,7 @@ def test_no_draft_of_a_family_changes_an_answer(target: Path, tmp_path: Path, na
         }
     )
     rng = random.Random(name)
-    prompts = [[rng.randrange(3, NUM_KNOWN_IDS) for _ in range(n)] for n in (1, 17, 40)]
+    prompts = [[rng.randrange(3, NUM_KNOWN_IDS) for _ in range(n)] for n in (1, 33)]
     with Engine.from_config(config) as engine:
         for sampling in SAMPLINGS:
             plain = engine.generate(prompts, sampling, PLAIN)
