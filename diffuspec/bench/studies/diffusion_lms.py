@@ -19,7 +19,6 @@ from rich.console import Console
 from diffuspec.bench.output import progress
 from diffuspec.bench.questions import Question, first_per_family, load_questions
 from diffuspec.bench.report import (
-    TextTable,
     describe_mismatches,
     families_tables,
     interval_table,
@@ -40,6 +39,7 @@ from diffuspec.bench.stats import Row, compute_rows
 from diffuspec.bench.systems.answer import System
 from diffuspec.bench.systems.engine_system import EngineSystem, sibling
 from diffuspec.bench.systems.naming import BASELINE, WHOLE_DRAFT_NODES, speculation_for
+from diffuspec.bench.text_table import TextTable
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
