@@ -17,7 +17,7 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -56,7 +56,7 @@ _OUR_METHODS = {"init_cudagraph_manager", "capture", "propose"}
 def register() -> None:
     """Wrap `init_speculator` of vLLM. The entry point: it never raises."""
     try:
-        missing = missing_hooks()
+        missing = missing_hooks(HOOKS[:1])  # the others are looked for where they are asked for
         if missing:
             _warn(f"this vLLM lacks {', '.join(missing)}")
             return
@@ -70,10 +70,13 @@ def register() -> None:
         _warn(repr(error))
 
 
-def missing_hooks(load: Callable[[str], Any] = importlib.import_module) -> list[str]:
-    """Return which of HOOKS this vLLM lacks, with what is missing of each."""
+def missing_hooks(
+    hooks: Sequence[tuple[str, str, frozenset[str]]] = HOOKS,
+    load: Callable[[str], Any] = importlib.import_module,
+) -> list[str]:
+    """Return which of these this vLLM lacks, or has without a parameter or field."""
     return [
-        f"{module}.{name}" for module, name, wanted in HOOKS if _lacks(load, module, name, wanted)
+        f"{module}.{name}" for module, name, wanted in hooks if _lacks(load, module, name, wanted)
     ]
 
 
@@ -114,6 +117,9 @@ def _is_asked_for(vllm_config: Any) -> bool:
 
 def _reason_against(vllm_config: Any, req_states: Any) -> str:
     """Return why vLLM's own speculator is to be used, nothing if ours can be."""
+    absent = missing_hooks()
+    if absent:
+        return f"this vLLM lacks {', '.join(absent)}"
     missing = [name for name in _STATES if not hasattr(req_states, name)]
     if missing:
         return f"its request states lack {', '.join(missing)}"

@@ -214,7 +214,7 @@ def test_a_hook_that_is_missing_is_named():
             BaseSpeculator=base, init_speculator=lambda vllm_config, device, req_states: None
         )
 
-    assert [one.rpartition("gpu.")[2] for one in missing_hooks(load)] == [
+    assert [one.rpartition("gpu.")[2] for one in missing_hooks(load=load)] == [
         "spec_decode.speculator.BaseSpeculator.propose",
         "spec_decode.speculator.BaseSpeculator.init_cudagraph_manager",
         "input_batch.InputBatch",
@@ -227,16 +227,26 @@ def test_a_hook_that_is_missing_is_named():
         (config_of("unix:x", method="ngram"), Engine(), ""),
         (config_of("unix:x", ranks=2), Engine(), "ranks of tensor parallelism"),
         (config_of("unix:x"), SimpleNamespace(), "its request states lack req_id_to_index"),
-        (config_of("unix:x"), Engine(), "ModuleNotFoundError"),  # there is no vLLM here
     ],
 )
 def test_where_ours_cannot_be_used_vllm_gets_its_own_with_a_warning(
-    config: Any, states: Any, reason: str, caplog: pytest.LogCaptureFixture
+    config: Any,
+    states: Any,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ):
+    monkeypatch.setattr(vllm_v2, "missing_hooks", list)  # there is no vLLM here
     init = wrapped(lambda *given: ("vllm's own", *given))
     assert init(config, "device", states) == ("vllm's own", config, "device", states)
     assert len(caplog.records) == bool(reason)
     assert reason in caplog.text
+
+
+def test_hooks_that_are_missing_leave_vllm_its_own(caplog: pytest.LogCaptureFixture):
+    init = wrapped(lambda *_: "vllm's own")
+    assert init(config_of("unix:x"), "device", Engine()) == "vllm's own"
+    assert "this vLLM lacks vllm.v1.worker.gpu.spec_decode.init_speculator, vllm" in caplog.text
 
 
 def test_registering_without_vllm_warns_once_and_does_nothing(caplog: pytest.LogCaptureFixture):
