@@ -23,11 +23,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from actors.bundles import Node, explain_shortage, find_shortages, make_bundles
 from actors.placement_settings import RoleSettings
 from actors.roles.coordinator import CoordinatorActor
+from actors.roles.draft_server import DraftServerActor
 from actors.roles.drafter import DrafterActor
 from actors.roles.path_scorer import PathScorerActor
 from actors.roles.verifier import VerifierRank
 from actors.settings import DrafterProcess, PipelineConfig
 from diffuspec.core.errors import ConfigError, DiffuspecError
+from diffuspec.draft_server.config import DraftServerConfig
+from diffuspec.rpc.security import Security
 from diffuspec.telemetry import logs
 from diffuspec.telemetry.trace import numbered
 
@@ -133,27 +136,40 @@ class Placement:
 
         Ray does not restart these actors: their supervisors do, and pass on the new addresses.
         """
-        make_actor_class: Any = ray.remote  # whose types lack concurrency groups
-        actor_class = make_actor_class(
-            num_cpus=role.num_cpus,
-            num_gpus=role.num_gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            concurrency_groups={CONTROL: _NUM_CONTROL_CALLS},
-        )(kind)
         strategy = PlacementGroupSchedulingStrategy(
             self.group, bundle, placement_group_capture_child_tasks=False
         )
-        options = actor_class.options(
-            scheduling_strategy=strategy, runtime_env={"env_vars": variables | _telemetry()}
-        )
+        return _remote_role(kind, role, variables, scheduling_strategy=strategy)
 
-        def create(*arguments: object) -> Handle:
-            handle = options.remote(*arguments)
-            handle.__ray_call__.options(concurrency_group=CONTROL).remote(_configure_logs)
-            return handle
 
-        return create
+def create_draft_server(
+    config: DraftServerConfig, security: Security, role: RoleSettings, **options: object
+) -> Handle:
+    """Create an actor that serves drafts, of no pipeline. `options`: of Ray, such as its node."""
+    variables = _threads(role) | _gpus(role)
+    return _remote_role(DraftServerActor, role, variables, **options)(config, security)
+
+
+def _remote_role(
+    kind: type[Any], role: RoleSettings, variables: dict[str, str], **options: object
+) -> Callable[..., Handle]:
+    """Return a function that creates an actor of a plain class, which Ray does not restart."""
+    make_actor_class: Any = ray.remote  # whose types lack concurrency groups
+    actor_class = make_actor_class(
+        num_cpus=role.num_cpus,
+        num_gpus=role.num_gpus,
+        max_restarts=0,
+        max_task_retries=0,
+        concurrency_groups={CONTROL: _NUM_CONTROL_CALLS},
+    )(kind)
+    prepared = actor_class.options(runtime_env={"env_vars": variables | _telemetry()}, **options)
+
+    def create(*arguments: object) -> Handle:
+        handle = prepared.remote(*arguments)
+        handle.__ray_call__.options(concurrency_group=CONTROL).remote(_configure_logs)
+        return handle
+
+    return create
 
 
 def _threads(role: RoleSettings) -> dict[str, str]:

@@ -1,0 +1,69 @@
+"""A draft server's process: drafts for engines that are not ours, beside others of its kind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from actors.draft_load import DraftLoad, DraftLoadMeter
+from actors.roles.heartbeat import Heartbeat
+from diffuspec.core.errors import WorkerError
+from diffuspec.draft_server.config import DraftServerConfig
+from diffuspec.draft_server.service import check_kind, load_service
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.draft_service import DraftServicer
+from diffuspec.rpc.server.server import RoleServer
+
+_SILENCE_SECONDS = 12.0  # beyond a call of the drafter, which may block the event loop
+_MAX_FAILING_SHARE = 0.5  # of the last seconds; one call that fails is not the server's end
+
+
+class DraftServerActor:
+    """Serves the draft service. A plain class: an actor of Ray or a process by itself runs it."""
+
+    def __init__(self, config: DraftServerConfig, security: Security) -> None:
+        self._config = config
+        self._security = security
+        self._resources = contextlib.AsyncExitStack()
+        self._heartbeat = Heartbeat(config.max_draft_seconds + _SILENCE_SECONDS)
+        self._meter: DraftLoadMeter | None = None
+
+    async def start(self, host: str, port: int = 0) -> str:
+        """Load the drafter, measure it, and serve; return the address.
+
+        Raises ConfigError, ModelLoadError, NgramError.
+        """
+        check_kind(self._config)
+        self._security.server_credentials(host)  # raises its errors before weights are loaded
+        service, drafter = await asyncio.to_thread(load_service, self._config)
+        self._resources.callback(drafter.close)
+        await self._resources.enter_async_context(service)
+        server = RoleServer([DraftServicer(service)], self._security, host, port)
+        await self._resources.enter_async_context(server)
+        await self._resources.enter_async_context(self._heartbeat)
+        meter = DraftLoadMeter(service)
+        self._meter = await self._resources.enter_async_context(meter)
+        return server.address
+
+    async def load(self) -> DraftLoad:
+        """Return what there was to do lately. May be called from the event loop of any thread.
+
+        Raises WorkerError while it does not serve.
+        """
+        if self._meter is None:
+            raise WorkerError("the draft server does not serve")
+        return self._meter.load()
+
+    async def is_healthy(self) -> bool:
+        """Return whether the event loop runs and drafts are to be had most of the time.
+
+        May be called from the event loop of any thread.
+        """
+        if self._meter is None or not self._heartbeat.is_alive:
+            return False
+        return self._meter.load().failing_share <= _MAX_FAILING_SHARE
+
+    async def stop(self) -> None:
+        """End the streams, whose engines then connect elsewhere, and the server."""
+        self._meter = None
+        await self._resources.aclose()
