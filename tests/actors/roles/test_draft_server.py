@@ -1,4 +1,4 @@
-"""A draft server as an actor of Ray: it drafts, tells its load, and costs only drafts when killed."""
+"""A draft server as an actor of Ray: it drafts, tells its load, and costs drafts when killed."""
 
 from __future__ import annotations
 

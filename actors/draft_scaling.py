@@ -1,0 +1,88 @@
+"""How many draft servers a pool should have, by the drafts that wait and the time spent drafting.
+
+Pure functions of the loads. A number is only changed for what has been so for a while, because a
+server takes long to start, and the engines of one that ends have to connect again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from actors.draft_load import DraftLoad
+from diffuspec.core.validation import Section
+
+
+class DraftScaling(Section):
+    """The number of draft servers in a pool."""
+
+    min_servers: int = Field(1, ge=1, le=256, description="Fewest draft servers.")
+    max_servers: int = Field(1, ge=1, le=256, description="Most draft servers.")
+    target_drafting_share: float = Field(
+        0.7, gt=0, le=1, description="Share of its time that each should spend drafting."
+    )
+    target_queued: float = Field(
+        4.0, gt=0, description="Drafts that should wait at each, in the mean, at most."
+    )
+    up_seconds: float = Field(
+        10, ge=0, description="Seconds for which more are wanted before one is added."
+    )
+    down_seconds: float = Field(
+        300, ge=0, description="Seconds for which fewer are wanted before one is taken away."
+    )
+
+    @model_validator(mode="after")
+    def _min_below_max(self) -> Self:
+        if self.min_servers > self.max_servers:
+            raise ValueError(
+                f"min_servers must be at most max_servers, {self.max_servers}, got "
+                f"{self.min_servers}"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """How many servers were wanted at a time."""
+
+    at: float
+    num_servers: int
+
+
+def wanted_servers(loads: Sequence[DraftLoad], scaling: DraftScaling) -> int:
+    """Return how many servers would have the load of these at the targets, within the bounds.
+
+    Never more than there are engines: an engine has one server, and drafts made ahead may keep any
+    server busy.
+    """
+    by_time = sum([one.drafting_share for one in loads]) / scaling.target_drafting_share
+    by_queue = sum([one.num_queued for one in loads]) / scaling.target_queued
+    num_engines = sum([one.num_engines for one in loads])
+    wanted = min(math.ceil(round(max(by_time, by_queue), 6)), num_engines)
+    return min(max(wanted, scaling.min_servers), scaling.max_servers)
+
+
+def decide(num_servers: int, wishes: Sequence[Wish], now: float, scaling: DraftScaling) -> int:
+    """Return how many servers there should be, given what was wanted until now, oldest first.
+
+    More, if more were wanted all the time for up_seconds; fewer, if fewer were for down_seconds.
+    Nothing is concluded from a record that does not reach back so far.
+    """
+    most = max(_last(wishes, now, scaling.down_seconds), default=num_servers)
+    fewest = min(_last(wishes, now, scaling.up_seconds), default=num_servers)
+    if fewest > num_servers:
+        num_servers = fewest
+    elif most < num_servers:
+        num_servers = most
+    return min(max(num_servers, scaling.min_servers), scaling.max_servers)
+
+
+def _last(wishes: Sequence[Wish], now: float, seconds: float) -> list[int]:
+    """Return what was wanted in the last seconds; nothing if the record is shorter."""
+    if not wishes or now - wishes[0].at < seconds:
+        return []
+    return [one.num_servers for one in wishes if now - one.at <= seconds]
