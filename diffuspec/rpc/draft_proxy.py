@@ -1,0 +1,127 @@
+"""One address in front of several draft servers: each engine's stream goes to one of them.
+
+Messages are passed on as they are. An engine whose server dies gets UNAVAILABLE, connects again,
+and is then sent to another server; so it is with engines of a server that is taken away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from diffuspec.rpc.client.connection import Connection
+from diffuspec.rpc.limits import RpcLimits
+from diffuspec.rpc.messages.status import TransportError
+from diffuspec.rpc.security import Security
+from diffuspec.rpc.server.servicers import RoleServicer
+from diffuspec.rpc.services import DRAFT_SERVICE
+
+_UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
+
+
+@dataclass(slots=True, eq=False)
+class _Server:
+    """A draft server, and the engines that it has."""
+
+    connection: Connection
+    streams: set[asyncio.Event] = field(default_factory=set)  # set: the stream is to end
+    has_failed: bool = False  # a stream has ended with UNAVAILABLE since it was last named
+
+
+class DraftProxy(RoleServicer):
+    """Serves the draft service by other servers of it, the one with the fewest engines first."""
+
+    service = DRAFT_SERVICE
+
+    def __init__(self, security: Security) -> None:
+        """`security`: what the servers ask for."""
+        self._security = security
+        self._limits = RpcLimits()
+        self._servers: dict[str, _Server] = {}
+        self._is_draining = False
+
+    async def use(self, addresses: Iterable[str]) -> None:
+        """Use these servers from now on. Engines of others get UNAVAILABLE, and connect again."""
+        wanted = {*addresses}
+        for address in self._servers.keys() - wanted:
+            server = self._servers.pop(address)
+            for stream in server.streams:
+                stream.set()
+            await server.connection.close()
+        for address in wanted:
+            if address not in self._servers:
+                connection = Connection(address, self._security, self._limits)
+                self._servers[address] = _Server(connection)
+            self._servers[address].has_failed = False
+
+    def num_engines(self) -> dict[str, int]:
+        """Return how many engines each server has, by its address."""
+        return {address: len(server.streams) for address, server in self._servers.items()}
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        handler = grpc.stream_stream_rpc_method_handler(self._connect, bytes, bytes)
+        handlers = grpc.method_handlers_generic_handler(DRAFT_SERVICE, {"Connect": handler})
+        server.add_generic_rpc_handlers((handlers,))
+
+    def begin(self, limits: RpcLimits) -> None:
+        self._limits = limits
+
+    def is_healthy(self) -> bool:
+        return any(not server.has_failed for server in self._servers.values())
+
+    def drain(self) -> None:
+        self._is_draining = True
+        for server in self._servers.values():
+            for stream in server.streams:
+                stream.set()
+
+    async def finish(self) -> None:
+        for server in self._servers.values():
+            await server.connection.close()
+
+    async def _connect(self, requests: object, context: Any) -> None:
+        """Pass on the messages of one engine, both ways, to the end of its stream."""
+        if self._is_draining or not self._servers:
+            await context.abort(_UNAVAILABLE, "there is no draft server at present")
+        server = min(self._servers.values(), key=lambda one: (one.has_failed, len(one.streams)))
+        end = asyncio.Event()
+        server.streams.add(end)
+        stream = server.connection.open_stream(DRAFT_SERVICE, "Connect")
+        tasks = [
+            asyncio.create_task(work)
+            for work in (self._send(context, stream), self._receive(stream, context), end.wait())
+        ]
+        _, receiving, ending = tasks
+        try:
+            await asyncio.wait({receiving, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if end.is_set():
+                await context.abort(_UNAVAILABLE, "the draft server is taken away; connect again")
+            await receiving
+        except grpc.aio.AioRpcError as error:
+            server.has_failed = error.code() == _UNAVAILABLE
+            metadata = tuple(error.trailing_metadata() or ())
+            await context.abort(error.code(), error.details() or "", metadata)
+        finally:
+            server.streams.discard(end)
+            stream.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, context: Any, stream: Any) -> None:
+        while (message := await context.read()) is not grpc.aio.EOF:
+            await stream.write(message)
+        await stream.done_writing()
+
+    async def _receive(self, stream: Any, context: Any) -> None:
+        seconds = self._limits.max_stall_seconds
+        while (message := await stream.read()) is not grpc.aio.EOF:
+            try:
+                async with asyncio.timeout(seconds):
+                    await context.write(message)
+            except TimeoutError as error:
+                raise TransportError(f"no response taken in {seconds:g} s") from error
