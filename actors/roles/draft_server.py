@@ -54,6 +54,10 @@ class DraftServerActor:
             raise WorkerError("the draft server does not serve")
         return self._meter.load()
 
+    async def run(self) -> None:
+        """Never return: a call of this ends with the process, and tells of its end at once."""
+        await asyncio.Event().wait()
+
     async def is_healthy(self) -> bool:
         """Return whether the event loop runs and drafts are to be had most of the time.
 
