@@ -29,14 +29,17 @@ _STOP_SECONDS = 60.0  # for all processes of a cluster to end
 
 @contextlib.contextmanager
 def ray_cluster(
-    address: str, pipeline: PipelineConfig, num_pipelines: int = 1, litter: Sequence[Path] = ()
+    address: str,
+    pipeline: PipelineConfig | None,
+    num_pipelines: int = 1,
+    litter: Sequence[Path] = (),
 ) -> Iterator[None]:
     """Connect to a cluster, or start one that ends with this context and leaves no files.
 
     Without an address RAY_ADDRESS is used, which Ray sets in its jobs; without both, a cluster of
     its own. Raises ConfigError if there is no cluster at the address, and PlacementError at once
     if a cluster of its own, which does not grow, can never hold `num_pipelines`
-    pipelines.
+    pipelines. None: for something else than pipelines.
 
     A cluster of its own ends with this process, too, however that ends; the directories `litter`
     are removed then. This process ends when its cluster does.
@@ -55,7 +58,8 @@ def ray_cluster(
             with _interrupts_held():  # Ray crashes when it is interrupted in its start
                 _start(directory)
             with watched():
-                _check_room_here(pipeline, num_pipelines)
+                if pipeline is not None:
+                    _check_room_here(pipeline, num_pipelines)
                 yield
         finally:
             with _interrupts_held(), ended_within(_STOP_SECONDS, "the end of the Ray cluster"):

@@ -20,6 +20,8 @@ from pydantic import TypeAdapter
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # `actors` is not an installed package
 
+from actors.draft_pool import DraftPoolConfig  # noqa: E402
+from actors.draft_scaling import DraftScaling  # noqa: E402
 from actors.settings import PipelineConfig  # noqa: E402
 from diffuspec.core.config import EngineConfig  # noqa: E402
 from diffuspec.core.params import SamplingParams, StructuredOutput  # noqa: E402
@@ -94,6 +96,29 @@ search: {ngram: models/chat.bin}
 tokenizer: models/Qwen2.5-32B-Instruct
 max_requests: 64
 tenants: {chat: 4, batch: 1}
+```
+"""
+
+_DRAFT_POOL = """\
+## Pool of draft servers
+
+The file of `python -m deploy.draft_pool --config FILE.yaml`: see
+[the pool](deployment.md#a-pool-of-draft-servers). `server` has the keys of a draft server,
+`resources` those of [`placement.path_scorer`](#placementpath_scorer).
+
+```yaml
+server: {preset: tiny}
+resources: {num_cpus: 1}
+scaling: {min_servers: 1, max_servers: 4}
+```
+"""
+
+_SCALING = """\
+### `scaling` of a pool
+
+```yaml
+server: {preset: tiny}
+scaling: {max_servers: 8, target_drafting_share: 0.5, down_seconds: 600}
 ```
 """
 
@@ -186,6 +211,8 @@ def render() -> str:
     parts += _sections("", pipeline, pipeline["$defs"], described)
     parts += [_SERVICE, _table(ServeSettings.model_json_schema())]
     parts += [_DRAFT_SERVER, _table(DraftServerConfig.model_json_schema())]
+    parts += [_DRAFT_POOL, _table(DraftPoolConfig.model_json_schema())]
+    parts += [_SCALING, _table(DraftScaling.model_json_schema())]
     parts += [_REQUESTS, _table(TypeAdapter(SamplingParams).json_schema())]
     parts += [_FORMS, _table(TypeAdapter(StructuredOutput).json_schema())]
     return "\n".join(parts)

@@ -16,7 +16,7 @@ from diffuspec.cli import options
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
-from diffuspec.pairs import PAIRS, find_pair
+from diffuspec.pairs import PAIRS, fill_in_draft_server, find_pair
 from diffuspec.telemetry import logs
 
 if TYPE_CHECKING:
@@ -108,8 +108,8 @@ def run(
     Prints the address when it is ready. Ctrl-C or SIGTERM ends it; engines go on without drafts.
     """
     logs.configure(log_format)
-    host, port = _parse_address(listen)
-    security = _security(token_file, tls_ca, tls_certificate, tls_key)
+    host, port = parse_address(listen)
+    security = security_of(token_file, tls_ca, tls_certificate, tls_key)
     security.server_credentials(host)  # refused before models are loaded
     given = {
         "drafter": _drafter(drafter, drafter_kind),
@@ -129,7 +129,7 @@ def run(
     uvloop.run(_serve(settings, security, host, port, metrics_port))
 
 
-def _parse_address(listen: str) -> tuple[str, int]:
+def parse_address(listen: str) -> tuple[str, int]:
     """Return host and port; a socket of Unix has no port. Raises ConfigError."""
     if listen.startswith("unix:"):
         if not listen.removeprefix("unix:"):
@@ -141,9 +141,10 @@ def _parse_address(listen: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _security(
+def security_of(
     token_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
 ) -> Security:
+    """Return what engines are asked for. Raises ConfigError, OSError."""
     from diffuspec.rpc.security import Security, TlsFiles, new_token
 
     is_open, token = token_file is None, new_token()
@@ -172,13 +173,9 @@ def _settings(config: Path | None, pair: str | None, given: dict[str, object]) -
         raise ConfigError("--pair and --config exclude each other")
     data = {} if config is None else read_yaml(config)
     if pair is not None:
-        engine = find_pair(pair, "--pair").load_config()
-        assert engine.drafter is not None, "a pair has a drafter"
-        data = {
-            "drafter": engine.drafter.model_dump(),
-            "search": engine.search.model_dump(),
-            "tokenizer": engine.target.path,
-        }
+        find_pair(pair, "--pair")
+        data["preset"] = pair
+    data = fill_in_draft_server(data)
     if "drafter" not in {*data, *given}:
         raise ConfigError(
             "name what drafts: --drafter DIR with --tokenizer DIR, or --pair, or --config FILE"

@@ -19,6 +19,7 @@ from diffuspec.scheduler.draft_sizes import Load, with_trial
 _LEAST_TOKENS = 3  # of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
 _MAX_JUMP = 3.0
+_MAX_HELD = 8  # steps without drafts, to measure them, that read prompts and measure nothing
 _NUM_PLAIN = 3  # plain steps in a row until one counts
 
 
@@ -51,6 +52,7 @@ class Planner:
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best way to go on
         self._num_plain = 0  # latest steps in a row without drafts
+        self._num_held = 0  # latest steps in a row that could not be measured
 
     @property
     def costs(self) -> DraftCosts:
@@ -96,8 +98,10 @@ class Planner:
         found, self._rate = with_trial(may_draft, load, self._baseline, trials, _num_unread)
         for steps in trials.values():
             self._baseline.take_trial(self._drafter, number, steps)
-        is_stopped = not self._baseline.allows(self._drafter, number)
-        if is_stopped or self._baseline.wants_plain(number):
+        if not self._baseline.allows(self._drafter, number):
+            return found
+        self._num_held += 1
+        if self._baseline.wants_plain(number) and self._num_held <= _MAX_HELD:
             return found
         return {one: max(found.get(one, 0), min(_LEAST_TOKENS, one.room)) for one in may_draft}
 
@@ -187,6 +191,7 @@ class Planner:
 
         busy_seconds: of the drafter, in total, when the engine reported the step.
         """
+        self._num_held = 0
         number, name, costs = sent.num_requests, self._drafter, self._costs
         expected = costs.verify_seconds(sent.num_rows, number)
         if (

@@ -16,6 +16,7 @@ __all__ = [
     "DEFAULT_PAIR",
     "PAIRS",
     "Pair",
+    "fill_in_draft_server",
     "fill_in_preset",
     "find_pair",
     "load_config",
@@ -86,3 +87,21 @@ def fill_in_preset(engine: Mapping[str, Any], key: str) -> dict[str, Any]:
             section = section if is_other_kind else {**below, **section}
         filled[name] = section
     return filled
+
+
+def fill_in_draft_server(server: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of a draft server, laid over those of the pair that `preset` names.
+
+    Raises ConfigError.
+    """
+    given = dict(server)
+    if "preset" not in given:
+        return given
+    engine = find_pair(given.pop("preset"), "preset").load_config()
+    assert engine.drafter is not None, "a pair has a drafter"
+    return {
+        "drafter": engine.drafter.model_dump(),
+        "search": engine.search.model_dump(),
+        "tokenizer": engine.target.path,
+        **given,
+    }

@@ -62,6 +62,18 @@ class DraftProxy(RoleServicer):
         """Return how many engines each server has, by its address."""
         return {address: len(server.streams) for address, server in self._servers.items()}
 
+    def balance(self) -> None:
+        """End streams of the server with the most engines until it has as few as the others.
+
+        These engines connect again, and are sent to those with the fewest.
+        """
+        servers = [one for one in self._servers.values() if not one.has_failed]
+        if len(servers) < 2:
+            return
+        most, fewest = (f(servers, key=lambda one: len(one.streams)) for f in (max, min))
+        for stream in [*most.streams][: (len(most.streams) - len(fewest.streams)) // 2]:
+            stream.set()
+
     def add_to(self, server: grpc.aio.Server) -> None:
         handler = grpc.stream_stream_rpc_method_handler(self._connect, bytes, bytes)
         handlers = grpc.method_handlers_generic_handler(DRAFT_SERVICE, {"Connect": handler})

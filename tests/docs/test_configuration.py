@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from actors.draft_pool import DraftPoolConfig
 from actors.settings import parse_pipeline
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.validation import validate
 from diffuspec.draft_server.config import DraftServerConfig
-from diffuspec.pairs import parse_config
+from diffuspec.pairs import fill_in_draft_server, parse_config
 from diffuspec.serve.settings import ServeSettings
 from tests.support.documents import ROOT, Block, blocks
 
@@ -49,6 +50,8 @@ def test_every_example_can_be_loaded(block: Block):
         validate(ServeSettings, data["serve"])
     elif "tokenizer" in data:
         validate(DraftServerConfig, data)
+    elif "server" in data:
+        validate(DraftPoolConfig, {**data, "server": fill_in_draft_server(data["server"])})
     elif data.keys() <= EngineConfig.model_fields.keys():
         parse_config({"target": {"path": "target"}, **data})
     else:

@@ -21,7 +21,7 @@ SOURCES = ("actors", "clients", "deploy", "diffuspec", "docs")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
-DEPLOY = ("batch", "bench", "demo", "grpc")
+DEPLOY = ("batch", "bench", "demo", "draft_pool", "grpc")
 NOT_HERE = (".venv/", "dist/", "FILE.yaml")  # made by commands, or placeholders
 
 

@@ -1,0 +1,162 @@
+"""A pool of draft servers on a Ray cluster, behind one address: as many as there is work for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections import deque
+from typing import Self
+
+import ray
+from pydantic import Field
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from actors.draft_load import DraftLoad
+from actors.draft_scaling import DraftScaling, Wish, decide, wanted_servers
+from actors.placement import LOOPBACK, Handle, Place, create_draft_server
+from actors.placement_settings import RoleSettings
+from actors.supervision.draft_server_supervisor import DraftServerSupervisor
+from diffuspec.core.errors import DiffuspecError
+from diffuspec.core.validation import Section
+from diffuspec.draft_server.config import DraftServerConfig
+from diffuspec.rpc.draft_proxy import DraftProxy
+from diffuspec.rpc.security import Security
+
+logger = logging.getLogger(__name__)
+
+_ROUND_SECONDS = 1.0  # between looks at the loads
+
+
+class DraftPoolConfig(Section):
+    """Draft servers as actors of Ray, and one address in front of them."""
+
+    server: DraftServerConfig = Field(description="What each server drafts, and its bounds.")
+    resources: RoleSettings = Field(
+        RoleSettings(), description="What each server takes of its node."
+    )
+    scaling: DraftScaling = Field(DraftScaling(), description="How many servers there are.")
+    start_seconds: float = Field(
+        300, gt=0, description="Seconds for a server to load its models and serve."
+    )
+    health_seconds: float = Field(
+        5, gt=0, description="Seconds without an answer after which a server is replaced."
+    )
+
+
+class DraftPool:
+    """Keeps draft servers up while its context is open, and tells a proxy where they are.
+
+    Without TLS servers are on the node of this process, and serve on loopback.
+    """
+
+    def __init__(self, config: DraftPoolConfig, security: Security, proxy: DraftProxy) -> None:
+        """`security`: what the servers ask for, and the proxy has."""
+        self._config = config
+        self._security = security
+        self._proxy = proxy
+        self._numbers = itertools.count(1)
+        self._servers: list[DraftServerSupervisor] = []
+        self._wishes: deque[Wish] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start the fewest servers that there are to be. Raises what prevents one of them."""
+        self._servers = [self._new() for _ in range(self._config.scaling.min_servers)]
+        try:
+            await asyncio.gather(*[one.start() for one in self._servers])
+        except BaseException:
+            await self._stop_all()
+            raise
+        for one in self._servers:
+            one.supervise()
+        await self._proxy.use(self.addresses)
+        self._task = asyncio.create_task(self._run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._stop_all()
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where servers serve now."""
+        return [one.address for one in self._servers if one.address]
+
+    @property
+    def num_servers(self) -> int:
+        """Servers that are kept up, those included that are starting."""
+        return len(self._servers)
+
+    def _new(self) -> DraftServerSupervisor:
+        config, security = self._config, self._security
+
+        def create() -> Handle:
+            options: dict[str, object] = {}
+            if security.tls is None:
+                node = ray.get_runtime_context().get_node_id()
+                options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
+            return create_draft_server(config.server, security, config.resources, **options)
+
+        def host(place: Place) -> str:
+            return LOOPBACK if security.tls is None else place.ip
+
+        name = f"draft server {next(self._numbers)}"
+        return DraftServerSupervisor(
+            name, create, host, config.start_seconds, config.health_seconds
+        )
+
+    async def _stop_all(self) -> None:
+        await asyncio.gather(*[self._stop(one) for one in self._servers])
+        self._servers = []
+
+    async def _stop(self, server: DraftServerSupervisor) -> None:
+        await server.halt()
+        await server.stop()
+
+    # ---- rounds
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_ROUND_SECONDS)
+            try:
+                await self._round()
+            except DiffuspecError as error:
+                logger.warning("a round of the pool of draft servers failed: %s", error)
+
+    async def _round(self) -> None:
+        """Tell the proxy who serves, and start or stop a server if the loads say so."""
+        servers = [*self._servers]
+        found = await asyncio.gather(*[one.load() for one in servers])
+        await self._proxy.use(self.addresses)
+        self._proxy.balance()
+        loads = [one for one in found if one is not None]
+        number = self._decided(loads, time.monotonic())
+        if number > len(servers):
+            self._servers.append(self._new())
+            self._servers[-1].supervise()
+            logger.info("one more draft server is started: %d", len(self._servers))
+        elif number < len(servers):
+            await self._remove()
+
+    def _decided(self, loads: list[DraftLoad], now: float) -> int:
+        scaling = self._config.scaling
+        self._wishes.append(Wish(now, wanted_servers(loads, scaling)))
+        longest = max(scaling.up_seconds, scaling.down_seconds) + 2 * _ROUND_SECONDS
+        while now - self._wishes[0].at > longest:
+            self._wishes.popleft()
+        return decide(len(self._servers), self._wishes, now, scaling)
+
+    async def _remove(self) -> None:
+        """Stop the server with the fewest engines, which then connect to others."""
+        engines = self._proxy.num_engines()
+        leaving = min(self._servers, key=lambda one: engines.get(one.address, 0))
+        self._servers.remove(leaving)
+        await self._proxy.use(self.addresses)
+        await self._stop(leaving)
+        logger.info("a draft server is taken away: %d are left", len(self._servers))

@@ -1,0 +1,88 @@
+"""`python -m deploy.draft_pool`: draft servers on a Ray cluster, behind one address."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actors.draft_pool import DraftPool, DraftPoolConfig
+from deploy import options
+from deploy.local_ray import ray_cluster
+from diffuspec.cli.command import Server
+from diffuspec.cli.draft_server import (
+    Ca,
+    Certificate,
+    Key,
+    Listen,
+    TokenFile,
+    parse_address,
+    security_of,
+)
+from diffuspec.core.validation import read_yaml, validate
+from diffuspec.draft_server.service import check_kind
+from diffuspec.pairs import fill_in_draft_server
+from diffuspec.rpc.draft_proxy import DraftProxy
+from diffuspec.rpc.security import Security, new_token
+from diffuspec.rpc.server.server import RoleServer
+from diffuspec.telemetry import logs
+
+_POOL = Path(__file__).parent / "draft_pool.yaml"
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+_Config = Annotated[
+    Path,
+    typer.Option(metavar="FILE.yaml", help="The pool. Default: two servers of the embedded pair."),
+]
+
+
+@app.command(cls=Server)
+def run(
+    config: _Config = _POOL,
+    listen: Listen = "127.0.0.1:9500",
+    token_file: TokenFile = None,
+    tls_ca: Ca = None,
+    tls_certificate: Certificate = None,
+    tls_key: Key = None,
+    address: options.Address = "",
+) -> None:
+    """Serve drafts by a pool of draft servers, whose number follows the load.
+
+    Engines connect to one address. Prints it when drafts are to be had; Ctrl-C or SIGTERM ends it.
+    """
+    logs.configure(None)
+    host, port = parse_address(listen)
+    security = security_of(token_file, tls_ca, tls_certificate, tls_key)
+    security.server_credentials(host)  # refused before anything is started
+    settings = read_pool(config)
+    with ray_cluster(address, None):
+        asyncio.run(_serve(settings, security, host, port))
+
+
+def read_pool(path: Path) -> DraftPoolConfig:
+    """Read the file of a pool. Raises ConfigError."""
+    data = read_yaml(path)
+    if isinstance(server := data.get("server"), dict):
+        data["server"] = fill_in_draft_server(server)
+    settings = validate(DraftPoolConfig, data)
+    check_kind(settings.server)
+    return settings
+
+
+async def _serve(settings: DraftPoolConfig, security: Security, host: str, port: int) -> None:
+    end, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, end.set)
+    inner = Security(new_token(), security.tls)
+    proxy = DraftProxy(inner)
+    async with DraftPool(settings, inner, proxy), RoleServer([proxy], security, host, port) as one:
+        typer.echo(f"drafting on {one.address}")
+        await end.wait()
+
+
+if __name__ == "__main__":
+    app()
