@@ -110,6 +110,19 @@ def path_to(tree: DraftTree, node: int) -> list[int]:
     return path
 
 
+def follow(tree: DraftTree, token_ids: Sequence[int]) -> list[int]:
+    """Return the nodes of the path from the root with these tokens, as far as the tree has it."""
+    path: list[int] = []
+    node = -1
+    for token_id in token_ids:
+        places = zip(tree.parents, tree.token_ids, strict=True)
+        node = next((n for n, place in enumerate(places) if place == (node, token_id)), -1)
+        if node < 0:
+            break
+        path.append(node)
+    return path
+
+
 def best_path(tree: DraftTree) -> list[int]:
     """Return the nodes of the path from the root that follows first children to a leaf."""
     path: list[int] = []
@@ -173,14 +186,11 @@ def draft_after(draft: Draft, token_ids: Sequence[int]) -> Draft:
 
     EMPTY_DRAFT if the draft has no such branch.
     """
-    tree, root = draft.tree, -1
-    branch: list[int] = []
-    for token_id in token_ids:
-        places = zip(tree.parents, tree.token_ids, strict=True)
-        root = next((n for n, place in enumerate(places) if place == (root, token_id)), -1)
-        if root < 0:
-            return EMPTY_DRAFT
-        branch.append(root)
+    tree = draft.tree
+    branch = follow(tree, token_ids)
+    if len(branch) < len(token_ids):
+        return EMPTY_DRAFT
+    root = branch[-1] if branch else -1
     new_index = {root: -1}
     for node, parent in enumerate(tree.parents):
         if parent in new_index:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from diffuspec.algorithm.draft_tree import best_path, prune_draft
+from diffuspec.algorithm.draft_tree import best_path, follow, prune_draft
 from diffuspec.core.types import Draft
 from diffuspec.draft_server.request import Made, root_of
 from diffuspec.v1.draft_service_pb2 import DraftedOutcome, DraftSource, RowDraft
@@ -13,16 +13,12 @@ from diffuspec.v1.draft_service_pb2 import DraftedOutcome, DraftSource, RowDraft
 def outcome_message(request_id: str, sent: Draft, made: Made) -> DraftedOutcome:
     path = [made.draft.tree.token_ids[node] for node in best_path(made.draft.tree)]
     *accepted, token_id = made.tokens
-    node = -1
-    for one in accepted:
-        places = zip(sent.tree.parents, sent.tree.token_ids, strict=True)
-        node = next((n for n, place in enumerate(places) if place == (node, one)), -1)
     return DraftedOutcome(
         request_id=request_id,
         num_accepted=len(accepted),
         token_id=token_id,
         token_ids=path,
-        node=node,
+        node=next(reversed(follow(sent.tree, accepted)), -1),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from diffuspec.algorithm.draft_tree import draft_after, path_to
+from diffuspec.algorithm.draft_tree import draft_after, follow
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking, RankedOutcome
 from diffuspec.core.params import MAX_TREE_NODES, SamplingParams
 from diffuspec.core.types import (
@@ -197,14 +197,7 @@ class EngineRequest:
 
 def _verdict(tree: DraftTree, committed: Sequence[int]) -> Verdict:
     """Return the verdict that the committed tokens tell. The last is never a drafted one."""
-    node = -1
-    for token_id in committed[:-1]:
-        places = zip(tree.parents, tree.token_ids, strict=True)
-        child = next((n for n, place in enumerate(places) if place == (node, token_id)), -1)
-        if child < 0:
-            break
-        node = child
-    accepted = tuple(path_to(tree, node))
+    accepted = tuple(follow(tree, committed[:-1]))
     return Verdict(tuple(committed[: len(accepted) + 1]), accepted)
 
 
