@@ -42,7 +42,7 @@ class DraftJob:
     length: int
     num_tokens: int  # of the prefix, when it was asked for
     tokens: tuple[int, ...] = ()
-    waited_until: float = 0.0  # by time.monotonic(); 0: nobody waits for it
+    waited_until: float = 0.0  # deadline of its engine, by time.monotonic(); 0: made ahead
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
 
     def is_for(self, request: EngineRequest) -> bool:
@@ -243,5 +243,4 @@ class Dispatcher:
 
 def _num_unread(jobs: Sequence[DraftJob]) -> int:
     """Return how many tokens of prompts the drafter reads for these jobs."""
-    unread = {job.request: job.num_tokens for job in jobs if not job.request.is_read}
-    return sum(unread.values())
+    return sum([one.num_unread for one in {job.request for job in jobs}])

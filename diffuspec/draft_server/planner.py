@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
 from diffuspec.scheduler.baseline import Baseline, Interval
-from diffuspec.scheduler.cost_model import CostModel, DraftCosts
+from diffuspec.scheduler.cost_model import MAX_JUMP, CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
+from diffuspec.scheduler.learner import NUM_PLAIN
 
 _LEAST_TOKENS = 3  # of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
-_MAX_JUMP = 3.0
 _MAX_HELD = 8  # steps without drafts, to measure them, that read prompts and measure nothing
-_NUM_PLAIN = 3  # plain steps in a row until one counts
 
 
 @dataclass(slots=True)
@@ -59,11 +58,6 @@ class Planner:
         """What drafts cost this engine."""
         return self._mine
 
-    @property
-    def rate(self) -> float:
-        """Tokens per second that all requests together are expected to commit; 0: not known."""
-        return self._rate
-
     def __str__(self) -> str:
         """What it has learnt of the engine and of drafts, in one line."""
         rows = "/".join(map(str, _SHOWN_ROWS))
@@ -95,7 +89,9 @@ class Planner:
         reading = self.reading_seconds(may_draft) / sum([1 + one.room for one in may_draft])
         load = Load(self._costs, self._drafter, number, len(may_draft), 1, reading, may_split=False)
         trials: dict[EngineRequest, float] = {}
-        found, self._rate = with_trial(may_draft, load, self._baseline, trials, _num_unread)
+        found, self._rate = with_trial(
+            may_draft, load, self._baseline, trials, lambda one: one.num_unread
+        )
         for steps in trials.values():
             self._baseline.take_trial(self._drafter, number, steps)
         if not self._baseline.allows(self._drafter, number):
@@ -116,7 +112,7 @@ class Planner:
         if not self._rate:
             return {one: one.length for one in requests}
         offers = [one.expectation.offers(one.room) for one in requests]
-        unread, verify = sum([_num_unread(one) for one in requests]), self._costs.verification.curve
+        unread, verify = sum([one.num_unread for one in requests]), self._costs.verification.curve
         best, chosen = 0.0, {}
         for place in range(len(offers[0].lengths)):
             gainful = [
@@ -172,7 +168,7 @@ class Planner:
 
     def reading_seconds(self, requests: Sequence[EngineRequest]) -> float:
         """Return how much longer drafts for these requests take for the prompts to be read."""
-        unread = sum([_num_unread(one) for one in requests])
+        unread = sum([one.num_unread for one in requests])
         return self._mine.seconds(1, 1, unread) - self._mine.seconds(1, 1) if unread else 0.0
 
     def num_nodes(self, reaches: Sequence[Sequence[float]], num_requests: int) -> list[int]:
@@ -194,17 +190,15 @@ class Planner:
         self._num_held = 0
         number, name, costs = sent.num_requests, self._drafter, self._costs
         expected = costs.verify_seconds(sent.num_rows, number)
-        if (
-            expected
-        ):  # a step that took much longer says nothing of drafts: another had its processor
-            verify = min(verify, _MAX_JUMP * expected)
+        if expected:  # another process had the processor in a step that took much longer
+            verify = min(verify, MAX_JUMP * expected)
         drafting = min(busy_seconds - sent.busy_seconds, verify)
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
         self._mine.observe_overhead(wait - sent.draft_seconds)
         plain = costs.plain_seconds(number)
         if not sent.num_nodes and not drafting and not sent.draft_seconds:
             self._num_plain += 1
-            is_measured = self._num_plain >= _NUM_PLAIN
+            is_measured = self._num_plain >= NUM_PLAIN
             if is_measured:
                 costs.observe_plain(number, wait + verify, verify)
             self._baseline.observe_plain(
@@ -227,8 +221,3 @@ class Planner:
                 reading={name: sent.reading_seconds},
             )
         )
-
-
-def _num_unread(request: EngineRequest) -> int:
-    """Return how many tokens the drafter reads for a first draft."""
-    return 0 if request.is_read else request.num_tokens

@@ -79,6 +79,11 @@ class EngineRequest:
         """Length that a draft may have once so many tokens are committed."""
         return max(min(self.num_left - num_tokens - 1, self.max_draft_tokens), 0)
 
+    @property
+    def num_unread(self) -> int:
+        """Tokens that the drafter reads for a first draft."""
+        return 0 if self.is_read else self.num_tokens
+
     def tokens_from(self, start: int) -> tuple[int, ...]:
         """Return the tokens of the prefix from an index on."""
         return tuple(self._tokens[start : self.num_tokens].tolist())

@@ -37,7 +37,7 @@ from diffuspec.v1.draft_service_pb2 import (
 )
 
 _ANSWER_SECONDS = 0.0005  # before a deadline, to send what there is
-_MAX_AHEAD = 64  # drafts in one call that nobody waits for yet
+_MAX_AHEAD = 64  # drafts made ahead in one call
 
 
 @dataclass(slots=True)
@@ -64,7 +64,6 @@ class Session:
     ) -> None:
         """`name` is unique among sessions."""
         self.name = name
-        self.engine = hello.engine
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
         self.stats = SessionStats(metrics)
         self._hello = hello

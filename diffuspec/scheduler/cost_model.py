@@ -18,7 +18,7 @@ _BUCKET_STARTS = (
     *(2**power + 1 for power in range(9, 21)),
 )
 _SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twenty
-_MAX_JUMP = 3.0  # clips outliers to 3x the mean: another process may have had the processor
+MAX_JUMP = 3.0  # clips outliers to 3x the mean: another process may have had the processor
 # Of the term for each further request of a batch: where it is so high that all calls are of single
 # requests, it halves in 350 of them, and batches are tried again.
 _KEPT_BY_SINGLE_CALLS = 0.998
@@ -40,8 +40,8 @@ class _Point:
         self.count += 1
         rate = max(_SMOOTHING, 1 / self.count)
         if self.seconds > 0:
-            seconds = min(seconds, self.seconds * _MAX_JUMP)
-            self.seconds = min(self.seconds, seconds * _MAX_JUMP)
+            seconds = min(seconds, self.seconds * MAX_JUMP)
+            self.seconds = min(self.seconds, seconds * MAX_JUMP)
         self.size += rate * (size - self.size)
         self.seconds += rate * (seconds - self.seconds)
         tabled_size, tabled_seconds = self.tabled
@@ -138,7 +138,7 @@ class CallCosts:
         elif self.curve.is_known_near(size):
             self._num_batches += 1
             expected = self.seconds(size, num_requests)
-            seconds = min(seconds, expected * _MAX_JUMP)
+            seconds = min(seconds, expected * MAX_JUMP)
             rate = max(_SMOOTHING, 1 / self._num_batches)
             error = rate * (seconds - expected) / others
             self.request_seconds = max(self.request_seconds + error, 0.0)
@@ -187,7 +187,7 @@ class DraftCosts:
         """Learn how long a request waited for its draft; 0 if a pre-draft was there."""
         whole = self.calls.seconds(num_positions, num_requests)
         if whole > 0:
-            self.exposed_share = _moved(self.exposed_share, min(seconds / whole, _MAX_JUMP))
+            self.exposed_share = _moved(self.exposed_share, min(seconds / whole, MAX_JUMP))
 
     def observe_overhead(self, seconds: float) -> None:
         """Learn from a drafted step: its seconds that are neither drafting nor verification."""

@@ -11,7 +11,7 @@ from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DraftCall, VerifyCall
 from diffuspec.telemetry.busy_time import BusyTime
 
-_NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
+NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
 
 
 class Learner:
@@ -107,7 +107,7 @@ class Learner:
         if not nodes and not drafting:
             is_whole = call.num_decoding == number == len(call.requests)
             self._num_plain = self._num_plain + 1 if is_whole else 0
-            is_measured = self._num_plain >= _NUM_PLAIN
+            is_measured = self._num_plain >= NUM_PLAIN
             if is_measured:
                 costs.observe_plain(number, seconds, call.ended_at - call.started_at)
             interval = Interval(number, seconds, plain, plain)
