@@ -25,12 +25,15 @@ from diffuspec_client.draft_service_pb2 import (
     RowDraft,
     StepDrafts,
 )
+from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION = 1
+MAX_MODEL_LEN = 2**24  # the protocol's; a server has its own limit
+CONNECT_SECONDS = 2.0  # that the start of an engine waits for a server
 _GRACE_SECONDS = 0.005  # after a deadline, for the answer to arrive
 
 
@@ -90,7 +93,7 @@ class DraftClient:
         self._arrival = threading.Condition()
         self._returned_at = 0.0  # from the last step
         self._wait_seconds = 0.0  # of the last step
-        self._has_warned = False
+        self._problems = Problems(logger)
         self._on_outcomes = on_outcomes
         hello = Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -140,7 +143,8 @@ class DraftClient:
         try:
             return self._step(rows, ended, started)
         except Exception:
-            self._warn("drafting failed in the client; the engine goes on without drafts", True)
+            message = "drafting failed in the client; the engine goes on without drafts"
+            self._problems.show(message, has_trace=True)
             return [Draft() for _ in rows]
         finally:
             self._returned_at = time.monotonic()
@@ -218,7 +222,7 @@ class DraftClient:
         limit = row.max_draft_tokens or self._max_draft_tokens
         wrong = self._wrong(token_ids, parents, len(confidences), limit)
         if wrong:
-            self._warn(f"a draft is left out: {wrong}")
+            self._problems.show(f"a draft is left out: {wrong}")
             return Draft(source="wrong")
         return Draft(token_ids, parents, confidences, source)
 
@@ -235,12 +239,6 @@ class DraftClient:
         if any(not -1 <= parent < node for node, parent in enumerate(parents)):
             return "a token stands before its parent"
         return ""
-
-    def _warn(self, message: str, has_trace: bool = False) -> None:
-        """Log the first problem as a warning: one for every step would fill the log."""
-        level = logging.DEBUG if self._has_warned else logging.WARNING
-        logger.log(level, "diffuspec: %s", message, exc_info=has_trace)
-        self._has_warned = True
 
 
 _SOURCES = {

@@ -1,7 +1,7 @@
 """A table of drafts on an engine's device: what to verify next, for each way a step may end.
 
 A thread fills it with the outcomes that a server has drafted for. The engine looks its requests up
-by what they have become, in one gather on the device that nobody waits for.
+by their latest tokens, in one gather on the device; the host does not wait for the result.
 """
 
 from __future__ import annotations

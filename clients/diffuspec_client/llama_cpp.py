@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffuspec_client.client import DraftClient, Row
+from diffuspec_client.client import CONNECT_SECONDS, MAX_MODEL_LEN, DraftClient, Row
+from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.tracking import Tracker
 from diffuspec_client.vocabulary import Vocabulary
@@ -28,9 +29,6 @@ else:
         _DraftModel = object
 
 logger = logging.getLogger(__name__)
-
-_MAX_MODEL_LEN = 2**24  # the protocol's; the server has its own limit
-_CONNECT_SECONDS = 2.0  # that the start waits for a server
 
 
 def read_vocabulary(tokenizer: Path | str) -> dict[str, int]:
@@ -66,14 +64,14 @@ class RemoteDrafts(_DraftModel):
         self._client = DraftClient(
             settings or Settings.read({}),
             vocabulary=Vocabulary(read_vocabulary(tokenizer)),
-            max_model_len=_MAX_MODEL_LEN,
+            max_model_len=MAX_MODEL_LEN,
             max_requests=1,
             max_draft_tokens=max_draft_tokens,
             engine="llama-cpp-python",
         )
         self._tracker = Tracker()
-        self._has_failed = False
-        self._client.wait_until_connected(_CONNECT_SECONDS)
+        self._problems = Problems(logger)
+        self._client.wait_until_connected(CONNECT_SECONDS)
 
     def close(self) -> None:
         """End the connection. Answers go on without drafts."""
@@ -84,9 +82,7 @@ class RemoteDrafts(_DraftModel):
         try:
             return np.array(self._draft(input_ids), np.intc)
         except Exception:
-            level = logging.DEBUG if self._has_failed else logging.ERROR
-            logger.log(level, "diffuspec: no drafts in this step", exc_info=True)
-            self._has_failed = True
+            self._problems.show("no drafts in this step", logging.ERROR, has_trace=True)
             return np.array([], np.intc)
 
     def _draft(self, input_ids: NDArray[np.intc]) -> list[int]:

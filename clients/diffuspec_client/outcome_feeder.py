@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from diffuspec_client.client import DraftClient, Row
 from diffuspec_client.draft_service_pb2 import OutcomeTable
 from diffuspec_client.draft_table import DraftTable
+from diffuspec_client.problems import Problems
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class OutcomeFeeder:
         self._early: list[OutcomeTable] = []  # of a step whose answer is still to be taken
         self._lock = threading.Lock()
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
-        self._has_failed = False
+        self._problems = Problems(logger)
         self._client = connect(self._take)
         self._thread = threading.Thread(target=self._run, name="diffuspec-table", daemon=True)
         self._thread.start()
@@ -109,9 +110,7 @@ class OutcomeFeeder:
             try:
                 self._step(known)
             except Exception:
-                level = logging.DEBUG if self._has_failed else logging.ERROR
-                logger.log(level, "diffuspec: no drafts for this step", exc_info=True)
-                self._has_failed = True
+                self._problems.show("no drafts for this step", logging.ERROR, has_trace=True)
 
     def _step(self, reports: Sequence[Report]) -> None:
         ended = [name for one in reports for name in one.ended]

@@ -19,7 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from diffuspec_client.client import Draft, DraftClient, Row
+from diffuspec_client.client import CONNECT_SECONDS, MAX_MODEL_LEN, Draft, DraftClient, Row
+from diffuspec_client.hooks import has_hook
+from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.vocabulary import Vocabulary
 
@@ -40,9 +42,7 @@ WORKER_HOOKS: tuple[tuple[str, str], ...] = (
     (f"{_SPECULATIVE}.ngram_worker", "NGRAMWorker.clear_cache_pool"),
 )
 _OUR_OWN = {"from_string", "register", "create_worker", "get_platform_worker_cls", "is_some"}
-_MAX_MODEL_LEN = 2**24  # the protocol's; the server has its own limit
 _MAX_REQUESTS = 4096
-_CONNECT_SECONDS = 2.0  # that the start waits for a server
 
 
 def register() -> None:
@@ -68,15 +68,7 @@ def missing_hooks(
     hooks: Sequence[tuple[str, str]], load: Callable[[str], Any] = importlib.import_module
 ) -> list[str]:
     """Return which of these attributes this SGLang lacks."""
-    missing = []
-    for module, name in hooks:
-        try:
-            found = load(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except (ImportError, AttributeError):
-            missing.append(f"{module}.{name}")
-    return missing
+    return [f"{module}.{name}" for module, name in hooks if not has_hook(module, name, load=load)]
 
 
 def algorithm_class(algorithms: Any, base: type) -> type:
@@ -130,13 +122,13 @@ class TreeWorker:
         client = DraftClient(
             Settings.read({}),
             vocabulary=Vocabulary(worker._target_worker.tokenizer.get_vocab()),
-            max_model_len=_MAX_MODEL_LEN,
+            max_model_len=MAX_MODEL_LEN,
             max_requests=_MAX_REQUESTS,
             max_draft_tokens=int(worker.draft_token_num) - 1,
             is_tree=True,
             engine="sglang",
         )
-        client.wait_until_connected(_CONNECT_SECONDS)
+        client.wait_until_connected(CONNECT_SECONDS)
         return Trees(client, int(worker.draft_token_num))
 
     def _prepare_draft_tokens(self, batch: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -161,7 +153,7 @@ class Trees:
         self._num_nodes = num_nodes
         self._names: set[str] = set()  # of the last batch
         self._ended: list[str] = []
-        self._has_failed = False
+        self._problems = Problems(logger)
 
     def forget(self) -> None:
         """The cache is cleared: no request goes on."""
@@ -175,9 +167,8 @@ class Trees:
         try:
             return self._put(worker, batch, tokens, mask)
         except Exception:
-            level = logging.DEBUG if self._has_failed else logging.ERROR
-            logger.log(level, "diffuspec: n-grams alone draft in this step", exc_info=True)
-            self._has_failed = True
+            message = "n-grams alone draft in this step"
+            self._problems.show(message, logging.ERROR, has_trace=True)
             return tokens, mask
 
     def _put(

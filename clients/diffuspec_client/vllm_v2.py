@@ -14,7 +14,6 @@ by vLLM's own n-grams, for token ids are to be valid.
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -25,9 +24,11 @@ import torch
 
 from diffuspec_client.client import DraftClient
 from diffuspec_client.draft_table import MISS, DraftTable
+from diffuspec_client.hooks import has_hook
 from diffuspec_client.outcome_feeder import OutcomeFeeder, Report
+from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
-from diffuspec_client.vllm import _version, _vocabulary
+from diffuspec_client.vllm import vllm_version, vocabulary_of
 
 logger = logging.getLogger(__name__)
 
@@ -76,18 +77,10 @@ def missing_hooks(
 ) -> list[str]:
     """Return which of these this vLLM lacks, or has without a parameter or field."""
     return [
-        f"{module}.{name}" for module, name, wanted in hooks if _lacks(load, module, name, wanted)
+        f"{module}.{name}"
+        for module, name, wanted in hooks
+        if not has_hook(module, name, wanted, load)
     ]
-
-
-def _lacks(load: Callable[[str], Any], module: str, name: str, wanted: frozenset[str]) -> bool:
-    try:
-        found = load(module)
-        for part in name.split("."):
-            found = getattr(found, part)
-        return not wanted <= {*inspect.signature(found).parameters}
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return True
 
 
 def wrapped(init_speculator: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,16 +150,16 @@ class TableSpeculator:
         self._offsets = torch.arange(self.num_speculative_steps + 1, device=device)
         self._table = DraftTable(num_rows, self.num_speculative_steps, device)
         self._known: set[str] = set()
-        self._has_failed = False
+        self._problems = Problems(logger)
         settings = Settings.read(vllm_config.additional_config["diffuspec"])
         connect = partial(
             DraftClient,
             settings,
-            vocabulary=_vocabulary(model),
+            vocabulary=vocabulary_of(model),
             max_model_len=int(model.max_model_len),
             max_requests=num_rows,
             max_draft_tokens=self.num_speculative_steps,
-            engine=f"vllm {_version()} v2",
+            engine=f"vllm {vllm_version()} v2",
         )
         self._feeder = OutcomeFeeder(
             self._table, lambda take: connect(on_outcomes=take), int(model.max_model_len)
@@ -202,9 +195,7 @@ class TableSpeculator:
             fill = last.view(-1)[input_batch.idx_mapping[:number]].unsqueeze(-1)
             drafts.copy_(torch.where(found == MISS, fill.to(torch.int64), found))
         except Exception:
-            level = logging.DEBUG if self._has_failed else logging.ERROR
-            logger.log(level, "diffuspec: no drafts in this step", exc_info=True)
-            self._has_failed = True
+            self._problems.show("no drafts in this step", logging.ERROR, has_trace=True)
             drafts.zero_()
         return drafts
 
