@@ -8,11 +8,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 
@@ -20,13 +18,13 @@ from diffuspec.pairs.tiny import TARGET
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec_client import Draft, DraftClient, Row, Settings
 from diffuspec_client.draft_service_pb2 import (
-    ConnectRequest,
     ConnectResponse,
     RowDraft,
     StepDrafts,
     Welcome,
 )
 from diffuspec_client.vocabulary import Vocabulary
+from tests.support.draft_streams import StreamServer
 
 TOKENS = load_tokenizer(TARGET).get_vocab()
 VOCABULARY = Vocabulary(TOKENS)
@@ -141,22 +139,13 @@ def test_the_command_ends_well_when_it_is_told_to(
 # ---- servers that break the protocol
 
 
-class Scripted:
+class Scripted(StreamServer):
     """A server that answers each step with what a function makes of it."""
 
     def __init__(self, address: str, answer: Callable[[Any], StepDrafts | None]) -> None:
         self._answer = answer
         self.requests: list[Any] = []
-        self._server = grpc.server(futures.ThreadPoolExecutor(2))
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._connect, ConnectRequest.FromString, ConnectResponse.SerializeToString
-        )
-        service = grpc.method_handlers_generic_handler(
-            "diffuspec.v1.DraftService", {"Connect": handler}
-        )
-        self._server.add_generic_rpc_handlers([service])
-        self._server.add_insecure_port(address)
-        self._server.start()
+        super().__init__(address)
 
     def _connect(self, requests: Any, context: Any) -> Iterator[ConnectResponse]:
         for request in requests:
@@ -167,9 +156,6 @@ class Scripted:
             answer = self._answer(request.step)
             if answer is not None:
                 yield ConnectResponse(drafts=answer)
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
 
 
 @pytest.fixture

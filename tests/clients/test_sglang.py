@@ -7,7 +7,6 @@ registry and its own worker for n-grams are run, with what they import faked.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from array import array
 from collections.abc import Iterator
@@ -18,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import diffuspec_client
 from diffuspec_client import Draft, DraftClient, Settings, sglang
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
 from diffuspec_client.sglang import Trees, missing_hooks, tree_of
 from tests.clients.test_client import SECONDS, VOCABULARY, Scripted
+from tests.support.draft_streams import output_of
 
 WHEEL = os.environ.get("DIFFUSPEC_SGLANG_WHEEL", "")
 NUM_NODES = 5
@@ -217,14 +216,4 @@ print("in SGLang")
 @pytest.mark.skipif(not WHEEL, reason="DIFFUSPEC_SGLANG_WHEEL is not set")
 @pytest.mark.process
 def test_sglang_s_own_registry_and_worker_take_the_plug_in():
-    path = str(Path(diffuspec_client.__file__).parents[1])
-    ended = subprocess.run(
-        [sys.executable, "-c", f"WHEEL = {WHEEL!r}\n{IN_SGLANG}"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "in SGLang" in ended.stdout
+    assert "in SGLang" in output_of(sys.executable, f"WHEEL = {WHEEL!r}\n{IN_SGLANG}")

@@ -5,27 +5,21 @@ The runner itself needs Triton on a GPU and is not run here; its classes are tho
 
 from __future__ import annotations
 
-import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import torch
 
-import diffuspec_client
 from diffuspec.bench.studies.vllm import PYTHON
 from diffuspec.pairs.tiny import TARGET
 from diffuspec_client import vllm_v2
 from diffuspec_client.draft_service_pb2 import (
-    ConnectRequest,
     ConnectResponse,
     DraftedOutcome,
     OutcomeTable,
@@ -34,28 +28,20 @@ from diffuspec_client.draft_service_pb2 import (
     Welcome,
 )
 from diffuspec_client.vllm_v2 import TableSpeculator, missing_hooks, wrapped
+from tests.support.draft_streams import StreamServer, output_of
 
 NEEDS_VLLM = pytest.mark.skipif(not PYTHON.exists(), reason="make vllm was not run")
 MAX_LEN, NUM_DRAFTED = 64, 3
 SECONDS = 30.0
 
 
-class Pushing:
+class Pushing(StreamServer):
     """A server that drafts nothing on demand, and pushes what follows each possible next token."""
 
     def __init__(self, address: str) -> None:
         self.steps: list[Any] = []
         self.has_pushed = threading.Semaphore(0)
-        self._server = grpc.server(futures.ThreadPoolExecutor(2))
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._connect, ConnectRequest.FromString, ConnectResponse.SerializeToString
-        )
-        service = grpc.method_handlers_generic_handler(
-            "diffuspec.v1.DraftService", {"Connect": handler}
-        )
-        self._server.add_generic_rpc_handlers([service])
-        self._server.add_insecure_port(address)
-        self._server.start()
+        super().__init__(address)
 
     def _connect(self, requests: Any, context: Any) -> Iterator[ConnectResponse]:
         for request in requests:
@@ -79,9 +65,6 @@ class Pushing:
             table = OutcomeTable(step_id=step.step_id, outcomes=[*outcomes, foreign, wrong])
             yield ConnectResponse(outcomes=table)
             self.has_pushed.release()
-
-    def stop(self) -> None:
-        self._server.stop(None).wait()
 
 
 def config_of(server: str, method: str = "ngram_gpu", ranks: int = 1) -> Any:
@@ -286,15 +269,4 @@ print("in vLLM")
 @NEEDS_VLLM
 @pytest.mark.process
 def test_vllm_s_own_classes_have_the_hooks_and_take_the_speculator():
-    code = f"TARGET = {str(TARGET)!r}\n{IN_VLLM}"
-    path = str(Path(diffuspec_client.__file__).parents[1])
-    ended = subprocess.run(
-        [str(PYTHON), "-c", code],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    assert "in vLLM" in ended.stdout
+    assert "in vLLM" in output_of(PYTHON, f"TARGET = {str(TARGET)!r}\n{IN_VLLM}")
