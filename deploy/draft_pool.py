@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +21,7 @@ from diffuspec.cli.draft_server import (
     parse_address,
     security_of,
 )
+from diffuspec.cli.signals import end_event
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.draft_server.service import check_kind
 from diffuspec.pairs import fill_in_draft_server
@@ -74,9 +74,7 @@ def read_pool(path: Path) -> DraftPoolConfig:
 
 
 async def _serve(settings: DraftPoolConfig, security: Security, host: str, port: int) -> None:
-    end, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
+    end = end_event()
     inner = Security(new_token(), security.tls)
     proxy = DraftProxy(inner)
     async with DraftPool(settings, inner, proxy), RoleServer([proxy], security, host, port) as one:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from actors.roles.verifier import VerifierRank
 from actors.settings import PipelineConfig
 from actors.supervision.background import in_background, log_problem
 from deploy.addresses import LOOPBACK, Addresses, Role, parse_address
+from diffuspec.cli.signals import end_event
 from diffuspec.core.backoff import Backoff
 from diffuspec.core.errors import DiffuspecError, WorkerError
 from diffuspec.core.interfaces import TargetInfo
@@ -68,9 +68,7 @@ async def serve(
     }
     addresses.check(role, config)
     host = hosts[role](config, token, addresses, announce)
-    end, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
+    end = end_event()
     work = asyncio.create_task(_run(host, announce))
     waiting = asyncio.create_task(end.wait())
     await asyncio.wait({work, waiting}, return_when=asyncio.FIRST_COMPLETED)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +11,7 @@ import typer
 import uvloop
 
 from diffuspec.cli import options
+from diffuspec.cli.signals import end_event
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
@@ -193,7 +192,7 @@ def _explanation(settings: DraftServerConfig, listen: str, security: Security) -
     path = getattr(settings.drafter, "path", None)
     rows = {
         "address": listen,
-        "token": "none: whoever reaches the address" if security.is_open else "asked for",
+        "token": "not asked for" if security.is_open else "asked for",
         "TLS": "off" if security.tls is None else "mutual",
         "drafter": settings.drafter.kind + (f", {path}" if path is not None else ""),
         "n-gram model": settings.search.ngram or "none",
@@ -220,9 +219,7 @@ async def _serve(
     from diffuspec.rpc.server.draft_service import DraftServicer
     from diffuspec.rpc.server.server import RoleServer
 
-    end, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, end.set)
+    end = end_event()
     service, drafter = load_service(settings)
     with contextlib.closing(drafter):
         async with service, RoleServer([DraftServicer(service)], security, host, port) as server:
