@@ -1,8 +1,7 @@
 """Watches the parts of a command's own Ray cluster that nothing replaces: the raylet and the GCS.
 
-Without them calls of Ray wait, some for minutes and some for ever, and what is lost is not started
-again. The command then ends, with an error and an exit code, so that its process manager can start
-it again.
+Once one of them is lost, calls of Ray may never return, and Ray replaces no actor. So the command
+ends with an error and an exit code, and its process manager can start it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends a command that would wait for ever: calls of Ray have no bound once its cluster is lost."""
+"""Ends a command after a time: a call of Ray may never return once the cluster is lost."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ResumedAnswer:
                     )
                     was_lost = True
                     await self._unless_cancelled(partial(self._wait_for_another, error))
-                    if not self._token_ids:  # nobody reads it yet: those that are read go first
+                    if not self._token_ids:  # answers that have begun go first
                         await self._unless_cancelled(partial(asyncio.sleep, _TURN_SECONDS))
                 except OverloadedError:
                     if not was_lost:

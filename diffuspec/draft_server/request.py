@@ -72,11 +72,11 @@ class EngineRequest:
 
     @property
     def room(self) -> int:
-        """Length that a draft may have for the present prefix."""
+        """Longest draft, in tokens, for the present prefix."""
         return self.room_after(0)
 
     def room_after(self, num_tokens: int) -> int:
-        """Length that a draft may have once so many tokens are committed."""
+        """Longest draft, in tokens, after the next num_tokens tokens are committed."""
         return max(min(self.num_left - num_tokens - 1, self.max_draft_tokens), 0)
 
     @property

@@ -109,7 +109,7 @@ async def test_one_engine_too_many_is_refused(service: DraftService, security: S
     assert "1 engines are connected, which is the limit" in str(caught.value.details())
 
 
-async def test_without_the_token_nobody_is_let_in(service: DraftService, security: Security):
+async def test_a_call_with_a_wrong_token_is_refused(service: DraftService, security: Security):
     async with server_of(service, security) as server:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await talk(server.address, HELLO, token="wrong")
