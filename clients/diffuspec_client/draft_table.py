@@ -29,6 +29,7 @@ class DraftTable:
         self, num_rows: int, max_draft_tokens: int, device: torch.device, num_outcomes: int = 32
     ) -> None:
         """num_outcomes: kept of each row; the newest replaces the oldest."""
+        self.device = device
         self.max_path = max_draft_tokens + 1
         self._max_draft_tokens = max_draft_tokens
         self._num_outcomes = num_outcomes
@@ -36,7 +37,7 @@ class DraftTable:
         self._cells = np.full(shape, MISS, np.int32)
         self._places = [0] * num_rows  # of the next outcome of each row
         self._lock = threading.Lock()
-        self._device = torch.full(shape, MISS, dtype=torch.int32, device=device)
+        self._device_cells = torch.full(shape, MISS, dtype=torch.int32, device=device)
         self._offsets = torch.arange(self.max_path, device=device)
         self._published: torch.Tensor | None = None
 
@@ -67,7 +68,7 @@ class DraftTable:
         """Let lookups from now on see what was added."""
         with self._lock:
             copy = torch.from_numpy(self._cells.copy())
-        self._published = copy.pin_memory() if self._device.is_cuda else copy
+        self._published = copy.pin_memory() if self._device_cells.is_cuda else copy
 
     # ---- read by the engine
 
@@ -81,8 +82,8 @@ class DraftTable:
         """
         published, self._published = self._published, None
         if published is not None:
-            self._device.copy_(published, non_blocking=True)
-        cells = self._device[rows]
+            self._device_cells.copy_(published, non_blocking=True)
+        cells = self._device_cells[rows]
         base, length = cells[..., _BASE], cells[..., _LENGTH]
         path = cells[..., _PATH : _PATH + self.max_path]
         positions = (base.unsqueeze(-1) + self._offsets).clamp(0, token_ids.shape[1] - 1)

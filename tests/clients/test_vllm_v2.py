@@ -29,6 +29,7 @@ from diffuspec_client.draft_service_pb2 import (
 )
 from diffuspec_client.vllm_v2 import TableSpeculator, missing_hooks, wrapped
 from tests.support.draft_streams import StreamServer, output_of
+from tests.support.gpu import DEVICES
 
 NEEDS_VLLM = pytest.mark.skipif(not PYTHON.exists(), reason="make vllm was not run")
 MAX_LEN, NUM_DRAFTED = 64, 3
@@ -80,18 +81,23 @@ def config_of(server: str, method: str = "ngram_gpu", ranks: int = 1) -> Any:
 
 
 class Engine:
-    """The states of requests as the model runner has them, on a CPU."""
+    """The states of requests as the model runner has them."""
 
-    def __init__(self) -> None:
-        self.all_token_ids = SimpleNamespace(gpu=torch.zeros((4, MAX_LEN), dtype=torch.int32))
-        self.total_len = SimpleNamespace(gpu=torch.zeros(4, dtype=torch.int32))
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = torch.device(device)
+        with self.device:
+            token_ids = torch.zeros((4, MAX_LEN), dtype=torch.int32)
+            self.all_token_ids = SimpleNamespace(gpu=token_ids)
+            self.total_len = SimpleNamespace(gpu=torch.zeros(4, dtype=torch.int32))
+            self.last_sampled = torch.zeros((4, 1), dtype=torch.int64)
         self.req_id_to_index: dict[str, int] = {}
-        self.last_sampled = torch.zeros((4, 1), dtype=torch.int64)
 
     def commit(self, name: str, tokens: list[int]) -> None:
         row = self.req_id_to_index.setdefault(name, len(self.req_id_to_index) + 1)
         size = int(self.total_len.gpu[row])
-        self.all_token_ids.gpu[row, size : size + len(tokens)] = torch.tensor(tokens).int()
+        self.all_token_ids.gpu[row, size : size + len(tokens)] = torch.tensor(
+            tokens, dtype=torch.int32, device=self.device
+        )
         self.total_len.gpu[row] = size + len(tokens)
         self.last_sampled[row] = tokens[-1]
 
@@ -103,25 +109,34 @@ class Engine:
         batch = SimpleNamespace(
             req_ids=[*new],
             num_reqs=len(new),
-            idx_mapping=torch.tensor(rows),
+            idx_mapping=torch.tensor(rows, device=self.device),
             idx_mapping_np=np.array(rows),
             is_prefilling_np=np.zeros(len(new), bool),
         )
-        sizes = torch.tensor([len(tokens) for tokens in new.values()], dtype=torch.int32)
+        with self.device:
+            sizes = torch.tensor([len(tokens) for tokens in new.values()], dtype=torch.int32)
+            rejected = torch.zeros(1)
         unused = (None, None, None, None)
         return speculator.propose(
-            batch, *unused, sizes, torch.zeros(1), self.last_sampled, more="of a later release"
+            batch, *unused, sizes, rejected, self.last_sampled, more="of a later release"
         ).tolist()
 
 
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], tuple[Pushing, TableSpeculator, Engine]]]:
+def start(
+    tmp_path: Path, device: str
+) -> Iterator[Callable[[], tuple[Pushing, TableSpeculator, Engine]]]:
     made: list[tuple[Pushing, TableSpeculator]] = []
 
     def new() -> tuple[Pushing, TableSpeculator, Engine]:
-        server, engine = Pushing(f"unix:{tmp_path / 's'}"), Engine()
-        device = torch.device("cpu")
-        speculator = TableSpeculator(config_of(f"unix:{tmp_path / 's'}"), device, engine)
+        server, engine = Pushing(f"unix:{tmp_path / 's'}"), Engine(device)
+        config = config_of(f"unix:{tmp_path / 's'}")
+        speculator = TableSpeculator(config, engine.device, engine)
         made.append((server, speculator))
         assert speculator._feeder.client.wait_until_connected(SECONDS)
         return server, speculator, engine
@@ -167,9 +182,9 @@ def test_a_request_that_has_ended_is_reported(start: Any):
     assert [*server.steps[1].ended_request_ids] == ["b"]
 
 
-def test_without_a_server_every_proposal_is_valid_token_ids(tmp_path: Path):
-    engine, device = Engine(), torch.device("cpu")
-    speculator = TableSpeculator(config_of(f"unix:{tmp_path / 'none'}"), device, engine)
+def test_without_a_server_every_proposal_is_valid_token_ids(tmp_path: Path, device: str):
+    engine = Engine(device)
+    speculator = TableSpeculator(config_of(f"unix:{tmp_path / 'none'}"), engine.device, engine)
     for size in range(1, 9):
         assert engine.step(speculator, a=[size]) == [[size] * 3]
     speculator._feeder.close()
