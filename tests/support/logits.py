@@ -7,16 +7,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from diffuspec.core.devices import Device, DType
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.load import load_model
 
 PROMPT = np.frombuffer(b"def f(x): return x", np.uint8).astype(np.int32)
 
 
-def logits_of(path: Path) -> torch.Tensor:
+def logits_of(path: Path, device: Device = "cpu", dtype: DType = "float32") -> torch.Tensor:
     """Return the logits of all positions of a prompt; its last two tokens are read one by one."""
     loaded = load_model(
-        path, device="cpu", num_slots=1, max_len=64, num_scratch_rows=16, is_exact=True
+        path,
+        device=device,
+        dtype=dtype,
+        num_slots=1,
+        max_len=64,
+        num_scratch_rows=16,
+        is_exact=True,
     )
     runner = loaded.runner
     slot, _ = runner.cache.acquire("one", PROMPT)
@@ -28,4 +35,4 @@ def logits_of(path: Path) -> torch.Tensor:
         found.append(torch.stack(list(runner.forward([segment]))))
         runner.cache.commit(slot, tokens, count)
         start += count
-    return torch.cat(found)
+    return torch.cat(found).cpu()

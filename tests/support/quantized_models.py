@@ -57,6 +57,12 @@ def save_quantized(path: Path, form: Format, family: str = "llama", **config: An
     PreTrainedTokenizerFast(
         tokenizer_object=byte_tokenizer(), eos_token="<|end|>", chat_template=CHAT_TEMPLATE
     ).save_pretrained(plain)
+    quantize(plain, path, form)
+    return plain
+
+
+def quantize(plain: Path, path: Path, form: Format) -> None:
+    """Save a directory's model with quantised layers, and the same in float32 in its place."""
     shutil.copytree(plain, path)
     weights = {name: one.bfloat16() for name, one in load_file(plain / "model.safetensors").items()}
     stored: Tensors = {}
@@ -71,7 +77,6 @@ def save_quantized(path: Path, form: Format, family: str = "llama", **config: An
     save_file({name: one.float() for name, one in weights.items()}, plain / FILE, meta)
     save_file(stored, path / FILE, meta)
     edit_quantization(path, form.config)
-    return plain
 
 
 FILE = "model.safetensors"

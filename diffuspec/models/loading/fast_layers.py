@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from diffuspec.models.invariant_rows import agreeing_sizes, multiply_in_sizes
-from diffuspec.models.loading.gpu_layers import GpuLinear
+from diffuspec.models.loading.gpu_layers import GpuLinear, GpuQuantizedLinear
 from diffuspec.models.rows import operations, products
 
 _MAX_PLAIN_WEIGHTS = 1 << 22  # largest layer kept in both layouts; a larger one gains nothing
@@ -61,7 +61,7 @@ def use_fast_layers(model: nn.Module, is_exact: bool = False, may_round: bool = 
 
 
 def _has_independent_rows(module: nn.Module) -> bool:
-    if isinstance(module, PackedLinear | RowsLinear | GpuLinear | Sibling):
+    if isinstance(module, AnyLinear | Sibling):
         return module.is_exact
     has_matrix = any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     return isinstance(module, nn.Embedding) or not has_matrix
@@ -69,7 +69,7 @@ def _has_independent_rows(module: nn.Module) -> bool:
 
 def multiplies_any_number(model: nn.Module) -> bool:
     """Whether no matrix product of a model gains by a usual number of rows."""
-    kinds = nn.Linear | PackedLinear | RowsLinear | GpuLinear
+    kinds = nn.Linear | AnyLinear
     layers = [
         module.product.layer if isinstance(module, Sibling) else module
         for module in model.modules()
@@ -182,7 +182,7 @@ class RowsLinear(nn.Module):
         return self.product(inputs)
 
 
-AnyLinear: TypeAlias = PackedLinear | RowsLinear | GpuLinear
+AnyLinear: TypeAlias = PackedLinear | RowsLinear | GpuLinear | GpuQuantizedLinear
 
 
 def packed(weight: Tensor, bias: Tensor | None, is_exact: bool, may_round: bool) -> AnyLinear:

@@ -74,14 +74,14 @@ def _q4_k(blocks: Tensor) -> Groups:
 
 def _q5_k(blocks: Tensor) -> Groups:
     low = _rows(_nibbles(_rows(blocks[:, :, 48:], 4, 32)), _NUM_SUBBLOCKS, 32)
-    shifts = torch.arange(_NUM_SUBBLOCKS, dtype=torch.uint8)[:, None]
+    shifts = torch.arange(_NUM_SUBBLOCKS, dtype=torch.uint8, device=blocks.device)[:, None]
     high = blocks[:, :, None, 16:48] >> shifts & 1
     return _k_groups(blocks, (low | high << 4).view(torch.int8))
 
 
 def _q6_k(blocks: Tensor) -> Groups:
     low = _rows(_nibbles(_rows(blocks[:, :, :128], 2, 64)), 2, 4, 32)
-    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None]
+    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=blocks.device)[:, None]
     high = _rows(blocks[:, :, 128:192], 2, 1, 32) >> shifts & 3
     numbers = (low | high << 4).view(torch.int8) - 32
     codes = blocks[:, :, 192:208].flatten(1).view(torch.int8)

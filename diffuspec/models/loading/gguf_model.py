@@ -28,10 +28,10 @@ def read_gguf_model(
     model = empty_model(path, config, dtype)
     is_llama = config.model_type == "llama"
     heads = config.num_attention_heads, config.num_key_value_heads
-    tensors = GgufTensors(path, *heads, is_llama)
+    tensors = GgufTensors(path, *heads, is_llama, device)
     if ROPE_FACTORS in tensors:
         frequencies = model.model.rotary_emb.inv_freq
         factors = tensors.vector(ROPE_FACTORS, tuple(frequencies.shape), torch.float32)
         frequencies /= factors
-    fill(model, tensors, dtype)
+    fill(model, tensors, dtype, device)
     return model

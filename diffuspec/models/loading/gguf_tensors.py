@@ -12,7 +12,8 @@ from transformers.integrations.gguf.reader import GgufHeader, TensorInfo
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.gguf_blocks import FORMATS, PLAIN_TYPES
-from diffuspec.models.rows.quantized import Groups, QuantizedMatrix, slice_size
+from diffuspec.models.loading.matrices import AnyQuantized, matrix_of, slice_size
+from diffuspec.models.rows.quantized import Groups
 
 ROPE_FACTORS = "rope_freqs.weight"  # by which the frequencies of rotary positions are divided
 
@@ -35,10 +36,20 @@ _OF_LAYERS = {
 class GgufTensors:
     """The tensors of a file of the Llama family."""
 
-    def __init__(self, path: Path, num_heads: int, num_kv_heads: int, is_llama: bool) -> None:
-        """is_llama: queries and keys are stored with the halves of their heads interleaved."""
+    def __init__(
+        self,
+        path: Path,
+        num_heads: int,
+        num_kv_heads: int,
+        is_llama: bool,
+        device: torch.device,
+    ) -> None:
+        """is_llama: queries and keys are stored with the halves of their heads interleaved.
+
+        Quantised matrices are laid out for a device.
+        """
         header = GgufHeader.from_file(str(path))
-        self._path, self._start = path, header.data_start
+        self._path, self._start, self._device = path, header.data_start, device
         self._infos = {info.name: info for info in header.tensors}
         self._heads = {"q_proj": num_heads, "k_proj": num_kv_heads} if is_llama else {}
         self._read: set[str] = set()
@@ -46,7 +57,7 @@ class GgufTensors:
     def __contains__(self, name: str) -> bool:
         return _stored_name(name) in self._infos
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> QuantizedMatrix | Tensor:
+    def matrix(self, name: str, shape: tuple[int, int]) -> AnyQuantized | Tensor:
         """Return a weight as it is stored, mapped if it is plain. Raises ModelLoadError."""
         info = self._info(name, shape)
         if info.ggml_type in PLAIN_TYPES:
@@ -59,7 +70,7 @@ class GgufTensors:
                 "`diffuspec model import` reads all that transformers reads"
             )
         layout = FORMATS[info.ggml_type].layout
-        return QuantizedMatrix(layout, shape, self._groups(name, info))
+        return matrix_of(layout, shape, self._groups(name, info), self._device)
 
     def vector(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return a plain tensor in a type, in memory of its own. Raises ModelLoadError."""
@@ -111,11 +122,11 @@ class GgufTensors:
     def _groups(self, name: str, info: TensorInfo) -> Iterator[Groups]:
         kind, order = FORMATS[info.ggml_type], self._order(name)
         mapped = self._bytes(info)
-        step = slice_size(info.shape[1])
+        step = slice_size(info.shape[1], self._device)
         for start in range(0, len(mapped), step):
             place = slice(start, start + step)
             raw = torch.from_numpy(mapped[place] if order is None else mapped[order[place]])
-            yield kind.split(raw.view(len(raw), -1, kind.num_bytes))
+            yield kind.split(raw.to(self._device).view(len(raw), -1, kind.num_bytes))
 
     def _order(self, name: str) -> np.ndarray | None:
         """Return where each of our outputs is stored, unless all are in their places."""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from diffuspec.models.invariant_rows import Product, agreeing_sizes, multiply_in_sizes
+from diffuspec.models.rows.gpu.matrix import GpuMatrix
+from diffuspec.models.rows.products import Int8Matrix
+
+if TYPE_CHECKING:
+    from diffuspec.models.rows.gpu.products import GpuProduct  # Triton
 
 
 class GpuLinear(nn.Module):
@@ -38,6 +46,40 @@ class GpuLinear(nn.Module):
         outputs = multiply_in_sizes(_product(self.weight), inputs, self._sizes)
         # Not within the product: cuBLAS adds a bias before or after rounding.
         return outputs if self._bias is None else outputs.add_(self._bias)
+
+
+class GpuQuantizedLinear(nn.Module):
+    """A linear layer whose weights stay quantised; always exact."""
+
+    is_exact = True
+
+    def __init__(self, product: GpuProduct) -> None:
+        super().__init__()
+        self.product = product
+
+    @classmethod
+    def of_groups(
+        cls, matrices: Sequence[GpuMatrix], bias: Tensor | None, dtype: torch.dtype
+    ) -> Self:
+        """Return a layer of matrices, their outputs one after another."""
+        from diffuspec.models.rows.gpu.products import GroupsProduct
+
+        return cls(GroupsProduct(matrices, bias, dtype))
+
+    @classmethod
+    def of_int8(cls, matrix: Int8Matrix, bias: Tensor | None, dtype: torch.dtype) -> Self:
+        """Return a layer whose inputs are rounded to 8 bits, too."""
+        from diffuspec.models.rows.gpu.products import Int8Product
+
+        return cls(Int8Product(matrix, bias, dtype))
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights in torch's layout, which some families ask for their type; slow."""
+        return self.product.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.product(inputs)
 
 
 def _product(weight: Tensor, _bias: Tensor | None = None) -> Product:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from diffuspec.models.loading.matrices import AnyQuantized
 from diffuspec.models.loading.packed_layer import WORD, PackedLayer
 from diffuspec.models.rows.products import Int8Matrix
-from diffuspec.models.rows.quantized import QuantizedMatrix
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # in a word, of successive outputs
 
 
-def awq_matrix(layer: PackedLayer) -> QuantizedMatrix:
+def awq_matrix(layer: PackedLayer) -> AnyQuantized:
     """Return the matrix of a layer of AWQ. Raises ModelLoadError."""
     scales = layer.read_scales("scales")  # [groups, outputs]
     num_words = -(-layer.num_outputs // WORD)
@@ -29,7 +29,7 @@ def awq_matrix(layer: PackedLayer) -> QuantizedMatrix:
     return layer.matrix(4, scales.T, zeros.T[: layer.num_outputs].int(), unpack)
 
 
-def gptq_matrix(layer: PackedLayer, zero_shift: int) -> QuantizedMatrix:
+def gptq_matrix(layer: PackedLayer, zero_shift: int) -> AnyQuantized:
     """Return the matrix of a layer of GPTQ. Raises ModelLoadError."""
     scales = layer.read_scales("scales")  # [groups, outputs]
     layer.check_order("g_idx", len(scales))
@@ -46,7 +46,7 @@ def gptq_matrix(layer: PackedLayer, zero_shift: int) -> QuantizedMatrix:
     return layer.matrix(bits, scales.T, zeros.T - (128 if bits == 8 else 0), unpack)
 
 
-def compressed_matrix(layer: PackedLayer) -> QuantizedMatrix:
+def compressed_matrix(layer: PackedLayer) -> AnyQuantized:
     """Return the matrix of a layer of compressed-tensors that is packed. Raises ModelLoadError."""
     scales = layer.read_scales("weight_scale")  # [outputs or 1, groups]
     layer.check_order("weight_g_idx", scales.shape[1])
@@ -63,7 +63,7 @@ def compressed_matrix(layer: PackedLayer) -> QuantizedMatrix:
     return layer.matrix(bits, scales, middle if zeros is None else zeros + middle, unpack)
 
 
-def int8_matrix(layer: PackedLayer, rounds_rows: bool) -> QuantizedMatrix | Int8Matrix:
+def int8_matrix(layer: PackedLayer, rounds_rows: bool) -> AnyQuantized | Int8Matrix:
     """Return the matrix of a layer of compressed-tensors in int8. Raises ModelLoadError."""
     scales = layer.read_scales("weight_scale")
     numbers = layer.read("weight", layer.num_outputs, layer.num_inputs)

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.loading.matrices import AnyQuantized, matrix_of, slice_size
 from diffuspec.models.loading.stored_tensors import StoredTensor
-from diffuspec.models.rows.quantized import MAX_GROUP, Groups, Layout, QuantizedMatrix, slice_size
+from diffuspec.models.rows.gpu.matrix import packing_for
+from diffuspec.models.rows.quantized import MAX_GROUP, Groups, Layout
 
 WORD = 8  # numbers of 4 bits; groups of inputs have whole words
 
@@ -23,10 +25,16 @@ class PackedLayer:
     """The tensors of a linear layer by the ends of their names."""
 
     def __init__(
-        self, name: str, shape: tuple[int, int], tensors: dict[str, StoredTensor], path: Path
+        self,
+        name: str,
+        shape: tuple[int, int],
+        tensors: dict[str, StoredTensor],
+        path: Path,
+        device: torch.device,
     ) -> None:
+        """Tensors are read onto a device."""
         self.num_outputs, self.num_inputs = shape
-        self._tensors, self._where = tensors, f"{path}: {name}"
+        self._tensors, self._where, self._device = tensors, f"{path}: {name}", device
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -41,7 +49,7 @@ class PackedLayer:
         """Return a tensor that has this shape. Raises ModelLoadError."""
         if (found := self.shape(name)) != shape:
             raise self.error(f"has {name} of the shape {list(found)}, expected {list(shape)}")
-        return self._tensors.pop(name).read()
+        return self._tensors.pop(name).read().to(self._device)
 
     def read_words(self, name: str, *shape: int) -> Tensor:
         """Return a tensor of words of 32 bits. Raises ModelLoadError."""
@@ -63,7 +71,9 @@ class PackedLayer:
         if name not in self:
             return
         found = self.read(name, self.num_inputs)
-        if not torch.equal(found.long(), torch.arange(self.num_inputs) // self._size(num_groups)):
+        if not torch.equal(
+            found.long().cpu(), torch.arange(self.num_inputs) // self._size(num_groups)
+        ):
             raise self.error(
                 f"has its inputs in another order (act-order, desc_act: true, by {name}), which is "
                 "not supported: use a model quantised with desc_act: false (for compressed-tensors "
@@ -77,7 +87,7 @@ class PackedLayer:
 
     def matrix(
         self, bits: int, scales: Tensor, zeros: Tensor | int, unpack: Unpack
-    ) -> QuantizedMatrix:
+    ) -> AnyQuantized:
         """Return the matrix with these scales and zeros, [outputs, groups] or [1, groups].
 
         Raises ModelLoadError.
@@ -91,14 +101,20 @@ class PackedLayer:
             of_groups = of_groups.repeat_interleave(ratio, dim=1)
 
         def slices() -> Iterator[Groups]:
-            step = slice_size(self.num_inputs)
+            step = slice_size(self.num_inputs, self._device)
             for start in range(0, self.num_outputs, step):
                 end = min(start + step, self.num_outputs)
                 own = None if of_groups is None else of_groups[start:end]
                 yield Groups(unpack(start, end), scales[start:end], zeros=own)
 
         layout = Layout(bits, group, ratio, zero, scales.dtype)
-        return QuantizedMatrix(layout, (self.num_outputs, self.num_inputs), slices())
+        is_on_cpu = self._device.type == "cpu"
+        if not (is_on_cpu or packing_for(layout, self.num_inputs, of_groups is not None)):
+            raise self.error(
+                f"has groups of {size} inputs; a GPU multiplies those of a multiple of 16, "
+                "others run on a CPU"
+            )
+        return matrix_of(layout, (self.num_outputs, self.num_inputs), slices(), self._device)
 
     def error(self, what: str) -> ModelLoadError:
         return ModelLoadError(f"{self._where} {what}")

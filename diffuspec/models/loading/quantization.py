@@ -13,14 +13,14 @@ Method = Literal["awq", "gptq", "compressed-tensors"]
 MARKS = ("qweight", "weight_packed", "weight_scale")  # ends of names, one in each quantised layer
 
 _RUN = (
-    "AWQ of 4 bits, GPTQ and compressed-tensors of 4 or 8 bits and GGUF files run on a CPU, "
-    "weights in bfloat16, float16 or float32 everywhere"
+    "AWQ of 4 bits, GPTQ and compressed-tensors of 4 or 8 bits, GGUF files, and weights in "
+    "bfloat16, float16 or float32 can be run"
 )
 _PLAIN = "use the model in bfloat16 that it was made from"
 _INSTEAD: Mapping[str, str] = {
     "mxfp4": "use the model in bfloat16",
-    "fp8": f"{_PLAIN}, or an int8 one (compressed-tensors W8A8 or W8A16) on a CPU",
-    "bitsandbytes": f"{_PLAIN}, or an AWQ, GPTQ or GGUF one on a CPU",
+    "fp8": f"{_PLAIN}, or an int8 one (compressed-tensors W8A8 or W8A16)",
+    "bitsandbytes": f"{_PLAIN}, or an AWQ, GPTQ or GGUF one",
 }
 _GPTQ_SHIFTS = {"gptq": 1, "gptq_v2": 0}  # what is added to zeros as they are stored
 _FORMATS = ("pack-quantized", "int-quantized", "naive-quantized")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.loading.checkpoint import Checkpoint, weight_files
+from diffuspec.models.loading.matrices import StoredMatrix
 from diffuspec.models.loading.packed_formats import (
     awq_matrix,
     compressed_matrix,
@@ -18,7 +19,6 @@ from diffuspec.models.loading.packed_formats import (
 )
 from diffuspec.models.loading.packed_layer import PackedLayer
 from diffuspec.models.loading.quantization import MARKS, Quantization
-from diffuspec.models.loading.quantized_layers import StoredMatrix
 from diffuspec.models.loading.shared import SHARED_KEY
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model, fill
 from diffuspec.models.loading.stored_tensors import StoredTensor, stored_tensors
@@ -45,15 +45,22 @@ def read_quantized_model(
         )
     model = empty_model(path, config, dtype)
     tensors = [tensor for file in weight_files(path) for tensor in stored_tensors(file)]
-    fill(model, QuantizedDirectory(path, quantization, tensors), dtype)
+    fill(model, QuantizedDirectory(path, quantization, tensors, device), dtype, device)
     return model
 
 
 class QuantizedDirectory:
     """Weights by the names that transformers' models give them; each is read once."""
 
-    def __init__(self, path: Path, quantization: Quantization, tensors: list[StoredTensor]) -> None:
-        self._path, self._quantization = path, quantization
+    def __init__(
+        self,
+        path: Path,
+        quantization: Quantization,
+        tensors: list[StoredTensor],
+        device: torch.device,
+    ) -> None:
+        """Quantised matrices are laid out for a device."""
+        self._path, self._quantization, self._device = path, quantization, device
         self._left: dict[str, dict[str, StoredTensor]] = {}  # by layer and the end of the name
         for tensor in tensors:
             layer, _, end = tensor.name.rpartition(".")
@@ -73,7 +80,7 @@ class QuantizedDirectory:
         rest = {_BIAS: tensors[_BIAS]} if _BIAS in tensors else {}
         own = {end: tensor for end, tensor in tensors.items() if end != _BIAS}
         self._left[layer] = rest
-        packed = PackedLayer(layer, shape, own, self._path)
+        packed = PackedLayer(layer, shape, own, self._path, self._device)
         matrix = self._unpacked(packed)
         packed.check_all_read()
         return matrix

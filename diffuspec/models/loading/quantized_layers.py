@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from diffuspec.models.loading.fast_layers import AnyLinear, RowsLinear, packed
+from diffuspec.models.loading.gpu_layers import GpuLinear, GpuQuantizedLinear
+from diffuspec.models.loading.matrices import StoredMatrix
+from diffuspec.models.rows.gpu.matrix import GpuMatrix
 from diffuspec.models.rows.products import Int8Matrix, RowsProduct, can_multiply
 from diffuspec.models.rows.quantized import QuantizedMatrix, QuantizedProduct
 
-StoredMatrix: TypeAlias = QuantizedMatrix | Int8Matrix | Tensor  # a tensor of any type
+_CPU = torch.device("cpu")
 
 
 def linear_of(
@@ -22,13 +25,18 @@ def linear_of(
     quantized = [one for one in matrices if isinstance(one, QuantizedMatrix)]
     if quantized:
         return RowsLinear(QuantizedProduct(quantized, bias, dtype))
+    on_gpu = [one for one in matrices if isinstance(one, GpuMatrix)]
+    if on_gpu:
+        return GpuQuantizedLinear.of_groups(on_gpu, bias, dtype)
     rounded = [one for one in matrices if isinstance(one, Int8Matrix)]
     if rounded:
-        numbers, scales = (_joined(parts) for parts in zip(*rounded, strict=True))
-        return RowsLinear(RowsProduct(Int8Matrix(numbers, scales), bias, dtype=dtype))
+        whole = Int8Matrix(*(_joined(parts) for parts in zip(*rounded, strict=True)))
+        if whole.numbers.is_cuda:
+            return GpuQuantizedLinear.of_int8(whole, bias, dtype)
+        return RowsLinear(RowsProduct(whole, bias, dtype=dtype))
     weight = _joined([one for one in matrices if isinstance(one, Tensor)])
     keeps_type = dtype == torch.float32 and weight.itemsize == 2 and can_multiply(dtype)
-    if keeps_type:
+    if keeps_type and not weight.is_cuda:
         return RowsLinear(RowsProduct(weight, bias, dtype=dtype))
     return packed(weight.to(dtype), bias, is_exact=True, may_round=False)
 
@@ -38,21 +46,30 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
+class _Rows(Protocol):
+    """A stored matrix that widens some of its rows."""
+
+    num_outputs: int
+
+    def rows(self, outputs: Tensor) -> Tensor: ...
+
+
 class RowsEmbedding(nn.Module):
     """Embeddings that stay as they are stored, and are widened as they are looked up."""
 
-    def __init__(self, stored: QuantizedMatrix | RowsProduct | Tensor, dtype: torch.dtype) -> None:
+    def __init__(self, stored: _Rows | Tensor, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self._stored, self._dtype = stored, dtype
         # Models are asked for their type and device, which are those of their first parameter.
-        self.like = nn.Parameter(torch.empty(0, dtype=dtype), requires_grad=False)
+        like = torch.empty(0, dtype=dtype, device=device)
+        self.like = nn.Parameter(like, requires_grad=False)
 
     @property
     def weight(self) -> Tensor:
         """All embeddings in the type in which they are looked up; slow."""
         stored = self._stored
         num_ids = len(stored) if isinstance(stored, Tensor) else stored.num_outputs
-        found: Tensor = self(torch.arange(num_ids))
+        found: Tensor = self(torch.arange(num_ids, device=self.like.device))
         return found
 
     def forward(self, token_ids: Tensor) -> Tensor:
@@ -63,10 +80,22 @@ class RowsEmbedding(nn.Module):
 
 def embedding_of(matrix: StoredMatrix, head: AnyLinear | None, dtype: torch.dtype) -> RowsEmbedding:
     """Return embeddings; `head` is a layer of the same matrix, so that it is not kept twice."""
+    if isinstance(matrix, GpuMatrix):
+        return RowsEmbedding(matrix, dtype, matrix.device)
     if isinstance(matrix, QuantizedMatrix):
-        return RowsEmbedding(matrix, dtype)
+        return RowsEmbedding(matrix, dtype, _CPU)
     if isinstance(head, RowsLinear):
-        return RowsEmbedding(head.product, dtype)
+        return RowsEmbedding(head.product, dtype, _CPU)
+    if isinstance(head, GpuLinear):
+        return RowsEmbedding(head.weight, dtype, head.weight.device)
     if isinstance(matrix, Int8Matrix):
-        return RowsEmbedding(RowsProduct(matrix, None, dtype=dtype), dtype)
-    return RowsEmbedding(matrix.clone(), dtype)
+        return _embedding_of_int8(matrix, dtype)
+    return RowsEmbedding(matrix if matrix.is_cuda else matrix.clone(), dtype, matrix.device)
+
+
+def _embedding_of_int8(matrix: Int8Matrix, dtype: torch.dtype) -> RowsEmbedding:
+    if matrix.numbers.is_cuda:
+        from diffuspec.models.rows.gpu.products import Int8Product  # Triton
+
+        return RowsEmbedding(Int8Product(matrix, None, dtype), dtype, matrix.numbers.device)
+    return RowsEmbedding(RowsProduct(matrix, None, dtype=dtype), dtype, _CPU)

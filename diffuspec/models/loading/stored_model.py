@@ -14,13 +14,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.loading.fast_layers import SIBLINGS, siblings_of
-from diffuspec.models.loading.quantized_layers import (
-    RowsEmbedding,
-    StoredMatrix,
-    embedding_of,
-    linear_of,
-)
-from diffuspec.models.rows import huge_pages
+from diffuspec.models.loading.matrices import StoredMatrix, moved
+from diffuspec.models.loading.quantized_layers import RowsEmbedding, embedding_of, linear_of
+from diffuspec.models.rows import huge_pages, operations
 from diffuspec.models.rows.quantized import can_multiply
 
 
@@ -46,12 +42,15 @@ def check_can_stay_quantized(
     path: Path, what: str, dtype: torch.dtype, device: torch.device, num_ranks: int, instead: str
 ) -> None:
     """Raises ModelLoadError unless quantised weights can be run here; `what` names them."""
-    if device.type != "cpu":
-        raise ModelLoadError(
-            f"{path}: {what} cannot be run on {device.type}, only on a CPU: {instead}"
-        )
     if num_ranks > 1:
         raise ModelLoadError(f"{path}: {what} cannot be spread over {num_ranks} ranks: {instead}")
+    if device.type != "cpu":
+        if operations.can_run_on(device):
+            return
+        raise ModelLoadError(
+            f"{path}: {what} is run on {device.type} by diffuspec's kernels in Triton, which do "
+            f"not run here: install Triton and a C compiler, run it on a CPU, or {instead}"
+        )
     if not can_multiply(dtype):
         raise ModelLoadError(
             f"{path}: {what} is run by diffuspec's kernels, which were not compiled: reinstall it "
@@ -80,17 +79,20 @@ def _unsupported(config: Any) -> str:
     return f"{config.model_type} is not supported with quantised weights"
 
 
-def fill(model: Any, weights: StoredWeights, dtype: torch.dtype) -> None:
-    """Read the weights of a model that has none. Raises ModelLoadError."""
-    _Filling(model, weights, dtype).fill()
+def fill(model: Any, weights: StoredWeights, dtype: torch.dtype, device: torch.device) -> None:
+    """Read the weights of a model that has none onto a device. Raises ModelLoadError."""
+    _Filling(model, weights, dtype, device).fill()
     weights.check_all_read()
     huge_pages.release_freed()
-    model.requires_grad_(False)
+    model.requires_grad_(False).to(device)  # its buffers
 
 
 class _Filling:
-    def __init__(self, model: Any, weights: StoredWeights, dtype: torch.dtype) -> None:
-        self._model, self._weights, self._dtype = model, weights, dtype
+    def __init__(
+        self, model: Any, weights: StoredWeights, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._model, self._weights = model, weights
+        self._dtype, self._device = dtype, device
         self._names = {id(module): name for name, module in model.named_modules()}
 
     def fill(self) -> None:
@@ -105,9 +107,7 @@ class _Filling:
                     [layer] = self._linears([f"{prefix}.{own}".strip(".")], [child])
                     setattr(parent, own, layer)
             for own, parameter in list(parent.named_parameters(recurse=False)):
-                found = self._weights.vector(
-                    f"{prefix}.{own}".strip("."), tuple(parameter.shape), self._dtype
-                )
+                found = self._vector(f"{prefix}.{own}".strip("."), tuple(parameter.shape))
                 setattr(parent, own, nn.Parameter(found, requires_grad=False))
 
     def _fill_outer(self) -> None:
@@ -116,7 +116,7 @@ class _Filling:
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         name, head_name = self._names[id(embeddings)], self._names[id(head)]
         shape = embeddings.num_embeddings, embeddings.embedding_dim
-        found = self._weights.matrix(f"{name}.weight", shape)
+        found = self._matrix(name, shape)
         if f"{head_name}.weight" in self._weights or not model.config.tie_word_embeddings:
             model.set_input_embeddings(embedding_of(found, None, self._dtype))
             [layer] = self._linears([head_name], [head])
@@ -140,7 +140,7 @@ class _Filling:
     def _linears(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> list[nn.Module]:
         """Return layers of one input in place of those without weights."""
         matrices = [
-            self._weights.matrix(f"{name}.weight", (layer.out_features, layer.in_features))
+            self._matrix(name, (layer.out_features, layer.in_features))
             for name, layer in zip(names, layers, strict=True)
         ]
         has_biases = {
@@ -157,11 +157,17 @@ class _Filling:
     def _bias(self, names: Sequence[str], layers: Sequence[nn.Linear]) -> Tensor | None:
         """Return the biases of layers one after another, if they have any."""
         found = [
-            self._weights.vector(f"{name}.bias", (layer.out_features,), self._dtype)
+            self._vector(f"{name}.bias", (layer.out_features,))
             for name, layer in zip(names, layers, strict=True)
             if self._has_bias(name, layer)
         ]
         return torch.cat(found) if found else None
+
+    def _matrix(self, name: str, shape: tuple[int, int]) -> StoredMatrix:
+        return moved(self._weights.matrix(f"{name}.weight", shape), self._device)
+
+    def _vector(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self._weights.vector(name, shape, self._dtype).to(self._device)
 
     def _has_bias(self, name: str, layer: nn.Linear) -> bool:
         """Whether a layer has a bias: quantised ones may, where those of their family have none."""

@@ -23,6 +23,7 @@ from diffuspec.models.diffusion import DiffusionDrafter
 from diffuspec.models.loading.fast_layers import RowsLinear
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.loading.stored_model import check_can_stay_quantized, empty_model
+from diffuspec.models.rows import operations
 from diffuspec.pairs.factory.layers import load_target
 from tests.support.checkpoints import MASK_TOKEN_ID, NUM_IDS
 from tests.support.logits import PROMPT, logits_of
@@ -199,11 +200,15 @@ def test_scales_in_float32_stay_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("device", "num_ranks", "message"),
     [
-        ("cuda", 1, "what cannot be run on cuda, only on a CPU: use another"),
+        ("cuda", 1, "what is run on cuda by .* Triton, which do not run here.* or use another"),
+        ("cuda", 2, "what cannot be spread over 2 ranks: use another"),
         ("cpu", 2, "what cannot be spread over 2 ranks: use another"),
     ],
 )
-def test_quantised_weights_are_run_by_one_cpu(device: str, num_ranks: int, message: str) -> None:
+def test_quantised_weights_are_run_by_our_kernels_on_one_device(
+    device: str, num_ranks: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "can_run_on", lambda _: False)
     where, dtype = torch.device(device), torch.float32
     with pytest.raises(ModelLoadError, match=message):
         check_can_stay_quantized(Path("x"), "what", dtype, where, num_ranks, "use another")
