@@ -69,7 +69,7 @@ def test_a_row_has_the_same_bits_with_any_number_of_rows(
     path, _ = save(form)
     runner = runner_of(path)
     assert runner.takes_trees, "rows are independent, not of a fixed number"
-    token_ids = np.arange(150) * 7919 % 250
+    token_ids = (np.arange(150) * 7919 % 250).astype(np.int32)
     whole = runner.forward([segment(0, 0, token_ids)])
     for count in (1, 2, 4, 16, 64, 65):
         start = 150 - count

@@ -96,6 +96,7 @@ class GpuMatrix:
                 if whole is not None and field is not None:
                     whole[block : block + len(field)] = field
             block += len(first)
+            self.device = first.device  # with its number
 
     def _packed(self, groups: Groups) -> list[Tensor | None]:
         """Return what the kernels read of some outputs, in the order of `Groups`."""
