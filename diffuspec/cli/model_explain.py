@@ -17,9 +17,12 @@ EXAMPLES = """[bold]Examples[/bold]
   diffuspec model explain models/Qwen3-8B
   diffuspec model explain models/Qwen3-8B --tool-call-parser none
   diffuspec model explain models/SDAR-1.7B-Chat-b16
+  diffuspec model explain SmolLM2-135M-Instruct-Q4_K_M.gguf
 """
 
-Target = Annotated[Path, typer.Argument(metavar="DIR", help="A model directory.")]
+Target = Annotated[
+    Path, typer.Argument(metavar="DIR|FILE.gguf", help="A model directory, or a GGUF file.")
+]
 ToolCalls = Annotated[str | None, typer.Option("--tool-call-parser", metavar="NAME")]
 Reasoning = Annotated[str | None, typer.Option("--reasoning-parser", metavar="NAME")]
 Generation = Annotated[str | None, typer.Option("--generation-config", metavar="auto|vllm|DIR")]
@@ -46,7 +49,8 @@ def run(
 ) -> None:
     """Tell how a model is served: what ends its answers, its chats, calls, reasoning, defaults.
 
-    Of a diffusion LM also how it drafts: family, attention, blocks, mask. Weights are not read.
+    Also how its weights are stored and multiplied here, though they are not read; and of a
+    diffusion LM how it drafts: family, attention, blocks, mask.
     """
     from diffuspec.text.tokenizer import load_tokenizer
 
@@ -105,6 +109,21 @@ def _named(tokenizer: Any, token_id: int) -> str:
     return str(token_id) if token is None else f"{token_id} {token}"
 
 
+def _weights(directory: Directory) -> Rows:
+    """Return how weights are stored and multiplied; nothing of a directory without them."""
+    path = directory.path
+    if path.is_dir() and not any(path.glob("*.safetensors")):
+        return {}
+    from diffuspec.core.errors import ModelLoadError
+    from diffuspec.models.loading.checkpoint import inspect_checkpoint
+    from diffuspec.models.loading.storage import describe_weights
+
+    try:
+        return describe_weights(inspect_checkpoint(path))
+    except ModelLoadError as error:
+        return {"refused": str(error)}
+
+
 def _tokens(directory: Directory) -> Rows:
     from diffuspec.text.endings import read_eos_token_ids
 
@@ -154,6 +173,7 @@ _ATTENTIONS = {
 }
 SECTIONS: tuple[tuple[str, Callable[[Directory], Rows]], ...] = (
     ("Drafter", _drafts),
+    ("Weights", _weights),
     ("Tokens", _tokens),
     ("Chat template", _template),
     ("Service", _conventions),

@@ -9,6 +9,7 @@ from tests.support.chat_models import QWEN, chat_tokenizer
 from tests.support.diffusion_families import save_family
 from tests.support.gguf_files import write_gguf
 from tests.support.models import edit_json
+from tests.support.quantized_models import W8A8, save_quantized
 
 Run = Callable[..., Any]
 
@@ -78,6 +79,24 @@ def test_explain_tells_how_a_diffusion_lm_drafts(diffuspec: Run, tmp_path: Path)
     edit_json(path / "config.json", model_type="wedlm")
     result = diffuspec("model", "explain", path)
     assert "refused           WeDLM moves known tokens before its masks" in result.stdout
+
+
+def test_explain_tells_how_weights_are_stored_and_multiplied(
+    diffuspec: Run, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", kinds=["Q4_K", "Q6_K", "Q5_K"])
+    result = diffuspec("model", "explain", file)
+    assert result.exit_code == 0, result.stderr
+    assert "stored            GGUF, 0.9 million: Q6_K 34.5 %, Q5_K 34.5 %, Q4_K" in result.stdout
+    assert "in memory         0.8 MiB, quantised\n" in result.stdout
+    assert "on this CPU       diffuspec's products for " in result.stdout
+    assert "on a GPU          diffuspec's products in Triton" in result.stdout
+    save_quantized(tmp_path / "model", W8A8)
+    result = diffuspec("model", "explain", tmp_path / "model")
+    assert "stored            compressed-tensors, W8A8 by output\n" in result.stdout
+    edit_json(tmp_path / "model" / "config.json", quantization_config={"quant_method": "mxfp4"})
+    result = diffuspec("model", "explain", tmp_path / "model")
+    assert "quant_method 'mxfp4' is not supported: use the model in bfloat16" in result.stdout
 
 
 def test_explain_names_a_licence_that_restricts(diffuspec: Run, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Quantization:
     """How matrices are stored. Bits and groups are those of each tensor."""
 
     method: Method
+    summary: str  # for people
     zero_shift: int = 0  # GPTQ: what is added to zeros as they are stored
     rounds_rows: bool = False  # rows are rounded to 8 bits before they are multiplied
 
@@ -74,7 +75,8 @@ def _read_awq(where: str, data: dict[str, Any]) -> Quantization:
     if str(version).lower() != "gemm":
         raise _refuse(where, "version", version, "'gemm'")
     _check_group_size(where, "group_size", data.get("group_size", data.get("q_group_size")))
-    return Quantization("awq")
+    size = data.get("group_size", data.get("q_group_size"))
+    return Quantization("awq", f"AWQ, 4 bits{_groups(size)}")
 
 
 def _read_gptq(where: str, data: dict[str, Any]) -> Quantization:
@@ -85,7 +87,8 @@ def _read_gptq(where: str, data: dict[str, Any]) -> Quantization:
     if form not in _GPTQ_SHIFTS:
         raise _refuse(where, "checkpoint_format", form, "'gptq' or 'gptq_v2'")
     _check_group_size(where, "group_size", data.get("group_size"))
-    return Quantization("gptq", _GPTQ_SHIFTS[form])
+    summary = f"GPTQ, {bits} bits{_groups(data.get('group_size'))}"
+    return Quantization("gptq", summary, _GPTQ_SHIFTS[form])
 
 
 def _read_compressed(where: str, data: dict[str, Any]) -> Quantization:
@@ -108,7 +111,22 @@ def _read_compressed(where: str, data: dict[str, Any]) -> Quantization:
             f"{where}: config_groups of which some round their inputs and some do not are not "
             f"supported: {_RUN}"
         )
-    return Quantization("compressed-tensors", rounds_rows=found.pop())
+    rounds_rows = found.pop()
+    kinds = {_summary(group["weights"], rounds_rows) for group in groups.values()}
+    summary = f"compressed-tensors, {', '.join(sorted(kinds))}"
+    return Quantization("compressed-tensors", summary, rounds_rows=rounds_rows)
+
+
+def _summary(weights: dict[str, Any], rounds_rows: bool) -> str:
+    size = weights.get("group_size") if weights.get("strategy") == "group" else -1
+    return f"W{weights['num_bits']}A{8 if rounds_rows else 16}{_groups(size)}"
+
+
+def _groups(size: int | None) -> str:
+    """Return how many inputs share a scale, as the end of a summary."""
+    if size is None:
+        return ""
+    return " by output" if size == -1 else f" in groups of {size}"
 
 
 def _rounds_rows(where: str, group: Any, default_format: Any) -> bool:

@@ -71,12 +71,26 @@ def test_what_is_refused_says_so_and_what_can_be_used(case: str) -> None:
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (AWQ, Quantization("awq")),
-        ({"quant_method": "awq", "w_bit": 4, "version": "GEMM"}, Quantization("awq")),
-        (GPTQ, Quantization("gptq", zero_shift=1)),
-        (GPTQ | {"checkpoint_format": "gptq_v2"}, Quantization("gptq")),
-        (PACKED, Quantization("compressed-tensors")),
-        (W8A8.config, Quantization("compressed-tensors", rounds_rows=True)),
+        (AWQ, Quantization("awq", "AWQ, 4 bits in groups of 128")),
+        (
+            {"quant_method": "awq", "w_bit": 4, "version": "GEMM"},
+            Quantization("awq", "AWQ, 4 bits"),
+        ),
+        (GPTQ, Quantization("gptq", "GPTQ, 4 bits in groups of 128", zero_shift=1)),
+        (
+            GPTQ | {"checkpoint_format": "gptq_v2", "group_size": -1},
+            Quantization("gptq", "GPTQ, 4 bits by output"),
+        ),
+        (
+            PACKED,
+            Quantization("compressed-tensors", "compressed-tensors, W4A16 in groups of 128"),
+        ),
+        (
+            W8A8.config,
+            Quantization(
+                "compressed-tensors", "compressed-tensors, W8A8 by output", rounds_rows=True
+            ),
+        ),
     ],
 )
 def test_what_is_run_is_read(data: dict[str, Any], expected: Quantization) -> None:
