@@ -71,21 +71,23 @@ struct Memory {
 // call takes its rows.
 class HeadAttention {
  public:
-  HeadAttention(const Type& type, const Attention& call, int kv_head, Memory& memory)
+  // Meanwhile the keys and values of the head that is computed next are fetched.
+  HeadAttention(
+      const Type& type, const Attention& call, int kv_head, const Attention* next_call, int next_head,
+      Memory& memory)
       : type_(type), call_(call), kv_head_(kv_head), group_(call.num_heads / call.num_kv_heads),
         keys_(at(call.keys, type, kv_head * call.cache_head_stride)),
         values_(at(call.values, type, kv_head * call.cache_head_stride)),
-        next_keys_(call.next_keys), next_values_(call.next_values), sums_(memory.sums),
-        columns_(memory.columns), gathered_(memory.gathered), listed_(memory.listed) {
-    if (kv_head + 1 < call.num_kv_heads) {
-      next_keys_ = at(keys_, type, call.cache_head_stride);
-      next_values_ = at(values_, type, call.cache_head_stride);
+        sums_(memory.sums), columns_(memory.columns), gathered_(memory.gathered),
+        listed_(memory.listed) {
+    if (next_call) {
+      next_keys_ = at(next_call->keys, type, next_head * call.cache_head_stride);
+      next_values_ = at(next_call->values, type, next_head * call.cache_head_stride);
     }
   }
 
   void run() {
     sums_.reset(call_.num_rows * group_, call_.dim);
-    for (int row = 0; row < call_.num_rows; ++row) keep(row);
     for (int place = 0; place < call_.num_rows; ++place) read(place);
     add_whole_blocks();
     add_listed_columns();
@@ -110,19 +112,6 @@ class HeadAttention {
     const int64_t width = call_.dim * type_.size;
     fetch(next_keys_ + column * width, kLanes * width);
     fetch(next_values_ + column * width, kLanes * width);
-  }
-
-  // Copies a row's key and value into the cache.
-  void keep(int row) {
-    const int64_t from = kv_head_ * call_.new_head_stride + row * call_.new_row_stride;
-    const char* new_key = at(call_.new_keys, type_, from);
-    if (call_.has_turned_keys) {
-      const float* numbers = reinterpret_cast<const float*>(new_key);
-      copy_apart(numbers, 1, turned_key(call_.start + row), kLanes, call_.dim);
-    } else {
-      std::memcpy(key(call_.start + row), new_key, call_.dim * type_.size);
-    }
-    std::memcpy(value(call_.start + row), at(call_.new_values, type_, from), call_.dim * type_.size);
   }
 
   void read(int place) {
@@ -260,28 +249,62 @@ class HeadAttention {
   const Attention& call_;
   const int kv_head_, group_;
   char *keys_, *values_;                  // of this head
-  const char *next_keys_, *next_values_;  // of the next one, or null
+  const char *next_keys_ = nullptr, *next_values_ = nullptr;  // of the next one
   BlockSums& sums_;
   Columns& columns_;
   Gathered& gathered_;
   std::vector<int32_t>& listed_;
 };
 
+// Copies rows' keys and values of a head into the cache.
+void keep(const Type& type, const Attention& call, int kv_head) {
+  char* keys = at(call.keys, type, kv_head * call.cache_head_stride);
+  char* values = at(call.values, type, kv_head * call.cache_head_stride);
+  const size_t size = call.dim * type.size;
+  for (int row = 0; row < call.num_rows; ++row) {
+    const int64_t from = kv_head * call.new_head_stride + row * call.new_row_stride;
+    const int64_t to = call.start + row;
+    const char* key = at(call.new_keys, type, from);
+    if (call.has_turned_keys) {
+      float* turned = reinterpret_cast<float*>(keys) + turned_place(to, call.dim);
+      copy_apart(reinterpret_cast<const float*>(key), 1, turned, kLanes, call.dim);
+    } else {
+      std::memcpy(at(keys, type, to * call.dim), key, size);
+    }
+    std::memcpy(at(values, type, to * call.dim), at(call.new_values, type, from), size);
+  }
+}
+
 constexpr int64_t kWorthAThread = 1 << 22;  // multiplications
+
+int64_t num_products(const Attention& call) {
+  const int64_t num_columns = int64_t{call.base} + call.num_rows;
+  return int64_t{2} * call.num_rows * call.num_heads * call.dim * num_columns;
+}
 
 }  // namespace
 
-void attend(const Type& type, const Attention& call, int num_threads) {
-  const int64_t num_products = int64_t{2} * call.num_rows * call.num_heads * call.dim *
-                               (int64_t{call.base} + call.num_rows);
-  num_threads = static_cast<int>(std::min<int64_t>(
-      {num_threads, call.num_kv_heads, 1 + num_products / kWorthAThread}));
-  const bool by_tiles = &type == &kTypes[kBfloat16] && can_attend_by_tiles(call);
-#pragma omp parallel for num_threads(num_threads) if (num_threads > 1)
-  for (int head = 0; head < call.num_kv_heads; ++head) {
-    thread_local Memory memory;
-    if (by_tiles) attend_by_tiles(call, head);
-    else HeadAttention(type, call, head, memory).run();
+void attend(const Type& type, const Attention* calls, int num_calls, int num_threads) {
+  if (!num_calls) return;
+  int64_t work = 0;
+  for (int i = 0; i < num_calls; ++i) work += num_products(calls[i]);
+  const int num_heads = calls->num_kv_heads, num_tasks = num_calls * num_heads;
+  num_threads = std::min<int64_t>({num_threads, num_tasks, 1 + work / kWorthAThread});
+  const bool by_tiles = &type == &kTypes[kBfloat16] && can_attend_by_tiles(*calls);
+#pragma omp parallel num_threads(num_threads) if (num_threads > 1)
+  {
+#pragma omp for
+    for (int task = 0; task < num_tasks; ++task)  // all of them first: rows see those of other calls
+      keep(type, calls[task / num_heads], task % num_heads);
+#pragma omp for schedule(dynamic)
+    for (int task = 0; task < num_tasks; ++task) {
+      thread_local Memory memory;
+      const Attention& call = calls[task / num_heads];
+      const int next = task + 1;
+      const Attention* next_call = next < num_tasks ? &calls[next / num_heads] : nullptr;
+      if (by_tiles) attend_by_tiles(call, task % num_heads);
+      else HeadAttention(type, call, task % num_heads, next_call, next % num_heads, memory).run();
+    }
   }
 }
 

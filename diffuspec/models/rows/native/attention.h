@@ -37,10 +37,10 @@ struct Attention {
   float scaling;
   int window;  // 0: none
   bool has_turned_keys;  // in the cache, in float32: in blocks of kLanes columns, [dim, kLanes] each
-  const char *next_keys = nullptr, *next_values = nullptr;  // which are read after this call's, if known
 };
 
-// Writes keys and values of the rows into the cache, and their attention into the outputs.
-void attend(const Type& type, const Attention& call, int num_threads);
+// Writes keys and values of all calls' rows into their caches, then their attention into the outputs.
+// They are of one model: calls differ in their rows and caches alone.
+void attend(const Type& type, const Attention* calls, int num_calls, int num_threads);
 
 }  // namespace rows

@@ -4,13 +4,12 @@
 #include <cstring>
 
 #include "columns.h"
-#include "vectors.h"
+#include "small_products.h"
 
 namespace rows {
 namespace {
 
 static_assert(kBlock == 4 * kLanes);
-constexpr int kTile = 4;  // queries that share what is read of a block
 
 // Which of a block's columns are seen: from kSeen[kBlock - n] on, not the first n; from
 // kSeen[2 * kBlock - n] on, the first n alone.
@@ -20,127 +19,134 @@ const std::vector<int32_t> kSeen = [] {
   return seen;
 }();
 
-// The numbers where all bits of `seen` are set, -infinity where none is, even for NaN.
-INLINE Floats where_seen(Floats numbers, const int32_t* from, const int32_t* until) {
-  Ints bits, first, last;
-  std::memcpy(&bits, &numbers, sizeof bits);
-  std::memcpy(&first, from, sizeof first);
-  std::memcpy(&last, until, sizeof last);
-  const Ints seen = first & last;
-  bits = (bits & seen) | (static_cast<int32_t>(0xff800000) & ~seen);
-  std::memcpy(&numbers, &bits, sizeof bits);
-  return numbers;
+// The numbers where all bits of `first` and `last` are set, -infinity where none is, even for NaN.
+template <class Vector>
+INLINE Vector where_seen(Vector numbers, const int32_t* first, const int32_t* last) {
+  using Bits = decltype(numbers < numbers);
+  const Bits seen = read<Bits>(first) & read<Bits>(last), nothing = Bits{} + int32_t(0xff800000);
+  const Bits bits = (read<Bits>(&numbers) & seen) | (nothing & ~seen);
+  return read<Vector>(&bits);
 }
 
-// Adds V vectors of the values of columns from `first` to before `end`, weighted, to the outputs of N
-// queries.
-template <int N, int V>
-INLINE void add_values(
-    const float weights[][kBlock], const float shrink[], const float* values, int first, int end,
-    float* outputs, int stride) {
-  Floats sums[N][V];
+// Scales a query's scores, and writes its highest one so far; -infinity for columns that it does not see.
+template <class Registers>
+INLINE void find_highest(BlockSums& sums, int query, int num_scores, float scaling, float* scores) {
+  using Vector = typename VectorOf<Registers::kNumbers>::Floats;
+  constexpr int kParts = kLanes / Registers::kNumbers;
+  const int first = sums.first[query], end = sums.end[query];
+  const bool sees_all = first == 0 && end >= num_scores;
+  Vector largest[kParts];
+  for (int p = 0; p < kParts; ++p) largest[p] = Vector{} - kInfinity;
+  for (int i = 0; i < num_scores; i += kLanes)
 #pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) sums[i][v] = load(outputs + i * stride + v * kLanes) * shrink[i];
-  values += int64_t{first} * stride;
-  for (int64_t column = first; column < end; ++column, values += stride)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      const Floats value = load(values + v * kLanes);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) sums[i][v] += weights[i][column] * value;
+    for (int p = 0; p < kParts; ++p) {
+      const int place = i + p * Registers::kNumbers;
+      Vector score = read<Vector>(scores + place) * scaling;
+      if (!sees_all)
+        score = where_seen(score, &kSeen[kBlock + place - first], &kSeen[2 * kBlock + place - end]);
+      write(scores + place, score);
+      largest[p] = larger(score, largest[p]);
     }
-#pragma GCC unroll 4
-  for (int i = 0; i < N; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) store(outputs + i * stride + v * kLanes, sums[i][v]);
+  sums.highest[query] = std::max(sums.highest[query], largest_of(largest));
 }
 
-// Does so for all vectors of the values.
-template <int N>
-INLINE void add_all_values(
-    const float weights[][kBlock], const float shrink[], const float* values, int first, int end,
-    float* outputs, int stride) {
-  int left = stride / kLanes;
-  for (; left >= 4; left -= 4, outputs += 4 * kLanes, values += 4 * kLanes)
-    add_values<N, 4>(weights, shrink, values, first, end, outputs, stride);
-  for (; left >= 2; left -= 2, outputs += 2 * kLanes, values += 2 * kLanes)
-    add_values<N, 2>(weights, shrink, values, first, end, outputs, stride);
-  if (left) add_values<N, 1>(weights, shrink, values, first, end, outputs, stride);
-}
-
-// Adds the first V vectors of a block's columns to the sums of N queries, which see no others.
-template <int N, int V>
-INLINE void add_vectors(
-    BlockSums& sums, int query, const float* keys, const float* values, float scaling) {
-  const int dim = sums.dim, stride = sums.stride;
-  const float* queries = &sums.queries[static_cast<size_t>(query) * stride];
-  const int64_t next = int64_t{dim} * kLanes;  // vector's keys
-  Floats scores[N][V] = {};
-  for (const float *key_at = keys, *end = keys + next; key_at != end; key_at += kLanes, ++queries)
+// Makes weights of a query's scores, and returns their sum.
+template <class Registers>
+INLINE float weigh(float* scores, int num_scores, float offset) {
+  using Vector = typename VectorOf<Registers::kNumbers>::Floats;
+  constexpr int kParts = kLanes / Registers::kNumbers;
+  Vector totals[kParts] = {};
+  for (int i = 0; i < num_scores; i += kLanes)
 #pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) {
-      const Floats key = load(key_at + j * next);
-#pragma GCC unroll 4
-      for (int i = 0; i < N; ++i) scores[i][j] += queries[i * stride] * key;
+    for (int p = 0; p < kParts; ++p) {
+      float* place = scores + i + p * Registers::kNumbers;
+      const Vector weight = exponential_up_to_88(read<Vector>(place) - offset);
+      write(place, weight);
+      totals[p] += weight;
     }
-  float weights[N][kBlock], shrink[N];
-  int first = kBlock, shared = kBlock;  // columns that all queries see, but for windows, until `shared`
-#pragma GCC unroll 4
+  return sum_of(totals);
+}
+
+// Makes weights of the scores of N queries, [N, kBlock], and adds them to their totals. Writes the
+// factors by which the queries' sums so far shrink.
+template <class Registers, int N>
+INLINE void weigh_rows(
+    BlockSums& sums, int query, int num_scores, float scaling, float scores[][kBlock],
+    float* shrink) {
+  using Vector = typename VectorOf<Registers::kNumbers>::Floats;
+  float before[Registers::kNumbers] = {}, offsets[Registers::kNumbers] = {};
   for (int i = 0; i < N; ++i) {
-    const int begin = sums.first[query + i], end = sums.end[query + i];
-    first = std::min(first, begin);
-    shared = std::min(shared, end);
-    Floats largest = Floats{} - kInfinity;
-#pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) {
-      scores[i][j] = where_seen(
-          scores[i][j] * scaling, &kSeen[kBlock + j * kLanes - begin],
-          &kSeen[2 * kBlock + j * kLanes - end]);
-      largest = larger(scores[i][j], largest);
-    }
-    const float before = sums.highest[query + i];
-    const float highest = std::max(before, largest_of(largest));
-    const float offset = highest == -kInfinity ? 0.f : highest;
-    Floats total = {};
-#pragma GCC unroll 4
-    for (int j = 0; j < V; ++j) {
-      const Floats weight = exponential(scores[i][j] - offset);
-      store(&weights[i][j * kLanes], weight);
-      total += weight;
-    }
-    shrink[i] = exponential(Floats{} + (before - offset))[0];
-    sums.highest[query + i] = highest;
-    sums.totals[query + i] = sums.totals[query + i] * shrink[i] + sum_of(total);
+    before[i] = sums.highest[query + i];
+    find_highest<Registers>(sums, query + i, num_scores, scaling, scores[i]);
+    const float highest = sums.highest[query + i];
+    offsets[i] = highest == -kInfinity ? 0.f : highest;
   }
-  float* outputs = &sums.outputs[static_cast<size_t>(query) * stride];
+  write(shrink, exponential(read<Vector>(before) - read<Vector>(offsets)));
+  for (int i = 0; i < N; ++i) {
+    const float total = weigh<Registers>(scores[i], num_scores, offsets[i]);
+    sums.totals[query + i] = sums.totals[query + i] * shrink[i] + total;
+  }
+}
+
+// Adds the weighted values of a block's columns to the outputs of N queries.
+template <class Registers, int N>
+INLINE void add_values(
+    BlockSums& sums, int query, const float weights[][kBlock], const float* shrink,
+    const float* values) {
+  int first = kBlock, shared = kBlock;  // columns that all queries see, but for windows, until `shared`
+  for (int i = 0; i < N; ++i) {
+    first = std::min(first, sums.first[query + i]);
+    shared = std::min(shared, sums.end[query + i]);
+  }
   shared = std::max(first, shared);
-  add_all_values<N>(weights, shrink, values, first, shared, outputs, stride);
-  const float same = 1.f;
-  for (int i = 0; i < N; ++i)  // a column that a query does not see must not show, even if it is NaN
-    if (const int end = sums.end[query + i]; end > shared)
-      add_all_values<1>(&weights[i], &same, values, shared, end, outputs + i * stride, stride);
+  const int stride = sums.stride, num_vectors = stride / kLanes;
+  float* outputs = &sums.outputs[size_t(query) * stride];
+  SmallProduct call{
+      &weights[0][first], kBlock, values + int64_t{first} * stride, kLanes, stride, shared - first,
+      outputs, stride, false, shrink};
+  multiply_few_rows<Registers, N>(call, 0, num_vectors);
+  for (int i = 0; i < N; ++i) {  // a column that a query does not see must not show, even if it is NaN
+    const int end = sums.end[query + i];
+    if (end <= shared) continue;
+    SmallProduct rest{
+        &weights[i][shared], kBlock, values + int64_t{shared} * stride, kLanes, stride, end - shared,
+        outputs + i * stride, stride, false};
+    multiply_few_rows<Registers, 1>(rest, 0, num_vectors);
+  }
 }
 
-// Adds a block's columns to the sums of N queries.
-template <int N>
+// Adds a block's columns to the sums of queries.
+template <class Registers>
 INLINE void add_block(
-    BlockSums& sums, int query, const float* keys, const float* values, float scaling) {
-  const int num_seen = *std::max_element(&sums.end[query], &sums.end[query] + N);
-  if (num_seen <= kLanes) add_vectors<N, 1>(sums, query, keys, values, scaling);
-  else if (num_seen <= 2 * kLanes) add_vectors<N, 2>(sums, query, keys, values, scaling);
-  else if (num_seen <= 3 * kLanes) add_vectors<N, 3>(sums, query, keys, values, scaling);
-  else add_vectors<N, 4>(sums, query, keys, values, scaling);
+    BlockSums& sums, int first, int count, const float* keys, const float* values, float scaling) {
+  for_each_few_rows<Registers>(count, [&](int place, auto size) __attribute__((always_inline)) {
+    constexpr int N = decltype(size)::value;
+    const int query = first + place, dim = sums.dim, stride = sums.stride;
+    const int num_seen = *std::max_element(&sums.end[query], &sums.end[query] + N);
+    const int num_scores = padded(num_seen);
+    float weights[N][kBlock], shrink[Registers::kNumbers];
+    const SmallProduct scores{
+        &sums.queries[size_t(query) * stride], stride, keys, int64_t{dim} * kLanes, kLanes, dim,
+        weights[0], kBlock, true};
+    multiply_few_rows<Registers, N>(scores, 0, num_scores / kLanes);
+    weigh_rows<Registers, N>(sums, query, num_scores, scaling, weights, shrink);
+    add_values<Registers, N>(sums, query, weights, shrink, values);
+  });
 }
 
-FOR_EVERY_CPU void add_block_to(
+ON_WIDE_REGISTERS void add_wide(
     BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling) {
-  for (; count >= kTile; count -= kTile, query += kTile)
-    add_block<kTile>(sums, query, keys, values, scaling);
-  if (count == 3) add_block<3>(sums, query, keys, values, scaling);
-  if (count == 2) add_block<2>(sums, query, keys, values, scaling);
-  if (count == 1) add_block<1>(sums, query, keys, values, scaling);
+  add_block<WideRegisters>(sums, query, count, keys, values, scaling);
+}
+
+ON_NARROW_REGISTERS void add_narrow(
+    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling) {
+  add_block<NarrowRegisters>(sums, query, count, keys, values, scaling);
+}
+
+void add_other(
+    BlockSums& sums, int query, int count, const float* keys, const float* values, float scaling) {
+  add_block<OtherRegisters>(sums, query, count, keys, values, scaling);
 }
 
 }  // namespace
@@ -157,7 +163,7 @@ void BlockSums::reset(int count, int width) {
 }
 
 void BlockSums::add(int query, int count, const float* keys, const float* values, float scaling) {
-  add_block_to(*this, query, count, keys, values, scaling);
+  fitting(add_wide, add_narrow, add_other)(*this, query, count, keys, values, scaling);
 }
 
 }  // namespace rows

@@ -7,7 +7,7 @@ namespace {
 
 // Interleaves each row of the first half with its fellow of the second half.
 INLINE void interleave(const Floats* rows, Floats* turned) {
-  const Ints low = kLane / 2 + kLane % 2 * kLanes, high = low + kLanes / 2;
+  const Ints low = kLane<kLanes> / 2 + kLane<kLanes> % 2 * kLanes, high = low + kLanes / 2;
 #pragma GCC unroll 8
   for (int i = 0; i < kLanes / 2; ++i) {
     turned[2 * i] = __builtin_shuffle(rows[i], rows[i + kLanes / 2], low);

@@ -3,14 +3,22 @@
 #include <algorithm>
 #include <cmath>
 
-#include "vectors.h"
+#include "small_products.h"
 
 namespace rows {
 namespace {
 
-FOR_EVERY_CPU void scale_to_norm(float* row, int width, float epsilon) {
-  Floats squares = {};
-  for (int i = 0; i < width; i += kLanes) squares += load(row + i) * load(row + i);
+template <class Registers>
+INLINE void scale_to_norm(float* row, int width, float epsilon) {
+  using Vector = typename VectorOf<Registers::kNumbers>::Floats;
+  constexpr int kParts = kLanes / Registers::kNumbers;
+  Vector squares[kParts] = {};
+  for (int i = 0; i < width; i += kLanes)
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) {
+      const Vector numbers = read<Vector>(row + i + p * Registers::kNumbers);
+      squares[p] += numbers * numbers;
+    }
   const float scale = 1.f / std::sqrt(sum_of(squares) / width + epsilon);
   for (int i = 0; i < width; ++i) row[i] *= scale;
 }
@@ -34,12 +42,30 @@ FOR_EVERY_CPU void turn(
     }
 }
 
-FOR_EVERY_CPU void silu(float* numbers, int width) {  // a multiple of kLanes
-  for (int i = 0; i < width; i += kLanes) {
-    const Floats x = load(numbers + i);
-    store(numbers + i, x / (1.f + exponential(-x)));
+template <class Registers>
+INLINE void silu(float* numbers, int width) {  // a multiple of kLanes
+  using Vector = typename VectorOf<Registers::kNumbers>::Floats;
+  for (int i = 0; i < width; i += Registers::kNumbers) {
+    const Vector x = read<Vector>(numbers + i);
+    write(numbers + i, x / (1.f + exponential(-x)));
   }
 }
+
+ON_WIDE_REGISTERS void scale_wide(float* row, int width, float epsilon) {
+  scale_to_norm<WideRegisters>(row, width, epsilon);
+}
+ON_NARROW_REGISTERS void scale_narrow(float* row, int width, float epsilon) {
+  scale_to_norm<NarrowRegisters>(row, width, epsilon);
+}
+void scale_other(float* row, int width, float epsilon) {
+  scale_to_norm<OtherRegisters>(row, width, epsilon);
+}
+
+ON_WIDE_REGISTERS void silu_wide(float* numbers, int width) { silu<WideRegisters>(numbers, width); }
+ON_NARROW_REGISTERS void silu_narrow(float* numbers, int width) {
+  silu<NarrowRegisters>(numbers, width);
+}
+void silu_other(float* numbers, int width) { silu<OtherRegisters>(numbers, width); }
 
 // Returns where a row is computed: where it stands if that is whole vectors of float32, else `room`.
 float* place(const Type& type, void* row, int width, Numbers& room) {
@@ -67,6 +93,7 @@ void normalise(const Type& type, const Norm& call) {
   const int width = call.width;
   Numbers row_room, other_room, weight_room;
   const float* weight = widened(type, call.weight, width, weight_room);
+  const auto scale = fitting(scale_wide, scale_narrow, scale_other);
   for (int i = 0; i < call.num_rows; ++i) {
     const int64_t first = int64_t{i} * width;
     char* outputs = at(call.outputs, type, first);
@@ -77,7 +104,7 @@ void normalise(const Type& type, const Norm& call) {
       type.narrow(row, at(call.sums, type, first), width);
       type.widen(at(call.sums, type, first), row, width);
     }
-    scale_to_norm(row, width, call.epsilon);
+    scale(row, width, call.epsilon);
     type.narrow(row, outputs, width);  // families round before they multiply by the weight
     type.widen(outputs, row, width);
     multiply(row, weight, width);
@@ -101,12 +128,13 @@ void rotate(const Type& type, const Rotation& call) {
 void gate(const Type& type, const Gate& call) {
   const int width = call.width;
   Numbers gates_room, values_room;
+  const auto activate = fitting(silu_wide, silu_narrow, silu_other);
   for (int i = 0; i < call.num_rows; ++i) {
     const int64_t first = int64_t{i} * 2 * width;
     char* outputs = at(call.outputs, type, int64_t{i} * width);
     float* gates = place(type, outputs, width, gates_room);
     type.widen(at(call.inputs, type, first), gates, width);
-    silu(gates, padded(width));
+    activate(gates, padded(width));
     type.narrow(gates, outputs, width);  // families round before they multiply
     type.widen(outputs, gates, width);
     multiply(gates, widened(type, at(call.inputs, type, first + width), width, values_room), width);

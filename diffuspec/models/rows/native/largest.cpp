@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "numbers.h"
-#include "vectors.h"
+#include "small_products.h"
 
 namespace rows {
 namespace {
@@ -23,27 +23,60 @@ struct Blocks {
 };
 
 // Writes each block's largest number, and returns the row's.
-FOR_EVERY_CPU float find_highest(const Blocks& blocks, float* highest) {
+template <class Registers>
+INLINE float find_highest(const Blocks& blocks, float* highest) {
+  using Vector = typename VectorOf<Registers::kNumbers>::Floats;
+  constexpr int kParts = kLanes / Registers::kNumbers;
   for (int b = 0; b < blocks.count; ++b) {
     const float* from = blocks.at(b);
-    Floats found = load(from);
-#pragma GCC unroll 3
-    for (int i = kLanes; i < kColumns; i += kLanes) found = larger(load(from + i), found);
+    Vector found[kParts];
+#pragma GCC unroll 4
+    for (int p = 0; p < kParts; ++p) found[p] = read<Vector>(from + p * Registers::kNumbers);
+    for (int i = kLanes; i < kColumns; i += kLanes)
+#pragma GCC unroll 4
+      for (int p = 0; p < kParts; ++p)
+        found[p] = larger(read<Vector>(from + i + p * Registers::kNumbers), found[p]);
     highest[b] = largest_of(found);
   }
   return *std::max_element(highest, highest + blocks.count);
 }
 
 // Returns the sum of e^(number - highest); NaN if one of them is NaN.
-FOR_EVERY_CPU float sum_up(const Blocks& blocks, float highest) {
-  Floats sums[kColumns / kLanes] = {};
+template <class Registers>
+INLINE float sum_up(const Blocks& blocks, float highest) {
+  using Vector = typename VectorOf<Registers::kNumbers>::Floats;
+  constexpr int kParts = kLanes / Registers::kNumbers, kAll = kColumns / Registers::kNumbers;
+  Vector sums[kAll] = {};
   for (int b = 0; b < blocks.count; ++b) {
     const float* from = blocks.at(b);
-#pragma GCC unroll 4
-    for (int i = 0; i < kColumns / kLanes; ++i)
-      sums[i] += exponential(load(from + i * kLanes) - highest);
+#pragma GCC unroll 16
+    for (int i = 0; i < kAll; ++i)
+      sums[i] += exponential(read<Vector>(from + i * Registers::kNumbers) - highest);
   }
-  return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  Vector found[kParts];
+  for (int p = 0; p < kParts; ++p)
+    found[p] = (sums[p] + sums[p + kParts]) + (sums[p + 2 * kParts] + sums[p + 3 * kParts]);
+  return sum_of(found);
+}
+
+ON_WIDE_REGISTERS float find_wide(const Blocks& blocks, float* highest) {
+  return find_highest<WideRegisters>(blocks, highest);
+}
+ON_NARROW_REGISTERS float find_narrow(const Blocks& blocks, float* highest) {
+  return find_highest<NarrowRegisters>(blocks, highest);
+}
+float find_other(const Blocks& blocks, float* highest) {
+  return find_highest<OtherRegisters>(blocks, highest);
+}
+
+ON_WIDE_REGISTERS float sum_wide(const Blocks& blocks, float highest) {
+  return sum_up<WideRegisters>(blocks, highest);
+}
+ON_NARROW_REGISTERS float sum_narrow(const Blocks& blocks, float highest) {
+  return sum_up<NarrowRegisters>(blocks, highest);
+}
+float sum_other(const Blocks& blocks, float highest) {
+  return sum_up<OtherRegisters>(blocks, highest);
 }
 
 // Returns a number that no less than `count` numbers of the row reach.
@@ -90,8 +123,9 @@ void find_largest(const Largest& call) {
     int32_t* columns = call.columns + int64_t{row} * call.count;
     std::copy(logits + num_before, logits + call.width, last.data());
     const Blocks blocks{num_blocks, logits, last.data()};
-    const float most = find_highest(blocks, highest.data());
-    const float log_sum = std::log(sum_up(blocks, most)) + most;
+    const float most = fitting(find_wide, find_narrow, find_other)(blocks, highest.data());
+    const float sum = fitting(sum_wide, sum_narrow, sum_other)(blocks, most);
+    const float log_sum = std::log(sum) + most;
     if (std::isnan(log_sum)) {
       std::fill_n(logprobs, call.count, log_sum);
       std::iota(columns, columns + call.count, 0);

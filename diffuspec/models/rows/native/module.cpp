@@ -57,7 +57,7 @@ PyObject* run_attend(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
                  call.window, has_turned_keys))
     return nullptr;
   call.has_turned_keys = has_turned_keys;
-  return without_lock([&] { attend(kTypes[type], call, num_threads); });
+  return without_lock([&] { attend(kTypes[type], &call, 1, num_threads); });
 }
 
 PyObject* run_multiply(PyObject*, PyObject* const* arguments, Py_ssize_t count) {

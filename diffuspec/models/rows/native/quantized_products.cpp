@@ -1,42 +1,20 @@
 #include "quantized_products.h"
 
 #include "block_products.h"
-#include "level.h"
-#include "vectors.h"
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define ON_WIDE __attribute__((target("arch=x86-64-v4")))
-#define ON_OTHERS __attribute__((noinline, target_clones("arch=x86-64-v3", "default")))
-#else
-#define ON_WIDE
-#define ON_OTHERS
-#endif
+#include "small_products.h"
 
 namespace rows {
 namespace {
 
 constexpr int kVectors = 4;    // of outputs that are computed together
-constexpr int kRows = 3;       // whose sums with two of those fill the registers
 constexpr int kMaxGroup = 256;
 
-template <int N>
+template <class Registers>
 struct Vectors {
-  static constexpr int kCount = N;
-  typedef float Numbers __attribute__((vector_size(4 * N)));
-  typedef int32_t Whole __attribute__((vector_size(4 * N)));
+  static constexpr int kCount = Registers::kNumbers;
+  using Numbers = typename VectorOf<kCount>::Floats;
+  using Whole = typename VectorOf<kCount>::Ints;
 };
-
-template <class Vector>
-INLINE Vector read(const void* from) {
-  Vector value;
-  std::memcpy(&value, from, sizeof value);
-  return value;
-}
-
-template <class Vector>
-INLINE void write(void* to, Vector value) {
-  std::memcpy(to, &value, sizeof value);
-}
 
 // A block of a part's outputs, group after group.
 class Groups {
@@ -139,67 +117,45 @@ INLINE void widen(const Groups& groups, int group, const Part& part, float* to) 
         });
 }
 
-// Adds a group's products to the sums of N rows.
-template <class V, int N>
-INLINE void add_to_rows(
-    const float* weights, int group, const float* inputs, int64_t stride, float* sums) {
-  constexpr int kTogether = 2;
-  for (int first = 0; first < kBlock; first += kTogether * V::kCount) {
-    typename V::Numbers found[N][kTogether];
-#pragma GCC unroll 3
-    for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-      for (int v = 0; v < kTogether; ++v)
-        found[n][v] = read<typename V::Numbers>(sums + n * kBlock + first + v * V::kCount);
-    for (int i = 0; i < group; ++i) {
-#pragma GCC unroll 2
-      for (int v = 0; v < kTogether; ++v) {
-        const auto weight =
-            read<typename V::Numbers>(weights + i * kBlock + first + v * V::kCount);
-#pragma GCC unroll 3
-        for (int n = 0; n < N; ++n) found[n][v] = inputs[n * stride + i] * weight + found[n][v];
-      }
-    }
-#pragma GCC unroll 3
-    for (int n = 0; n < N; ++n)
-#pragma GCC unroll 2
-      for (int v = 0; v < kTogether; ++v)
-        write(sums + n * kBlock + first + v * V::kCount, found[n][v]);
-  }
-}
-
 // Adds up all inputs of rows with a block of outputs; sums are [num_rows, kBlock].
-template <class V, int kBits>
+template <class Registers, int kBits>
 INLINE void add_all(
     const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
+  using V = Vectors<Registers>;
   Groups groups(part, num_inputs, block);
   alignas(64) float wide[kMaxGroup * kBlock];
-  for (int group = 0; group < groups.count(); ++group, inputs += part.group) {
+  SmallProduct product{inputs, num_inputs, wide, kLanes, kBlock, part.group, sums, kBlock, false};
+  for (int group = 0; group < groups.count(); ++group, product.rows += part.group) {
     groups.read_next(group);
     if (num_rows == 1) {
-      add_to_row<V, kBits>(groups, group, part, inputs, sums);
+      add_to_row<V, kBits>(groups, group, part, product.rows, sums);
       continue;
     }
     widen<V, kBits>(groups, group, part, wide);
-    int row = 0;
-    const int64_t stride = num_inputs;
-    for (; row + kRows <= num_rows; row += kRows)
-      add_to_rows<V, kRows>(wide, part.group, inputs + row * stride, stride, sums + row * kBlock);
-    for (; row < num_rows; ++row)
-      add_to_rows<V, 1>(wide, part.group, inputs + row * stride, stride, sums + row * kBlock);
+    multiply_rows<Registers>(product, num_rows, kBlock / kLanes);
   }
 }
 
-ON_WIDE void add_wide(
+template <class Registers>
+INLINE void add_part(
     const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
-  if (part.bits == 4) add_all<Vectors<16>, 4>(part, block, inputs, num_inputs, num_rows, sums);
-  else add_all<Vectors<16>, 8>(part, block, inputs, num_inputs, num_rows, sums);
+  if (part.bits == 4) add_all<Registers, 4>(part, block, inputs, num_inputs, num_rows, sums);
+  else add_all<Registers, 8>(part, block, inputs, num_inputs, num_rows, sums);
 }
 
-ON_OTHERS void add_others(
+ON_WIDE_REGISTERS void add_wide(
     const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
-  if (part.bits == 4) add_all<Vectors<8>, 4>(part, block, inputs, num_inputs, num_rows, sums);
-  else add_all<Vectors<8>, 8>(part, block, inputs, num_inputs, num_rows, sums);
+  add_part<WideRegisters>(part, block, inputs, num_inputs, num_rows, sums);
+}
+
+ON_NARROW_REGISTERS void add_narrow(
+    const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
+  add_part<NarrowRegisters>(part, block, inputs, num_inputs, num_rows, sums);
+}
+
+void add_other(
+    const Part& part, int block, const float* inputs, int num_inputs, int num_rows, float* sums) {
+  add_part<OtherRegisters>(part, block, inputs, num_inputs, num_rows, sums);
 }
 
 // Computes a block of a part's outputs.
@@ -212,7 +168,7 @@ void compute(const Type& type, const Product& call, const Part& part, int block,
   sums.resize(std::max(sums.size(), size_t(call.num_rows) * kBlock));
   for (int row = 0; row < call.num_rows; ++row)
     std::copy_n(matrix.biases + first, kBlock, &sums[size_t(row) * kBlock]);
-  const auto add = level() >= kWide ? add_wide : add_others;
+  const auto add = fitting(add_wide, add_narrow, add_other);
   add(part, block, inputs, matrix.num_inputs, call.num_rows, sums.data());
   for (int row = 0; row < call.num_rows; ++row)
     type.narrow(&sums[size_t(row) * kBlock],

@@ -28,7 +28,6 @@ class HeadAttention {
 
   ON_TILES void run() {
     shape_tiles(kTileRows);
-    for (int row = 0; row < call_.num_rows; ++row) keep(row);
     for (size_t tile = 0; tile < queries_.size(); ++tile) read(tile);
     add_whole_blocks();
     add_listed_columns();
@@ -39,14 +38,6 @@ class HeadAttention {
  private:
   int row_of(int query) const { return call_.lists.order[query / group_]; }
   int head_of(int query) const { return kv_head_ * group_ + query % group_; }
-
-  // Copies a row's key and value into the cache.
-  void keep(int row) {
-    const int64_t from = (kv_head_ * call_.new_head_stride + row * call_.new_row_stride) * kSize;
-    const int64_t to = int64_t{call_.start + row} * width_;
-    std::memcpy(keys_ + to, static_cast<const char*>(call_.new_keys) + from, width_);
-    std::memcpy(values_ + to, static_cast<const char*>(call_.new_values) + from, width_);
-  }
 
   ON_TILES void read(int tile) {
     const int first = tile * kLanes, count = std::min(kLanes, num_queries_ - first);

@@ -12,7 +12,7 @@ namespace rows {
 
 bool can_attend_by_tiles(const Attention& call);  // where the numbers are bfloat16
 
-// Does as `attend`, for the query heads that share one key head.
+// Writes the attention of the query heads that share one key head, whose cache has the new rows.
 void attend_by_tiles(const Attention& call, int kv_head);
 
 }  // namespace rows

@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 namespace rows {
@@ -23,6 +24,7 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kVectors = kBlock / kLanes;
 constexpr int kGroup = 6;   // rows, whose sums fill the registers
+constexpr int kWorthWidening = 2 * kGroup;  // rows, for which weights are widened once
 constexpr int kAhead = 32;  // steps whose weights are fetched in advance, unless rows are one group
 constexpr int kSecondLevel = 2;  // the cache into which they are fetched
 
@@ -121,8 +123,8 @@ ON_VECTORS_INLINE void add_group(
 template <class Kind>
 ON_VECTORS void add_rows(
     const typename Kind::Input* inputs, int64_t stride, int num_rows,
-    const typename Kind::Weight* weights, int num_steps, Sums<typename Kind::Sum> sums) {
-  int num_ahead = num_rows > kGroup ? kAhead : 0;  // one group reads as fast as memory gives
+    const typename Kind::Weight* weights, int num_steps, int num_ahead,
+    Sums<typename Kind::Sum> sums) {
   for (int num_groups = divided_up(num_rows, kGroup); num_groups; --num_groups) {
     const int size = divided_up(num_rows, num_groups);
     if (size == 6) add_group<Kind, 6>(inputs, stride, weights, num_steps, num_ahead, sums);
@@ -134,7 +136,19 @@ ON_VECTORS void add_rows(
     inputs += size * stride;
     sums.to += size * sums.stride;
     num_rows -= size;
-    num_ahead = kChunk;  // these weights are in the cache now: fetch those of the next chunk
+    if (num_ahead) num_ahead = kChunk;  // these are in the cache now: fetch those of the next chunk
+  }
+}
+
+// Writes some steps' weights as float32 numbers, and has those of the next chunk fetched.
+template <class Kind>
+ON_VECTORS void widen(const typename Kind::Weight* weights, int num_steps, float* to) {
+  for (int step = 0; step < num_steps; ++step, weights += kBlock) {
+    __builtin_prefetch(weights + kChunk * kBlock, 0, kSecondLevel);
+    __builtin_prefetch(weights + (kChunk + 1) * kBlock - 1, 0, kSecondLevel);
+#pragma GCC unroll 4
+    for (int v = 0; v < kBlock; v += kLanes, to += kLanes)
+      _mm512_store_ps(to, Kind::load_weights(weights + v));
   }
 }
 
@@ -143,11 +157,22 @@ template <class Kind>
 void add_up(
     const Matrix& matrix, int block, const typename Kind::Input* inputs, int num_rows,
     int num_steps, Sums<typename Kind::Sum> sums) {
+  constexpr bool is_widened = std::is_same_v<typename Kind::Weight, uint16_t>;
   const auto* weights = reinterpret_cast<const typename Kind::Weight*>(matrix.weights);
   weights += int64_t{block} * num_steps * kBlock;
+  const int num_ahead = num_rows > kGroup ? kAhead : 0;  // one group reads as fast as memory gives
+  alignas(64) float wide[is_widened ? kChunk * kBlock : 1];
   for (int step = 0; step < num_steps; step += kChunk, sums.first = nullptr) {
     const int count = std::min(kChunk, num_steps - step);
-    add_rows<Kind>(inputs + step, num_steps, num_rows, weights + step * kBlock, count, sums);
+    const auto* from = weights + step * kBlock;
+    if constexpr (is_widened) {
+      if (num_rows >= kWorthWidening) {
+        widen<Kind>(from, count, wide);
+        add_rows<Float32>(inputs + step, num_steps, num_rows, wide, count, 0, sums);
+        continue;
+      }
+    }
+    add_rows<Kind>(inputs + step, num_steps, num_rows, from, count, num_ahead, sums);
   }
 }
 
