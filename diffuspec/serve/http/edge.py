@@ -15,8 +15,8 @@ from diffuspec.core.errors import OverloadedError
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.errors import log_failure, respond
 from diffuspec.serve.http.keys import Allowance, Keys
-from diffuspec.serve.openai.bodies import check_request_id
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
+from diffuspec.serve.request_ids import check_request_id
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry import context
 

@@ -6,38 +6,19 @@ by their declaration, see `parsing`.
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    PlainValidator,
-    Tag,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from diffuspec.core.params import MAX_CHOICES, MAX_LOGPROBS
+from diffuspec.serve.openai.body_parts import MAX_PARTS, MAX_TOOLS, Part, TextPart
+from diffuspec.serve.openai.message_bodies import Message
+from diffuspec.serve.openai.tool_bodies import NamedTool, Tool
+from diffuspec.serve.request_ids import check_request_id
 
 MAX_MESSAGES = 4096
-MAX_PARTS = 256
 MAX_PROMPTS = 64
-MAX_TOOLS = 128
-
-
 _MAX_OPTION_CHARACTERS = 256
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._#:-]{1,128}")  # Kong counts with #, Istio joins with :
-
-
-def check_request_id(given: str) -> str:
-    """Return a client's id of its request. Raises ValueError."""
-    if not _REQUEST_ID.fullmatch(given):
-        raise ValueError("must be at most 128 of A-Z a-z 0-9 . _ # : -")
-    return given
 
 
 def _check_option(given: object) -> object:
@@ -48,149 +29,10 @@ def _check_option(given: object) -> object:
     raise ValueError(f"must be true, false, a number or at most {_MAX_OPTION_CHARACTERS} letters")
 
 
-Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
-
 _OPTION_SCHEMA: dict[str, Any] = {"type": ["boolean", "number", "string", "null"]}
 TemplateOption: TypeAlias = Annotated[
     Any, PlainValidator(_check_option), WithJsonSchema(_OPTION_SCHEMA)
 ]
-
-
-class Part(BaseModel):
-    """An object within a body. Null is the same as not given; unknown keys are an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        return {key: value for key, value in given.items() if value is not None}
-
-
-class OpenPart(Part):
-    """A part of a conversation, to which clients add keys of their own, such as an id: ignored."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-
-CacheControl: TypeAlias = Annotated[
-    dict[str, Any] | None,
-    Field(description="Ignored: prompts that begin alike share the cache by themselves."),
-]
-
-
-class TextPart(OpenPart):
-    type: Literal["text"]
-    text: str
-    cache_control: CacheControl = None
-
-
-class RefusalPart(OpenPart):
-    type: Literal["refusal"]
-    refusal: str
-    cache_control: CacheControl = None
-
-
-def _kind_of_part(given: object) -> str:
-    is_refusal = isinstance(given, dict) and given.get("type") == "refusal"
-    return "RefusalPart" if is_refusal else "TextPart"
-
-
-MessagePart: TypeAlias = Annotated[
-    Annotated[TextPart, Tag("TextPart")] | Annotated[RefusalPart, Tag("RefusalPart")],
-    Discriminator(_kind_of_part),
-]
-
-
-ClientsOwn: TypeAlias = Annotated[Any, Field(description="Ignored: LiteLLM adds it to answers.")]
-
-
-class FunctionCall(OpenPart):
-    name: str
-    arguments: str = Field("", description="JSON text.")
-    parsed_arguments: Any = Field(None, description="Ignored: openai-python's streams add it.")
-
-
-class ToolCall(OpenPart):
-    id: str | None = None
-    index: int | None = Field(None, description="Ignored: openai-python's streams keep it.")
-    type: Literal["function"] = "function"
-    function: FunctionCall
-    provider_specific_fields: ClientsOwn = None
-
-
-def _left_out(advice: str) -> PlainValidator:
-    """Refuse a key that would change answers if it were ignored."""
-
-    def check(given: object) -> None:
-        if given is not False:
-            raise ValueError(f"must be left out: {advice}")
-
-    return PlainValidator(check)
-
-
-_NOTHING = WithJsonSchema({"type": ["null", "boolean"], "const": False})
-OldCall: TypeAlias = Annotated[Any, _left_out("calls are tool_calls"), _NOTHING]
-Sound: TypeAlias = Annotated[Any, _left_out("only text is read"), _NOTHING]
-Unfinished: TypeAlias = Annotated[
-    Any, _left_out("continue_final_message has the last message go on"), _NOTHING
-]
-
-
-class Message(OpenPart):
-    role: Role
-    content: str | Annotated[list[MessagePart], Field(max_length=MAX_PARTS)] | None = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
-    tool_call_id: str | None = None
-    reasoning_content: str | None = Field(
-        None, description="Of the assistant; the chat template keeps it or leaves it out."
-    )
-    reasoning: str | None = Field(None, description="The same, by its newer name.")
-    refusal: str | None = Field(None, description="Of the assistant, in place of a content.")
-    annotations: list[Any] | None = Field(None, description="Ignored: OpenAI's answers have it.")
-    provider_specific_fields: ClientsOwn = None
-    parsed: Any = Field(None, description="Ignored: openai-python adds it to parsed answers.")
-    cache_control: CacheControl = None
-    function_call: OldCall = None
-    audio: Sound = None
-    prefix: Unfinished = None
-    partial: Unfinished = None
-
-    @model_validator(mode="after")
-    def _refuses_as_assistant(self) -> Message:
-        parts = self.content if isinstance(self.content, list) else []
-        has_parts = any(isinstance(part, RefusalPart) for part in parts)
-        if self.role != "assistant" and (has_parts or self.refusal is not None):
-            raise ValueError("must be of the role assistant to have a refusal")
-        if self.refusal and self.content:
-            raise ValueError("must have a content or a refusal, not both")
-        return self
-
-
-class Function(Part):
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    cache_control: CacheControl = None
-
-
-class Tool(Part):
-    type: Literal["function"]
-    function: Function
-    cache_control: CacheControl = None
-
-
-class FunctionName(Part):
-    name: str
-
-
-class NamedTool(Part):
-    type: Literal["function"]
-    function: FunctionName
 
 
 class StreamOptions(Part):

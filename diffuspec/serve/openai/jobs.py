@@ -10,7 +10,7 @@ from diffuspec.core.params import MAX_PREDICTED_TOKENS, SamplingParams, Speculat
 from diffuspec.core.types import Prompt, TokenIds
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions
-from diffuspec.serve.openai.bodies import Role
+from diffuspec.serve.openai.body_parts import Role
 from diffuspec.serve.openai.errors import BadRequestError, in_words_of
 from diffuspec.serve.openai.reasoned_forms import (
     Thinking,

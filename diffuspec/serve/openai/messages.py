@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffuspec.serve.conventions import Conventions
-from diffuspec.serve.openai.bodies import Message, RefusalPart, TextPart, ToolCall
+from diffuspec.serve.openai.body_parts import RefusalPart, TextPart
+from diffuspec.serve.openai.message_bodies import Message, ToolCall
 from diffuspec.serve.openai.tool_calls import known_to_template, read_arguments
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
 
 from diffuspec.core.types import PreDraftResult
-from diffuspec.serve.openai.bodies import Role
+from diffuspec.serve.openai.body_parts import Role
 
 ErrorType: TypeAlias = Literal[
     "authentication_error", "invalid_request_error", "rate_limit_error", "server_error"

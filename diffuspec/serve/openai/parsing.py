@@ -11,19 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
-
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.parameter import declared
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.conventions import Conventions
-from diffuspec.serve.openai.bodies import (
-    Body,
-    ChatBody,
-    CompletionBody,
-)
+from diffuspec.serve.openai.bodies import Body, ChatBody, CompletionBody
 from diffuspec.serve.openai.errors import BadRequestError, no_such_model
 from diffuspec.serve.openai.forms import WORDS, read_form
 from diffuspec.serve.openai.jobs import Endpoint, Job
@@ -31,27 +24,15 @@ from diffuspec.serve.openai.messages import plain_message, text_of
 from diffuspec.serve.openai.reading.readers import reads_special_tokens
 from diffuspec.serve.openai.tool_forms import read_tools
 from diffuspec.serve.openai.unsupported import check_rest
+from diffuspec.serve.openai.validation import keys_of, validated
 from diffuspec.text.prompt import ChatOptions
 
 _MAX_ANSWERS = 64  # of one request: prompts times n
 DEFAULT_TEMPERATURE = 1.0  # OpenAI's
 _LEAST_TOP_P = 1e-9
 _DEFAULT_TEXT_TOKENS = 16  # OpenAI's, of completions; a chat goes on to the end of the context
-_KINDS = ("str", "NamedTool", "TextPart", "RefusalPart")
-_PROBLEMS = {
-    "missing": "is missing",
-    "extra_forbidden": "is not known",
-    "model_type": "must be an object",
-    "dict_type": "must be an object",
-    "list_type": "must be a list",
-    "string_type": "must be a text",
-    "bool_type": "must be true or false",
-    "int_type": "must be an integer",
-}
 _NO_TEXT = re.compile(", got (?!-?[0-9]|inf|a string of |a list of )")  # of what must not be told
 _SHAPED = frozenset({"logprobs", "max_tokens"})  # declared parameters that OpenAI has otherwise
-
-B = TypeVar("B", bound=Body)
 
 
 def parse(endpoint: Endpoint, body: object, model: ServedModel) -> Job:
@@ -59,10 +40,10 @@ def parse(endpoint: Endpoint, body: object, model: ServedModel) -> Job:
 
     The model's name is not checked: see `check_model`.
     """
-    given = _given(body)
+    given = keys_of(body)
     if endpoint == "/v1/chat/completions":
-        return _chat(_validate(ChatBody, given), model)
-    return _completion(_validate(CompletionBody, given), model)
+        return _chat(validated(ChatBody, given), model)
+    return _completion(validated(CompletionBody, given), model)
 
 
 def check_model(body: object, model: ServedModel) -> None:
@@ -70,44 +51,6 @@ def check_model(body: object, model: ServedModel) -> None:
     name = body.get("model") if isinstance(body, Mapping) else None
     if name is not None and name != model.name:
         raise no_such_model(model.name)
-
-
-def _given(body: object) -> dict[str, Any]:
-    """Return a body's keys that are not null, which is the same as not given."""
-    if not isinstance(body, Mapping):
-        raise BadRequestError("the body must be a JSON object")
-    return {str(key): value for key, value in body.items() if value is not None}
-
-
-def _validate(kind: type[B], given: Mapping[str, Any]) -> B:
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        problems = error.errors(include_url=False)
-        # Of a union, the kinds that fit best.
-        param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
-        found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
-        what = " or ".join(found).replace(" or must be ", " or ")
-        joint = " " if what.startswith(("must ", "is ")) else ": "
-        raise BadRequestError(f"{param}{joint}{what}", param) from None
-
-
-def _place(parts: Sequence[str | int]) -> str:
-    """Return a key, without pydantic's names of the kinds of a union."""
-    keys = (str(part) for part in parts if part not in _KINDS and "[" not in str(part))
-    return ".".join(keys)[:80]
-
-
-def _problem(problem: ErrorDetails) -> str:
-    kind = problem["type"]
-    if kind in _PROBLEMS:
-        return _PROBLEMS[kind]
-    if kind == "greater_than_equal":
-        return f"must be {problem['ctx']['ge']} or more, got {problem['input']!r:.80}"
-    if kind == "less_than_equal":
-        return f"must be at most {problem['ctx']['le']}, got {problem['input']!r:.80}"
-    what = re.sub("^(Input should|String should|Value error, must) ", "must ", problem["msg"])
-    return re.sub("^(?:List|Dictionary) should have (.* items?) after.*", r"must have \1", what)
 
 
 def _chat(body: ChatBody, model: ServedModel) -> Job:

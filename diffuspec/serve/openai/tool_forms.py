@@ -9,9 +9,10 @@ from typing import Any
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.params import StructuredOutput
 from diffuspec.serve.conventions import Conventions
-from diffuspec.serve.openai.bodies import ChatBody, Function, NamedTool
+from diffuspec.serve.openai.bodies import ChatBody
 from diffuspec.serve.openai.call_grammars import Calls, demanded, possible
 from diffuspec.serve.openai.errors import BadRequestError
+from diffuspec.serve.openai.tool_bodies import Function, NamedTool
 from diffuspec.text.grammars import json_schema_of
 
 _HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}  # from the model

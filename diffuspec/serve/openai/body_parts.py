@@ -1,0 +1,60 @@
+"""What bodies are made of: objects that are checked, and the parts of a text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+MAX_PARTS = 256
+MAX_TOOLS = 128
+
+Role: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class Part(BaseModel):
+    """An object within a body. Null is the same as not given; unknown keys are an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if value is not None}
+
+
+class OpenPart(Part):
+    """A part of a conversation, to which clients add keys of their own, such as an id: ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+CacheControl: TypeAlias = Annotated[
+    dict[str, Any] | None,
+    Field(description="Ignored: prompts that begin alike share the cache by themselves."),
+]
+
+
+class TextPart(OpenPart):
+    type: Literal["text"]
+    text: str
+    cache_control: CacheControl = None
+
+
+class RefusalPart(OpenPart):
+    type: Literal["refusal"]
+    refusal: str
+    cache_control: CacheControl = None
+
+
+def _kind_of_part(given: object) -> str:
+    is_refusal = isinstance(given, dict) and given.get("type") == "refusal"
+    return "RefusalPart" if is_refusal else "TextPart"
+
+
+MessagePart: TypeAlias = Annotated[
+    Annotated[TextPart, Tag("TextPart")] | Annotated[RefusalPart, Tag("RefusalPart")],
+    Discriminator(_kind_of_part),
+]

@@ -1,0 +1,67 @@
+"""Bodies against their declarations, with errors that name the key and repeat no text of a user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from diffuspec.serve.openai.errors import BadRequestError
+
+_PROBLEMS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not known",
+    "model_type": "must be an object",
+    "dict_type": "must be an object",
+    "list_type": "must be a list",
+    "string_type": "must be a text",
+    "bool_type": "must be true or false",
+    "int_type": "must be an integer",
+}
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def keys_of(body: object) -> dict[str, Any]:
+    """Return a body's keys that are not null, which is the same as not given."""
+    if not isinstance(body, Mapping):
+        raise BadRequestError("the body must be a JSON object")
+    return {str(key): value for key, value in body.items() if value is not None}
+
+
+def validated(kind: type[B], given: Mapping[str, Any]) -> B:
+    """Return a body as its declaration has it. Raises BadRequestError for the first wrong key."""
+    try:
+        return kind.model_validate(given)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        # Of a union, the kinds that fit best.
+        param = _place(max(problems, key=lambda one: len(one["loc"]))["loc"])
+        found = dict.fromkeys(_problem(one) for one in problems if _place(one["loc"]) == param)
+        what = " or ".join(found).replace(" or must be ", " or ")
+        joint = " " if what.startswith(("must ", "is ")) else ": "
+        raise BadRequestError(f"{param}{joint}{what}", param) from None
+
+
+def _place(parts: Sequence[str | int]) -> str:
+    """Return a key, without pydantic's names of the kinds of a union."""
+    return ".".join(str(part) for part in parts if not _is_kind(str(part)))[:80]
+
+
+def _is_kind(part: str) -> bool:
+    return part == "str" or "[" in part or part[:1].isupper()
+
+
+def _problem(problem: ErrorDetails) -> str:
+    kind = problem["type"]
+    if kind in _PROBLEMS:
+        return _PROBLEMS[kind]
+    if kind == "greater_than_equal":
+        return f"must be {problem['ctx']['ge']} or more, got {problem['input']!r:.80}"
+    if kind == "less_than_equal":
+        return f"must be at most {problem['ctx']['le']}, got {problem['input']!r:.80}"
+    what = re.sub("^(Input should|String should|Value error, must) ", "must ", problem["msg"])
+    return re.sub("^(?:List|Dictionary) should have (.* items?) after.*", r"must have \1", what)
