@@ -66,7 +66,7 @@ class ProxyGuard:
         try:
             headers = _checked(scope["headers"])
         except (HttpError, BadRequestError) as error:
-            await respond(error)(scope, receive, send)
+            await respond(error, scope)(scope, receive, send)
             return
         await _Exchange(self._app, self._max_body_bytes).run(
             {**scope, "headers": headers}, receive, send
@@ -126,7 +126,7 @@ class _Exchange:
                 if _is_serves_own(message, scope["path"]):
                     self._is_replaced = True
                     error = await self._instead_of(message["status"], scope)
-                    await respond(error)(scope, receive, send)
+                    await respond(error, scope)(scope, receive, send)
                     return
                 message = {**message, "headers": _with_one_id(message.get("headers", ()))}
             await send(message)
@@ -143,7 +143,7 @@ class _Exchange:
                 task.cancel()
         await asyncio.wait({answering})
         if not self._has_begun:
-            await respond(self._refusal())(scope, receive, send)
+            await respond(self._refusal(), scope)(scope, receive, send)
 
     async def _instead_of(self, status: int, scope: Scope) -> HttpError:
         """Return what replaces an error of Serve's own: 503 where the same request may succeed.

@@ -7,43 +7,45 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Security
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse
 
 from diffuspec.core.errors import DiffuspecError
 from diffuspec.serve.backend import Backend
 from diffuspec.serve.http import errors, openapi
+from diffuspec.serve.http.answer_routes import Add, add_answers
 from diffuspec.serve.http.api_docs import add_api_docs
 from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge, HeadAsGet
 from diffuspec.serve.http.keys import Keys
+from diffuspec.serve.http.load import Load
 from diffuspec.serve.http.observer import HttpSeries, Observer
+from diffuspec.serve.http.paths import PlainPaths, plain_path
 from diffuspec.serve.http.playground import add_playground
 from diffuspec.serve.http.tokenization import Tokenization
-from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
+from diffuspec.serve.messages.bodies import CountBody
+from diffuspec.serve.messages.counting import count_tokens
+from diffuspec.serve.messages.errors import is_anthropics
+from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.openai.errors import HttpError, no_such_model
 from diffuspec.serve.openai.objects import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    CompletionChunk,
     DetokenizedText,
     Health,
     Model,
     ModelList,
     Readiness,
+    ServerLoad,
     TokenizedPrompt,
     Version,
 )
-from diffuspec.serve.openai.schema import body_schema
+from diffuspec.serve.openai.schema import extended_schema
 from diffuspec.serve.openai.tokenization import (
     DETOKENIZE_SCHEMA,
     TOKENIZE_SCHEMA,
@@ -54,8 +56,6 @@ from diffuspec.serve.settings import ServeSettings
 
 if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
-
-_Add: TypeAlias = Callable[..., None]  # FastAPI.add_api_route, with what such routes share
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -80,17 +80,19 @@ def create_app(
     errors.install(app)
     openapi.install(app)
     app.state.series = series = HttpSeries()
-    app.add_middleware(Edge, settings=settings, keys=keys)
+    load = Load()
+    app.add_middleware(Edge, settings=settings, keys=keys, load=load)
     app.add_middleware(Observer, series=series, spans=spans)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(PlainPaths)
     shown = [] if keys is None else [Security(HTTPBearer(auto_error=False))]  # in /openapi.json
     add = functools.partial(app.add_api_route, dependencies=shown)
     threads = ThreadPoolExecutor(settings.max_tokenizing, "tokenize")
-    _add_completions(add, Completions(backend, settings, threads))
+    add_answers(add, Completions(backend, settings, threads))
     _add_tokenization(add, Tokenization(backend, settings, threads))
     _add_models(add, backend)
     _add_metrics(add, backend, series)
-    _add_health(app, backend)
+    _add_health(app, backend, load)
     for route in app.routes:
         if isinstance(route, APIRoute) and "POST" in (route.methods or ()):
             series.expect(route.path, "POST", route.responses)
@@ -107,31 +109,7 @@ def package_version() -> str:
         return "0+checkout"
 
 
-def _add_completions(add: _Add, completions: Completions) -> None:
-    async def chat(request: Request) -> Response:
-        """Answer a conversation."""
-        return await completions.answer("/v1/chat/completions", request)
-
-    async def complete(request: Request) -> Response:
-        """Continue a text."""
-        return await completions.answer("/v1/completions", request)
-
-    for path, answer, body, whole, chunk in (
-        ("/v1/chat/completions", chat, ChatBody, ChatCompletion, ChatCompletionChunk),
-        ("/v1/completions", complete, CompletionBody, Completion, CompletionChunk),
-    ):
-        responses = openapi.answers(
-            whole,
-            "The answer, or its chunks as events with `stream: true`.",
-            *openapi.OF_BODIES,
-            504,
-            chunks=chunk,
-        )
-        extra = openapi.takes(body_schema(body))
-        add(path, answer, methods=["POST"], openapi_extra=extra, responses=responses)
-
-
-def _add_tokenization(add: _Add, tokenization: Tokenization) -> None:
+def _add_tokenization(add: Add, tokenization: Tokenization) -> None:
     async def tokenize_prompt(request: Request) -> JSONResponse:
         """Return the token ids of the prompt of a chat or a completion."""
         return await tokenization.answer(tokenize, request)
@@ -140,16 +118,24 @@ def _add_tokenization(add: _Add, tokenization: Tokenization) -> None:
         """Return the text of token ids."""
         return await tokenization.answer(detokenize, request)
 
+    async def count(request: Request) -> JSONResponse:
+        """Count the tokens of the prompt of a message."""
+        return await tokenization.answer(count_tokens, request)
+
+    counted = "/v1/messages/count_tokens"
     for path, answer, schema, kind, description in (
         ("/tokenize", tokenize_prompt, TOKENIZE_SCHEMA, TokenizedPrompt, "The token ids."),
         ("/detokenize", detokenize_ids, DETOKENIZE_SCHEMA, DetokenizedText, "The text."),
+        (counted, count, extended_schema(CountBody), TokenCount, "The number of tokens."),
     ):
-        responses = openapi.answers(kind, description, *openapi.OF_BODIES)
+        responses = openapi.answers(
+            kind, description, *openapi.OF_BODIES, is_anthropics=is_anthropics(path)
+        )
         extra = openapi.takes(schema)
         add(path, answer, methods=["POST"], openapi_extra=extra, responses=responses)
 
 
-def _add_models(add: _Add, backend: Backend) -> None:
+def _add_models(add: Add, backend: Backend) -> None:
     def describe() -> Model:
         model = backend.model
         return {
@@ -167,7 +153,8 @@ def _add_models(add: _Add, backend: Backend) -> None:
 
     async def model(request: Request) -> JSONResponse:
         """Describe the served model."""
-        if request.path_params["name"] != backend.model.name:
+        name = plain_path(backend.model.name).lstrip("/")  # as the path has it
+        if request.path_params["name"] != name:
             raise no_such_model(backend.model.name)
         return JSONResponse(describe())
 
@@ -180,7 +167,7 @@ def _add_models(add: _Add, backend: Backend) -> None:
     add(path, model, methods=["GET"], responses=responses, openapi_extra=extra)
 
 
-def _add_metrics(add: _Add, backend: Backend, series: HttpSeries) -> None:
+def _add_metrics(add: Add, backend: Backend, series: HttpSeries) -> None:
     async def metrics() -> PlainTextResponse:
         """Return the Prometheus series; of HTTP alone while nothing else answers."""
         text = ""
@@ -193,11 +180,16 @@ def _add_metrics(add: _Add, backend: Backend, series: HttpSeries) -> None:
     add("/metrics", metrics, methods=["GET"], response_class=PlainTextResponse, responses=responses)
 
 
-def _add_health(app: FastAPI, backend: Backend) -> None:
+def _add_health(app: FastAPI, backend: Backend, load: Load) -> None:
     async def health() -> JSONResponse:
         """Tell that the process is alive."""
         alive: Health = {"status": "ok"}
         return JSONResponse(alive)
+
+    async def show_load() -> JSONResponse:
+        """Return the number of requests in progress, for balancers; as in vLLM."""
+        shown: ServerLoad = {"server_load": load.num_requests}
+        return JSONResponse(shown)
 
     async def ready() -> JSONResponse:
         """Tell whether requests can be answered now: 200, or 503 and why not."""
@@ -210,6 +202,8 @@ def _add_health(app: FastAPI, backend: Backend) -> None:
 
     for path, answer, kind, description, statuses in (
         ("/health", health, Health, "The process is alive.", (400, 500)),
+        ("/ping", health, Health, "The same, by SageMaker's name.", (400, 500)),
+        ("/load", show_load, ServerLoad, "The load.", openapi.ANYWHERE),
         ("/ready", ready, Readiness, "Requests can be answered.", (400, 500, 503)),
         ("/version", show_version, Version, "The version.", openapi.ANYWHERE),
     ):

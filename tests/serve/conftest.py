@@ -11,7 +11,7 @@ from diffuspec.engine import Engine
 from diffuspec.pairs.tiny import tiny_config
 from diffuspec.serve.settings import ServeSettings
 from tests.support.browser import Page, open_page
-from tests.support.service import Service, serving
+from tests.support.service import ScriptedService, Service, serving, serving_scripted
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +24,12 @@ def service() -> Iterator[Service]:
 def client(service: Service) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def scripted() -> Iterator[ScriptedService]:
+    with serving_scripted() as service:
+        yield service
 
 
 @pytest.fixture(scope="session")

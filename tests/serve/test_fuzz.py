@@ -10,21 +10,28 @@ import httpx2
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from diffuspec.serve.messages.bodies import MessagesBody
 from diffuspec.serve.openai.bodies import ChatBody, CompletionBody
-from diffuspec.serve.openai.schema import body_schema
+from diffuspec.serve.openai.schema import body_schema, extended_schema
+from diffuspec.serve.responses.bodies import ResponsesBody
 from tests.support.service import fake_engine, http_client
 
 Asked: TypeAlias = list[tuple[str, dict[str, Any]]]
 Ask: TypeAlias = Callable[[Asked], list[httpx2.Response]]
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 KEYS_OF = {
     CHAT: sorted(body_schema(ChatBody)["properties"]),
     TEXT: sorted(body_schema(CompletionBody)["properties"]),
+    RESPONSES: sorted(extended_schema(ResponsesBody)["properties"]),
+    MESSAGES: sorted(extended_schema(MessagesBody)["properties"]),
 }
 NEEDED: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4},
     TEXT: {"prompt": "hello", "max_tokens": 4},
+    RESPONSES: {"input": "hello", "max_output_tokens": 4},
+    MESSAGES: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4},
 }
 NUMBERS = st.sampled_from(
     [-(2**63), -100, -1, 0, 1, 2, 5, 300, 2**31, 2**63, -0.5, 0.5, 1.0, 1e300]
@@ -68,8 +75,8 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
 @settings(max_examples=100, deadline=None)
 @given(asked=st.lists(requests(), min_size=4, max_size=4))
 def test_a_body_is_answered_or_refused_by_the_name_of_a_key(ask: Ask, asked: Asked) -> None:
-    for (_, body), response in zip(asked, ask(asked), strict=True):
-        assert response.status_code in (200, 400, 404), (body, response.text)
+    for (path, body), response in zip(asked, ask(asked), strict=True):
+        assert response.status_code in (200, 400, 404), (path, body, response.text)
         if response.status_code == 400:
             error = response.json()["error"]
-            assert error["param"], (body, error)
+            assert path == MESSAGES or error["param"], (path, body, error)

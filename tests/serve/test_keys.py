@@ -46,8 +46,9 @@ async def test_a_wrong_key_is_told_from_none(tmp_path: Path):
     settings = ServeSettings(api_keys=tmp_path / "keys.yaml")
     async with http_client(fake_engine(), settings) as client:
         for headers, message in (
-            ({}, "an API key is needed: authorization: Bearer KEY"),
+            ({}, "an API key is needed: authorization: Bearer KEY, or x-api-key: KEY"),
             (bearer("x"), "this service has no such API key"),
+            ({"x-api-key": "x"}, "this service has no such API key"),
         ):
             error = (await client.get("/v1/models", headers=headers)).json()["error"]
             assert error["message"] == message

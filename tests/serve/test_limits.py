@@ -33,7 +33,7 @@ def error_of(response, status: int) -> dict[str, str]:
     ("method", "path", "status", "allowed"),
     [
         ("GET", "/nowhere", 404, None),
-        ("POST", f"{CHAT}/", 404, None),
+        ("POST", f"{CHAT}/x", 404, None),
         ("GET", CHAT, 405, "POST"),
         ("DELETE", "/v1/models", 405, "GET, HEAD"),
         ("OPTIONS", "/health", 405, "GET, HEAD"),

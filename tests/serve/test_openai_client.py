@@ -24,8 +24,10 @@ def test_a_chat_is_answered_with_usage_and_acceptance(client: OpenAI):
     usage = reply.usage
     details = usage.completion_tokens_details
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
-    assert 0 < details.accepted_prediction_tokens < usage.completion_tokens
-    assert usage.model_extra["speculation"]["acceptance_length"] > 1
+    assert details.accepted_prediction_tokens == details.rejected_prediction_tokens == 0
+    speculation = usage.model_extra["speculation"]
+    assert 0 < speculation["accepted_tokens"] < usage.completion_tokens
+    assert speculation["acceptance_length"] > 1
 
 
 def test_usage_tells_what_of_the_prompt_was_cached(client: OpenAI):
@@ -47,6 +49,7 @@ def test_a_prediction_makes_steps_fewer_and_changes_no_answer(client: OpenAI):
     assert predicted.choices[0].message.content == text
     steps = [one.usage.model_extra["speculation"]["steps"] for one in (alone, predicted)]
     assert steps[1] < steps[0]
+    assert predicted.usage.completion_tokens_details.accepted_prediction_tokens > 0
 
 
 def test_a_streamed_chat_has_the_same_text(client: OpenAI):

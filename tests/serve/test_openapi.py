@@ -14,7 +14,7 @@ from diffuspec.serve.app import create_app
 from diffuspec.serve.backend import ServedModel
 from diffuspec.serve.http.keys import add_key
 from diffuspec.serve.settings import ServeSettings
-from tests.support.service import MODEL, Service, events, fake_engine, http_client
+from tests.support.service import MODEL, Service, events, fake_engine, http_client, named_events
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -25,6 +25,10 @@ FORM = {
     "type": "json_schema",
     "json_schema": {"name": "city", "schema": PARAMETERS | {"additionalProperties": False}},
 }
+FUNCTION = {"type": "function", "name": "weather", "parameters": PARAMETERS}
+RESPONSE_TOOLS = {"tools": [FUNCTION], "tool_choice": "required", "max_output_tokens": 40}
+TOOL = {"name": "weather", "input_schema": PARAMETERS}
+MESSAGE_TOOLS = {"tools": [TOOL], "tool_choice": {"type": "any"}, "max_tokens": 40}
 DRAFTED = {"speculation": {"policy": "fixed", "num_draft_tokens": 4, "report_drafts": True}}
 IDS: dict[str, Any] = {"return_token_ids": True, "prompt_logprobs": 1}
 SHORT = {"max_tokens": 12, "temperature": 0}
@@ -48,7 +52,8 @@ class Document:
         if kind == "application/json":
             self.validate(response.json(), schema)
         elif kind == "text/event-stream":
-            found = events(response.text)
+            read = named_events if response.text.startswith("event: ") else events
+            found = read(response.text)
             assert found
             for one in found:
                 self.validate(one, schema)
@@ -82,6 +87,13 @@ def document() -> Document:
         (TEXT, {"echo": True, "logprobs": 2, "max_tokens": 0}),
         (TEXT, {"stream": True, "logprobs": 1, "return_token_ids": True, **DRAFTED}),
         (TEXT, {"stream": True, "echo": True, "stream_options": {"continuous_usage_stats": True}}),
+        ("/v1/responses", {}),
+        ("/v1/responses", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+        ("/v1/responses", {"stream": True, "reasoning": {"summary": "auto"}}),
+        ("/v1/responses", {"stream": True, **RESPONSE_TOOLS}),
+        ("/v1/messages", {}),
+        ("/v1/messages", {"stream": True, **MESSAGE_TOOLS}),
+        ("/v1/messages/count_tokens", {}),
         ("/tokenize", {"messages": MESSAGES}),
         ("/tokenize", {"prompt": "x", "return_token_strs": True}),
         ("/detokenize", {"tokens": [1, 2]}),
@@ -91,7 +103,13 @@ def document() -> Document:
 def test_an_answer_is_what_the_document_says(
     service: Service, document: Document, path: str, body: dict[str, Any]
 ):
-    asked = {TEXT: {"prompt": "Paris is", **SHORT}, CHAT: {"messages": MESSAGES, **SHORT}}
+    asked = {
+        TEXT: {"prompt": "Paris is", **SHORT},
+        CHAT: {"messages": MESSAGES, **SHORT},
+        "/v1/responses": {"input": MESSAGES, "max_output_tokens": 12},
+        "/v1/messages": {"messages": MESSAGES, **SHORT},
+        "/v1/messages/count_tokens": {"messages": MESSAGES},
+    }
     response = httpx2.post(service.url + path, json=asked.get(path, {}) | body, timeout=60)
     assert response.status_code == 200, response.text
     document.check(response, "POST", path)
@@ -137,11 +155,17 @@ class _Failing:
     ids=str,
 )
 async def test_an_error_is_what_the_document_says(document: Document, error, status):
-    asked = {TEXT: {"prompt": "x"}, CHAT: {"messages": MESSAGES}}
+    asked: dict[str, Any] = {
+        TEXT: {"prompt": "x"},
+        CHAT: {"messages": MESSAGES},
+        "/v1/responses": {"input": "x"},
+        "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},
+    }
     async with http_client(_Failing(error)) as client:
         for path, body in asked.items():
             response = await client.post(path, json=body)
-            assert response.status_code == status
+            is_busy = status == 503 or isinstance(error, errors.OverloadedError)
+            assert response.status_code == (529 if is_busy and "messages" in path else status)
             document.check(response, "POST", path)
 
 
@@ -159,7 +183,7 @@ async def test_a_refusal_is_what_the_document_says(document: Document, tmp_path)
         http_client(fake_engine(), ServeSettings(api_keys=tmp_path / "keys.yaml")) as keyed,
     ):
         as_json = {"content-type": "application/json"}
-        for path in (TEXT, CHAT, "/tokenize", "/detokenize"):
+        for path in (TEXT, CHAT, "/v1/responses", "/v1/messages", "/tokenize", "/detokenize"):
             for status, response in (
                 (400, await client.post(path, json=[])),
                 (400, await client.post(path, json={}, headers={"x-request-id": "?"})),

@@ -172,7 +172,7 @@ def test_what_is_wrong_or_not_supported_is_named(keys, param):
     ("keys", "message"),
     [
         ({"speculation": "on"}, "speculation must be an object or 'off'"),
-        ({"tool_choice": 5}, "tool_choice must be 'none', 'auto' or 'required' or an object"),
+        ({"tool_choice": 5}, "tool_choice must be 'none', 'auto' or 'required'"),
         ({"messages": [5]}, "messages.0 must be an object"),
         (
             {"messages": [{"role": "user", "content": 5}]},
@@ -240,6 +240,30 @@ def test_neutral_values_and_nulls_and_labels_are_taken():
         top_logprobs=0, priority=0, chat_template_kwargs={},
     )  # fmt: skip
     assert job == chat()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("cache_salt", "x", "share the cache"),
+        ("detokenize", False, "return_token_ids"),
+        ("mm_processor_kwargs", {"a": 1}, "only text"),
+        ("thinking_token_budget", 5, "reasoning_effort"),
+        ("verbosity", "low", "chat template"),
+        ("web_search_options", {}, "searches nothing"),
+    ],
+)
+def test_what_would_change_answers_elsewhere_is_refused_with_the_reason(key, value, reason):
+    with pytest.raises(BadRequestError, match=f"^{key} must .*{reason}") as caught:
+        chat(**{key: value})
+    assert (caught.value.param, caught.value.code) == (key, "unsupported_parameter")
+    assert chat(detokenize=True, mm_processor_kwargs={}, verbosity="medium") == chat()
+
+
+def test_a_verbosity_is_a_variable_of_templates_that_have_it():
+    talkative = replace(MODEL, conventions=Conventions(template="{{ verbosity }}"))
+    job = parse("/v1/chat/completions", ASKED | {"verbosity": "low"}, talkative)
+    assert job.chat.variables == {"verbosity": "low"}
 
 
 @pytest.mark.parametrize("content", ["ab", [{"type": "text", "text": t} for t in "ab"]])

@@ -293,7 +293,7 @@ def test_a_prompts_own_token_has_its_rank_below_the_likeliest():
 
 
 def test_usage_counts_a_prompt_once_and_drafts_by_position():
-    reply = reply_to(TEXT, num_choices=2)
+    reply = reply_to(TEXT, num_choices=2, prediction="ab")
     first = output("a")
     first = replace(first, step=replace(first.step, num_cached_tokens=1))
     for index in (0, 1):
@@ -305,9 +305,17 @@ def test_usage_counts_a_prompt_once_and_drafts_by_position():
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 8
     speculation = usage["speculation"]
+    assert (speculation["draft_tokens"], speculation["accepted_tokens"]) == (16, 8)
     assert (speculation["steps"], speculation["acceptance_length"]) == (4, 3.0)
     assert speculation["acceptance_by_position"] == [1.0, 1.0]
     assert speculation["estimated_speedup"] == 2.0  # 3 tokens a step, of which 2/3 is the target
+
+
+def test_drafts_count_as_predicted_where_there_was_a_prediction_alone():
+    reply = reply_to(TEXT)
+    reply.add(0, output("a", is_last=True))
+    details = reply.whole()["usage"]["completion_tokens_details"]
+    assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
 
 
 def test_chunks_without_anything_new_are_not_sent():

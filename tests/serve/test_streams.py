@@ -17,16 +17,26 @@ from diffuspec.serve.http.events import event
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.settings import ServeSettings
 from tests.support.fakes import FakeVerifier
-from tests.support.service import MODEL, events, fake_engine, http_client
+from tests.support.service import MODEL, events, fake_engine, http_client, named_events
 
 TEXT = "/v1/completions"
 ASKED = {"prompt": [1, 2, 3], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+LONG = {"temperature": 0, "ignore_eos": True}
+ASKED_OF: dict[str, dict[str, Any]] = {
+    TEXT: ASKED,
+    RESPONSES: {"input": "hi", "max_output_tokens": 40, **LONG},
+    MESSAGES: {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 40, **LONG},
+}
 
 
 class Exchange:
     """One request to the application, message by message."""
 
-    def __init__(self, engine: Engine, settings: ServeSettings, body: dict[str, Any]) -> None:
+    def __init__(
+        self, engine: Engine, settings: ServeSettings, path: str, body: dict[str, Any]
+    ) -> None:
         self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.on_send: Callable[[Any], Any] = self.sent.put
         self.has_left = asyncio.Event()
@@ -37,8 +47,8 @@ class Exchange:
             "asgi": {"version": "3.0", "spec_version": "2.4"},
             "http_version": "1.1",
             "method": "POST",
-            "path": TEXT,
-            "raw_path": TEXT.encode(),
+            "path": path,
+            "raw_path": path.encode(),
             "query_string": b"",
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
         }
@@ -57,11 +67,14 @@ class Exchange:
 
 @asynccontextmanager
 async def exchange(
-    verifier: FakeVerifier, settings: ServeSettings | None = None, **body: object
+    verifier: FakeVerifier,
+    settings: ServeSettings | None = None,
+    path: str = TEXT,
+    **body: object,
 ) -> AsyncIterator[tuple[Engine, Exchange]]:
     engine = fake_engine(verifier)
     async with engine:
-        one = Exchange(engine, settings or ServeSettings(), ASKED | body)
+        one = Exchange(engine, settings or ServeSettings(), path, ASKED_OF[path] | body)
         yield engine, one
         await one.task
         verifier.gate.open()
@@ -70,7 +83,17 @@ async def exchange(
         assert engine.requests() == ()
 
 
-@pytest.mark.parametrize("body", [{}, {"stream": True}, {"stream": True, "n": 3}, {"n": 2}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"stream": True},
+        {"stream": True, "n": 3},
+        {"n": 2},
+        {"path": RESPONSES},
+        {"path": MESSAGES, "stream": True},
+    ],
+)
 async def test_who_leaves_before_the_first_token_is_forgotten(body):
     verifier = FakeVerifier()
     verifier.gate.close()
@@ -80,12 +103,12 @@ async def test_who_leaves_before_the_first_token_is_forgotten(body):
         one.has_left.set()
 
 
-@pytest.mark.parametrize("num_choices", [1, 3])
-async def test_who_leaves_in_the_middle_of_a_stream_is_forgotten_within_a_step(num_choices):
+@pytest.mark.parametrize("body", [{"n": 1}, {"n": 3}, {"path": RESPONSES}, {"path": MESSAGES}])
+async def test_who_leaves_in_the_middle_of_a_stream_is_forgotten_within_a_step(body):
     verifier = FakeVerifier()
-    async with exchange(verifier, stream=True, n=num_choices) as (_, one):
+    async with exchange(verifier, stream=True, **body) as (_, one):
         assert (await one.sent.get())["status"] == 200
-        assert (await one.sent.get())["body"].startswith(b"data: {")
+        assert b"data: {" in (await one.sent.get())["body"]
         verifier.gate.close()
         one.has_left.set()
 
@@ -103,9 +126,10 @@ async def test_who_stops_reading_is_dropped():
     assert one.sent.qsize() == 2  # the end of the response never came
 
 
-async def test_a_failure_in_the_middle_is_an_event_and_no_done_follows():
+async def failing_in_the_middle(path: str) -> str:
+    """Return what a stream sends when its verifier fails after the first output."""
     verifier = FakeVerifier()
-    async with exchange(verifier, stream=True) as (_, one):
+    async with exchange(verifier, path=path, stream=True) as (_, one):
 
         async def fail_then(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.body":
@@ -114,11 +138,28 @@ async def test_a_failure_in_the_middle_is_an_event_and_no_done_follows():
 
         one.on_send = fail_then
     messages = [one.sent.get_nowait() for _ in range(one.sent.qsize())]
+    assert not messages[-1].get("more_body", False)
     text = b"".join(message.get("body", b"") for message in messages).decode()
+    assert "secret" not in text
+    return text
+
+
+async def test_a_failure_in_the_middle_is_an_event_and_no_done_follows():
+    text = await failing_in_the_middle(TEXT)
     *_, error, end = text.split("\n\n")
     assert json.loads(error.removeprefix("data: "))["error"]["code"] == "worker_failed"
-    assert end == "" and "[DONE]" not in text and "secret" not in text
-    assert not messages[-1].get("more_body", False)
+    assert end == "" and "[DONE]" not in text
+
+
+async def test_a_failure_in_the_middle_has_the_events_of_its_api():
+    *_, error, failed = named_events(await failing_in_the_middle(RESPONSES))
+    assert (error["type"], error["code"]) == ("error", "worker_failed")
+    response = failed["response"]
+    assert (failed["type"], response["status"]) == ("response.failed", "failed")
+    assert response["error"]["code"] == "worker_failed"
+    assert [item["status"] for item in response["output"]] == ["incomplete"]
+    *_, error = named_events(await failing_in_the_middle(MESSAGES))
+    assert (error["type"], error["error"]["type"]) == ("error", "overloaded_error")
 
 
 async def test_usage_comes_at_the_end_or_in_every_chunk():

@@ -33,6 +33,10 @@ WEATHER = {
 STRICT = {"type": "function", "function": WEATHER["function"] | {"strict": True}}
 CLOCK = {"type": "function", "function": {"name": "clock"}}
 NAMED = {"type": "function", "function": {"name": "clock"}}
+ALLOWED = {
+    mode: {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}}
+    for mode in ("auto", "required")
+}
 
 ULM = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>'
 ROME = ULM.replace("Ulm", "Rome")
@@ -63,6 +67,8 @@ def is_whole(form: StructuredOutput | None, text: str) -> bool:
         (REQUIRED, [ULM, TIME, f"{ULM}\n{TIME}"], ["", "Hi", ROME, LATE, ANOTHER, f"{ULM} so"]),
         (REQUIRED | ONE, [ULM, TIME], [f"{ULM}\n{TIME}"]),
         ({"tool_choice": NAMED}, [TIME], [ULM, f"{TIME}\n{TIME}", "Hi"]),
+        ({"tool_choice": ALLOWED["auto"]}, ["Hi", TIME, f"Hi. {LATE}"], [ULM, f"Hi. {ULM}"]),
+        ({"tool_choice": ALLOWED["required"]}, [TIME, f"{TIME}\n{TIME}"], [ULM, "Hi"]),
         ({}, ["Hi <b>", ULM, f"Hi. {ULM}", f"{LATE}\n{ULM}\n"], [ROME, f"Hi. {ROME}", ANOTHER]),
         (ONE, ["Hi", f"Hi. {ULM}"], [f"{ULM}{ULM}", f"{ULM} so"]),
         (
@@ -82,6 +88,12 @@ def test_a_function_that_is_not_strict_may_be_called_with_any_object():
     assert is_whole(form_of(WEATHER, CLOCK, **ONE), ROME)
     assert form_of(WEATHER, CLOCK) is None
     assert form_of(STRICT, tool_choice="none") is None
+
+
+@pytest.mark.parametrize("choice", [{"type": "custom", "name": "clock"}, ALLOWED["auto"], NAMED])
+def test_a_choice_of_what_there_is_not_is_refused_by_name(choice: Any):
+    with pytest.raises(BadRequestError, match=r"^tool_choice"):
+        form_of(WEATHER, tool_choice=choice)
 
 
 def test_tools_that_make_too_large_a_grammar_are_refused_by_name():

@@ -22,8 +22,10 @@ from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.server import Server, Tls, bind
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry.request_spans import RequestSpans
+from tests.support.chat_models import QWEN, chat_tokenizer
 from tests.support.checkpoints import CHAT_TEMPLATE, NUM_IDS, byte_tokenizer
 from tests.support.fakes import FAKE_TARGET, FakeDrafter, FakeVerifier, always_right, oracle_of
+from tests.support.scripted import scripted_engine
 
 MODEL = "a-model"
 
@@ -109,3 +111,30 @@ def events(text: str) -> list[Any]:
     *found, done, end = text.split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
     return [json.loads(one.removeprefix("data: ")) for one in found]
+
+
+def named_events(text: str) -> list[Any]:
+    """Return the data of server-sent events that have names, which are the types of the data."""
+    *written, end = text.split("\n\n")
+    assert end == ""
+    lines = [one.split("\n") for one in written]
+    found = [json.loads(data.removeprefix("data: ")) for _, data in lines]
+    assert [name.removeprefix("event: ") for name, _ in lines] == [one["type"] for one in found]
+    return found
+
+
+@dataclass(frozen=True)
+class ScriptedService:
+    """A service whose model has Qwen's marks of calls and reasoning, and says what it is told."""
+
+    url: str
+    say: Callable[[str], None]
+
+
+@contextmanager
+def serving_scripted(settings: ServeSettings | None = None) -> Iterator[ScriptedService]:
+    """Serve a scripted target on a free port of loopback."""
+    tokenizer = chat_tokenizer(QWEN)
+    verifier, engine = scripted_engine(Path("nowhere"), tokenizer, (tokenizer.eos_token_id,))
+    with serving(lambda: engine, settings or ServeSettings()) as service:
+        yield ScriptedService(service.url, verifier.say)

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""Requests for answers, in the words of any API."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from diffuspec.core.errors import InvalidRequestError, OverloadedError
+from diffuspec.serve.asked import Ask, Asked, Data, Reply
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.generation import Indexed, outputs
 from diffuspec.serve.http.body import read_json
@@ -21,15 +22,13 @@ from diffuspec.serve.http.edge import use_id
 from diffuspec.serve.http.errors import answer_for
 from diffuspec.serve.http.events import DONE, EventStream, event
 from diffuspec.serve.http.keys import Allowance
-from diffuspec.serve.openai.errors import in_words_of
-from diffuspec.serve.openai.jobs import Endpoint, Generation, Job, encode
-from diffuspec.serve.openai.parsing import check_model, parse
-from diffuspec.serve.openai.replies import Reply, make_reply
+from diffuspec.serve.openai.jobs import Generation, Job, encode
+from diffuspec.serve.openai.parsing import check_model
 from diffuspec.serve.settings import ServeSettings
 
 
 class Completions:
-    """Answers the requests of both endpoints."""
+    """Answers the requests of all APIs."""
 
     def __init__(self, backend: Backend, settings: ServeSettings, tokenizing: Executor) -> None:
         """`tokenizing` has the threads for what takes time."""
@@ -37,23 +36,28 @@ class Completions:
         self._settings = settings
         self._tokenizing = tokenizing
 
-    async def answer(self, endpoint: Endpoint, request: Request) -> Response:
+    async def answer(self, ask: Ask, request: Request) -> Response:
         """Answer a request, streaming or not, within the time that the settings allow."""
         settings = self._settings
         body = await read_json(request, settings.max_body_bytes, settings.body_seconds)
         model = self._backend.model
         check_model(body, model)
-        job = parse(endpoint, body, model)
-        if job.request_id is not None:
-            use_id(request.scope, job.request_id)
-        return await unless_gone(self._answer(job, model, request.state), request.receive)
+        asked = ask(body, model)
+        if asked.job.request_id is not None:
+            use_id(request.scope, asked.job.request_id)
+        return await unless_gone(self._answer(asked, model, request.state), request.receive)
 
-    async def _answer(self, job: Job, model: ServedModel, state: State) -> Response:
-        loop = asyncio.get_running_loop()
+    async def _answer(self, asked: Asked, model: ServedModel, state: State) -> Response:
+        try:
+            return await self._reply(asked, model, state)
+        except InvalidRequestError as error:
+            raise asked.in_its_words(error) from error
+
+    async def _reply(self, asked: Asked, model: ServedModel, state: State) -> Response:
+        loop, job = asyncio.get_running_loop(), asked.job
         tokenizer = self._backend.tokenizer
         generations = await loop.run_in_executor(self._tokenizing, encode, job, tokenizer, model)
-        reply = make_reply(
-            job,
+        reply = asked.reply(
             generations,
             tokenizer,
             id=state.request_id,
@@ -61,14 +65,11 @@ class Completions:
             created=int(time.time()),
         )
         stream = self._outputs(job, generations, state)
-        try:
-            if job.stream:
-                return await self._stream(reply, stream)
-            async with aclosing(stream):
-                async for index, output in stream:
-                    reply.add(index, output)
-        except InvalidRequestError as error:
-            raise in_words_of(error, job.form_asked_by) from error
+        if job.stream:
+            return await self._stream(asked, reply, stream)
+        async with aclosing(stream):
+            async for index, output in stream:
+                reply.add(index, output)
         if job.sampling.prompt_logprobs is None:
             return JSONResponse(reply.whole())
         # The texts of thousands of tokens: not in the event loop.
@@ -85,14 +86,18 @@ class Completions:
         prompts = (one.prompt_token_ids for one in generations[:: job.num_choices])
         return _charged(stream, allowance, sum(map(len, prompts)))
 
-    async def _stream(self, reply: Reply, stream: AsyncGenerator[Indexed]) -> Response:
+    async def _stream(
+        self, asked: Asked, reply: Reply, stream: AsyncGenerator[Indexed]
+    ) -> Response:
         """Await the first output before the headers, so that early errors have their status."""
         try:
             first = await anext(stream)
         except BaseException:
             await stream.aclose()
             raise
-        return EventStream(_events(reply, first, stream), self._settings.write_seconds)
+        done = DONE if asked.ends_with_done else b""
+        events = _events(reply, first, stream, done)
+        return EventStream(events, self._settings.write_seconds)
 
 
 async def _charged(
@@ -111,21 +116,19 @@ async def _charged(
 
 
 async def _events(
-    reply: Reply, first: Indexed, stream: AsyncGenerator[Indexed]
+    reply: Reply, first: Indexed, stream: AsyncGenerator[Indexed], done: bytes
 ) -> AsyncGenerator[bytes]:
-    """Yield the events of a stream; [DONE] only after success."""
+    """Yield the events of a stream; `done` only after success."""
     async with aclosing(stream):
         try:
-            begun = b"".join(map(event, reply.begin()))
-            yield begun + _chunk(reply, first)
+            yield _written([*reply.begin(), *reply.events(*first)])
             async for output in stream:
-                if data := _chunk(reply, output):
+                if data := _written(reply.events(*output)):
                     yield data
-            yield b"".join(map(event, reply.end())) + DONE
+            yield _written(reply.end()) + done
         except Exception as error:
-            yield event(answer_for(error).body())
+            yield _written(reply.fail(answer_for(error)))
 
 
-def _chunk(reply: Reply, output: Indexed) -> bytes:
-    chunk = reply.chunk(*output)
-    return b"" if chunk is None else event(chunk)
+def _written(events: Sequence[Data]) -> bytes:
+    return b"".join(map(event, events))

@@ -15,13 +15,15 @@ from diffuspec.core.errors import OverloadedError
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.errors import log_failure, respond
 from diffuspec.serve.http.keys import Allowance, Keys
+from diffuspec.serve.http.load import Load
+from diffuspec.serve.messages.errors import is_anthropics
 from diffuspec.serve.openai.errors import BadRequestError, HttpError
 from diffuspec.serve.request_ids import check_request_id
 from diffuspec.serve.settings import ServeSettings
 from diffuspec.telemetry import context
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-_PROBES = ("/health", "/ready")
+_PROBES = ("/health", "/ping", "/ready")
 _KEYED = ("/metrics", "/tokenize", "/detokenize")  # besides all below /v1
 _LINGER_SECONDS = 2.0  # to drain a refused body: clients read the answer only after sending it
 _HEADERS = {
@@ -36,15 +38,17 @@ _HEADERS = {
 class Edge:
     """ASGI middleware: refuses before a body is read; adds headers to every response."""
 
-    def __init__(self, app: ASGIApp, settings: ServeSettings, keys: Keys | None) -> None:
+    def __init__(
+        self, app: ASGIApp, settings: ServeSettings, keys: Keys | None, load: Load
+    ) -> None:
         self._app = app
+        self._load = load
         self._max_requests = settings.max_requests
         self._keys = keys
         hosts = settings.allowed_hosts
         if hosts is None and self._keys is None:
             hosts = _LOOPBACK
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
-        self._num_running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -61,7 +65,7 @@ class Edge:
                 await self._app(scope, exchange.receive, exchange.send)
         except Exception as error:
             if not exchange.is_begun:
-                await respond(error)(scope, exchange.receive, exchange.send)
+                await respond(error, scope)(scope, exchange.receive, exchange.send)
             elif not isinstance(error, ClientGoneError):
                 log_failure(error)  # the server closes the connection
 
@@ -87,15 +91,15 @@ class Edge:
         path: str = scope["path"]
         if self._keys is None or not (path.startswith("/v1/") or path in _KEYED):
             return None
-        kind, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        allowance = self._keys.find(key.strip()) if kind.lower() == "bearer" else None
+        given = _given_keys(Headers(scope=scope))
+        found = (self._keys.find(key) for key in given)
+        allowance = next((one for one in found if one is not None), None)
         if allowance is None:
-            is_given = kind.lower() == "bearer" and bool(key.strip())
             raise HttpError(
                 401,
                 "this service has no such API key"
-                if is_given
-                else "an API key is needed: authorization: Bearer KEY",
+                if given
+                else "an API key is needed: authorization: Bearer KEY, or x-api-key: KEY",
                 "invalid_api_key",
                 kind="authentication_error",
                 headers={"www-authenticate": "Bearer"},
@@ -108,14 +112,13 @@ class Edge:
         if scope["method"] != "POST":
             yield
             return
-        if self._num_running >= self._max_requests:
-            raise OverloadedError(f"{self._num_running} requests are in progress")
-        with allowance.one_request() if allowance is not None else contextlib.nullcontext():
-            self._num_running += 1
-            try:
-                yield
-            finally:
-                self._num_running -= 1
+        if self._load.num_requests >= self._max_requests:
+            raise OverloadedError(f"{self._load.num_requests} requests are in progress")
+        with (
+            allowance.one_request() if allowance is not None else contextlib.nullcontext(),
+            self._load.one_request(),
+        ):
+            yield
 
 
 def _check_framing(headers: Headers) -> None:
@@ -125,6 +128,13 @@ def _check_framing(headers: Headers) -> None:
         raise HttpError(501, "transfer-encoding must be chunked", "unsupported_transfer_encoding")
     if len(headers.getlist("host")) > 1:
         raise HttpError(400, "there must be one host header", "several_hosts")
+
+
+def _given_keys(headers: Headers) -> list[str]:
+    """Return the API keys of a request, in OpenAI's header and in Anthropic's."""
+    kind, _, key = headers.get("authorization", "").partition(" ")
+    keys = [key.strip() if kind.lower() == "bearer" else "", headers.get("x-api-key", "").strip()]
+    return [key for key in keys if key]
 
 
 def given_id(headers: Headers) -> str | None:
@@ -183,7 +193,10 @@ class _Exchange:
             self.is_begun = True
             await self._linger()
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self._scope["state"]["request_id"]
+            request_id = self._scope["state"]["request_id"]
+            headers["x-request-id"] = request_id
+            if is_anthropics(self._scope["path"]):
+                headers["request-id"] = request_id
             for name, value in _HEADERS.items():
                 headers.setdefault(name, value)
             if not self._is_read:

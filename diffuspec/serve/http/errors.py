@@ -1,4 +1,7 @@
-"""Errors as responses, all in OpenAI's shape. Unexpected ones are logged without users' text."""
+"""Errors as responses, in the shape of their API.
+
+Unexpected ones are logged without users' text.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from diffuspec.core.errors import DiffuspecError, InvalidRequestError, OverloadedError
 from diffuspec.serve.http.connection import ClientGoneError
 from diffuspec.serve.http.observer import note_error
+from diffuspec.serve.http.paths import plain_path
+from diffuspec.serve.messages.errors import body_of, is_anthropics, status_of
 from diffuspec.serve.openai.errors import ErrorAnswer, HttpError, answer_to
 from diffuspec.serve.openai.objects import ErrorCode
 
@@ -29,18 +35,21 @@ def install(app: FastAPI) -> None:
     """Let an application answer errors as `respond` does; `Edge` answers what is unexpected."""
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return respond(error)
+        return respond(error, request.scope)
 
     for kind in (DiffuspecError, TimeoutError, HTTPException):
         app.add_exception_handler(kind, on_error)
 
 
-def respond(error: Exception) -> Response:
-    """Return the response to an error."""
+def respond(error: Exception, scope: Scope) -> Response:
+    """Return the response to an error of a request."""
     if isinstance(error, ClientGoneError):
         return Response(status_code=499)  # the client has gone
     answer = answer_for(error)
-    return JSONResponse(answer.body(), answer.status, dict(answer.headers))
+    if not is_anthropics(plain_path(scope["path"])):
+        return JSONResponse(answer.body(), answer.status, dict(answer.headers))
+    body = body_of(answer, scope.get("state", {}).get("request_id"))
+    return JSONResponse(body, status_of(answer), dict(answer.headers))
 
 
 def answer_for(error: Exception) -> ErrorAnswer:

@@ -1,4 +1,4 @@
-"""A stream of server-sent events, as OpenAI's clients read it."""
+"""A stream of server-sent events, as clients of the APIs read it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,14 @@ _ESCAPED = {ord(one): f"\\u{ord(one):04x}" for one in "\x7f\x85\u2028\u2029"}
 
 
 def event(data: Mapping[str, object]) -> bytes:
-    """Return one event. The JSON has no line breaks, of any kind, and no control characters."""
+    """Return one event, named by its `type` if it has one.
+
+    The JSON has no line breaks, of any kind, and no control characters.
+    """
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return b"data: " + text.translate(_ESCAPED).encode("utf-8", "replace") + b"\n\n"
+    name = f"event: {data['type']}\n" if "type" in data else ""
+    written = f"{name}data: {text.translate(_ESCAPED)}\n\n"
+    return written.encode("utf-8", "replace")
 
 
 class EventStream(Response):

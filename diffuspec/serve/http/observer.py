@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 _BYTES = tuple(4**exponent for exponent in range(3, 13))  # 64 bytes to 16 MiB
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-_QUIET = ("/health", "/ready", "/metrics")  # asked every few seconds
+_QUIET = ("/health", "/load", "/metrics", "/ping", "/ready")  # asked every few seconds
 _ABORTED = 499  # the client went, or stopped reading, before the end
 
 _told: ContextVar[list[str]] = ContextVar("errors told to the client of this request")

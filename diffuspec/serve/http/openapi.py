@@ -6,15 +6,39 @@ They are not checked while requests are answered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI
 
+from diffuspec.serve.messages import objects as message_objects
 from diffuspec.serve.openai import objects
 from diffuspec.serve.openai.schema import object_schemas, reference
+from diffuspec.serve.responses import objects as response_objects
 
 Responses: TypeAlias = dict[int | str, dict[str, Any]]
+
+# All that the service answers with; what these have within themselves follows from them.
+_OBJECTS: tuple[Any, ...] = (
+    objects.ChatCompletion,
+    objects.ChatCompletionChunk,
+    objects.Completion,
+    objects.CompletionChunk,
+    objects.DetokenizedText,
+    objects.Error,
+    objects.Health,
+    objects.ModelList,
+    objects.Readiness,
+    objects.ServerLoad,
+    objects.TokenizedPrompt,
+    objects.Version,
+    message_objects.AnthropicError,
+    message_objects.AnthropicMessage,
+    message_objects.TokenCount,
+    *message_objects.EVENTS,
+    *response_objects.EVENTS,
+    response_objects.ResponseObject,
+)
 
 _STATUSES = {
     400: "The request is wrong: `param` names where.",
@@ -28,6 +52,7 @@ _STATUSES = {
     500: "An error of the service.",
     503: "Not ready, shutting down, or a worker failed: the same request may succeed.",
     504: "The request took longer than the service allows.",
+    529: "Overloaded, not ready, shutting down, or a worker failed: the same request may succeed.",
 }
 ANYWHERE = (400, 403, 500)
 OF_THE_MODEL = (400, 401, 403, 500, 503)
@@ -50,31 +75,44 @@ def takes_name(description: str) -> dict[str, Any]:
 
 
 def answers(
-    kind: type[Any], description: str, *statuses: int, chunks: type[Any] | None = None
+    kind: type[Any],
+    description: str,
+    *statuses: int,
+    chunks: Sequence[Any] = (),
+    is_anthropics: bool = False,
 ) -> Responses:
     """Return OpenAPI's entries for answers of a kind, and for errors with these statuses.
 
-    chunks: of the events of a stream, in place of which an error may come.
+    chunks: of the events of a stream, in place of which an error may come. is_anthropics: errors
+    have the shape and the statuses of Anthropic's API.
     """
+    error = message_objects.AnthropicError if is_anthropics else objects.Error
     content = {"application/json": {"schema": reference(kind)}}
-    if chunks is not None:
-        event = {"anyOf": [reference(chunks), reference(objects.Error)]}
+    if chunks:
+        event = {"anyOf": [*map(reference, chunks), reference(error)]}
         content["text/event-stream"] = {"schema": event | {"description": "Data of one event."}}
-    return said(description, content, *statuses)
+    if is_anthropics:
+        statuses = (*(status for status in statuses if status != 503), 529)
+    return said(description, content, *statuses, error=error)
 
 
-def said(description: str, content: Mapping[str, Any], *statuses: int) -> Responses:
+def said(
+    description: str,
+    content: Mapping[str, Any],
+    *statuses: int,
+    error: type[Any] = objects.Error,
+) -> Responses:
     """Return OpenAPI's entries for answers with this content, and for errors."""
-    error = {"application/json": {"schema": reference(objects.Error)}}
+    told = {"application/json": {"schema": reference(error)}}
     headers = {"x-request-id": _ID}
     responses: Responses = {
         200: {"description": description, "content": content, "headers": headers}
     }
     for status in sorted(statuses):
-        more = {"retry-after": _RETRY} if status in (429, 503) else {}
+        more = {"retry-after": _RETRY} if status in (429, 503, 529) else {}
         responses[status] = {
             "description": _STATUSES[status],
-            "content": error,
+            "content": told,
             "headers": headers | more,
         }
     return responses
@@ -88,7 +126,7 @@ def install(app: FastAPI) -> None:
         is_built = app.openapi_schema is not None
         document = build()
         if not is_built:
-            document.setdefault("components", {})["schemas"] = object_schemas()
+            document.setdefault("components", {})["schemas"] = object_schemas(_OBJECTS)
         return document
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way to extend it

@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize, /detokenize and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from starlette.responses import JSONResponse
 
 from diffuspec.serve.backend import Backend, ServedModel
 from diffuspec.serve.http.body import read_json
+from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import check_model
 from diffuspec.serve.settings import ServeSettings
 
-Answer: TypeAlias = Callable[[object, Any, ServedModel], TokenizedPrompt | DetokenizedText]
+Answer: TypeAlias = Callable[
+    [object, Any, ServedModel], TokenizedPrompt | DetokenizedText | TokenCount
+]
 
 
 class Tokenization:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from diffuspec.core.types import FinishReason, RequestOutput, StepStats, TokenLogprobs
 from diffuspec.serve.openai.jobs import Generation
-from diffuspec.serve.openai.objects import SpeculationUsage, Usage
+from diffuspec.serve.openai.objects import Usage
+from diffuspec.serve.openai.speculation_objects import SpeculationUsage
 
 
 @dataclass(slots=True)
@@ -36,18 +37,20 @@ class Answer:
         self.seed = output.seed
 
 
-def usage(answers: Sequence[Answer], num_choices: int) -> Usage:
+def usage(answers: Sequence[Answer], num_choices: int, *, has_prediction: bool = False) -> Usage:
     """Return OpenAI's usage block. A prompt counts once for all its choices, by the first of them.
 
-    `speculation` is our own: steps, acceptance, hits of pre-drafts.
+    Drafts of a request that has a prediction count as predicted. `speculation` is our own: steps,
+    acceptance, hits of pre-drafts.
     """
     prompts = answers[::num_choices]
     num_prompt_tokens = sum(len(answer.generation.prompt_token_ids) for answer in prompts)
     num_cached_tokens = sum(answer.steps[0].num_cached_tokens for answer in prompts if answer.steps)
     num_tokens = sum(len(answer.token_ids) for answer in answers)
     steps = [step for answer in answers for step in answer.steps]
-    accepted = sum(step.num_accepted_tokens for step in steps)
-    drafted = sum(step.num_tree_nodes for step in steps)
+    predicted = [step for step in steps if has_prediction]
+    accepted = sum(step.num_accepted_tokens for step in predicted)
+    drafted = sum(step.num_tree_nodes for step in predicted)
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,
@@ -78,6 +81,7 @@ def _speculation(answers: Sequence[Answer]) -> SpeculationUsage:
         "acceptance_length": round(num_tokens / len(steps), 3) if steps else 0.0,
         "drafts": len(drafts),
         "draft_tokens": sum(step.num_tree_nodes for step in drafts),
+        "accepted_tokens": sum(step.num_accepted_tokens for step in drafts),
         "acceptance_by_position": [round(count / len(drafts), 3) for count in reached],
         "pre_draft_hit_rate": round(hits / tried, 3) if tried else None,
         "fallback_steps": sum(step.fallback is not None for step in steps),

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from diffuspec.core.params import MAX_CHOICES, MAX_LOGPROBS
 from diffuspec.serve.openai.body_parts import MAX_PARTS, MAX_TOOLS, Part, TextPart
 from diffuspec.serve.openai.message_bodies import Message
-from diffuspec.serve.openai.tool_bodies import NamedTool, Tool
+from diffuspec.serve.openai.tool_bodies import Tool, ToolChoice
 from diffuspec.serve.request_ids import check_request_id
 
 MAX_MESSAGES = 4096
@@ -33,6 +33,10 @@ _OPTION_SCHEMA: dict[str, Any] = {"type": ["boolean", "number", "string", "null"
 TemplateOption: TypeAlias = Annotated[
     Any, PlainValidator(_check_option), WithJsonSchema(_OPTION_SCHEMA)
 ]
+
+
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Verbosity: TypeAlias = Literal["low", "medium", "high"]
 
 
 class StreamOptions(Part):
@@ -102,10 +106,11 @@ class ChatBody(Body):
         description="Add that many of the likeliest tokens in its place.",
     )
     tools: list[Tool] | None = Field(None, max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+    tool_choice: ToolChoice | None = Field(
         None,
         description="required demands calls, an object the call of the function that it names; "
-        "their arguments fit the schemas of the functions.",
+        "their arguments fit the schemas of the functions. allowed_tools: only these may be "
+        "called.",
     )
     chat_template_kwargs: Annotated[dict[str, TemplateOption], Field(max_length=16)] | None = Field(
         None, description="Variables of the model's chat template, such as enable_thinking."
@@ -123,8 +128,11 @@ class ChatBody(Body):
         description="Have the answer go on with the final message, which stays open; needs "
         "add_generation_prompt: false.",
     )
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    reasoning_effort: Effort | None = Field(
         None, description="How much to think, for chat templates that have it or enable_thinking."
+    )
+    verbosity: Verbosity | None = Field(
+        None, description="How much to say, for chat templates that have it; else medium alone."
     )
     include_reasoning: bool = Field(True, description="Answer with the reasoning, too.")
     parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PlainValidator,
+    Tag,
+    model_validator,
+)
 
 MAX_PARTS = 256
 MAX_TOOLS = 128
@@ -35,6 +44,18 @@ CacheControl: TypeAlias = Annotated[
     dict[str, Any] | None,
     Field(description="Ignored: prompts that begin alike share the cache by themselves."),
 ]
+
+
+def only(value: object, reason: str) -> PlainValidator:
+    """Refuse a key that has any other value than this one; None: that is given."""
+    right = "left out" if value is None else json.dumps(value)
+
+    def check(given: object) -> object:
+        if given != value:
+            raise ValueError(f"must be {right}: {reason}")
+        return given
+
+    return PlainValidator(check)
 
 
 class TextPart(OpenPart):

@@ -126,6 +126,16 @@ def in_words_of(error: InvalidRequestError, asked_by: str | None) -> InvalidRequ
     return BadRequestError(f"{asked_by} {problem}", asked_by)
 
 
+def renamed(error: InvalidRequestError, names: Mapping[str, str]) -> InvalidRequestError:
+    """Return an error about a key by its name in another API, where `names` has one."""
+    answer = answer_to(error)
+    key, dot, rest = (answer.param or "").partition(".")
+    if key not in names:
+        return error
+    message = re.sub(rf"^{re.escape(key)}\b", names[key], answer.message)
+    return BadRequestError(message, f"{names[key]}{dot}{rest}", answer.code)
+
+
 def _named(message: str) -> str | None:
     """Return the parameter that a message of the library begins with, if it does."""
     word = re.sub("^(a|the) ", "", message).partition(" ")[0]

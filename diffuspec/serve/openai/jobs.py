@@ -35,6 +35,7 @@ class Job:
     sampling: SamplingParams  # max_tokens is set when the length of the prompt is known
     max_tokens: int | None  # None: to the end of the context
     speculation: SpeculationParams | None  # None: the deployment's
+    is_fitted: bool = False  # a longer answer than the context has room for is cut, not refused
     prediction: str = ""  # text that answers may repeat much of
     max_prompt_tokens: int | None = None  # longer prompts are cut; None: refused if they cannot fit
     is_cut_at_end: bool = False  # a prompt that is cut loses its end, not its beginning
@@ -94,16 +95,17 @@ def encode(job: Job, tokenizer: Any, model: ServedModel) -> tuple[Generation, ..
     for prompt in job.prompts:
         token_ids = encode_one(prompt, job, tokenizer, model)
         room = model.max_model_len - len(token_ids)
-        if room < (job.max_tokens or 1):
+        least = 1 if job.is_fitted else job.max_tokens or 1
+        if room < least:
             # Clients recognise this wording and code, and send a shorter prompt.
             raise BadRequestError(
                 f"this model's maximum context length is {model.max_model_len} tokens, too few for "
-                f"{len(token_ids)} of the prompt and {job.max_tokens or 1} of the answer",
+                f"{len(token_ids)} of the prompt and {least} of the answer",
                 job.prompt_key,
                 "context_length_exceeded",
             )
         thinking = _thinking(job, token_ids, tokenizer)
-        sampling = replace(job.sampling, max_tokens=job.max_tokens or room)
+        sampling = replace(job.sampling, max_tokens=min(job.max_tokens or room, room))
         form = sampling.structured_output
         if form is not None and job.is_reasoned and not job.has_whole_form:
             try:

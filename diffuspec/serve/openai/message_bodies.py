@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from diffuspec.serve.openai.body_parts import (
     MAX_PARTS,
@@ -14,6 +14,7 @@ from diffuspec.serve.openai.body_parts import (
     OpenPart,
     RefusalPart,
     Role,
+    only,
 )
 
 ClientsOwn: TypeAlias = Annotated[Any, Field(description="Ignored: LiteLLM adds it to answers.")]
@@ -33,21 +34,11 @@ class ToolCall(OpenPart):
     provider_specific_fields: ClientsOwn = None
 
 
-def _left_out(advice: str) -> PlainValidator:
-    """Refuse a key that would change answers if it were ignored."""
-
-    def check(given: object) -> None:
-        if given is not False:
-            raise ValueError(f"must be left out: {advice}")
-
-    return PlainValidator(check)
-
-
 _NOTHING = WithJsonSchema({"type": ["null", "boolean"], "const": False})
-OldCall: TypeAlias = Annotated[Any, _left_out("calls are tool_calls"), _NOTHING]
-Sound: TypeAlias = Annotated[Any, _left_out("only text is read"), _NOTHING]
+OldCall: TypeAlias = Annotated[Any, only(False, "calls are tool_calls"), _NOTHING]
+Sound: TypeAlias = Annotated[Any, only(False, "only text is read"), _NOTHING]
 Unfinished: TypeAlias = Annotated[
-    Any, _left_out("continue_final_message has the last message go on"), _NOTHING
+    Any, only(False, "continue_final_message has the last message go on"), _NOTHING
 ]
 
 

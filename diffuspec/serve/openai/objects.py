@@ -12,8 +12,8 @@ from typing import Annotated, Literal, NotRequired, TypeAlias
 from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
 
-from diffuspec.core.types import PreDraftResult
 from diffuspec.serve.openai.body_parts import Role
+from diffuspec.serve.openai.speculation_objects import SpeculationUsage, StepReport
 
 ErrorType: TypeAlias = Literal[
     "authentication_error", "invalid_request_error", "rate_limit_error", "server_error"
@@ -64,25 +64,12 @@ class PromptTokenDetails(TypedDict):
 
 
 class CompletionTokenDetails(TypedDict):
-    accepted_prediction_tokens: Annotated[int, Field(description="Draft tokens accepted.")]
-    rejected_prediction_tokens: Annotated[int, Field(description="Draft tokens rejected.")]
+    accepted_prediction_tokens: Annotated[
+        int, Field(description="Draft tokens accepted, of a request with a prediction; else 0.")
+    ]
+    rejected_prediction_tokens: Annotated[int, Field(description="Those rejected.")]
     reasoning_tokens: int
     audio_tokens: Literal[0]
-
-
-class SpeculationUsage(TypedDict):
-    """How the answers were drafted."""
-
-    steps: int
-    acceptance_length: Annotated[float, Field(description="Tokens per step.")]
-    drafts: int
-    draft_tokens: int
-    acceptance_by_position: Annotated[
-        list[float], Field(description="Share of the drafts accepted at each position.")
-    ]
-    pre_draft_hit_rate: Annotated[float | None, Field(description="null: none was tried.")]
-    fallback_steps: Annotated[int, Field(description="Without a draft that was due.")]
-    estimated_speedup: Annotated[float | None, Field(description="Over plain decoding.")]
 
 
 class Usage(TypedDict):
@@ -108,41 +95,6 @@ TokenIds: TypeAlias = Annotated[Sequence[int], Field(description="With return_to
 StopReason: TypeAlias = Annotated[
     str | int | None, Field(description="The stop string or token id that ended the answer.")
 ]
-
-
-class StepToken(TypedDict):
-    id: int
-    text: str
-
-
-class StepTree(TypedDict):
-    """The draft tree that was verified; the parent -1 is the last token before the step."""
-
-    token_ids: Sequence[int]
-    texts: list[str]
-    parents: Sequence[int]
-    probabilities: list[float]
-    accepted: Annotated[Sequence[int], Field(description="Places of nodes in the tree.")]
-
-
-class StepSeconds(TypedDict):
-    draft: float
-    search: float
-    verify: float
-    transport: float
-    step: float
-
-
-class StepReport(TypedDict):
-    """What a step proposed and took, with speculation.report_drafts."""
-
-    tokens: list[StepToken]
-    num_accepted_tokens: int
-    num_draft_tokens: int
-    tree: Annotated[StepTree | None, Field(description="null: no draft.")]
-    seconds: StepSeconds
-    pre_draft: PreDraftResult | None
-    fallback: Annotated[str | None, Field(description="Why a draft that was due is missing.")]
 
 
 class TokenLogprob(TypedDict):
@@ -325,6 +277,10 @@ class Version(TypedDict):
 
 class Health(TypedDict):
     status: Literal["ok"]
+
+
+class ServerLoad(TypedDict):
+    server_load: Annotated[int, Field(description="Requests in progress.")]
 
 
 class Readiness(TypedDict):

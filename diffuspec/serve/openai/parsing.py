@@ -102,7 +102,9 @@ def _chat_options(
             )
     return ChatOptions(
         tools,
-        _effort(body, conventions) | (body.chat_template_kwargs or {}),
+        _effort(body, conventions)
+        | _verbosity(body, conventions)
+        | (body.chat_template_kwargs or {}),
         adds_generation_prompt=body.add_generation_prompt,
         continues_final_message=body.continue_final_message,
     )
@@ -122,6 +124,21 @@ def _effort(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
     raise BadRequestError(
         "reasoning_effort is not supported by the chat template of this model",
         "reasoning_effort",
+        "unsupported_parameter",
+    )
+
+
+def _verbosity(body: ChatBody, conventions: Conventions) -> dict[str, Any]:
+    """Return the variable of the chat template that a verbosity sets."""
+    if body.verbosity is None:
+        return {}
+    if "verbosity" in conventions.template:
+        return {"verbosity": body.verbosity}
+    if body.verbosity == "medium":
+        return {}
+    raise BadRequestError(
+        "verbosity must be medium: the chat template of this model has no such variable",
+        "verbosity",
         "unsupported_parameter",
     )
 

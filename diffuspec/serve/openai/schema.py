@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.serve.openai import objects
-from diffuspec.serve.openai.bodies import Body
+from diffuspec.serve.openai.bodies import Body, ChatBody
 from diffuspec.serve.openai.parsing import DEFAULT_TEMPERATURE
-from diffuspec.serve.openai.unsupported import IGNORED
+from diffuspec.serve.openai.unsupported import EXTENSIONS, IGNORED
 
-# All that the service answers with; what these have within themselves follows from them.
-_OBJECTS: tuple[Any, ...] = (
-    objects.ChatCompletion,
-    objects.ChatCompletionChunk,
-    objects.Completion,
-    objects.CompletionChunk,
-    objects.DetokenizedText,
-    objects.Error,
-    objects.Health,
-    objects.ModelList,
-    objects.Readiness,
-    objects.TokenizedPrompt,
-    objects.Version,
-)
 _REFERENCE = "#/components/schemas/{model}"
 
 _JSON_SCHEMA = {"type": ["object", "string"], "description": "The answer is JSON of this schema."}
@@ -58,10 +43,10 @@ def reference(kind: type[Any]) -> dict[str, Any]:
     return {"$ref": _REFERENCE.format(model=kind.__name__)}
 
 
-def object_schemas() -> dict[str, Any]:
-    """Return the schemas of all objects of answers by their names."""
+def object_schemas(kinds: Iterable[Any]) -> dict[str, Any]:
+    """Return the schemas of objects of answers, and of what these have within, by their names."""
     adapters: list[tuple[Any, Any, TypeAdapter[Any]]]
-    adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in _OBJECTS]
+    adapters = [(kind, "serialization", TypeAdapter(kind)) for kind in kinds]
     _, schemas = TypeAdapter.json_schemas(adapters, ref_template=_REFERENCE)
     found: dict[str, Any] = schemas["$defs"]
     return found
@@ -70,18 +55,19 @@ def object_schemas() -> dict[str, Any]:
 def body_schema(kind: type[Body]) -> dict[str, Any]:
     """Return the schema of a body, with the declared parameters among its keys."""
     schema = _inlined(kind.model_json_schema())
-    sampling = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
-    speculation = _inlined(TypeAdapter(SpeculationParams).json_schema())
-    sampling["temperature"]["default"] = DEFAULT_TEMPERATURE
-    sampling["top_k"]["minimum"] = -1  # vLLM's word for all
-    del sampling["top_p"]["exclusiveMinimum"]
-    sampling["top_p"]["minimum"] = 0  # OpenAI's word for the likeliest token
-    for name in ("stop", "bad_words"):
-        sampling[name] = _one_or_several(sampling[name])
-    properties = {**sampling, **_FORMS, **schema["properties"], **_LABELS}
-    text = properties["speculation"]["description"]
-    choices = [speculation, {"const": "off"}, {"type": "null"}]
-    properties["speculation"] = {"anyOf": choices, "description": text}
+    properties = {**_sampling(), **_FORMS, **schema["properties"], **_LABELS}
+    properties["speculation"] = _speculation(properties["speculation"]["description"])
+    return _closed(schema, properties)
+
+
+def extended_schema(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the schema of another API's body, with those keys of a chat that it has, too."""
+    chat, schema = body_schema(ChatBody)["properties"], _inlined(kind.model_json_schema())
+    extensions = {name: one for name, one in chat.items() if name in EXTENSIONS}
+    return _closed(schema, {**extensions, **schema["properties"], **_LABELS})
+
+
+def _closed(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:
     description = f"{schema['description']} A key that is null is the same as one not given."
     return {
         **schema,
@@ -89,6 +75,23 @@ def body_schema(kind: type[Body]) -> dict[str, Any]:
         "properties": properties,
         "additionalProperties": False,
     }
+
+
+def _sampling() -> dict[str, Any]:
+    """Return the schemas of the sampling parameters as bodies have them."""
+    sampling: dict[str, Any] = _inlined(TypeAdapter(SamplingParams).json_schema())["properties"]
+    sampling["temperature"]["default"] = DEFAULT_TEMPERATURE
+    sampling["top_k"]["minimum"] = -1  # vLLM's word for all
+    del sampling["top_p"]["exclusiveMinimum"]
+    sampling["top_p"]["minimum"] = 0  # OpenAI's word for the likeliest token
+    for name in ("stop", "bad_words"):
+        sampling[name] = _one_or_several(sampling[name])
+    return sampling
+
+
+def _speculation(text: str) -> dict[str, Any]:
+    speculation = _inlined(TypeAdapter(SpeculationParams).json_schema())
+    return {"anyOf": [speculation, {"const": "off"}, {"type": "null"}], "description": text}
 
 
 def _one_or_several(several: Mapping[str, Any]) -> dict[str, Any]:

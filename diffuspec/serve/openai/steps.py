@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from diffuspec.core.types import RequestOutput, VerifiedDraft
-from diffuspec.serve.openai.objects import StepReport, StepToken, StepTree
+from diffuspec.serve.openai.speculation_objects import StepReport, StepToken, StepTree
 from diffuspec.serve.openai.token_texts import TokenTexts
 
 

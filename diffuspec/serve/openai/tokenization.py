@@ -15,7 +15,7 @@ from diffuspec.serve.openai.jobs import encode_one
 from diffuspec.serve.openai.objects import DetokenizedText, TokenizedPrompt
 from diffuspec.serve.openai.parsing import parse
 
-_MOST_COUNTED = 1 << 17  # tokens of a prompt: one that is longer may be refused uncounted
+MOST_COUNTED = 1 << 17  # tokens of a prompt: one that is longer may be refused uncounted
 _DETOKENIZE_KEYS = ("model", "tokens")
 
 TOKENIZE_SCHEMA: dict[str, Any] = {
@@ -51,7 +51,7 @@ def tokenize(body: object, tokenizer: Any, model: ServedModel) -> TokenizedPromp
     job = parse("/v1/chat/completions" if is_chat else "/v1/completions", given, model)
     if len(job.prompts) != 1:
         raise BadRequestError("prompt must be one text, or token ids", "prompt")
-    counted = replace(model, max_model_len=max(model.max_model_len, _MOST_COUNTED))
+    counted = replace(model, max_model_len=max(model.max_model_len, MOST_COUNTED))
     token_ids = encode_one(job.prompts[0], job, tokenizer, counted).tolist()
     return {
         "count": len(token_ids),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from diffuspec.serve.openai.body_parts import CacheControl, Part
+from diffuspec.serve.openai.body_parts import MAX_TOOLS, CacheControl, Part
+
+FunctionNamePattern: TypeAlias = Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
 
 
 class Function(Part):
-    name: Annotated[str, Field(pattern="^[A-Za-z0-9_.-]{1,64}$")]
+    name: FunctionNamePattern
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -30,3 +32,30 @@ class FunctionName(Part):
 class NamedTool(Part):
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedTools(Part):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedChoice(Part):
+    """Some of the tools, which alone may be called; the model is told of all."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _kind_of_choice(given: object) -> str:
+    if not isinstance(given, dict):
+        return "str"
+    is_allowed = given.get("type") == "allowed_tools"
+    return "AllowedChoice" if is_allowed else "NamedTool"
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("str")]
+    | Annotated[NamedTool, Tag("NamedTool")]
+    | Annotated[AllowedChoice, Tag("AllowedChoice")],
+    Discriminator(_kind_of_choice),
+]

@@ -12,7 +12,7 @@ from diffuspec.serve.conventions import Conventions
 from diffuspec.serve.openai.bodies import ChatBody
 from diffuspec.serve.openai.call_grammars import Calls, demanded, possible
 from diffuspec.serve.openai.errors import BadRequestError
-from diffuspec.serve.openai.tool_bodies import Function, NamedTool
+from diffuspec.serve.openai.tool_bodies import AllowedChoice, Function, NamedTool
 from diffuspec.text.grammars import json_schema_of
 
 _HIDDEN: Any = {"cache_control": True, "function": {"strict", "cache_control"}}  # from the model
@@ -38,18 +38,19 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
         raise BadRequestError("tool_choice needs tools", "tool_choice")
     if not body.tools or choice == "none":
         return ToolUse(form=form)
+    mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
     tools = tuple(tool.model_dump(exclude_none=True, exclude=_HIDDEN) for tool in body.tools)
     functions, is_single = _functions(body), not body.parallel_tool_calls
     parser, has_messages = conventions.tools, conventions.tools == "openai"
     is_named = isinstance(choice, NamedTool)
     calls = Calls(
         functions,
-        choice != "auto",
+        mode != "auto",
         is_named or is_single,
         conventions.special_ids,
         conventions.template,
     )
-    if choice != "auto":
+    if mode != "auto":
         if form is not None:
             raise BadRequestError(
                 "tool_choice demands a call, which excludes any other form of the answer",
@@ -62,7 +63,8 @@ def read_tools(body: ChatBody, form: StructuredOutput | None, conventions: Conve
         grammar = _write(lambda: demanded(parser, calls))
         return ToolUse(tools, is_named, _as_form(grammar), has_messages)
     is_free = form is None and not is_single and not any(one.strict for one in functions)
-    if is_free or parser == "none":
+    has_all = len(functions) == len(tools)
+    if (is_free and has_all) or parser == "none":
         return ToolUse(tools, form=form)
     other = None if form is None else f"other: %json {_schema_of(form)}"
     grammar = _write(lambda: possible(parser, calls, other))
@@ -74,13 +76,16 @@ def _functions(body: ChatBody) -> list[Function]:
     functions = [tool.function for tool in body.tools or ()]
     if len({function.name for function in functions}) < len(functions):
         raise BadRequestError("tools must have different names", "tools")
-    if not isinstance(body.tool_choice, NamedTool):
+    choice = body.tool_choice
+    if isinstance(choice, NamedTool):
+        names = {choice.function.name}
+    elif isinstance(choice, AllowedChoice):
+        names = {one.function.name for one in choice.allowed_tools.tools}
+    else:
         return functions
-    name = body.tool_choice.function.name
-    functions = [function for function in functions if function.name == name]
-    if not functions:
-        raise BadRequestError("tool_choice must name one of tools", "tool_choice")
-    return functions
+    if not names <= {function.name for function in functions}:
+        raise BadRequestError("tool_choice must name functions of tools alone", "tool_choice")
+    return [function for function in functions if function.name in names]
 
 
 def _write(write: Callable[[], str]) -> str:

@@ -6,6 +6,8 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from diffuspec.core.parameter import declared
+from diffuspec.core.params import SamplingParams
 from diffuspec.serve.openai.errors import BadRequestError
 
 IGNORED = frozenset(
@@ -20,35 +22,78 @@ IGNORED = frozenset(
         "guided_decoding_backend",
     )
 )
-# Keys that are not implemented and would change answers, each with the value that changes nothing.
+# Keys that are not implemented and would change answers, each with the value that changes nothing;
+# None, which is the same as not given, where there is none.
 _NEUTRAL: dict[str, object] = {
     "add_generation_prompt": True,  # in completions: a text has no chat template
     "audio": {},
     "best_of": 1,
+    "cache_salt": None,
     "chat_template": "",
     "chat_template_kwargs": {},  # in completions
     "continue_final_message": False,  # in completions
+    "detokenize": True,
     "documents": [],
     "early_stopping": False,
     "echo": False,
     "function_call": "none",
     "functions": [],
+    "include_reasoning": True,  # in completions
     "length_penalty": 1,
+    "mm_processor_kwargs": {},
     "modalities": ["text"],
     "parallel_tool_calls": True,  # in completions: a text has no tools
     "priority": 0,
     "reasoning_effort": "none",
     "suffix": "",
+    "thinking_token_budget": None,
     "tool_choice": "none",
     "tools": [],
     "use_beam_search": False,
-    "verbosity": "medium",
-    "web_search_options": {},
+    "verbosity": "medium",  # in completions
+    "web_search_options": None,
 }
 _REASONS = {
+    "cache_salt": "cache_salt must be left out: all prompts that begin alike share the cache",
+    "detokenize": "detokenize must be true: return_token_ids adds token ids to the text",
+    "include_reasoning": "include_reasoning must be true: a completion has all in its text",
+    "mm_processor_kwargs": "mm_processor_kwargs must be empty: only text is read",
     "priority": "priority must be 0: there is no scheduling by priority",
+    "thinking_token_budget": "thinking_token_budget must be left out: reasoning is not cut; "
+    "reasoning_effort sets how much there is, max_tokens bounds it with the answer",
+    "web_search_options": "web_search_options must be left out: this service searches nothing",
 }
 _MAX_SHOWN = 64  # characters of a key
+# Keys of a chat that other APIs do not have, and which mean the same there.
+EXTENSIONS = frozenset(
+    {one.name for one in declared(SamplingParams)}
+    - {"logprobs", "max_tokens", "prompt_logprobs", "structured_output"}
+    | {
+        "cache_salt",
+        "chat_template_kwargs",
+        "include_reasoning",
+        "prediction",
+        "priority",
+        "request_id",
+        "speculation",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+        "truncation_side",
+    }
+)
+
+
+def check_extensions(extras: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return those of the further keys of another API's body that a chat has, too.
+
+    Raises BadRequestError for a key that is unknown; `known` are those of the API itself.
+    """
+    check_rest(
+        {name: value for name, value in extras.items() if name not in EXTENSIONS},
+        1,
+        {*known, *EXTENSIONS},
+    )
+    return {name: value for name, value in extras.items() if name in EXTENSIONS}
 
 
 def check_rest(rest: Mapping[str, Any], num_choices: int, known: Collection[str]) -> None:

@@ -17,23 +17,20 @@ from diffuspec.serve.openai.objects import (
     ChatFinishReason,
     ChatLogprobs,
     ChatMessage,
-    ChosenTokenLogprob,
-    TokenLogprob,
     ToolCall,
     ToolCallPart,
 )
+from diffuspec.serve.openai.reading.answer_reader import AnswerReader
 from diffuspec.serve.openai.reading.pieces import CallPart, Piece, Thought, calls_in
-from diffuspec.serve.openai.reading.readers import make_reader
-from diffuspec.serve.openai.replies.reply import BaseReply, finite
+from diffuspec.serve.openai.replies.reply import BaseReply
+from diffuspec.serve.openai.token_logprobs import chosen_logprobs
 from diffuspec.serve.openai.tool_calls import call_id
 
 
 class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
     def __init__(self, job: Job, generations: Sequence[Generation], *rest: Any, **head: Any):
         super().__init__(job, generations, *rest, **head)
-        self._readers = [
-            make_reader(job.conventions, job.chat.tools, one.thinking) for one in generations
-        ]
+        self._readers = [AnswerReader(job, one) for one in generations]
         self._pieces: list[list[Piece]] = [[] for _ in generations]  # of a whole answer
         self._num_calls = [0 for _ in generations]
 
@@ -117,16 +114,9 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
 
     def _read(self, index: int, output: RequestOutput) -> list[Piece]:
         """Return the pieces that an output completes; count its tokens of reasoning."""
-        reader, answer = self._readers[index], self._answers[index]
-        pieces: list[Piece] = []
-        for text in output.pieces:  # one for each token
-            was_reasoning = reader.is_reasoning
-            pieces += reader.read(text)
-            answer.num_reasoning_tokens += was_reasoning or reader.is_reasoning
-        if output.finish_reason is not None:
-            pieces += reader.finish()
-        if self._job.hides_reasoning:
-            return [piece for piece in pieces if not isinstance(piece, Thought)]
+        reader = self._readers[index]
+        pieces = reader.read(output)
+        self._answers[index].num_reasoning_tokens = reader.num_reasoning_tokens
         return pieces
 
     def _message(self, index: int) -> ChatMessage:
@@ -200,16 +190,10 @@ class ChatReply(BaseReply[ChatChunkChoice, ChatCompletionChunk]):
     ) -> ChatLogprobs | None:
         if self._job.sampling.logprobs is None:
             return None
-        content: list[ChosenTokenLogprob] = []
-        for token_id, found in zip(token_ids, logprobs, strict=True):
-            top = [self._token(*pair) for pair in found.top]
-            content.append({**self._token(token_id, found.logprob), "top_logprobs": top})
-        return {"content": content, "refusal": None}
-
-    def _token(self, token_id: int, logprob: float) -> TokenLogprob:
-        raw = self._texts.raw(token_id)
-        name = self._name(token_id, self._texts.token(token_id))
-        return {"token": name, "logprob": finite(logprob), "bytes": list(raw)}
+        return {
+            "content": chosen_logprobs(self._texts, self._name, token_ids, logprobs),
+            "refusal": None,
+        }
 
 
 def _thoughts(pieces: Sequence[Piece]) -> str:

@@ -14,7 +14,8 @@ from diffuspec.serve.openai.objects import (
     TextChoice,
     TextLogprobs,
 )
-from diffuspec.serve.openai.replies.reply import BaseReply, finite
+from diffuspec.serve.openai.replies.reply import BaseReply
+from diffuspec.serve.openai.token_logprobs import finite
 from diffuspec.serve.openai.token_texts import TextOffsets
 
 

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from diffuspec.core.types import FinishReason, RequestOutput
 from diffuspec.serve.openai.answers import Answer, usage
+from diffuspec.serve.openai.errors import ErrorAnswer
 from diffuspec.serve.openai.jobs import Generation, Job
 from diffuspec.serve.openai.objects import (
     ChatChunkChoice,
@@ -16,11 +17,13 @@ from diffuspec.serve.openai.objects import (
     ChatCompletionChunk,
     Completion,
     CompletionChunk,
+    Error,
     PromptLogprob,
     TextChoice,
     Usage,
 )
 from diffuspec.serve.openai.steps import describe_step
+from diffuspec.serve.openai.token_logprobs import finite
 from diffuspec.serve.openai.token_texts import TokenTexts
 
 Whole: TypeAlias = ChatCompletion | Completion
@@ -78,6 +81,15 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         if self._job.continuous_usage:
             chunk["usage"] = self._usage()
         return chunk
+
+    def events(self, index: int, output: RequestOutput) -> Sequence[Chunk]:
+        """Take an output; return what it adds as at most one chunk."""
+        chunk = self.chunk(index, output)
+        return [] if chunk is None else [chunk]
+
+    def fail(self, answer: ErrorAnswer) -> Sequence[Error]:
+        """Return what ends a stream that has failed."""
+        return [answer.body()]
 
     def end(self) -> Sequence[Chunk]:
         """Return the chunks that come after all outputs."""
@@ -142,9 +154,5 @@ class BaseReply(ABC, Generic[ChunkChoice, Chunk]):
         return f"token_id:{token_id}" if self._job.names_tokens_by_id else text
 
     def _usage(self) -> Usage:
-        return usage(self._answers, self._job.num_choices)
-
-
-def finite(logprob: float) -> float:
-    """Return a log-probability that JSON has; OpenAI's stand-in for none is -9999."""
-    return max(logprob, -9999.0)
+        has_prediction = bool(self._job.prediction)
+        return usage(self._answers, self._job.num_choices, has_prediction=has_prediction)

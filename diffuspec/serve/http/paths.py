@@ -1,0 +1,26 @@
+"""Paths as clients write them: with a slash too many, which means the same."""
+
+from __future__ import annotations
+
+import re
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_SLASHES = re.compile("/{2,}")
+
+
+def plain_path(path: str) -> str:
+    """Return a path without double slashes, and without one at its end."""
+    return _SLASHES.sub("/", path).rstrip("/") or "/"
+
+
+class PlainPaths:
+    """ASGI middleware: has the application see plain paths, so that keys are asked for on all."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": plain_path(scope["path"])}
+        await self._app(scope, receive, send)

@@ -1,0 +1,1 @@
+"""Anthropic's Messages API over chats: bodies, content blocks, answers, errors."""

@@ -1,0 +1,140 @@
+"""Requests of /v1/messages, read as chats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from diffuspec.core.errors import InvalidRequestError
+from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.conventions import Conventions
+from diffuspec.serve.messages.blocks import messages_of
+from diffuspec.serve.messages.bodies import CountBody, MessagesBody, Thinking
+from diffuspec.serve.messages.reply import MessagesReply
+from diffuspec.serve.openai.errors import BadRequestError, in_words_of, renamed
+from diffuspec.serve.openai.jobs import Generation, Job
+from diffuspec.serve.openai.parsing import parse
+from diffuspec.serve.openai.unsupported import check_extensions
+from diffuspec.serve.openai.validation import keys_of, validated
+
+# Keys of a chat by what they are here.
+_NAMES = {
+    "reasoning_effort": "output_config.effort",
+    "response_format": "output_config.format",
+    "stop": "stop_sequences",
+}
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOfMessages:
+    """The job of the chat that a body is."""
+
+    job: Job
+    ends_with_done: bool = False
+
+    def reply(
+        self, generations: Sequence[Generation], tokenizer: Any, *, id: str, model: str, **_: Any
+    ) -> MessagesReply:
+        """See `Asked.reply`."""
+        [generation] = generations
+        return MessagesReply(self.job, generation, id=id, model=model)
+
+    def in_its_words(self, error: InvalidRequestError) -> InvalidRequestError:
+        """See `Asked.in_its_words`."""
+        return renamed(in_words_of(error, self.job.form_asked_by), _NAMES)
+
+
+def ask_message(body: object, model: ServedModel) -> AskedOfMessages:
+    """Check the body of /v1/messages. Raises BadRequestError."""
+    read = validated(MessagesBody, keys_of(body))
+    given = {"max_tokens": read.max_tokens, "stop": read.stop_sequences, "stream": read.stream}
+    return AskedOfMessages(read_chat(read, given, model))
+
+
+def read_chat(body: CountBody, given: dict[str, Any], model: ServedModel) -> Job:
+    """Return the job of the chat that a body is. `given`: keys that are as in a chat.
+
+    Raises BadRequestError.
+    """
+    extensions = check_extensions(body.model_extra or {}, type(body).model_fields)
+    chat = _chat(body, model.conventions)
+    variables = extensions.pop("chat_template_kwargs", {})
+    if isinstance(variables, dict):
+        chat["chat_template_kwargs"] |= variables
+    else:
+        chat["chat_template_kwargs"] = variables
+    try:
+        job = parse("/v1/chat/completions", chat | given | extensions, model)
+    except InvalidRequestError as error:
+        raise renamed(error, _NAMES) from error
+    return replace(job, is_fitted=True)
+
+
+def _chat(body: CountBody, conventions: Conventions) -> dict[str, Any]:
+    """Return the body of the same chat; what is None is not given."""
+    output, thinking = body.output_config, body.thinking
+    effort = None if output is None else output.effort
+    last = body.messages[-1]
+    is_continued = last.role == "assistant"
+    if is_continued and last.ends_with_call:
+        raise BadRequestError("messages must have the tool_result of each tool_use", "messages")
+    form = None if output is None else output.format
+    described = form and {"type": "json_schema", "json_schema": {"schema": form.schema_}}
+    return {
+        "messages": messages_of(body.messages, body.system),
+        "response_format": described,
+        "reasoning_effort": "xhigh" if effort == "max" else effort,
+        "chat_template_kwargs": _thinking(thinking, conventions),
+        "include_reasoning": thinking is None or thinking.display != "omitted",
+        "add_generation_prompt": not is_continued,
+        "continue_final_message": is_continued,
+        **_tools(body),
+    }
+
+
+def _tools(body: CountBody) -> dict[str, Any]:
+    if body.tools is None and body.tool_choice is None:
+        return {}
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": tool.name,
+                "description": tool.description,
+                "parameters": tool.input_schema,
+                "strict": tool.strict,
+            },
+        }
+        for tool in body.tools or ()
+    ]
+    choice = body.tool_choice
+    if choice is None:
+        return {"tools": tools}
+    if choice.type == "tool" and choice.name is None:
+        raise BadRequestError("tool_choice.name is missing", "tool_choice.name")
+    named = {"type": "function", "function": {"name": choice.name}}
+    return {
+        "tools": tools,
+        "tool_choice": _CHOICES.get(choice.type, named),
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+    }
+
+
+def _thinking(thinking: Thinking | None, conventions: Conventions) -> dict[str, Any]:
+    """Return the variable of the chat template that `thinking` sets."""
+    if thinking is None or thinking.type == "adaptive":
+        return {}
+    is_wanted = thinking.type == "enabled"
+    if "enable_thinking" in conventions.template:
+        return {"enable_thinking": is_wanted}
+    reasons = conventions.reasoning != "none" or conventions.has_channels
+    if is_wanted != reasons:
+        right = "disabled" if is_wanted else "enabled"
+        raise BadRequestError(
+            f"thinking.type must be {right}: this model's chat template cannot change it",
+            "thinking.type",
+            "unsupported_parameter",
+        )
+    return {}

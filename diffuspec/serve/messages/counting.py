@@ -1,0 +1,27 @@
+"""POST /v1/messages/count_tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from diffuspec.serve.backend import ServedModel
+from diffuspec.serve.messages.asking import read_chat
+from diffuspec.serve.messages.bodies import CountBody
+from diffuspec.serve.messages.objects import TokenCount
+from diffuspec.serve.openai.jobs import encode_one
+from diffuspec.serve.openai.tokenization import MOST_COUNTED
+from diffuspec.serve.openai.validation import keys_of, validated
+
+_OF_ANSWERS = ("max_tokens", "stop_sequences", "stream")
+
+
+def count_tokens(body: object, tokenizer: Any, model: ServedModel) -> TokenCount:
+    """Return the number of tokens of the prompt that a body makes.
+
+    It computes for a while: it belongs in a thread. Raises InvalidRequestError.
+    """
+    given = {name: value for name, value in keys_of(body).items() if name not in _OF_ANSWERS}
+    job = read_chat(validated(CountBody, given), {}, model)
+    counted = replace(model, max_model_len=max(model.max_model_len, MOST_COUNTED))
+    return {"input_tokens": len(encode_one(job.prompts[0], job, tokenizer, counted))}

@@ -1,0 +1,162 @@
+"""The objects that /v1/messages answers with, whole and as events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+
+from pydantic import Field
+from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+
+from diffuspec.serve.openai.speculation_objects import SpeculationUsage
+
+ErrorKind: TypeAlias = Literal[
+    "api_error",
+    "authentication_error",
+    "invalid_request_error",
+    "not_found_error",
+    "overloaded_error",
+    "permission_error",
+    "rate_limit_error",
+    "request_too_large",
+    "timeout_error",
+]
+EndReason: TypeAlias = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class AnthropicErrorDetails(TypedDict):
+    type: ErrorKind
+    message: str
+
+
+class AnthropicError(TypedDict):
+    """An error, also as the last event of a stream that failed."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetails
+    request_id: str | None
+
+
+class AnswerText(TypedDict):
+    type: Literal["text"]
+    text: str
+    citations: None
+
+
+class AnswerThinking(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str, Field(description="A digest of the text; nothing checks it.")]
+
+
+class AnswerToolUse(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+AnswerBlock: TypeAlias = AnswerText | AnswerThinking | AnswerToolUse
+
+
+class OutputDetails(TypedDict):
+    thinking_tokens: int
+
+
+class MessageUsage(TypedDict):
+    input_tokens: Annotated[int, Field(description="Not found in the target's cache.")]
+    cache_read_input_tokens: Annotated[int, Field(description="Found in it.")]
+    cache_creation_input_tokens: Literal[0]
+    output_tokens: int
+    output_tokens_details: NotRequired[OutputDetails]
+    speculation: NotRequired[SpeculationUsage]
+
+
+class AnthropicMessage(TypedDict):
+    """An answer, or the beginning of one."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[AnswerBlock]
+    stop_reason: EndReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: AnthropicMessage
+
+
+class Ping(TypedDict):
+    type: Literal["ping"]
+
+
+class BlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: AnswerBlock
+
+
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(TypedDict):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class BlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class EndDelta(TypedDict):
+    stop_reason: EndReason
+    stop_sequence: str | None
+
+
+class MessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: EndDelta
+    usage: MessageUsage
+
+
+class MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+class TokenCount(TypedDict):
+    input_tokens: int
+
+
+EVENTS: tuple[Any, ...] = (
+    MessageStart,
+    Ping,
+    BlockStart,
+    BlockDelta,
+    BlockStop,
+    MessageDelta,
+    MessageStop,
+)

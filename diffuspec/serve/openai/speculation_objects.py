@@ -1,0 +1,62 @@
+"""The objects that tell clients how an answer was drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+
+from diffuspec.core.types import PreDraftResult
+
+
+class SpeculationUsage(TypedDict):
+    """How the answers were drafted."""
+
+    steps: int
+    acceptance_length: Annotated[float, Field(description="Tokens per step.")]
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: Annotated[int, Field(description="Of the draft tokens.")]
+    acceptance_by_position: Annotated[
+        list[float], Field(description="Share of the drafts accepted at each position.")
+    ]
+    pre_draft_hit_rate: Annotated[float | None, Field(description="null: none was tried.")]
+    fallback_steps: Annotated[int, Field(description="Without a draft that was due.")]
+    estimated_speedup: Annotated[float | None, Field(description="Over plain decoding.")]
+
+
+class StepToken(TypedDict):
+    id: int
+    text: str
+
+
+class StepTree(TypedDict):
+    """The draft tree that was verified; the parent -1 is the last token before the step."""
+
+    token_ids: Sequence[int]
+    texts: list[str]
+    parents: Sequence[int]
+    probabilities: list[float]
+    accepted: Annotated[Sequence[int], Field(description="Places of nodes in the tree.")]
+
+
+class StepSeconds(TypedDict):
+    draft: float
+    search: float
+    verify: float
+    transport: float
+    step: float
+
+
+class StepReport(TypedDict):
+    """What a step proposed and took, with speculation.report_drafts."""
+
+    tokens: list[StepToken]
+    num_accepted_tokens: int
+    num_draft_tokens: int
+    tree: Annotated[StepTree | None, Field(description="null: no draft.")]
+    seconds: StepSeconds
+    pre_draft: PreDraftResult | None
+    fallback: Annotated[str | None, Field(description="Why a draft that was due is missing.")]

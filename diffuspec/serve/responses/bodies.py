@@ -1,0 +1,158 @@
+"""The body of POST /v1/responses, besides sampling parameters, which are those of a chat."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+
+from diffuspec.core.params import MAX_LOGPROBS
+from diffuspec.serve.openai.bodies import MAX_MESSAGES, Effort, Verbosity
+from diffuspec.serve.openai.body_parts import MAX_TOOLS, OpenPart, Part, only
+from diffuspec.serve.openai.tool_bodies import FunctionNamePattern
+from diffuspec.serve.responses.items import InputItem
+
+MAX_LABELS = 16
+_Label: TypeAlias = Annotated[str, Field(max_length=512)]
+
+Includable: TypeAlias = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
+FunctionType: TypeAlias = Annotated[
+    Any,
+    only("function", "this service runs no tools of its own"),
+    WithJsonSchema({"const": "function"}),
+]
+
+
+class FunctionTool(OpenPart):
+    """A function that the answer may call."""
+
+    type: FunctionType
+    name: FunctionNamePattern
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = Field(False, description="Whether arguments must fit the schema.")
+
+
+class FunctionChoice(Part):
+    """The function that the answer must call."""
+
+    type: FunctionType
+    name: str
+
+
+class AllowedFunctions(Part):
+    """The functions that the answer may call, of all that the model is told of."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[FunctionChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+def _kind_of_choice(given: object) -> str:
+    if not isinstance(given, dict):
+        return "str"
+    is_allowed = given.get("type") == "allowed_tools"
+    return "AllowedFunctions" if is_allowed else "FunctionChoice"
+
+
+ResponsesToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("str")]
+    | Annotated[FunctionChoice, Tag("FunctionChoice")]
+    | Annotated[AllowedFunctions, Tag("AllowedFunctions")],
+    Discriminator(_kind_of_choice),
+]
+
+
+class TextOptions(Part):
+    """The form of the answer's text."""
+
+    format: dict[str, Any] | None = Field(
+        None, description="text, json_object, or json_schema with a `schema`."
+    )
+    verbosity: Verbosity | None = Field(None, description="For chat templates that have it.")
+
+
+class ReasoningOptions(Part):
+    """How much to think."""
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Ignored: the reasoning itself is in the answer."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Ignored, as `summary`."
+    )
+
+
+class ResponseStreamOptions(Part):
+    include_obfuscation: bool = Field(False, description="Ignored.")
+
+
+_NOTHING_STORED = "this service stores no answers"
+_FALSE = WithJsonSchema({"const": False, "description": f"No other: {_NOTHING_STORED}."})
+_NULL = WithJsonSchema({"type": "null"})
+NotStored: TypeAlias = Annotated[Any, only(False, _NOTHING_STORED), _FALSE]
+Foreground: TypeAlias = Annotated[Any, only(False, _NOTHING_STORED), _FALSE]
+Stateless: TypeAlias = Annotated[
+    Any, only(None, f"{_NOTHING_STORED}, so send the whole conversation as input"), _NULL
+]
+NoPrompt: TypeAlias = Annotated[Any, only(None, "this service stores no prompts"), _NULL]
+NoCompaction: TypeAlias = Annotated[Any, only(None, "conversations are not compacted"), _NULL]
+NoModeration: TypeAlias = Annotated[Any, only(None, "there is no moderation"), _NULL]
+Untruncated: TypeAlias = Annotated[
+    Any,
+    only("disabled", "no items are dropped; truncate_prompt_tokens cuts prompts"),
+    WithJsonSchema({"const": "disabled"}),
+]
+
+
+class ResponsesBody(BaseModel):
+    """The body of POST /v1/responses."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    model: str | None = Field(None, description="Name of the served model; not given: that one.")
+    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
+    instructions: str | None = Field(None, description="A system message before the input.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Longest answer with its reasoning, in tokens."
+    )
+    tools: list[FunctionTool] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: ResponsesToolChoice | None = Field(
+        None, description="Which calls the answer may or must have."
+    )
+    parallel_tool_calls: bool = Field(True, description="Let an answer have several calls.")
+    max_tool_calls: int | None = Field(None, description="Ignored: of built-in tools alone.")
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[Includable] | None = Field(
+        None,
+        description="message.output_text.logprobs adds log-probabilities; others have no effect.",
+    )
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LOGPROBS, description="Likeliest tokens in the place of each."
+    )
+    stream: bool = Field(False, description="Send the answer as events while it is made.")
+    stream_options: ResponseStreamOptions | None = None
+    metadata: Annotated[dict[str, _Label], Field(max_length=MAX_LABELS)] | None = Field(
+        None, description="Comes back with the answer."
+    )
+    store: NotStored = None
+    previous_response_id: Stateless = None
+    conversation: Stateless = None
+    prompt: NoPrompt = None
+    background: Foreground = None
+    truncation: Untruncated = None
+    context_management: NoCompaction = None
+    moderation: NoModeration = None

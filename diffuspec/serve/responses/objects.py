@@ -1,0 +1,217 @@
+"""The objects that /v1/responses answers with, whole and as events."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+
+from pydantic import Field
+from typing_extensions import TypedDict  # before Python 3.12 pydantic takes no other
+
+from diffuspec.serve.openai.objects import ChosenTokenLogprob, ErrorCode
+from diffuspec.serve.openai.speculation_objects import SpeculationUsage
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChosenTokenLogprob]
+
+
+class OutputMessage(TypedDict):
+    type: Literal["message"]
+    id: str
+    status: Status
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputCall(TypedDict):
+    type: Literal["function_call"]
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: Annotated[str, Field(description="JSON text.")]
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class OutputReasoning(TypedDict):
+    type: Literal["reasoning"]
+    id: str
+    status: Status
+    summary: list[Any]
+    content: list[ReasoningText]
+    encrypted_content: None
+
+
+OutputItem: TypeAlias = OutputMessage | OutputCall | OutputReasoning
+OutputPart: TypeAlias = OutputText | ReasoningText
+
+
+class InputTokenDetails(TypedDict):
+    cached_tokens: Annotated[int, Field(description="Found in the target's cache.")]
+    cache_write_tokens: Annotated[int, Field(description="Computed, and now in the cache.")]
+
+
+class OutputTokenDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokenDetails
+    output_tokens: int
+    output_tokens_details: OutputTokenDetails
+    total_tokens: int
+    speculation: SpeculationUsage
+
+
+class ResponseError(TypedDict):
+    code: ErrorCode | None
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseText(TypedDict):
+    format: dict[str, Any]
+    verbosity: NotRequired[str]
+
+
+class ResponseReasoning(TypedDict):
+    effort: str | None
+    summary: None
+
+
+class RepeatedParameters(TypedDict):
+    """What an answer repeats of its request."""
+
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: ResponseText
+    reasoning: ResponseReasoning
+    tools: list[dict[str, Any]]
+    tool_choice: Any
+    truncation: Literal["disabled"]
+    previous_response_id: None
+    background: Literal[False]
+    store: Literal[False]
+    service_tier: Literal["default"]
+
+
+class ResponseObject(RepeatedParameters):
+    """An answer, or what there is of it."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Status
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+
+
+class ResponseEvent(TypedDict):
+    """The beginning and the end of a stream."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.completed",
+        "response.incomplete",
+        "response.failed",
+    ]
+    sequence_number: int
+    response: ResponseObject
+
+
+class ItemEvent(TypedDict):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    sequence_number: int
+    output_index: int
+    item: OutputItem
+
+
+class PartEvent(TypedDict):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    sequence_number: int
+    output_index: int
+    item_id: str
+    content_index: Literal[0]
+    part: OutputPart
+
+
+class TextDeltaEvent(TypedDict):
+    type: Literal["response.output_text.delta", "response.reasoning_text.delta"]
+    sequence_number: int
+    output_index: int
+    item_id: str
+    content_index: Literal[0]
+    delta: str
+    logprobs: NotRequired[list[ChosenTokenLogprob]]
+
+
+class TextDoneEvent(TypedDict):
+    type: Literal["response.output_text.done", "response.reasoning_text.done"]
+    sequence_number: int
+    output_index: int
+    item_id: str
+    content_index: Literal[0]
+    text: str
+    logprobs: NotRequired[list[ChosenTokenLogprob]]
+
+
+class ArgumentsDeltaEvent(TypedDict):
+    type: Literal["response.function_call_arguments.delta"]
+    sequence_number: int
+    output_index: int
+    item_id: str
+    delta: str
+
+
+class ArgumentsDoneEvent(TypedDict):
+    type: Literal["response.function_call_arguments.done"]
+    sequence_number: int
+    output_index: int
+    item_id: str
+    name: str
+    arguments: str
+
+
+class ErrorEvent(TypedDict):
+    """Comes before response.failed."""
+
+    type: Literal["error"]
+    sequence_number: int
+    code: ErrorCode | None
+    message: str
+    param: str | None
+
+
+EVENTS: tuple[Any, ...] = (
+    ResponseEvent,
+    ItemEvent,
+    PartEvent,
+    TextDeltaEvent,
+    TextDoneEvent,
+    ArgumentsDeltaEvent,
+    ArgumentsDoneEvent,
+    ErrorEvent,
+)
