@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,12 +17,14 @@ from diffuspec.serve.app import create_app
 from diffuspec.serve.http.events import event
 from diffuspec.serve.local import EngineBackend
 from diffuspec.serve.settings import ServeSettings
-from tests.support.fakes import FakeVerifier
+from tests.support.checkpoints import NUM_IDS
+from tests.support.fakes import FAKE_TARGET, FakeVerifier
 from tests.support.service import MODEL, events, fake_engine, http_client, named_events
 
 TEXT = "/v1/completions"
 ASKED = {"prompt": [1, 2, 3], "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 
+KNOWS_BYTES = replace(FAKE_TARGET, vocab_size=NUM_IDS)  # so chats can be its prompts
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 LONG = {"temperature": 0, "ignore_eos": True}
 ASKED_OF: dict[str, dict[str, Any]] = {
@@ -95,7 +98,7 @@ async def exchange(
     ],
 )
 async def test_who_leaves_before_the_first_token_is_forgotten(body):
-    verifier = FakeVerifier()
+    verifier = FakeVerifier(KNOWS_BYTES)
     verifier.gate.close()
     async with exchange(verifier, **body) as (engine, one):
         await verifier.gate.arrival()
@@ -105,7 +108,7 @@ async def test_who_leaves_before_the_first_token_is_forgotten(body):
 
 @pytest.mark.parametrize("body", [{"n": 1}, {"n": 3}, {"path": RESPONSES}, {"path": MESSAGES}])
 async def test_who_leaves_in_the_middle_of_a_stream_is_forgotten_within_a_step(body):
-    verifier = FakeVerifier()
+    verifier = FakeVerifier(KNOWS_BYTES)
     async with exchange(verifier, stream=True, **body) as (_, one):
         assert (await one.sent.get())["status"] == 200
         assert b"data: {" in (await one.sent.get())["body"]
@@ -114,7 +117,7 @@ async def test_who_leaves_in_the_middle_of_a_stream_is_forgotten_within_a_step(b
 
 
 async def test_who_stops_reading_is_dropped():
-    verifier = FakeVerifier()
+    verifier = FakeVerifier(KNOWS_BYTES)
     async with exchange(verifier, ServeSettings(write_seconds=0.01), stream=True) as (_, one):
 
         async def stall(message: dict[str, Any]) -> None:
@@ -128,7 +131,7 @@ async def test_who_stops_reading_is_dropped():
 
 async def failing_in_the_middle(path: str) -> str:
     """Return what a stream sends when its verifier fails after the first output."""
-    verifier = FakeVerifier()
+    verifier = FakeVerifier(KNOWS_BYTES)
     async with exchange(verifier, path=path, stream=True) as (_, one):
 
         async def fail_then(message: dict[str, Any]) -> None:
