@@ -11,6 +11,7 @@ import typer
 import uvloop
 
 from diffuspec.cli import options
+from diffuspec.cli.drafter_section import Section, with_block_size
 from diffuspec.cli.signals import end_event
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.validation import read_yaml, validate
@@ -88,6 +89,7 @@ def run(
     pair: PairName = None,
     drafter: Drafter = None,
     drafter_kind: Kind = None,
+    drafter_block_size: options.DrafterBlockSize = None,
     ngram: Ngram = None,
     tokenizer: Tokenizer = None,
     threads: options.Threads = None,
@@ -111,7 +113,7 @@ def run(
     security = security_of(token_file, tls_ca, tls_certificate, tls_key)
     security.server_credentials(host)  # refused before models are loaded
     given = {
-        "drafter": _drafter(drafter, drafter_kind),
+        "drafter": _drafter(drafter, drafter_kind, drafter_block_size),
         "search": None if ngram is None else {"ngram": ngram},
         "tokenizer": tokenizer,
         "max_model_len": max_model_len,
@@ -157,11 +159,11 @@ def security_of(
     return Security(token, TlsFiles(ca, certificate, key), is_open)
 
 
-def _drafter(path: Path | None, kind: str | None) -> dict[str, object] | None:
+def _drafter(path: Path | None, kind: str | None, block_size: int | None) -> Section | None:
     if path is None and kind is None:
-        return None
-    section: dict[str, object] = {"kind": kind or "diffuspec"}
-    return section if path is None else {**section, "path": path}
+        return with_block_size(None, block_size)
+    section: Section = {"kind": kind or "diffuspec"}
+    return with_block_size(section if path is None else {**section, "path": path}, block_size)
 
 
 def _settings(config: Path | None, pair: str | None, given: dict[str, object]) -> DraftServerConfig:

@@ -82,7 +82,7 @@ def _drafts(directory: Directory) -> Rows:
     config = read_json(path, "config.json") if (path / "config.json").is_file() else {}
     if not isinstance(model_type := config.get("model_type"), str):
         return {}
-    if (reason := why_refused(config)) is not None:
+    if (reason := why_refused(path, config)) is not None:
         return {"refused": reason}
     family = find_family(config)
     if family is None and config.get("diffusion_attention") is None:

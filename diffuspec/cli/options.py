@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
+from diffuspec.cli.drafter_section import NONE, choose_section, kind_of, with_block_size
 from diffuspec.cli.parameters import NOTHING_GIVEN, Given, takes_fields, takes_parameters
 from diffuspec.core.config import EngineConfig, TargetConfig
 from diffuspec.core.devices import DType
+from diffuspec.core.drafter_config import MAX_BLOCK_SIZE
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import (
     AUTO_DRAFTER,
@@ -20,7 +21,7 @@ from diffuspec.core.params import (
     SpeculationParams,
     StructuredOutput,
 )
-from diffuspec.drafters import KINDS, DrafterKind as AnyDrafterKind
+from diffuspec.drafters import KINDS
 from diffuspec.pairs import DEFAULT_PAIR, PAIRS, Pair, find_pair, load_config, parse_config
 from diffuspec.telemetry import logs
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 _MODELS, _OUTPUT = "Models", "Output"
 _DRAFTING = "Drafting (changes the speed, never the answer)"
 MAX_THREADS = 256  # OpenMP crashes at a few thousand
-_NONE = "none"  # spelled out to switch a part off
 
 
 def _option(panel: str, text: str, *names: str, metavar: str | None = None) -> Any:
@@ -63,6 +63,10 @@ _DRAFTER_KIND = (
     " and dflash read the target's hidden states. Or the NAME of one in the section drafters, or"
     " auto: the fastest of all in the configuration. Default: diffuspec."
 )
+_BLOCK_SIZE = (
+    "Tokens of the blocks that a diffusion LM was trained with, where its directory does not say,"
+    " as that of Tiny-A2D bd3lm, or wrongly."
+)
 _NGRAM = "KenLM model over token ids, as `diffuspec ngram build` makes; none: draft without one."
 _CONFIG = "Configuration of an engine; the options given here override it."
 _THREADS = "CPU threads. Default: torch's choice, 1 for the embedded pair."
@@ -77,6 +81,10 @@ Dtype = Annotated[str | None, model(_DTYPE, "|".join(get_args(DType)))]
 Target = Annotated[Path | None, model(_TARGET, "DIR")]
 Drafter = Annotated[str | None, model(_DRAFTER, "DIR|none")]
 DrafterKind = Annotated[str | None, model(_DRAFTER_KIND, f"{'|'.join(KINDS)}|NAME")]
+DrafterBlockSize = Annotated[
+    int | None,
+    typer.Option(min=1, max=MAX_BLOCK_SIZE, help=_BLOCK_SIZE, metavar="N", rich_help_panel=_MODELS),
+]
 Ngram = Annotated[str | None, model(_NGRAM, "FILE|none")]
 Config = Annotated[Path | None, model(_CONFIG, "FILE.yaml")]
 Rounds = Annotated[
@@ -116,6 +124,7 @@ class EngineOptions:
     target: Target = None
     drafter: Drafter = None
     drafter_kind: DrafterKind = None
+    drafter_block_size: DrafterBlockSize = None
     ngram: Ngram = None
     config: Config = None
     dtype: Dtype = None
@@ -210,14 +219,15 @@ def engine_config(
         section = data["drafter"]
     else:
         others = {} if has_file or given.target else _pair(given.pair).other_drafters()
-        section = _drafter_section(base, others, given.drafter, given.drafter_kind)
-        chosen, data["drafter"], data["drafters"] = None, section, {}
+        section = choose_section(base, others, given.drafter, given.drafter_kind)
+        chosen, data["drafters"] = None, {}
+    data["drafter"] = section = with_block_size(section, given.drafter_block_size)
     if section is None:
         _check_plain(ngram, speculation)
-    elif ngram not in (None, _NONE) and not _kind(section).needs_path_scorer:
+    elif ngram not in (None, NONE) and not kind_of(section).needs_path_scorer:
         raise ConfigError(f"--ngram has no effect on a drafter of the kind {section['kind']}")
     if ngram is not None:
-        data["search"]["ngram"] = None if ngram == _NONE else Path(ngram)
+        data["search"]["ngram"] = None if ngram == NONE else Path(ngram)
     data["speculation"] = asdict(replace(base.speculation, **speculation, drafter=chosen))
     if not has_file and max_sequences is not None:
         data["target"]["max_sequences"] = max_sequences
@@ -227,42 +237,9 @@ def engine_config(
     return parse_config(data)
 
 
-def _drafter_section(
-    base: EngineConfig,
-    others: Mapping[str, dict[str, object]],
-    drafter: str | None,
-    kind: str | None,
-) -> dict[str, Any] | None:
-    """Return the section of the one drafter after the options. Raises ConfigError.
-
-    others: sections of drafters by their kinds, beside those of the configuration.
-    """
-    if drafter == _NONE:
-        if kind is not None:
-            raise ConfigError("--drafter none and --drafter-kind exclude each other")
-        return None
-    known: dict[str, Any] = {**others} | {
-        name: one.model_dump() for name, one in base.named_drafters.items()
-    }
-    chosen = kind or base.speculation.drafter
-    if chosen in (None, AUTO_DRAFTER):
-        chosen = next(iter(base.named_drafters), None)
-    section = known.get(chosen, {"kind": chosen}) if chosen is not None else {}
-    if drafter is not None:
-        if "path" not in _kind(section).config.model_fields:
-            raise ConfigError(f"--drafter DIR has no effect on the kind {section['kind']}")
-        section = {**section, "path": Path(drafter)}
-    return section or None
-
-
-def _kind(section: dict[str, Any]) -> AnyDrafterKind[Any]:
-    """Return the kind that a section names; what it names wrongly is refused later."""
-    return KINDS.get(section.get("kind", ""), KINDS["diffuspec"])
-
-
 def _check_plain(ngram: str | None, speculation: Given) -> None:
     """Raise ConfigError for options about drafts, given that there is no drafter."""
-    if ngram not in (None, _NONE):
+    if ngram not in (None, NONE):
         raise ConfigError("--ngram has no effect without a drafter (--drafter DIR)")
     if speculation and speculation.get("policy") != "off":
         raise ConfigError("the drafting options have no effect without a drafter (--drafter DIR)")

@@ -10,6 +10,8 @@ from diffuspec.core.devices import DEVICE_HELP, DTYPE_HELP, Device, DType
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import FilePath, Section
 
+MAX_BLOCK_SIZE = 256  # tokens of the blocks of a diffusion LM
+
 _KIND = "Which drafter this section configures."
 
 
@@ -51,7 +53,7 @@ class DiffuSpecConfig(_LatticeSection):
     block_size: int | None = Field(
         None,
         ge=1,
-        le=256,
+        le=MAX_BLOCK_SIZE,
         description="Tokens of the blocks that the drafter was trained with, if its directory "
         "does not say, or wrongly: of SDAR and Tiny-A2D bd3lm.",
     )

@@ -26,7 +26,7 @@ from diffuspec.models.draft_rows import (
     with_noise,
 )
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
-from diffuspec.models.loading.families import DiffusionSettings
+from diffuspec.models.loading.families import DiffusionSettings, find_warnings
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.logit_columns import LogitColumns
 from diffuspec.models.masked_draft import MaskedDraft
@@ -90,8 +90,8 @@ class DiffusionDrafter:
         checkpoint = inspect_checkpoint(config.path)
         settings = checkpoint.diffusion_with(config.block_size)
         checkpoint.check_room_for_drafts(settings.block_size)
-        if checkpoint.family is not None and (terms := checkpoint.family.restriction):
-            logger.warning("%s: %s is under %s", config.path, checkpoint.family.name, terms)
+        for warning in find_warnings(checkpoint.family, settings):
+            logger.warning("%s: %s", config.path, warning)
         longest = target.max_model_len + MAX_DRAFT_TOKENS + settings.block_size - 1
         max_positions = min(longest, checkpoint.max_positions)
         loaded = load_model(

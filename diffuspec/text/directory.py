@@ -48,7 +48,10 @@ def read_json(path: Path, name: str) -> dict[str, Any]:
     try:
         data = json.loads((path / name).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelLoadError(f"{path} has no {name}: not a model directory") from error
+        what = "not a model directory"
+        if (path / "adapter_config.json").is_file():
+            what = "it holds a LoRA adapter, without the model that the adapter belongs to"
+        raise ModelLoadError(f"{path} has no {name}: {what}") from error
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path}: cannot read {name}: {error}") from error
     if not isinstance(data, dict):

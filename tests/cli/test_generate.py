@@ -189,11 +189,13 @@ def test_options_override_a_field_and_keep_the_others_of_the_file(
         "drafter: {path: d, prefix_cache: false}\n"
         "speculation: {max_nodes: 9, tree_shape: path}\n"
     )
-    diffuspec("generate", "Hi", "--config", file, "--drafter", "other", "--tree", "beams")
+    other = ["--drafter", "other", "--drafter-block-size", "32"]
+    diffuspec("generate", "Hi", "--config", file, *other, "--tree", "beams")
     config = engine.last.config
     assert config.target.max_sequences == 3
     assert isinstance(config.drafter, DiffuSpecConfig)
     assert (str(config.drafter.path), config.drafter.prefix_cache) == ("other", False)
+    assert config.drafter.block_size == 32
     assert (config.speculation.max_nodes, config.speculation.tree_shape) == (9, "beams")
 
 
@@ -242,6 +244,11 @@ def test_large_trees_make_room_for_themselves(diffuspec: Run, engine: type[FakeE
         ("--dtype int8", "target.dtype must be"),
         ("--target other --ngram f.bin", "--ngram has no effect without a drafter"),
         ("--drafter none --drafter-kind pld", "--drafter none and --drafter-kind exclude each"),
+        ("--drafter none --drafter-block-size 8", "--drafter-block-size has no effect without"),
+        (
+            "--drafter-kind pld --drafter-block-size 8",
+            "--drafter-block-size has no effect on the kind pld",
+        ),
         ("--drafter d --drafter-kind pld", "--drafter DIR has no effect on the kind pld"),
         ("--ngram f.bin --drafter-kind pld", "--ngram has no effect on a drafter of the kind pld"),
         (

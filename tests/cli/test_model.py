@@ -79,6 +79,9 @@ def test_explain_tells_how_a_diffusion_lm_drafts(diffuspec: Run, tmp_path: Path)
     edit_json(path / "config.json", model_type="wedlm")
     result = diffuspec("model", "explain", path)
     assert "refused           WeDLM moves known tokens before its masks" in result.stdout
+    edit_json(path / "config.json", model_type="sdar", noise="uniform")
+    result = diffuspec("model", "explain", path)
+    assert "refused           its weights are the autoregressive model of UNO" in result.stdout
 
 
 def test_explain_tells_how_weights_are_stored_and_multiplied(

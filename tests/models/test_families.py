@@ -295,6 +295,7 @@ def test_a_mask_beyond_the_vocabulary_is_refused(load: Load, tmp_path: Path) -> 
         ({"model_type": "sdar_moe"}, "'sdar_moe' is not supported: SDAR's mixture of experts"),
         ({"model_type": "wedlm"}, "'wedlm' is not supported: WeDLM moves known tokens"),
         ({"model_type": "qwen2", "text_mask_token_id": 5}, "cannot draft: SDLM has blocks"),
+        ({"model_type": "sdar", "noise": "uniform"}, "cannot draft: .* model of UNO, and the part"),
         ({"bd_size": 0}, "bd_size must be from 1 to 256, got 0"),
         ({"bd_size": "8"}, "bd_size must be from 1 to 256, got '8'"),
         ({"bd_size": True}, "bd_size must be from 1 to 256, got True"),
@@ -307,6 +308,18 @@ def test_what_cannot_draft_is_refused_with_the_reason(
     edit_json(path / "config.json", **changes)
     with pytest.raises(ModelLoadError, match=reason):
         load("fast-dllm")
+
+
+def test_a_directory_with_the_adapter_of_uno_is_refused_and_so_is_an_adapter_alone(
+    load: Load, tmp_path: Path
+) -> None:
+    adapter = save_family(tmp_path / "sdar", "sdar") / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match=r"cannot draft: .* a LoRA adapter for rows of random"):
+        load("sdar")
+    with pytest.raises(ModelLoadError, match=r"no config\.json: it holds a LoRA adapter, without"):
+        inspect_checkpoint(adapter)
 
 
 def test_a_configured_block_size_counts_where_there_are_blocks_and_is_refused_elsewhere(
@@ -329,14 +342,16 @@ def test_a_directory_of_ones_own_may_have_aligned_blocks(load: Load, tmp_path: P
     assert settings.is_shifted and not settings.continues_text
 
 
-def test_a_licence_that_restricts_is_named_when_the_drafter_is_loaded(
+def test_a_restrictive_licence_and_unknown_blocks_are_named_when_a_drafter_is_loaded(
     load: Load, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        load("efficient-dlm").close()
-        load("sdar").close()
-    [record] = caplog.records
-    assert "Efficient-DLM is under CC-BY-NC 4.0" in record.getMessage()
+        for name in ("efficient-dlm", "a2d-qwen3", "a2d-qwen3 bd3lm", "sdar"):
+            load(name).close()
+    licence, blocks = (record.getMessage() for record in caplog.records)
+    assert "Efficient-DLM is under CC-BY-NC 4.0" in licence
+    assert "do not say whether it was trained with blocks" in blocks
+    assert "bd3lm give drafter.block_size (--drafter-block-size): 32" in blocks
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))

@@ -41,7 +41,7 @@ from diffuspec.bench.systems.engine_system import EngineSystem, sibling
 from diffuspec.bench.systems.naming import BASELINE, WHOLE_DRAFT_NODES, speculation_for
 from diffuspec.bench.text_table import TextTable
 from diffuspec.core.config import EngineConfig
-from diffuspec.core.drafter_config import DiffuSpecConfig
+from diffuspec.core.drafter_config import MAX_BLOCK_SIZE, DiffuSpecConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.engine import Engine
 from diffuspec.pairs import DEFAULT_PAIR, find_pair, parse_config
@@ -72,8 +72,10 @@ def parse_drafter(text: str) -> DiffuSpecConfig:
     path, colon, size = text.rpartition(":")
     if not colon or not size.isdigit() or Path(text).is_dir():
         return DiffuSpecConfig(path=Path(text))
-    if not 1 <= int(size) <= 256:
-        raise ConfigError(f"a block size must be from 1 to 256, got {size} in {text!r}")
+    if not 1 <= int(size) <= MAX_BLOCK_SIZE:
+        raise ConfigError(
+            f"a block size must be from 1 to {MAX_BLOCK_SIZE}, got {size} in {text!r}"
+        )
     return DiffuSpecConfig(path=Path(path), block_size=int(size))
 
 

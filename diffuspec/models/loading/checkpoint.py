@@ -151,7 +151,7 @@ def _check_family(path: Path, config: dict[str, Any]) -> None:
     if not isinstance(model_type, str):
         raise ModelLoadError(f"{path}: config.json has no model_type")
     if find_family(config) is None and model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        if (reason := why_refused(config)) is not None:
+        if (reason := why_refused(path, config)) is not None:
             raise ModelLoadError(f"{path}: model_type {model_type!r} is not supported: {reason}")
         raise ModelLoadError(
             f"{path}: model_type {model_type!r} is not supported; supported are the causal LMs of "

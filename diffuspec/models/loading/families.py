@@ -7,19 +7,18 @@ in config.json, say themselves how they are run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+from diffuspec.core.drafter_config import MAX_BLOCK_SIZE
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.text.directory import read_json
 from diffuspec.text.mask_token import read_mask_token_id
 
 DiffusionAttention = Literal["full", "block_causal", "block_aligned"]
-
-MAX_BLOCK_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,12 @@ REFUSED: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# UNO is trained with SDAR's code, and its directories can have SDAR's model type.
+_UNO = (
+    "its weights are the autoregressive model of UNO, and the part that drafts is a LoRA adapter "
+    "for rows of random tokens, which is not supported"
+)
+
 # Families that have another family's model_type: a key that only they have in config.json.
 _MARKS = {"qwen3": "dlm_paradigm", "qwen2": "text_mask_token_id"}
 
@@ -134,9 +139,26 @@ def find_family(config: Mapping[str, Any]) -> DiffusionFamily | None:
     return FAMILIES.get(_key_of(config))
 
 
-def why_refused(config: Mapping[str, Any]) -> str | None:
-    """Return why a known diffusion LM cannot draft."""
+def why_refused(path: Path, config: Mapping[str, Any]) -> str | None:
+    """Return why the known diffusion LM in a directory with this config.json cannot draft."""
+    has_adapter = (path / "adapter" / "adapter_config.json").is_file()
+    if find_family(config) is not None and (has_adapter or config.get("noise") == "uniform"):
+        return _UNO
     return REFUSED.get(_key_of(config))
+
+
+def find_warnings(family: DiffusionFamily | None, settings: DiffusionSettings) -> Iterator[str]:
+    """Yield what a user must know about a drafter of a family when it is loaded."""
+    if family is None:
+        return
+    if family.restriction is not None:
+        yield f"{family.name} is under {family.restriction}"
+    if family.may_have_blocks and settings.attention == "full":
+        yield (
+            f"the files of {family.name} do not say whether it was trained with blocks; it drafts "
+            "without, which is right for mdlm. For bd3lm give drafter.block_size "
+            "(--drafter-block-size): 32 for the published one"
+        )
 
 
 def read_settings(
@@ -147,7 +169,7 @@ def read_settings(
     block_size: the configured one, which counts more than the directory's. Raises ModelLoadError
     if it is no diffusion LM, or a setting is missing or wrong.
     """
-    if (reason := why_refused(config)) is not None:
+    if (reason := why_refused(path, config)) is not None:
         raise ModelLoadError(f"{path} cannot draft: {reason}")
     mask_token_id = _read_mask_token_id(path, config, find_family(config))
     family = find_family(config) or _own_family(path, config)
