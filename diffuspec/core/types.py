@@ -239,10 +239,14 @@ class Verdict:
     states: StateRows | None = None  # of the prefix and the accepted tokens, as far as wanted
     num_cached_tokens: int = 0  # of the prefix, in the target's cache before the verification
     num_unread_tokens: int = 0  # of the prefix, not yet cached; if any, token_ids mean nothing
+    is_held: bool = False  # nothing was verified, for the form's masks are not ready: ask again
 
     @property
     def num_accepted_tokens(self) -> int:
         return len(self.accepted_nodes)
+
+
+HELD = Verdict((0,), (), is_held=True)
 
 
 @dataclass(frozen=True, slots=True)

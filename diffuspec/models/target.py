@@ -22,7 +22,7 @@ from diffuspec.algorithm.sampling import (
 from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import InvalidRequestError, VerifierError, WorkerError
 from diffuspec.core.interfaces import Observation, Observer, TargetInfo
-from diffuspec.core.types import Verdict, VerifyRequest, num_shared_tokens
+from diffuspec.core.types import HELD, Verdict, VerifyRequest, num_shared_tokens
 from diffuspec.models.attention.cache import MANY_TOKENS
 from diffuspec.models.hidden_states import HiddenStates
 from diffuspec.models.loading.load import load_model
@@ -30,7 +30,8 @@ from diffuspec.models.runner import ModelRunner
 from diffuspec.models.validation import check_batch
 from diffuspec.models.verify_plan import VerifyPlan, hidden_rows, wanted_states
 from diffuspec.models.worker import Worker
-from diffuspec.text.answer_matchers import AnswerMatchers, TokenMasks
+from diffuspec.text.answer_masks import AnswerMasks
+from diffuspec.text.answer_matchers import Admitted, AnswerMatchers, TokenMasks
 from diffuspec.text.endings import read_eos_token_ids
 from diffuspec.text.grammars import grammars_of
 from diffuspec.text.tokenizer import check_tokenizer, load_tokenizer
@@ -51,13 +52,13 @@ class CausalTarget:
         self,
         runner: ModelRunner,
         info: TargetInfo,
-        matchers: AnswerMatchers | None = None,
+        masks: AnswerMasks | None = None,
         num_ranks: int = 1,
     ) -> None:
-        """Without matchers, requests with a structured output are refused."""
+        """Without masks, requests with a structured output are refused."""
         self._num_ranks = num_ranks
         self.runner = runner
-        self._matchers = matchers
+        self._masks = masks
         self._info = info
         self._worker = Worker("target", is_inline=info.max_sequences == 1)
         self._observers: tuple[Observer, ...] = ()
@@ -86,7 +87,8 @@ class CausalTarget:
             max_tree_nodes=config.max_tree_nodes,
         )
         matchers = AnswerMatchers(grammars_of(config.path, info))
-        return cls(loaded.runner, info, matchers, num_ranks)
+        masks = AnswerMasks(matchers, is_inline=info.max_sequences == 1)
+        return cls(loaded.runner, info, masks, num_ranks)
 
     @property
     def info(self) -> TargetInfo:
@@ -97,7 +99,16 @@ class CausalTarget:
         self.check(requests)
         if not requests:
             return []
-        return await self._worker.run(self.verify_here, list(requests))
+        admitted = await self.admit(requests)
+        return await self._worker.run(self.verify_here, list(requests), admitted)
+
+    async def admit(self, requests: Sequence[VerifyRequest]) -> list[Admitted | None]:
+        """Return what forms admit of the requests' draft trees; see `AnswerMasks.admit`."""
+        if self._masks is not None:
+            return await self._masks.admit(requests)
+        if any(request.sampling.structured_output for request in requests):
+            raise InvalidRequestError("structured_output needs a target with its tokenizer")
+        return [None] * len(requests)
 
     async def release(self, request_id: str) -> None:
         # Not waited for: the place is free for the next request when that is verified.
@@ -106,8 +117,8 @@ class CausalTarget:
     def release_here(self, request_id: str) -> None:
         """Free what is cached for a request, in the caller's thread."""
         self.runner.cache.release(request_id)
-        if self._matchers is not None:
-            self._matchers.release(request_id)
+        if self._masks is not None:
+            self._masks.release(request_id)
 
     def add_observer(self, observer: Observer) -> None:
         self._observers = (*self._observers, observer)
@@ -124,18 +135,22 @@ class CausalTarget:
         return self._num_ranks
 
     def close(self) -> None:
-        """Stop the worker thread after the call that it is running."""
+        """Stop the threads after the calls that they are running."""
         self._worker.close()
+        if self._masks is not None:
+            self._masks.close()
 
     def check(self, requests: Sequence[VerifyRequest]) -> None:
         """Raise InvalidRequestError for a bad request, VerifierError for too many."""
         check_batch(requests, self._info)
 
     @torch.inference_mode()
-    def verify_here(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
-        """Verify checked requests in the caller's thread.
+    def verify_here(
+        self, requests: Sequence[VerifyRequest], admitted: Sequence[Admitted | None]
+    ) -> list[Verdict]:
+        """Verify checked requests, with what `admit` returned, in the caller's thread.
 
-        Raises VerifierError, and InvalidRequestError for a structured output that fails.
+        Raises VerifierError.
         """
         started = time.monotonic()
         watching = [observer for observer in self._observers if observer.is_active]
@@ -144,7 +159,9 @@ class CausalTarget:
         layers = sorted({layer for wish in wishes for layer in wish})
         hidden_states = HiddenStates(layers) if layers else None
         try:
-            plans = self._plan(requests, layers)
+            plans = self._plan(requests, admitted, layers)
+            if not plans:
+                return [HELD] * len(requests)
             logits = self._forward(plans, hidden_states)
             token_ids = self._target_tokens(plans, logits)
             acceptances = [plan.acceptance(token_ids[plan.logit_rows]) for plan in plans]
@@ -154,8 +171,6 @@ class CausalTarget:
             ]
             for plan, acceptance in zip(plans, acceptances, strict=True):
                 self._commit(plan, acceptance)
-        except InvalidRequestError:
-            raise
         except WorkerError as error:
             raise VerifierError(str(error)) from error
         except Exception as error:  # torch raises anything
@@ -164,27 +179,39 @@ class CausalTarget:
             self._observe(watching, plans, acceptances, token_ids, logits, hidden_states)
         states = wanted_states(plans, acceptances, hidden_states)
         seconds = time.monotonic() - started
-        return [
-            plan.verdict(request, acceptance, found, seconds, rows)
-            for request, plan, acceptance, found, rows in zip(
-                requests, plans, acceptances, logprobs, states, strict=True
+        verdicts = {
+            plan.asked.request_id: plan.verdict(acceptance, found, seconds, rows)
+            for plan, acceptance, found, rows in zip(
+                plans, acceptances, logprobs, states, strict=True
             )
-        ]
+        }
+        return [verdicts.get(request.request_id, HELD) for request in requests]
 
     def _plan(
-        self, requests: Sequence[VerifyRequest], hidden_layers: Sequence[int]
+        self,
+        requests: Sequence[VerifyRequest],
+        admitted: Sequence[Admitted | None],
+        hidden_layers: Sequence[int],
     ) -> list[VerifyPlan]:
+        """Return a plan for each request but those that are held, and read long prefixes."""
         self.runner.cache.begin_step()
         plans: list[VerifyPlan] = []
         reading: list[VerifyPlan] = []  # plans with much to read
         first_logits = 0
-        for asked in requests:
+        for asked, found in zip(requests, admitted, strict=True):
             self._read_shared(reading, asked)
             slot, cached = self._acquire(asked)
-            request, nodes, masks = self._choose_nodes(asked.up_to_limit(cached))
+            request = asked.up_to_limit(cached)
+            if request.sampling.structured_output is None:
+                found = None
+            elif found is None:
+                continue
+            request, nodes, masks = self._choose_nodes(request, found)
             fed = HiddenStates(hidden_layers) if hidden_layers else None
             start = self.runner.extend(slot, request.prefix, cached, MAX_PREFILL_ROWS, fed)
-            plans.append(VerifyPlan(request, slot, cached, start, first_logits, nodes, masks, fed))
+            plans.append(
+                VerifyPlan(asked, request, slot, cached, start, first_logits, nodes, masks, fed)
+            )
             first_logits += 1 + len(nodes)
             if plans[-1].num_tail > MANY_TOKENS:
                 reading.append(plans[-1])
@@ -215,20 +242,20 @@ class CausalTarget:
         return self.runner.cache.acquire(request.request_id, request.prefix, most)
 
     def _choose_nodes(
-        self, request: VerifyRequest
+        self, request: VerifyRequest, admitted: Admitted | None
     ) -> tuple[VerifyRequest, Sequence[int], TokenMasks | None]:
         """Return a request with the nodes to verify only, those nodes, and their rows' masks."""
         nodes: Sequence[int] = range(request.tree.num_nodes)
-        if not self.runner.takes_trees:
-            nodes = draft_tree.best_path(request.tree)
+        masks = None
+        if admitted is not None:
+            nodes, masks = admitted.nodes, admitted.masks
             request = replace(request, tree=draft_tree.prune(request.tree, nodes))
-        if request.sampling.structured_output is None:
-            return request, nodes, None
-        if self._matchers is None:
-            raise InvalidRequestError("structured_output needs a target with its tokenizer")
-        admitted = self._matchers.admit(request)
-        request = replace(request, tree=draft_tree.prune(request.tree, admitted.nodes))
-        return request, [nodes[node] for node in admitted.nodes], admitted.masks
+        if not self.runner.takes_trees:
+            path = draft_tree.best_path(request.tree)
+            nodes = [nodes[place] for place in path]
+            masks = masks[[0, *(1 + place for place in path)]] if masks is not None else None
+            request = replace(request, tree=draft_tree.prune(request.tree, path))
+        return request, nodes, masks
 
     def _forward(
         self, plans: Sequence[VerifyPlan], hidden_states: HiddenStates | None

@@ -21,6 +21,7 @@ from diffuspec.text.answer_matchers import TokenMasks
 class VerifyPlan:
     """One request's rows in a step: its uncached prefix tokens (the tail), then its draft tree."""
 
+    asked: VerifyRequest  # as it came
     request: VerifyRequest  # its tree holds the verified nodes only
     slot: int
     num_cached: int  # prefix tokens in the cache before the step
@@ -79,13 +80,12 @@ class VerifyPlan:
 
     def verdict(
         self,
-        asked: VerifyRequest,
         acceptance: Acceptance,
         logprobs: tuple[TokenLogprobs, ...] | None,
         seconds: float,
         states: StateRows | None,
     ) -> Verdict:
-        """Return the verdict on the original request, `asked`, by its own nodes and tokens."""
+        """Return the verdict on the request as it came, by its own nodes and tokens."""
         return Verdict(
             acceptance.token_ids,
             tuple([self.nodes[node] for node in acceptance.accepted_nodes]),
@@ -93,7 +93,7 @@ class VerifyPlan:
             seconds,
             states=states,
             num_cached_tokens=self.num_cached,
-            num_unread_tokens=len(asked.prefix) - len(self.request.prefix),
+            num_unread_tokens=len(self.asked.prefix) - len(self.request.prefix),
         )
 
 

@@ -161,10 +161,17 @@ class Verifications:
             self._isolate(call, result)
         else:
             self._backoff.succeeded()
-            self._learner.on_verdicts(call, result)
+            if any(verdict.is_held for verdict in result):
+                self._learner.pause()
+            else:
+                self._learner.on_verdicts(call, result)
             for request, asked, verdict in zip(call.requests, call.asked, result, strict=True):
                 request.is_in_verifier = False
                 request.stalled_since = None
+                if verdict.is_held and not request.is_finished:
+                    request.waits_for = "the masks of its form"
+                    self.ready[request] = None
+                    continue
                 request.feed.take(verdict.states)
                 try:
                     is_read = request.prefill.take(asked, verdict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class Admitted:
 
 
 class AnswerMatchers:
-    """The matchers of running answers, by request id. Belongs to one thread at a time.
+    """The matchers of running answers, by request id. A request belongs to one thread at a time.
 
     A cache: a matcher that is not in it is made again from the answer's tokens.
     """
@@ -48,6 +49,7 @@ class AnswerMatchers:
         self._grammars = grammars
         self._draft_seconds = draft_seconds
         self._matchers: OrderedDict[tuple[str, StructuredOutput], AnswerMatcher] = OrderedDict()
+        self._lock = threading.Lock()
         self._max_kept = _MAX_ANSWERS_PER_SEQUENCE * grammars.info.max_sequences
 
     def admit(self, request: VerifyRequest) -> Admitted:
@@ -83,24 +85,30 @@ class AnswerMatchers:
             return None
         answer = request.prefix[request.num_prompt_tokens :]
         try:
-            return self._find(request.request_id, form, answer)
+            # To compile a form again would delay the drafts of other requests.
+            return self._find(request.request_id, form, answer, may_compile=False)
         except InvalidRequestError:
             return None
 
     def release(self, request_id: str) -> None:
         """Forget a request. Unknown ids are ignored."""
-        for key in [key for key in self._matchers if key[0] == request_id]:
-            del self._matchers[key]
+        with self._lock:
+            for key in [key for key in self._matchers if key[0] == request_id]:
+                del self._matchers[key]
 
-    def _find(self, request_id: str, form: StructuredOutput, answer: TokenIds) -> AnswerMatcher:
+    def _find(
+        self, request_id: str, form: StructuredOutput, answer: TokenIds, may_compile: bool = True
+    ) -> AnswerMatcher:
         key = request_id, form
-        matcher = self._matchers.pop(key, None)
+        with self._lock:
+            matcher = self._matchers.pop(key, None)
         if matcher is None:
             matcher = AnswerMatcher(self._grammars, form)
-        matcher.begin(answer)
-        self._matchers[key] = matcher  # not if it failed: the next call makes a new one
-        if len(self._matchers) > self._max_kept:
-            self._matchers.popitem(last=False)
+        matcher.begin(answer, may_compile)
+        with self._lock:
+            self._matchers[key] = matcher  # not if it failed: the next call makes a new one
+            if len(self._matchers) > self._max_kept:
+                self._matchers.popitem(last=False)
         return matcher
 
 
@@ -117,10 +125,13 @@ class AnswerMatcher:
         self._path: list[int] = []
         self._takes_drafts = True
 
-    def begin(self, answer: TokenIds) -> None:
-        """Go to the end of an answer. Raises InvalidRequestError if it violates the form."""
+    def begin(self, answer: TokenIds, may_compile: bool = True) -> None:
+        """Go to the end of an answer. Raises InvalidRequestError if it violates the form.
+
+        may_compile: compile the form again where its limits are used up.
+        """
         if not self._extend(answer):
-            self._restart(answer)
+            self._restart(answer, may_compile)
 
     def admit(self, tree: DraftTree, max_seconds: float) -> Admitted:
         """Return the nodes that the grammar lets the answer reach; never EOS, which would end it.
@@ -182,9 +193,9 @@ class AnswerMatcher:
             return False
         return self._matcher.try_consume_tokens(rest) == len(rest)
 
-    def _restart(self, answer: TokenIds) -> None:
-        """Go to the end of an answer in a matcher compiled afresh; see `Grammars.compile`."""
-        self._matcher = self._grammars.compile(self._form, afresh=True)
+    def _restart(self, answer: TokenIds, afresh: bool = True) -> None:
+        """Go to the end of an answer in a new matcher; see `Grammars.compile`."""
+        self._matcher = self._grammars.compile(self._form, afresh)
         self._answer, self._path = NO_TOKENS, []
         if not self._extend(answer):
             self._fail("the answer so far violates the form")

@@ -36,7 +36,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, step_id: _Optional[int] = ..., prefixes: _Optional[_Iterable[_Union[_types_pb2.PrefixDelta, _Mapping]]] = ..., rows: _Optional[_Iterable[_Union[VerifyRow, _Mapping]]] = ..., released_request_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states", "num_cached_tokens", "num_unread_tokens")
+    __slots__ = ("token_ids", "accepted_nodes", "logprobs", "verify_seconds", "transport_seconds", "states", "num_cached_tokens", "num_unread_tokens", "is_held")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_NODES_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class Verdict(_message.Message):
     STATES_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_UNREAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_HELD_FIELD_NUMBER: _ClassVar[int]
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     accepted_nodes: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _containers.RepeatedCompositeFieldContainer[_types_pb2.TokenLogprobs]
@@ -53,7 +54,8 @@ class Verdict(_message.Message):
     states: _types_pb2.StateRows
     num_cached_tokens: int
     num_unread_tokens: int
-    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., num_unread_tokens: _Optional[int] = ...) -> None: ...
+    is_held: bool
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., accepted_nodes: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., verify_seconds: _Optional[float] = ..., transport_seconds: _Optional[float] = ..., states: _Optional[_Union[_types_pb2.StateRows, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., num_unread_tokens: _Optional[int] = ..., is_held: bool = ...) -> None: ...
 
 class Verdicts(_message.Message):
     __slots__ = ("verdicts",)

@@ -69,7 +69,7 @@ def fail_every_step(rank: VerifierRank) -> None:
     """Fail like a GPU after an illegal memory access. Runs in the process of a rank."""
     from diffuspec.models.target import CausalTarget
 
-    def fail(target: CausalTarget, requests: object) -> NoReturn:
+    def fail(target: CausalTarget, requests: object, admitted: object) -> NoReturn:
         raise VerifierError("an illegal memory access was encountered")
 
     CausalTarget.verify_here = fail  # type: ignore[assignment]

@@ -12,7 +12,7 @@ import pytest
 
 from diffuspec.core.errors import InvalidRequestError, VerifierError, VerifierUnavailableError
 from diffuspec.core.params import SamplingParams, SpeculationParams
-from diffuspec.core.types import Verdict, VerifyRequest
+from diffuspec.core.types import HELD, Verdict, VerifyRequest
 from tests.support.fakes import FakeVerifier, always_right, sometimes_right
 from tests.support.stage import (
     FOREVER,
@@ -57,6 +57,25 @@ async def test_a_client_that_asks_again_at_once_misses_no_verification():
             await stage.tokens([number], SamplingParams(max_tokens=1))
         assert [len(batch) for batch in stage.verifier.batches[-4:]] == [2] * 4
         assert await other == stage.plain(PROMPT, LONG)
+
+
+async def test_requests_go_on_beside_one_that_the_verifier_holds():
+    async with on_stage(fake_drafter(always_right), max_sequences=2) as stage:
+        verify, num_held = stage.verifier.verify, 0
+
+        async def hold_first(requests: Sequence[VerifyRequest]) -> list[Verdict]:
+            nonlocal num_held
+            await asyncio.sleep(0.01)
+            verdicts = await verify(requests)
+            is_held = [one.prefix[0] == 1 and num_held < 20 for one in requests]
+            num_held += any(is_held)
+            return [HELD if held else v for held, v in zip(is_held, verdicts, strict=True)]
+
+        stage.verifier.verify = hold_first  # type: ignore[method-assign]
+        held, other = stage.start([1], LONG), stage.start([2], LONG)
+        assert await other == stage.plain([2], LONG)
+        assert await held == stage.plain([1], LONG)
+        assert num_held == 20
 
 
 # ---- prefill

@@ -1,8 +1,9 @@
 """Several ranks that verify the same requests in the same order.
 
-Rank 0 broadcasts each batch. Every rank takes the whole step on logits that are the same to the
-last bit, and so reaches the same verdicts and the same cache. Verdicts are returned once all ranks
-have agreed on their digest. While idle, rank 0 broadcasts empty steps to detect lost ranks.
+Rank 0 broadcasts each batch, and what the forms of structured outputs admit of it. Every rank takes
+the whole step on logits that are the same to the last bit, and so reaches the same verdicts and the
+same cache. Verdicts are returned once all ranks have agreed on their digest. While idle, rank 0
+broadcasts empty steps to detect lost ranks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from diffuspec.models.ranks.rank_group import RankGroup
 from diffuspec.models.ranks.step_message import Step, decode_step, encode_step
 from diffuspec.models.target import CausalTarget
 from diffuspec.models.worker import Worker
+from diffuspec.text.answer_matchers import Admitted
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,9 @@ class LockstepTarget:
     async def verify(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
         """Verify a batch on all ranks. Raises InvalidRequestError before anything is broadcast."""
         self._target.check(requests)
-        return await self._run(list(requests)) if requests else []
+        if not requests:
+            return []
+        return await self._run(list(requests), await self._target.admit(requests))
 
     async def release(self, request_id: str) -> None:
         """Free a request's slot on all ranks at the start of the next step."""
@@ -85,35 +89,44 @@ class LockstepTarget:
                     await self._is_lost.wait()
             except TimeoutError:
                 if time.monotonic() - self._stepped_at >= self._idle_seconds:
-                    await self._run([])
+                    await self._run([], [])
             else:
                 raise VerifierUnavailableError(self._failure)
 
     async def close(self) -> None:
         """End the other ranks' loops, and stop the worker thread."""
         if not self._failure:
-            await self._worker.run(self._broadcast, [], is_last=True)
+            await self._worker.run(self._broadcast, [], [], is_last=True)
         self._worker.close()
 
-    async def _run(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+    async def _run(
+        self, requests: Sequence[VerifyRequest], admitted: Sequence[Admitted | None]
+    ) -> list[Verdict]:
         if self._failure:
             raise VerifierUnavailableError(self._failure)
         try:
-            return await self._worker.run(self._step, requests)
+            return await self._worker.run(self._step, requests, admitted)
         except VerifierUnavailableError as error:
             self._failure = str(error)
             self._is_lost.set()
             raise
 
-    def _step(self, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+    def _step(
+        self, requests: Sequence[VerifyRequest], admitted: Sequence[Admitted | None]
+    ) -> list[Verdict]:
         try:
-            return _take(self._broadcast(requests), self._target, self._group)
+            return _take(self._broadcast(requests, admitted), self._target, self._group)
         finally:
             self._stepped_at = time.monotonic()
 
-    def _broadcast(self, requests: Sequence[VerifyRequest], is_last: bool = False) -> Step:
+    def _broadcast(
+        self,
+        requests: Sequence[VerifyRequest],
+        admitted: Sequence[Admitted | None],
+        is_last: bool = False,
+    ) -> Step:
         released = [self._released.popleft() for _ in range(len(self._released))]
-        step = Step(next(self._numbers), released, requests, is_last)
+        step = Step(next(self._numbers), released, requests, admitted, is_last)
         self._group.broadcast(encode_step(step))
         return step
 
@@ -150,7 +163,7 @@ def _take(step: Step, target: CausalTarget, group: RankGroup) -> list[Verdict]:
     failure: VerifierError | InvalidRequestError | None = None
     try:
         if step.requests:
-            verdicts = target.verify_here(step.requests)
+            verdicts = target.verify_here(step.requests, step.admitted)
     except (VerifierError, InvalidRequestError) as error:
         logger.warning("rank %d failed in step %d: %s", group.rank, step.number, error)
         failure = error

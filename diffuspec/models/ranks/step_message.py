@@ -1,21 +1,24 @@
 """The message with which rank 0 broadcasts a step, as bytes.
 
-A header in JSON, then the token ids of the prefixes. It is data only, and never evaluated: request
-ids and stop strings come from users.
+A header in JSON, then the token ids of the prefixes, then masks. It is data only, and never
+evaluated: request ids and stop strings come from users.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, StatesWanted, TokenIds, VerifyRequest
+from diffuspec.text.answer_matchers import Admitted
 
 _LENGTH_BYTES = 8  # of the header, little-endian
 
@@ -27,6 +30,7 @@ class Step:
     number: int  # from 1, without gaps
     released: Sequence[str] = ()  # request ids to forget first
     requests: Sequence[VerifyRequest] = ()
+    admitted: Sequence[Admitted | None] = ()  # of each request
     is_last: bool = False
 
 
@@ -35,11 +39,13 @@ def encode_step(step: Step) -> bytes:
         "number": step.number,
         "released": list(step.released),
         "requests": [_describe(request) for request in step.requests],
+        "admitted": [found and [found.nodes, found.masks.shape] for found in step.admitted],
         "is_last": step.is_last,
     }
     text = json.dumps(header).encode()
     prefixes = [request.prefix.astype("<i4").tobytes() for request in step.requests]
-    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *prefixes])
+    masks = [found.masks.tobytes() for found in step.admitted if found is not None]
+    return b"".join([len(text).to_bytes(_LENGTH_BYTES, "little"), text, *prefixes, *masks])
 
 
 def decode_step(message: bytes) -> Step:
@@ -47,18 +53,35 @@ def decode_step(message: bytes) -> Step:
     try:
         end = _LENGTH_BYTES + int.from_bytes(message[:_LENGTH_BYTES], "little")
         header = json.loads(message[_LENGTH_BYTES:end])
-        token_ids = np.frombuffer(message[end:], "<i4").astype(np.int32)
         lengths = [fields["num_tokens"] for fields in header["requests"]]
-        if sum(lengths) != len(token_ids):
-            raise ValueError(f"{len(token_ids)} token ids for prefixes of {lengths}")
+        token_ids, rest = _split(message[end:], "<i4", sum(lengths))
+        admitted: list[Admitted | None] = []
+        for fields in header["admitted"]:
+            if fields is None:
+                admitted.append(None)
+                continue
+            nodes, shape = fields
+            masks, rest = _split(rest, "u1", math.prod(shape))
+            admitted.append(Admitted(nodes, masks.reshape(shape)))
+        if rest:
+            raise ValueError(f"{len(rest)} bytes too many")
+        token_ids = token_ids.astype(np.int32)
         prefixes = np.split(token_ids, np.cumsum(lengths)[:-1]) if lengths else []
         requests = [
             _request(fields, prefix)
             for fields, prefix in zip(header["requests"], prefixes, strict=True)
         ]
-        return Step(header["number"], header["released"], requests, header["is_last"])
+        return Step(header["number"], header["released"], requests, admitted, header["is_last"])
     except (ValueError, KeyError, TypeError) as error:
         raise VerifierError(f"a message between ranks cannot be read: {error!r}") from error
+
+
+def _split(data: bytes, dtype: str, count: int) -> tuple[NDArray[Any], bytes]:
+    """Return the first `count` numbers of a message, and its rest."""
+    size = count * np.dtype(dtype).itemsize
+    if len(data) < size:
+        raise ValueError(f"{len(data)} bytes for {count} numbers of {dtype}")
+    return np.frombuffer(data[:size], dtype).copy(), data[size:]
 
 
 def _describe(request: VerifyRequest) -> dict[str, Any]:

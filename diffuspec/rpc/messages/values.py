@@ -231,6 +231,7 @@ def verdict_to_proto(verdict: Verdict) -> verifier_pb2.Verdict:
         states=states_to_proto(verdict.states),
         num_cached_tokens=verdict.num_cached_tokens,
         num_unread_tokens=verdict.num_unread_tokens,
+        is_held=verdict.is_held,
     )
 
 
@@ -256,6 +257,7 @@ def verdict_from_proto(message: verifier_pb2.Verdict, transport_seconds: float =
         states=states_from_proto(message),
         num_cached_tokens=message.num_cached_tokens,
         num_unread_tokens=message.num_unread_tokens,
+        is_held=message.is_held,
     )
 
 

@@ -92,10 +92,10 @@ async def test_a_rank_reports_its_state_while_a_step_blocks_its_event_loop(
         statuses.append(asyncio.run(rank.status()))
         is_answered.set()
 
-    def verify(target: CausalTarget, requests: Sequence[VerifyRequest]) -> list[Verdict]:
+    def verify(target: CausalTarget, requests: Sequence[VerifyRequest], admitted: Any) -> Any:
         has_begun.set()
         assert is_answered.wait(10)
-        return verify_here(target, requests)
+        return verify_here(target, requests, admitted)
 
     verify_here = CausalTarget.verify_here
     monkeypatch.setattr(CausalTarget, "verify_here", verify)

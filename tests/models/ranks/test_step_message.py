@@ -12,6 +12,7 @@ from diffuspec.core.errors import VerifierError
 from diffuspec.core.params import SamplingParams, StructuredOutput
 from diffuspec.core.types import DraftTree, VerifyRequest
 from diffuspec.models.ranks.step_message import Step, decode_step, encode_step
+from diffuspec.text.answer_matchers import Admitted
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=8)
 SAMPLING = st.builds(
@@ -37,11 +38,15 @@ REQUESTS = st.builds(
     tree=TOKENS.map(lambda ids: DraftTree(tuple(ids), tuple(range(-1, len(ids) - 1)))),
     sampling=SAMPLING,
 )
+ADMITTED = st.integers(0, 3).map(
+    lambda n: Admitted([*range(n)], np.arange(2 + 2 * n, dtype=np.uint8).reshape(1 + n, 2))
+)
 STEPS = st.builds(
     Step,
     number=st.integers(1, 2**40),
     released=st.lists(st.text(max_size=5), max_size=3),
     requests=st.lists(REQUESTS, max_size=3),
+    admitted=st.lists(st.none() | ADMITTED, max_size=3),
     is_last=st.booleans(),
 )
 
@@ -54,6 +59,10 @@ def test_a_step_arrives_as_it_was_sent(step: Step) -> None:
         step.released,
         step.is_last,
     )
+    for put, found in zip(step.admitted, arrived.admitted, strict=True):
+        assert (put is None) == (found is None)
+        if put is not None and found is not None:
+            assert put.nodes == found.nodes and np.array_equal(put.masks, found.masks)
     assert len(arrived.requests) == len(step.requests)
     for sent, got in zip(step.requests, arrived.requests, strict=True):
         assert got.prefix.dtype == np.int32 and got.prefix.tolist() == sent.prefix.tolist()

@@ -1,0 +1,160 @@
+"""AnswerMasks: what structured outputs admit, computed in threads of their own.
+
+A verification waits for masks a moment only. A request whose masks take longer is held: it is
+verified later, and the others of its batch now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from diffuspec.core.params import StructuredOutput
+from diffuspec.core.types import VerifyRequest
+from diffuspec.text.answer_matchers import Admitted, AnswerMatchers
+
+_WAIT_SECONDS = 0.01  # what each slow mask may delay a step of other requests
+_ALONE_SECONDS = 0.05  # what it may delay a request that comes while all others are held
+_MAX_SLOW = 64  # forms
+
+
+class AnswerMasks:
+    """Admits draft trees to the grammars of their answers.
+
+    Forms whose masks were slow lately share a second thread, so that they delay no other form.
+    """
+
+    def __init__(
+        self,
+        matchers: AnswerMatchers,
+        is_inline: bool = False,
+        wait_seconds: float = _WAIT_SECONDS,
+        alone_seconds: float = _ALONE_SECONDS,
+    ) -> None:
+        """is_inline: masks that were fast lately are computed by the caller of `admit`."""
+        self._matchers = matchers
+        self._is_inline = is_inline
+        self._wait_seconds = wait_seconds
+        self._alone_seconds = alone_seconds
+        self._jobs: dict[str, _Job] = {}  # the latest of each request
+        self._listeners: dict[Callable[[], object], None] = {}  # called when a job has ended
+        self._slow: OrderedDict[StructuredOutput, None] = OrderedDict()
+        self._fast_thread = ThreadPoolExecutor(1, thread_name_prefix="masks")
+        self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="slow masks")
+
+    async def admit(self, requests: Sequence[VerifyRequest]) -> list[Admitted | None]:
+        """Return the part of each request's draft tree that its form admits.
+
+        None for a request without a form, and for one whose masks are not ready: ask again. Raises
+        InvalidRequestError for a form that cannot be used, or an answer that cannot go on.
+        """
+        if not any(request.sampling.structured_output for request in requests):
+            return [None] * len(requests)
+        changed = asyncio.Event()
+        listener = partial(asyncio.get_running_loop().call_soon_threadsafe, changed.set)
+        self._listeners[listener] = None
+        try:
+            jobs = [self._job_of(request) for request in requests]
+            new = [job for job, is_new in jobs if job is not None and is_new]
+            await _wait(lambda: all(job.is_done for job in new), changed, self._wait_seconds)
+            known = [job for job, _ in jobs]
+            await _wait(
+                lambda: any(job is None or job.is_done for job in known),
+                changed,
+                self._alone_seconds,
+            )
+        finally:
+            del self._listeners[listener]
+        return [
+            None if job is None else job.result_for(request)
+            for job, request in zip(known, requests, strict=True)
+        ]
+
+    def release(self, request_id: str) -> None:
+        """Forget a request. Unknown ids are ignored."""
+        self._jobs.pop(request_id, None)
+        self._matchers.release(request_id)
+
+    def close(self) -> None:
+        """Wait for the masks that are being computed, then stop the threads."""
+        self._fast_thread.shutdown(cancel_futures=True)
+        self._slow_thread.shutdown(cancel_futures=True)
+
+    def _job_of(self, request: VerifyRequest) -> tuple[_Job | None, bool]:
+        """Return the job of a request, None without a form, and whether it is a new one."""
+        form = request.sampling.structured_output
+        if form is None:
+            return None, False
+        job = self._jobs.get(request.request_id)
+        if job is not None and (not job.is_done or job.is_of(request)):
+            return job, False
+        self._jobs[request.request_id] = job = _Job(request)
+        is_slow = form in self._slow
+        if self._is_inline and not is_slow:
+            self._run(job, form)
+        else:
+            thread = self._slow_thread if is_slow else self._fast_thread
+            thread.submit(self._run, job, form)
+        return job, True
+
+    def _run(self, job: _Job, form: StructuredOutput) -> None:
+        started = time.monotonic()
+        try:
+            job.result = self._matchers.admit(job.request)
+        except Exception as error:  # raised to the caller of `admit`
+            job.result = error
+        if time.monotonic() - started > self._wait_seconds:
+            self._slow[form] = None
+            if len(self._slow) > _MAX_SLOW:
+                self._slow.popitem(last=False)
+        else:
+            self._slow.pop(form, None)
+        for listener in list(self._listeners):
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                listener()
+
+
+class _Job:
+    """A draft tree to admit, and what came of it."""
+
+    def __init__(self, request: VerifyRequest) -> None:
+        self.request = request
+        self.result: Admitted | Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.result is not None
+
+    def is_of(self, request: VerifyRequest) -> bool:
+        """Whether this is the job of a request with this prefix, tree and form."""
+        mine = self.request
+        return (
+            mine.tree == request.tree
+            and mine.sampling.structured_output == request.sampling.structured_output
+            and mine.num_prompt_tokens == request.num_prompt_tokens
+            and np.array_equal(mine.prefix, request.prefix)
+        )
+
+    def result_for(self, request: VerifyRequest) -> Admitted | None:
+        """Return the result, None if there is none yet; raise the error."""
+        if not self.is_done or not self.is_of(request):
+            return None
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+async def _wait(is_over: Callable[[], bool], changed: asyncio.Event, seconds: float) -> None:
+    """Wait until a condition holds, looked at after each change, for so many seconds at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while not is_over():
+                changed.clear()
+                await changed.wait()
