@@ -27,6 +27,7 @@ from diffuspec_client.draft_service_pb2 import (
 )
 from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
+from diffuspec_client.silence import MAX_SILENT_STEPS, Silence
 from diffuspec_client.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,9 @@ class Draft:
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)  # natural log
-    source: str = ""  # of DraftSource, in lower case: where it comes from, or why there is none
+    # Where it comes from, or why there is none: a DraftSource in lower case, or "silent" if the
+    # server has said that there would be none.
+    source: str = ""
 
 
 class DraftClient:
@@ -93,6 +96,7 @@ class DraftClient:
         self._arrival = threading.Condition()
         self._returned_at = 0.0  # from the last step
         self._wait_seconds = 0.0  # of the last step
+        self._silence = Silence()
         self._problems = Problems(logger)
         self._on_outcomes = on_outcomes
         hello = Hello(
@@ -106,6 +110,7 @@ class DraftClient:
             max_draft_tokens=max_draft_tokens,
             form=DRAFT_FORM_TREE if is_tree else DRAFT_FORM_CHAIN,
             wants_outcomes=on_outcomes is not None,
+            max_silent_steps=0 if on_outcomes is not None else MAX_SILENT_STEPS,
         )
         self._connection = Connection(settings, hello, vocabulary, self._take)
 
@@ -121,7 +126,7 @@ class DraftClient:
 
     @property
     def step_id(self) -> int:
-        """The latest step's, as tables of outcomes have it."""
+        """The latest reported step's, as tables of outcomes have it."""
         return self._step_id
 
     def wait_until_connected(self, seconds: float) -> bool:
@@ -139,23 +144,32 @@ class DraftClient:
 
         ended: requests that will not come again.
         """
-        started = time.monotonic()
         try:
-            return self._step(rows, ended, started)
+            return self._step(rows, ended)
         except Exception:
             message = "drafting failed in the client; the engine goes on without drafts"
             self._problems.show(message, has_trace=True)
             return [Draft() for _ in rows]
+
+    def _step(self, rows: Sequence[Row], ended: Sequence[str]) -> list[Draft]:
+        number = self._connection.number
+        if number != self._connection_number:  # another connection holds nothing yet
+            self._connection_number, self._silence = number, Silence()
+            self._held, self._ended, self._step_id, self._returned_at = {}, [], 0, 0.0
+        self._ended += [one for one in ended if self._held.pop(one, None) is not None]
+        if self._silence.covers([row.request_id for row in rows]):
+            return [Draft(source="silent") for _ in rows]
+        started = time.monotonic()
+        try:
+            return self._report(rows, number, started)
         finally:
             self._returned_at = time.monotonic()
             self._wait_seconds = self._returned_at - started
 
-    def _step(self, rows: Sequence[Row], ended: Sequence[str], started: float) -> list[Draft]:
-        number = self._connection.number
-        if number != self._connection_number:  # another connection holds nothing yet
-            self._connection_number = number
-            self._held, self._ended, self._step_id, self._returned_at = {}, [], 0, 0.0
-        self._ended += [one for one in ended if self._held.pop(one, None) is not None]
+    def _report(self, rows: Sequence[Row], number: int, started: float) -> list[Draft]:
+        """Send a step to the server, and return its drafts."""
+        num_silent = self._silence.num_steps
+        self._silence.begin(0, ())
         if not number or not rows:
             return [Draft() for _ in rows]
         self._step_id += 1
@@ -166,13 +180,17 @@ class DraftClient:
             deadline_seconds=self._deadline,
             verify_seconds=started - self._returned_at if self._returned_at else 0.0,
             wait_seconds=self._wait_seconds,
+            num_silent_steps=num_silent,
         )
         self._ended = []
         self._connection.send(step)
         answer = self._wait(started + self._deadline + _GRACE_SECONDS, number)
         if answer is None or len(answer.rows) != len(rows):
             return [Draft() for _ in rows]
-        return [self._checked(one, row) for one, row in zip(answer.rows, rows, strict=True)]
+        drafts = [self._checked(one, row) for one, row in zip(answer.rows, rows, strict=True)]
+        if not any([draft.token_ids for draft in drafts]):
+            self._silence.begin(answer.num_silent_steps, [row.request_id for row in rows])
+        return drafts
 
     def _row(self, row: Row) -> RequestRow:
         """Return what the server lacks of a request, and count it as held."""

@@ -24,37 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n diffuspec/v1/draft_service.proto\x12\x0c\x64iffuspec.v1\"k\n\x0e\x43onnectRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.diffuspec.v1.HelloH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.diffuspec.v1.EngineStepH\x00\x42\t\n\x07message\"\xa2\x01\n\x0f\x43onnectResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.diffuspec.v1.WelcomeH\x00\x12*\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x18.diffuspec.v1.StepDraftsH\x00\x12.\n\x08outcomes\x18\x03 \x01(\x0b\x32\x1a.diffuspec.v1.OutcomeTableH\x00\x42\t\n\x07message\"\x8a\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\x0c\x12\x12\n\nvocabulary\x18\x06 \x03(\x0c\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x14\n\x0cmax_requests\x18\x08 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\t \x01(\r\x12%\n\x04\x66orm\x18\n \x01(\x0e\x32\x17.diffuspec.v1.DraftForm\x12\x16\n\x0ewants_outcomes\x18\x0b \x01(\x08\"\x8b\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x14\n\x0cmax_requests\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\"\xa8\x01\n\nEngineStep\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x04rows\x18\x02 \x03(\x0b\x32\x18.diffuspec.v1.RequestRow\x12\x19\n\x11\x65nded_request_ids\x18\x03 \x03(\t\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x04 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x05 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x06 \x01(\x01\"\xa8\x01\n\nRequestRow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x17\n\x0fmax_tokens_left\x18\x05 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x11\"C\n\nStepDrafts\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12$\n\x04rows\x18\x02 \x03(\x0b\x32\x16.diffuspec.v1.RowDraft\"n\n\x08RowDraft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x13\n\x0b\x63onfidences\x18\x03 \x03(\x02\x12)\n\x06source\x18\x04 \x01(\x0e\x32\x19.diffuspec.v1.DraftSource\"O\n\x0cOutcomeTable\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12.\n\x08outcomes\x18\x02 \x03(\x0b\x32\x1c.diffuspec.v1.DraftedOutcome\"m\n\x0e\x44raftedOutcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04node\x18\x05 \x01(\x11*R\n\tDraftForm\x12\x1a\n\x16\x44RAFT_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44RAFT_FORM_CHAIN\x10\x01\x12\x13\n\x0f\x44RAFT_FORM_TREE\x10\x02*\xe0\x01\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_AHEAD\x10\x01\x12\x15\n\x11\x44RAFT_SOURCE_REST\x10\x02\x12\x16\n\x12\x44RAFT_SOURCE_FRESH\x10\x03\x12\x1d\n\x19\x44RAFT_SOURCE_NOT_WORTH_IT\x10\x04\x12\x15\n\x11\x44RAFT_SOURCE_LATE\x10\x05\x12\x17\n\x13\x44RAFT_SOURCE_FAILED\x10\x06\x12\x1d\n\x19\x44RAFT_SOURCE_UNKNOWN_BASE\x10\x07\x32Z\n\x0c\x44raftService\x12J\n\x07\x43onnect\x12\x1c.diffuspec.v1.ConnectRequest\x1a\x1d.diffuspec.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n diffuspec/v1/draft_service.proto\x12\x0c\x64iffuspec.v1\"k\n\x0e\x43onnectRequest\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.diffuspec.v1.HelloH\x00\x12(\n\x04step\x18\x02 \x01(\x0b\x32\x18.diffuspec.v1.EngineStepH\x00\x42\t\n\x07message\"\xa2\x01\n\x0f\x43onnectResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.diffuspec.v1.WelcomeH\x00\x12*\n\x06\x64rafts\x18\x02 \x01(\x0b\x32\x18.diffuspec.v1.StepDraftsH\x00\x12.\n\x08outcomes\x18\x03 \x01(\x0b\x32\x1a.diffuspec.v1.OutcomeTableH\x00\x42\t\n\x07message\"\xa4\x02\n\x05Hello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06\x65ngine\x18\x02 \x01(\t\x12\x0e\n\x06tenant\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x19\n\x11vocabulary_digest\x18\x05 \x01(\x0c\x12\x12\n\nvocabulary\x18\x06 \x03(\x0c\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x14\n\x0cmax_requests\x18\x08 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\t \x01(\r\x12%\n\x04\x66orm\x18\n \x01(\x0e\x32\x17.diffuspec.v1.DraftForm\x12\x16\n\x0ewants_outcomes\x18\x0b \x01(\x08\x12\x18\n\x10max_silent_steps\x18\x0c \x01(\r\"\x8b\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06server\x18\x02 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x03 \x01(\t\x12\x14\n\x0cmax_requests\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\"\xc2\x01\n\nEngineStep\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12&\n\x04rows\x18\x02 \x03(\x0b\x32\x18.diffuspec.v1.RequestRow\x12\x19\n\x11\x65nded_request_ids\x18\x03 \x03(\t\x12\x18\n\x10\x64\x65\x61\x64line_seconds\x18\x04 \x01(\x01\x12\x16\n\x0everify_seconds\x18\x05 \x01(\x01\x12\x14\n\x0cwait_seconds\x18\x06 \x01(\x01\x12\x18\n\x10num_silent_steps\x18\x07 \x01(\r\"\xa8\x01\n\nRequestRow\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x62\x61se_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x17\n\x0fmax_tokens_left\x18\x05 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x11\"]\n\nStepDrafts\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12$\n\x04rows\x18\x02 \x03(\x0b\x32\x16.diffuspec.v1.RowDraft\x12\x18\n\x10num_silent_steps\x18\x03 \x01(\r\"n\n\x08RowDraft\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\x12\x13\n\x0b\x63onfidences\x18\x03 \x03(\x02\x12)\n\x06source\x18\x04 \x01(\x0e\x32\x19.diffuspec.v1.DraftSource\"O\n\x0cOutcomeTable\x12\x0f\n\x07step_id\x18\x01 \x01(\x04\x12.\n\x08outcomes\x18\x02 \x03(\x0b\x32\x1c.diffuspec.v1.DraftedOutcome\"m\n\x0e\x44raftedOutcome\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x14\n\x0cnum_accepted\x18\x02 \x01(\r\x12\x10\n\x08token_id\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12\x0c\n\x04node\x18\x05 \x01(\x11*R\n\tDraftForm\x12\x1a\n\x16\x44RAFT_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10\x44RAFT_FORM_CHAIN\x10\x01\x12\x13\n\x0f\x44RAFT_FORM_TREE\x10\x02*\xe0\x01\n\x0b\x44raftSource\x12\x1c\n\x18\x44RAFT_SOURCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44RAFT_SOURCE_AHEAD\x10\x01\x12\x15\n\x11\x44RAFT_SOURCE_REST\x10\x02\x12\x16\n\x12\x44RAFT_SOURCE_FRESH\x10\x03\x12\x1d\n\x19\x44RAFT_SOURCE_NOT_WORTH_IT\x10\x04\x12\x15\n\x11\x44RAFT_SOURCE_LATE\x10\x05\x12\x17\n\x13\x44RAFT_SOURCE_FAILED\x10\x06\x12\x1d\n\x19\x44RAFT_SOURCE_UNKNOWN_BASE\x10\x07\x32Z\n\x0c\x44raftService\x12J\n\x07\x43onnect\x12\x1c.diffuspec.v1.ConnectRequest\x1a\x1d.diffuspec.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'diffuspec.v1.draft_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTFORM']._serialized_start=1450
-  _globals['_DRAFTFORM']._serialized_end=1532
-  _globals['_DRAFTSOURCE']._serialized_start=1535
-  _globals['_DRAFTSOURCE']._serialized_end=1759
+  _globals['_DRAFTFORM']._serialized_start=1528
+  _globals['_DRAFTFORM']._serialized_end=1610
+  _globals['_DRAFTSOURCE']._serialized_start=1613
+  _globals['_DRAFTSOURCE']._serialized_end=1837
   _globals['_CONNECTREQUEST']._serialized_start=50
   _globals['_CONNECTREQUEST']._serialized_end=157
   _globals['_CONNECTRESPONSE']._serialized_start=160
   _globals['_CONNECTRESPONSE']._serialized_end=322
   _globals['_HELLO']._serialized_start=325
-  _globals['_HELLO']._serialized_end=591
-  _globals['_WELCOME']._serialized_start=594
-  _globals['_WELCOME']._serialized_end=733
-  _globals['_ENGINESTEP']._serialized_start=736
-  _globals['_ENGINESTEP']._serialized_end=904
-  _globals['_REQUESTROW']._serialized_start=907
-  _globals['_REQUESTROW']._serialized_end=1075
-  _globals['_STEPDRAFTS']._serialized_start=1077
-  _globals['_STEPDRAFTS']._serialized_end=1144
-  _globals['_ROWDRAFT']._serialized_start=1146
-  _globals['_ROWDRAFT']._serialized_end=1256
-  _globals['_OUTCOMETABLE']._serialized_start=1258
-  _globals['_OUTCOMETABLE']._serialized_end=1337
-  _globals['_DRAFTEDOUTCOME']._serialized_start=1339
-  _globals['_DRAFTEDOUTCOME']._serialized_end=1448
-  _globals['_DRAFTSERVICE']._serialized_start=1761
-  _globals['_DRAFTSERVICE']._serialized_end=1851
+  _globals['_HELLO']._serialized_end=617
+  _globals['_WELCOME']._serialized_start=620
+  _globals['_WELCOME']._serialized_end=759
+  _globals['_ENGINESTEP']._serialized_start=762
+  _globals['_ENGINESTEP']._serialized_end=956
+  _globals['_REQUESTROW']._serialized_start=959
+  _globals['_REQUESTROW']._serialized_end=1127
+  _globals['_STEPDRAFTS']._serialized_start=1129
+  _globals['_STEPDRAFTS']._serialized_end=1222
+  _globals['_ROWDRAFT']._serialized_start=1224
+  _globals['_ROWDRAFT']._serialized_end=1334
+  _globals['_OUTCOMETABLE']._serialized_start=1336
+  _globals['_OUTCOMETABLE']._serialized_end=1415
+  _globals['_DRAFTEDOUTCOME']._serialized_start=1417
+  _globals['_DRAFTEDOUTCOME']._serialized_end=1526
+  _globals['_DRAFTSERVICE']._serialized_start=1839
+  _globals['_DRAFTSERVICE']._serialized_end=1929
 # @@protoc_insertion_point(module_scope)

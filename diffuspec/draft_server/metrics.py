@@ -35,6 +35,10 @@ class DraftMetrics:
         self.answer_seconds = table.histogram(
             "draft_answer_seconds", "From the receipt of a step to its answer.", bounds=_SHORT
         )
+        self.silent_steps = table.counter(
+            "draft_silent_steps",
+            "Steps that engines did not report, being told that there would be no drafts.",
+        )
         self.calls = table.histogram(
             "draft_call_seconds",
             "Calls of the drafter: drafts that engines wait for, and those made ahead.",
@@ -52,6 +56,7 @@ class SessionStats:
     def __init__(self, metrics: DraftMetrics) -> None:
         self._metrics = metrics
         self.num_steps = 0
+        self.num_silent = 0  # steps beside those, not reported
         self.num_rows = 0
         self.num_accepted = 0
         self.sources: Counter[str] = Counter()
@@ -68,6 +73,10 @@ class SessionStats:
         self._metrics.drafts.inc(name)
         self._metrics.draft_tokens.at().value += num_tokens
 
+    def count_silent(self, num_steps: int) -> None:
+        self.num_silent += num_steps
+        self._metrics.silent_steps.at().value += num_steps
+
     def count_step(self, seconds: float) -> None:
         self.num_steps += 1
         self.num_quick += seconds <= 0.002
@@ -81,6 +90,7 @@ class SessionStats:
         quick = 100 * self.num_quick / max(self.num_steps, 1)
         accepted = self.num_accepted / max(self.num_rows, 1)
         return (
-            f"{self.num_steps} steps, {quick:.0f} % answered within 2 ms; {self.num_rows} rows "
+            f"{self.num_steps} steps, {quick:.0f} % answered within 2 ms, and {self.num_silent} "
+            f"without a message; {self.num_rows} rows "
             f"({shares or 'none'}), {accepted:.2f} tokens accepted in the mean"
         )

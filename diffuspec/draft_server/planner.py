@@ -19,6 +19,7 @@ from diffuspec.scheduler.learner import NUM_PLAIN
 
 _LEAST_TOKENS = 3  # of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
+MAX_SILENT_STEPS = 64  # after which an engine asks again; an answer then costs it next to nothing
 _MAX_HELD = 8  # steps without drafts, to measure them, that read prompts and measure nothing
 
 
@@ -72,6 +73,10 @@ class Planner:
     def verify_seconds(self, num_rows: int, num_requests: int) -> float:
         """Expected seconds of a step of the engine."""
         return self._costs.verify_seconds(num_rows, num_requests)
+
+    def plain_seconds(self, num_requests: int) -> float:
+        """Expected seconds from one step of the engine without drafts to the next."""
+        return self._costs.plain_seconds(num_requests)
 
     # ---- what to draft
 
@@ -178,7 +183,34 @@ class Planner:
             return [len(one) for one in reaches]
         return nodes_to_verify(reaches, num_requests, curve, self._rate)
 
+    def num_silent_steps(self, requests: Sequence[EngineRequest]) -> int:
+        """Return for how many of its next steps the engine need not ask, where `lengths` is empty.
+
+        The wait for an answer is no part of plain decoding: it is measured while none is asked for.
+        """
+        number = len(requests)
+        if not any([one.room for one in requests]):
+            return MAX_SILENT_STEPS
+        if self._baseline.allows(self._drafter, number):
+            return NUM_PLAIN
+        stopped = self._baseline.num_stopped_steps(self._drafter, number)
+        return min(int(stopped), MAX_SILENT_STEPS)
+
     # ---- what the engine reports
+
+    def observe_silence(self, num_requests: int, num_steps: int, seconds: float) -> None:
+        """Learn from steps without drafts, the first of them after an answer."""
+        self._num_held, self._num_plain = 0, num_steps
+        costs, each = self._costs, seconds / num_steps
+        is_measured = num_steps > NUM_PLAIN
+        if is_measured:
+            costs.observe_verification(num_requests, num_requests, each, {})
+            costs.observe_plain(num_requests, each, each)
+        if costs.verification.curve.is_known:
+            plain = costs.plain_seconds(num_requests)
+            spent = num_steps * min(each, MAX_JUMP * plain)
+            interval = Interval(num_requests, spent, plain, plain)
+            self._baseline.observe_plain(interval, is_measured=is_measured)
 
     def observe(
         self, sent: Sent, accepted: float, verify: float, wait: float, busy_seconds: float

@@ -8,17 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from diffuspec.algorithm.draft_tree import best_chain
-from diffuspec.algorithm.outcomes import OutcomeModel
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import EMPTY_DRAFT
 from diffuspec.draft_server.answers import likeliest, outcome_message, row_message
 from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
+from diffuspec.draft_server.engine_requests import Advance, EngineRequests
 from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest, Made
 from diffuspec.draft_server.tenants import Tenant
 from diffuspec.draft_server.validation import check_step
-from diffuspec.scheduler.acceptance import SharedExpectation
 from diffuspec.v1.draft_service_pb2 import (
     DRAFT_FORM_TREE,
     DRAFT_SOURCE_AHEAD,
@@ -32,7 +31,6 @@ from diffuspec.v1.draft_service_pb2 import (
     EngineStep,
     Hello,
     OutcomeTable,
-    RequestRow,
     StepDrafts,
 )
 
@@ -72,18 +70,12 @@ class Session:
         self._tenant = tenant
         self._takes_trees = hello.form == DRAFT_FORM_TREE
         self.planner = Planner(drafter, dispatcher.costs)
-        self._shared = SharedExpectation(min(hello.max_draft_tokens, 128))
-        self._outcomes = OutcomeModel()
-        self._requests: dict[str, EngineRequest] = {}
+        self.requests = EngineRequests(name, hello, info, dispatcher.forget)
         self._sent: Sent | None = None
         self._sent_at = 0.0
         self._verifying: list[EngineRequest] = []  # those that draft
         self._step_id = 0
         self._pushed: set[tuple[EngineRequest, tuple[int, ...]]] = set()
-
-    @property
-    def requests(self) -> Sequence[EngineRequest]:
-        return [*self._requests.values()]
 
     @property
     def weight(self) -> float:
@@ -100,12 +92,16 @@ class Session:
         """Answer a step, within its deadline. Raises InvalidRequestError before any work."""
         received = time.monotonic()
         check_step(step, self._hello, self._info, self._step_id)
-        self._end(step.ended_request_ids)
-        rows, accepted, is_whole = self._advance(step.rows)
-        if self._sent is not None and is_whole and step.verify_seconds > 0:
-            busy = self._dispatcher.busy.seconds(received)
-            self.planner.observe(self._sent, accepted, step.verify_seconds, step.wait_seconds, busy)
-        known = [one for one in rows if one.source != DRAFT_SOURCE_UNKNOWN_BASE]
+        self.requests.end(step.ended_request_ids)
+        found = self.requests.take(step.rows)
+        self.stats.count_accepted(found.num_accepted)
+        self.stats.count_silent(step.num_silent_steps)
+        if self._sent is not None and found.is_whole and step.verify_seconds > 0:
+            self._learn(self._sent, step, found, received)
+        rows = [_Row(one) for one in found.requests]
+        for number in found.unknown:
+            rows[number].source = DRAFT_SOURCE_UNKNOWN_BASE
+        known = [row for number, row in enumerate(rows) if number not in found.unknown]
         reading = self.planner.reading_seconds([row.request for row in known])
         waited = await self._draft(known, received + step.deadline_seconds)
         answer = self._answer(step, rows, waited, min(reading, waited))
@@ -114,66 +110,21 @@ class Session:
         self._dispatcher.wake()
         return answer
 
-    def _end(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            request = self._requests.pop(request_id, None)
-            if request is not None:
-                self._dispatcher.forget(request)
+    def _learn(self, sent: Sent, step: EngineStep, found: Advance, received: float) -> None:
+        """Learn from what the engine has done since the last answer."""
+        if step.num_silent_steps:
+            steps = 1 + step.num_silent_steps
+            self.planner.observe_silence(sent.num_requests, steps, step.verify_seconds)
+            return
+        busy = self._dispatcher.busy.seconds(received)
+        # Of requests that have ended, as many tokens were accepted as were expected.
+        accepted = found.num_accepted + max(sent.num_expected - found.num_expected, 0.0)
+        self.planner.observe(sent, accepted, step.verify_seconds, step.wait_seconds, busy)
 
     def close(self) -> None:
         """Forget all requests: the engine has gone."""
         self._verifying = []
-        self._end([*self._requests])
-
-    def _advance(self, rows: Sequence[RequestRow]) -> tuple[list[_Row], float, bool]:
-        """Take the new tokens of all rows.
-
-        Returns the rows, the drafted tokens accepted, and whether the engine did nothing else in
-        this step than to verify: it has read no prompt.
-        """
-        found: list[_Row] = []
-        accepted, is_whole, num_told = 0.0, True, 0.0
-        for row in rows:
-            request = self._requests.get(row.request_id)
-            if request is None and not row.base_length:
-                request, is_whole = self._new(row), False
-            if request is None or row.base_length > request.num_tokens:
-                unknown = EngineRequest("", 0, self._shared, self._outcomes)
-                found.append(_Row(unknown, DRAFT_SOURCE_UNKNOWN_BASE))
-                is_whole = False
-                continue
-            expected = request.num_expected
-            verdict = request.advance(row.base_length, row.token_ids)
-            if verdict is not None:
-                accepted += verdict.num_accepted_tokens
-                self.stats.count_accepted(verdict.num_accepted_tokens)
-                num_told += expected
-            request.priority = row.priority
-            self._bound(request, row)
-            self._requests[row.request_id] = self._requests.pop(row.request_id)  # the latest last
-            found.append(_Row(request))
-        self._end([*self._requests][: max(len(self._requests) - 2 * self._hello.max_requests, 0)])
-        if self._sent is not None:  # of requests that have ended, as many as were expected
-            accepted += max(self._sent.num_expected - num_told, 0.0)
-        return found, accepted, is_whole
-
-    def _bound(self, request: EngineRequest, row: RequestRow) -> None:
-        """Note how much may be drafted for a request from now on."""
-        is_foreign = max(row.token_ids, default=0) >= self._info.vocab_size
-        request.is_foreign = request.is_foreign or is_foreign
-        fits = request.num_tokens < self._info.max_model_len and not request.is_foreign
-        limits = (row.max_draft_tokens, self._hello.max_draft_tokens)
-        request.max_draft_tokens = min(one for one in limits if one) if fits else 0
-        longest = min(self._hello.max_model_len, self._info.max_model_len)
-        request.num_left = row.max_tokens_left or longest - request.num_tokens
-        if request.num_tokens >= self._info.max_model_len:
-            request.drop_tokens()
-
-    def _new(self, row: RequestRow) -> EngineRequest:
-        name = f"{self.name}/{row.request_id}"
-        request = EngineRequest(name, row.num_prompt_tokens, self._shared, self._outcomes)
-        self._requests[row.request_id] = request
-        return request
+        self.requests.end_all()
 
     async def _draft(self, rows: Sequence[_Row], deadline: float) -> float:
         """Find a draft for each row, or have it made. Returns the seconds waited for drafts."""
@@ -274,7 +225,17 @@ class Session:
             row_message(answers.get(id(row), EMPTY_DRAFT), row.source, self._takes_trees)
             for row in rows
         ]
-        return StepDrafts(step_id=step.step_id, rows=messages)
+        return StepDrafts(
+            step_id=step.step_id, rows=messages, num_silent_steps=self._num_silent_steps(rows)
+        )
+
+    def _num_silent_steps(self, rows: Sequence[_Row]) -> int:
+        """Return how many of its next steps the engine need not report."""
+        most = self._hello.max_silent_steps
+        is_known = all([row.source == DRAFT_SOURCE_NOT_WORTH_IT for row in rows])
+        if self._verifying or not most or not rows or not is_known:
+            return 0
+        return min(self.planner.num_silent_steps([row.request for row in rows]), most)
 
     def _reach(self, row: _Row) -> list[float]:
         """Return the reach of the nodes of a row's draft; 0 for what the engine cannot take."""
@@ -319,7 +280,7 @@ class Session:
         if self.on_outcomes is None:
             return
         table = OutcomeTable(step_id=self._step_id)
-        for request_id, request in self._requests.items():
+        for request_id, request in self.requests.items():
             for made in request.made_ahead():
                 if (request, made.tokens) not in self._pushed:
                     self._pushed.add((request, made.tokens))

@@ -12,6 +12,7 @@ from diffuspec.v1.draft_service_pb2 import EngineStep, Hello, RequestRow
 
 PROTOCOL_VERSION = 1
 MAX_REQUESTS = 4096  # of one engine
+MAX_SILENT_STEPS = 4096
 MAX_ID_LENGTH = 256
 MAX_NAME_LENGTH = 64
 MAX_DEADLINE_SECONDS = 60.0
@@ -33,6 +34,7 @@ def check_hello(hello: Hello, info: TargetInfo, digest: bytes, vocabulary: Seque
             raise InvalidRequestError(f"{name} must be of at most {MAX_NAME_LENGTH} characters")
     _require("max_requests", hello.max_requests, 1, MAX_REQUESTS)
     _require("max_draft_tokens", hello.max_draft_tokens, 1, MAX_DRAFT_TOKENS)
+    _require("max_silent_steps", hello.max_silent_steps, 0, MAX_SILENT_STEPS)
     _require("max_model_len", hello.max_model_len, 2, _MAX_CONTEXT)
     if hello.vocabulary:
         _compare(hello.vocabulary, vocabulary)
@@ -74,6 +76,7 @@ def check_step(step: EngineStep, hello: Hello, info: TargetInfo, last_step_id: i
         if not (math.isfinite(seconds) and seconds >= 0):
             raise InvalidRequestError(f"{name} must be 0 or more, got {seconds}")
     _require("deadline_seconds", step.deadline_seconds, 0, MAX_DEADLINE_SECONDS)
+    _require("num_silent_steps", step.num_silent_steps, 0, hello.max_silent_steps)
     seen: set[str] = set()
     for row in step.rows:
         _check_row(row, hello, info)

@@ -52,9 +52,20 @@ class _Account:
         self.balance = min(max(self.balance + steps, -most), most)
         self.worst = max(0.98 * self.worst, -steps) if steps < 0 else self.worst
         # Drafts go on with enough for another step like the worst; if they lose it, they stop.
-        least = -self.scale * _FIRST_BALANCE
-        enough = min(least + self.worst, 0.0)  # a drafter that hung once is not stopped for ever
-        self.is_stopped = self.balance < (enough if self.is_stopped else least)
+        self.is_stopped = self.balance < (self._enough if self.is_stopped else self._least)
+
+    @property
+    def missing(self) -> float:
+        """Plain steps that drafts which are stopped have to save before they go on."""
+        return max(self._enough - self.balance, 0.0) if self.is_stopped else 0.0
+
+    @property
+    def _least(self) -> float:
+        return -self.scale * _FIRST_BALANCE
+
+    @property
+    def _enough(self) -> float:
+        return min(self._least + self.worst, 0.0)  # a drafter that hung once does not stop for ever
 
     def corrected(self, accepted: float, expected: float) -> float:
         """Return the tokens expected, by how right expectations were lately.
@@ -112,6 +123,10 @@ class Baseline:
     def allows(self, drafter: str, num_running: int) -> bool:
         """Whether requests may draft, as far as plain decoding is not faster."""
         return not self._account(drafter, num_running).is_stopped
+
+    def num_stopped_steps(self, drafter: str, num_running: int) -> float:
+        """Plain steps until requests may draft again; 0: they may."""
+        return self._account(drafter, num_running).missing / _TRIAL_SHARE
 
     def allows_trial(self, drafter: str, num_running: int, steps: float) -> bool:
         """Whether a trial may be made that costs that many plain steps.

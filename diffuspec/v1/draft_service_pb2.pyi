@@ -54,7 +54,7 @@ class ConnectResponse(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., drafts: _Optional[_Union[StepDrafts, _Mapping]] = ..., outcomes: _Optional[_Union[OutcomeTable, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "engine", "tenant", "vocab_size", "vocabulary_digest", "vocabulary", "max_model_len", "max_requests", "max_draft_tokens", "form", "wants_outcomes")
+    __slots__ = ("protocol_version", "engine", "tenant", "vocab_size", "vocabulary_digest", "vocabulary", "max_model_len", "max_requests", "max_draft_tokens", "form", "wants_outcomes", "max_silent_steps")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,7 @@ class Hello(_message.Message):
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     WANTS_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_SILENT_STEPS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     engine: str
     tenant: str
@@ -77,7 +78,8 @@ class Hello(_message.Message):
     max_draft_tokens: int
     form: DraftForm
     wants_outcomes: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., tenant: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocabulary_digest: _Optional[bytes] = ..., vocabulary: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., form: _Optional[_Union[DraftForm, str]] = ..., wants_outcomes: bool = ...) -> None: ...
+    max_silent_steps: int
+    def __init__(self, protocol_version: _Optional[int] = ..., engine: _Optional[str] = ..., tenant: _Optional[str] = ..., vocab_size: _Optional[int] = ..., vocabulary_digest: _Optional[bytes] = ..., vocabulary: _Optional[_Iterable[bytes]] = ..., max_model_len: _Optional[int] = ..., max_requests: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., form: _Optional[_Union[DraftForm, str]] = ..., wants_outcomes: bool = ..., max_silent_steps: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "server", "drafter", "max_requests", "max_model_len", "max_draft_tokens")
@@ -96,20 +98,22 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., server: _Optional[str] = ..., drafter: _Optional[str] = ..., max_requests: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class EngineStep(_message.Message):
-    __slots__ = ("step_id", "rows", "ended_request_ids", "deadline_seconds", "verify_seconds", "wait_seconds")
+    __slots__ = ("step_id", "rows", "ended_request_ids", "deadline_seconds", "verify_seconds", "wait_seconds", "num_silent_steps")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ENDED_REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     VERIFY_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SILENT_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     rows: _containers.RepeatedCompositeFieldContainer[RequestRow]
     ended_request_ids: _containers.RepeatedScalarFieldContainer[str]
     deadline_seconds: float
     verify_seconds: float
     wait_seconds: float
-    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RequestRow, _Mapping]]] = ..., ended_request_ids: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+    num_silent_steps: int
+    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RequestRow, _Mapping]]] = ..., ended_request_ids: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., wait_seconds: _Optional[float] = ..., num_silent_steps: _Optional[int] = ...) -> None: ...
 
 class RequestRow(_message.Message):
     __slots__ = ("request_id", "base_length", "token_ids", "num_prompt_tokens", "max_tokens_left", "max_draft_tokens", "priority")
@@ -130,12 +134,14 @@ class RequestRow(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., base_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., max_tokens_left: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class StepDrafts(_message.Message):
-    __slots__ = ("step_id", "rows")
+    __slots__ = ("step_id", "rows", "num_silent_steps")
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SILENT_STEPS_FIELD_NUMBER: _ClassVar[int]
     step_id: int
     rows: _containers.RepeatedCompositeFieldContainer[RowDraft]
-    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowDraft, _Mapping]]] = ...) -> None: ...
+    num_silent_steps: int
+    def __init__(self, step_id: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[RowDraft, _Mapping]]] = ..., num_silent_steps: _Optional[int] = ...) -> None: ...
 
 class RowDraft(_message.Message):
     __slots__ = ("token_ids", "parents", "confidences", "source")

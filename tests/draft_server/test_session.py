@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.service import DraftService
 from diffuspec.draft_server.session import Session
+from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.v1.draft_service_pb2 import (
     DRAFT_FORM_TREE,
     DRAFT_SOURCE_AHEAD,
@@ -24,6 +26,8 @@ from diffuspec.v1.draft_service_pb2 import (
     RequestRow,
 )
 from tests.support.draft_engine import (
+    GREEDY,
+    TARGET,
     FakeEngine,
     TimedDrafter,
     make_hello,
@@ -94,6 +98,46 @@ def test_drafts_that_do_not_pay_stop():
     engine = decode(TimedDrafter(never_right, 0.005), 150, row_seconds=0.01)
     found = sources(engine.answers[100:])
     assert found.count(DRAFT_SOURCE_NOT_WORTH_IT) > 0.8 * len(found)
+
+
+def test_an_engine_whose_drafts_do_not_pay_is_told_that_it_need_not_ask():
+    engine = decode(
+        TimedDrafter(never_right, 0.005),
+        500,
+        step_seconds=0.005,
+        transport_seconds=0.001,
+        hello={"max_silent_steps": 16},
+    )
+    silent = [one.num_silent_steps for one in engine.answers]
+    assert max(silent) == 16 and sum(silent) > 250
+    assert not any(
+        row.token_ids for one in engine.answers if one.num_silent_steps for row in one.rows
+    )
+    assert 0 in silent[silent.index(16) :]  # drafts are tried again
+    text = [*PROMPTS["a"]]
+    while len(text) < len(engine.texts["a"]):
+        text.append(int(TARGET.next_token(text, GREEDY)))
+    assert engine.texts["a"] == text
+
+
+def test_an_engine_that_does_not_know_silence_is_not_asked_for_it():
+    engine = decode(TimedDrafter(never_right, 0.005), 60, row_seconds=0.01)
+    assert len(engine.answers) == 60 and not any(one.num_silent_steps for one in engine.answers)
+
+
+def test_plain_decoding_is_measured_without_the_wait_for_answers():
+    asked, silent = [Planner("pld", DraftCosts(0.0)) for _ in range(2)]
+    for _ in range(8):
+        asked.observe(Sent(1, 0, 0.0, 0.0, 0.0, 0.0), 0.0, 0.01, 0.002, 0.0)
+    silent.observe_silence(1, 8, 0.08)
+    assert asked.plain_seconds(1) == pytest.approx(0.012)
+    assert silent.plain_seconds(1) == pytest.approx(0.01)
+
+
+def test_an_engine_is_asked_to_report_a_draft_that_pays():
+    engine = decode(TimedDrafter(right_and_sure, 0.005), 60, hello={"max_silent_steps": 16})
+    assert not any(one.num_silent_steps for one in engine.answers[20:])
+    assert len(engine.output("a")) > 3 * 60
 
 
 def test_a_chain_is_as_long_as_the_engine_takes():
@@ -224,7 +268,7 @@ def test_a_request_longer_than_the_drafter_takes_goes_on_without_drafts():
             step = EngineStep(step_id=step_id, rows=[row], deadline_seconds=0.1)
             answer = await session.step(step)
             assert answer.rows[0].source == DRAFT_SOURCE_NOT_WORTH_IT
-        assert session.requests[0].num_tokens == len(text) + 4
+        assert dict(session.requests.items())["a"].num_tokens == len(text) + 4
 
     drafter = TimedDrafter(right_and_sure)
     run(drafter, work)

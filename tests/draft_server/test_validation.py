@@ -71,6 +71,7 @@ def row(**given: Any) -> RequestRow:
         ({"rows": [row(request_id="")]}, "characters of a request_id must be from 1 to 256"),
         ({"deadline_seconds": -1.0}, "deadline_seconds must be 0 or more, got -1"),
         ({"deadline_seconds": 61.0}, "deadline_seconds must be from 0 to 60"),
+        ({"num_silent_steps": 1}, "num_silent_steps must be from 0 to 0, got 1"),
         ({"verify_seconds": math.nan}, "verify_seconds must be 0 or more, got nan"),
         ({"wait_seconds": math.inf}, "wait_seconds must be 0 or more, got inf"),
     ],

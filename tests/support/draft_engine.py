@@ -73,6 +73,7 @@ class FakeEngine:
     prompts: dict[str, list[int]]
     step_seconds: float = 0.03
     row_seconds: float = 0.001  # for each drafted token
+    transport_seconds: float = 0.0  # of a step and its answer
     deadline_seconds: float = 1.0
     texts: dict[str, list[int]] = field(default_factory=dict)
     answers: list[StepDrafts] = field(default_factory=list)
@@ -85,6 +86,7 @@ class FakeEngine:
         self._held = dict.fromkeys(self.prompts, 0)
         self._ended: list[str] = []
         self._verify = self._wait = 0.0
+        self._num_silent = self._num_left = 0  # steps not reported, and still not to be
         for name in self.texts:  # the first token comes with the prompt
             self._commit(name, [])
 
@@ -97,7 +99,19 @@ class FakeEngine:
 
     async def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            await self.step()
+            if self._num_left:
+                await self._go_on()
+            else:
+                await self.step()
+
+    async def _go_on(self) -> None:
+        """Take a step that is not reported."""
+        self._num_left -= 1
+        self._num_silent += 1
+        self._verify += self.step_seconds
+        await asyncio.sleep(self.step_seconds)
+        for name in self.texts:
+            self._commit(name, [])
 
     async def step(self) -> StepDrafts:
         self.before_step()
@@ -105,6 +119,7 @@ class FakeEngine:
         rows = [self._row(name) for name in self.texts]
         clock = asyncio.get_running_loop().time
         started = clock()
+        await asyncio.sleep(self.transport_seconds)
         answer = await self.session.step(
             EngineStep(
                 step_id=self.num_steps,
@@ -113,9 +128,11 @@ class FakeEngine:
                 deadline_seconds=self.deadline_seconds,
                 verify_seconds=self._verify,
                 wait_seconds=self._wait,
+                num_silent_steps=self._num_silent,
             )
         )
         self._ended = []
+        self._num_silent, self._num_left = 0, answer.num_silent_steps
         self._wait = clock() - started
         self.waits.append(self._wait)
         self.answers.append(answer)

@@ -1,0 +1,31 @@
+"""Silence: steps that a server need not hear of, since it would have no drafts for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+MAX_SILENT_STEPS = 64
+
+
+class Silence:
+    """Counts the steps that are not reported. It ends as soon as there are other requests."""
+
+    def __init__(self) -> None:
+        self.num_steps = 0  # not reported since the last answer
+        self._num_left = 0
+        self._request_ids: frozenset[str] = frozenset()
+
+    def begin(self, num_steps: int, request_ids: Iterable[str]) -> None:
+        """Leave out the next steps of these requests; 0 steps: report the next one."""
+        self.num_steps = 0
+        self._num_left = min(num_steps, MAX_SILENT_STEPS)
+        self._request_ids = frozenset(request_ids) if num_steps else frozenset()
+
+    def covers(self, request_ids: Iterable[str]) -> bool:
+        """Whether a step of these requests is left out; it is counted if so."""
+        if not self._num_left or self._request_ids != {*request_ids}:
+            self._num_left = 0
+            return False
+        self._num_left -= 1
+        self.num_steps += 1
+        return True

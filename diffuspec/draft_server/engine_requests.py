@@ -1,0 +1,97 @@
+"""The requests of one engine: what it has said of them, and what may be drafted for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Sequence
+from dataclasses import dataclass, field
+
+from diffuspec.algorithm.outcomes import OutcomeModel
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.draft_server.request import EngineRequest
+from diffuspec.scheduler.acceptance import SharedExpectation
+from diffuspec.v1.draft_service_pb2 import Hello, RequestRow
+
+
+@dataclass(slots=True)
+class Advance:
+    """What the rows of a step have told."""
+
+    requests: list[EngineRequest] = field(default_factory=list)  # of the rows, in order
+    unknown: set[int] = field(default_factory=set)  # rows whose base is not held
+    num_accepted: int = 0  # drafted tokens
+    num_expected: float = 0.0  # drafted tokens that were to be accepted of these requests
+    is_whole: bool = True  # whether the engine did nothing but verify: it has read no prompt
+
+
+class EngineRequests:
+    """Holds the requests of one engine, those of the latest steps last."""
+
+    def __init__(
+        self, name: str, hello: Hello, info: TargetInfo, forget: Callable[[EngineRequest], None]
+    ) -> None:
+        """`name` is the engine's, unique. `forget` is called with each request that has ended."""
+        self._name = name
+        self._hello = hello
+        self._info = info
+        self._forget = forget
+        self._shared = SharedExpectation(min(hello.max_draft_tokens, 128))
+        self._outcomes = OutcomeModel()
+        self._by_id: dict[str, EngineRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def items(self) -> ItemsView[str, EngineRequest]:
+        """The requests by the ids that the engine gives them."""
+        return self._by_id.items()
+
+    def end(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            request = self._by_id.pop(request_id, None)
+            if request is not None:
+                self._forget(request)
+
+    def end_all(self) -> None:
+        self.end([*self._by_id])
+
+    def take(self, rows: Sequence[RequestRow]) -> Advance:
+        """Take the new tokens of all rows. Requests that have been absent for long are ended."""
+        found = Advance()
+        for number, row in enumerate(rows):
+            request = self._by_id.get(row.request_id)
+            if request is None and not row.base_length:
+                request, found.is_whole = self._new(row), False
+            if request is None or row.base_length > request.num_tokens:
+                found.requests.append(EngineRequest("", 0, self._shared, self._outcomes))
+                found.unknown.add(number)
+                found.is_whole = False
+                continue
+            expected = request.num_expected
+            verdict = request.advance(row.base_length, row.token_ids)
+            if verdict is not None:
+                found.num_accepted += verdict.num_accepted_tokens
+                found.num_expected += expected
+            request.priority = row.priority
+            self._bound(request, row)
+            self._by_id[row.request_id] = self._by_id.pop(row.request_id)  # the latest last
+            found.requests.append(request)
+        self.end([*self._by_id][: max(len(self._by_id) - 2 * self._hello.max_requests, 0)])
+        return found
+
+    def _bound(self, request: EngineRequest, row: RequestRow) -> None:
+        """Note how much may be drafted for a request from now on."""
+        is_foreign = max(row.token_ids, default=0) >= self._info.vocab_size
+        request.is_foreign = request.is_foreign or is_foreign
+        fits = request.num_tokens < self._info.max_model_len and not request.is_foreign
+        limits = (row.max_draft_tokens, self._hello.max_draft_tokens)
+        request.max_draft_tokens = min(one for one in limits if one) if fits else 0
+        longest = min(self._hello.max_model_len, self._info.max_model_len)
+        request.num_left = row.max_tokens_left or longest - request.num_tokens
+        if request.num_tokens >= self._info.max_model_len:
+            request.drop_tokens()
+
+    def _new(self, row: RequestRow) -> EngineRequest:
+        name = f"{self._name}/{row.request_id}"
+        request = EngineRequest(name, row.num_prompt_tokens, self._shared, self._outcomes)
+        self._by_id[row.request_id] = request
+        return request
