@@ -15,7 +15,6 @@ from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
 from diffuspec.scheduler.baseline import Baseline, Interval
 from diffuspec.scheduler.cost_model import MAX_JUMP, CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
-from diffuspec.scheduler.learner import NUM_PLAIN
 
 _LEAST_TOKENS = 3  # of a draft made ahead
 _SHOWN_ROWS = (1, 2, 4, 8, 16)
@@ -51,7 +50,6 @@ class Planner:
         self._mine.exposed_share = 0.0  # drafts are made ahead; waiting is decided on by itself
         self._baseline = Baseline([drafter])
         self._rate = 0.0  # tokens per second of the best way to go on
-        self._num_plain = 0  # latest steps in a row without drafts
         self._num_held = 0  # latest steps in a row that could not be measured
 
     @property
@@ -228,28 +226,12 @@ class Planner:
         costs.observe_verification(sent.num_rows, number, verify, {name: drafting})
         self._mine.observe_overhead(wait - sent.draft_seconds)
         plain = costs.plain_seconds(number)
-        if not sent.num_nodes and not drafting and not sent.draft_seconds:
-            self._num_plain += 1
-            is_measured = self._num_plain >= NUM_PLAIN
-            if is_measured:
-                costs.observe_plain(number, wait + verify, verify)
-            self._baseline.observe_plain(
-                Interval(number, wait + verify, plain, plain), is_measured=is_measured
-            )
-            return
-        self._num_plain = 0
-        spent = sent.draft_seconds + drafting
-        spent += costs.verify_seconds(sent.num_rows, number)
-        spent -= costs.verify_seconds(number, number)
-        self._baseline.observe(
-            Interval(
-                number,
-                wait + verify,
-                plain,
-                plain,
-                {name: spent},
-                {name: accepted},
-                {name: sent.num_expected},
-                reading={name: sent.reading_seconds},
-            )
-        )
+        interval = Interval(number, wait + verify, plain, plain)
+        if sent.num_nodes or drafting or sent.draft_seconds:
+            spent = sent.draft_seconds + drafting
+            spent += costs.verify_seconds(sent.num_rows, number)
+            spent -= costs.verify_seconds(number, number)
+            interval.cost_seconds, interval.reading = {name: spent}, {name: sent.reading_seconds}
+            interval.accepted, interval.expected = {name: accepted}, {name: sent.num_expected}
+        if self._baseline.observe(interval):
+            costs.observe_plain(number, wait + verify, verify)

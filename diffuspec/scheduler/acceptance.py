@@ -199,7 +199,7 @@ def best_num_nodes(reach: Sequence[float], seconds: Sequence[float], rate: float
     with n nodes.
     """
     gains = accumulate(reach, initial=0.0)
-    scores = [gain - rate * one for gain, one in zip(gains, seconds, strict=False)]
+    scores = [gain - rate * one for gain, one in zip(gains, seconds, strict=True)]
     return scores.index(max(scores))
 
 
@@ -211,8 +211,8 @@ def nodes_to_verify(
     `reaches` has the reach of their nodes. All are verified in one pass beside `num_others` rows.
     """
     reach = sorted([value for one in reaches for value in one], reverse=True)
-    seconds = verification.up_to(num_others + len(reach))[num_others:]
-    number = best_num_nodes(reach, seconds[: len(reach) + 1], rate)
+    sizes = range(num_others, num_others + len(reach) + 1)
+    number = best_num_nodes(reach, [verification.at(size) for size in sizes], rate)
     if len(reaches) == 1:
         return [number]
     least = reach[number - 1] if number else math.inf

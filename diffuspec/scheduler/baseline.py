@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 _TRIAL_SHARE = 0.012  # most of the time that trials, of drafts and of plain decoding, may cost
-_PLAIN_EVERY = 256  # drafted steps to plain ones: three of them are within _TRIAL_SHARE
+_NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
+_PLAIN_EVERY = 256  # drafted steps to _NUM_PLAIN plain ones: within _TRIAL_SHARE
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
@@ -88,7 +89,10 @@ class _Plain:
 
 @dataclass(slots=True)
 class Interval:
-    """The time from one verdict to the next, and what all requests committed in it."""
+    """The time from one verdict to the next, and what all requests committed in it.
+
+    A plain step, in which nothing was drafted and no draft verified, costs no drafter anything.
+    """
 
     num_running: int
     seconds: float
@@ -99,6 +103,7 @@ class Interval:
     expected: Mapping[str, float] = field(default_factory=dict)  # those of them that were expected
     num_missing: int = 0  # running requests that it has not verified
     reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
+    is_whole: bool = True  # it has verified all running requests, and read no prompt
 
 
 class Baseline:
@@ -113,6 +118,7 @@ class Baseline:
         self._drafters = drafters
         self._accounts: dict[tuple[str, int], _Account] = {}
         self._plain: dict[int, _Plain] = defaultdict(_Plain)
+        self._num_plain = 0  # latest plain steps in a row of all requests
 
     def _account(self, drafter: str, num_running: int) -> _Account:
         key = drafter, _bucket(num_running)
@@ -147,14 +153,29 @@ class Baseline:
         is_due = not plain.num_measured or plain.num_since >= _PLAIN_EVERY
         return is_due and plain.num_waits < 8
 
-    def observe(self, interval: Interval) -> None:
-        """Account for an interval in which drafts were made or verified."""
-        bucket, step = _bucket(interval.num_running), interval.plain_seconds
+    def observe(self, interval: Interval) -> bool:
+        """Account for an interval; return whether it has measured plain decoding."""
+        bucket = _bucket(interval.num_running)
         plain = self._plain[bucket]
         plain.num_waits += self.wants_plain(interval.num_running)
-        plain.num_since += 1
-        if plain.num_since >= 2 * _PLAIN_EVERY:  # it could not be measured; wait for the next turn
-            plain.num_since = plain.num_waits = 0
+        if interval.cost_seconds:
+            self._num_plain = 0
+            plain.num_since += 1
+            if plain.num_since >= 2 * _PLAIN_EVERY:  # it was not measured; wait for the next turn
+                plain.num_since = plain.num_waits = 0
+            self._compare(interval)
+            self._save(interval, _MAX_CREDIT)
+            return False
+        self._num_plain = self._num_plain + 1 if interval.is_whole else 0
+        is_measured = self._num_plain >= _NUM_PLAIN
+        if is_measured:
+            self._plain[bucket] = _Plain(plain.num_measured + 1)
+        self._save(interval, _MAX_LATER_CREDIT)
+        return is_measured
+
+    def _compare(self, interval: Interval) -> None:
+        """Compare what drafts gained with what they cost."""
+        step = interval.plain_seconds
         extra = min(interval.seconds - interval.base_seconds, _MAX_BALANCE * step)
         whole = sum(interval.cost_seconds.values())
         for drafter, cost in interval.cost_seconds.items():
@@ -166,16 +187,6 @@ class Baseline:
             read = interval.reading.get(drafter, 0.0) / step
             account.debt += read
             account.add(gained - share * extra / step + read - account.pay())
-        self._save(interval, _MAX_CREDIT)
-
-    def observe_plain(self, interval: Interval, *, is_measured: bool) -> None:
-        """Account for a plain step, which may count as a measurement of plain decoding."""
-        bucket = _bucket(interval.num_running)
-        plain = self._plain[bucket]
-        plain.num_waits += self.wants_plain(interval.num_running)
-        if is_measured:
-            self._plain[bucket] = _Plain(plain.num_measured + 1)
-        self._save(interval, _MAX_LATER_CREDIT)
 
     def _save(self, interval: Interval, most: float) -> None:
         """Save up for trials: of drafters, and of lengths where a drafter does not draft."""

@@ -6,11 +6,10 @@ The model is profiled when an engine starts, and follows moving averages while i
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import count, islice, pairwise
+from itertools import pairwise
 
 # Sizes of about the same cost: single rows first, then wider and wider ranges.
 _BUCKET_STARTS = (
@@ -33,10 +32,10 @@ class _Point:
     size: float
     seconds: float
     count: int = 1
-    tabled: tuple[float, float] = (0.0, 0.0)  # size and seconds in the current table
+    drawn: tuple[float, float] = (0.0, 0.0)  # size and seconds in the present lines
 
     def observe(self, size: int, seconds: float) -> bool:
-        """Return whether the averages are now 2 % away from those in the table."""
+        """Return whether the averages are now 2 % away from those in the lines."""
         self.count += 1
         rate = max(_SMOOTHING, 1 / self.count)
         if self.seconds > 0:
@@ -44,9 +43,9 @@ class _Point:
             self.seconds = min(self.seconds, seconds * MAX_JUMP)
         self.size += rate * (size - self.size)
         self.seconds += rate * (seconds - self.seconds)
-        tabled_size, tabled_seconds = self.tabled
-        has_moved = abs(self.seconds - tabled_seconds) > 0.02 * tabled_seconds
-        return has_moved or abs(self.size - tabled_size) > 0.02 * tabled_size
+        drawn_size, drawn_seconds = self.drawn
+        has_moved = abs(self.seconds - drawn_seconds) > 0.02 * drawn_seconds
+        return has_moved or abs(self.size - drawn_size) > 0.02 * drawn_size
 
 
 class CostCurve:
@@ -59,7 +58,8 @@ class CostCurve:
 
     def __init__(self) -> None:
         self._points: dict[int, _Point] = {}  # by bucket, ascending
-        self._table: list[float] = []  # seconds by size
+        self._starts: list[float] = []  # sizes from which each line counts
+        self._lines: list[tuple[float, float]] = []  # seconds at size 0, and for each more
 
     @property
     def is_known(self) -> bool:
@@ -67,7 +67,10 @@ class CostCurve:
 
     def is_known_near(self, size: int) -> bool:
         """Whether a size between half and twice this one has been measured."""
-        return any(size <= 2 * one.size <= 4 * size for one in self._points.values())
+        for one in self._points.values():
+            if size <= 2 * one.size <= 4 * size:
+                return True
+        return False
 
     def observe(self, size: int, seconds: float) -> None:
         """Add one measurement."""
@@ -76,46 +79,41 @@ class CostCurve:
         if point is None:
             self._points[bucket] = _Point(size, seconds)
             self._points = dict(sorted(self._points.items()))
-            self._table = []
+            self._lines = []
         elif point.observe(size, seconds):
-            self._table = []
+            self._lines = []
 
-    def at(self, size: int) -> float:
+    def at(self, size: float) -> float:
         """Seconds of one size; 0 before any measurement."""
-        if size >= len(self._table):
-            self._table = self._tabulate(max(32, size * 5 // 4 + 1))
-        return self._table[size]
+        if not self._lines:
+            self._draw()
+        seconds, slope = self._lines[bisect_right(self._starts, size) - 1]
+        return seconds + slope * size
 
-    def up_to(self, size: int) -> Sequence[float]:
-        """Seconds of the sizes 0, 1, 2 ... up to `size` or beyond."""
-        self.at(size)
-        return self._table
-
-    def _tabulate(self, num_sizes: int) -> list[float]:
+    def _draw(self) -> None:
+        self._starts, self._lines = [0.0], [(0.0, 0.0)]
         if not self._points:
-            return [0.0] * num_sizes
+            return
+        points, highest = [*self._points.values()], _MIN_SECONDS
         corners: list[tuple[float, float]] = []
-        highest = _MIN_SECONDS
-        for point in self._points.values():
-            size, seconds = point.tabled = point.size, point.seconds
+        for point in points:
+            size, seconds = point.drawn = point.size, point.seconds
             highest = max(highest, seconds)
             corners.append((size, highest))
         first, lowest = corners[0]
-        between = [(b - a) / (y - x) for (x, a), (y, b) in pairwise(corners)]
         # With a single point, 50 more rows are taken to double the time: a pass reads all weights.
         # Where it is of more than 50 already, time is taken to be in proportion to their number.
-        before = (highest - lowest) / (size - first) if between else lowest / max(size, 50)
+        before = lowest / max(size, 50)
+        if size > first:
+            before = (highest - lowest) / (size - first)
         # Larger sizes than any measured may be beyond what a processor computes in one go.
-        after = max(before, highest / size / 2) if between else before
-        flat_until = first - 0.9 * lowest / before if before else 0.0
-        table = [0.1 * lowest] * min(max(math.ceil(flat_until), 0), num_sizes)
-        ends, slopes = [end for end, _ in corners], [before, *between, after]
-        lines = zip([corners[0], *corners], slopes, [*ends, num_sizes], strict=True)
-        for (start, seconds), slope, end in lines:
-            here, stop = len(table), min(math.ceil(end), num_sizes)
-            if here < stop:
-                table += islice(count(seconds + slope * (here - start), slope), stop - here)
-        return table
+        after = max(before, highest / size / 2) if len(corners) > 1 else before
+        self._starts.append(max(first - 0.9 * lowest / before, 0.0) if before else 0.0)
+        self._lines = [(0.1 * lowest, 0.0), (lowest - before * first, before)]
+        slopes = [(b - a) / (y - x) for (x, a), (y, b) in pairwise(corners)]
+        for (size, seconds), slope in zip(corners, [*slopes, after], strict=True):
+            self._starts.append(size)
+            self._lines.append((seconds - slope * size, slope))
 
 
 class CallCosts:
@@ -128,7 +126,7 @@ class CallCosts:
 
     def seconds(self, size: float, num_requests: float) -> float:
         """Expected seconds of a call of `size` rows or positions for `num_requests` requests."""
-        return self.curve.at(round(size)) + self.request_seconds * max(num_requests - 1, 0)
+        return self.curve.at(size) + self.request_seconds * max(num_requests - 1, 0)
 
     def observe(self, size: int, num_requests: int, seconds: float) -> None:
         """Learn from a call. The request term explains what the curve, if known there, does not."""
@@ -220,8 +218,10 @@ class CostModel:
         curve = self.verification.curve
         if not curve.is_known:
             return most
-        table = curve.up_to(most)
-        return max(bisect_right(table, table[1] + seconds, hi=most), min(_LEAST_ROWS, most))
+        seconds += curve.at(1)
+        if curve.at(most) <= seconds:
+            return most
+        return max(bisect_right(range(most), seconds, key=curve.at), min(_LEAST_ROWS, most))
 
     def plain_seconds(self, num_requests: int) -> float:
         """Expected seconds from verdict to verdict if none of these requests drafts."""

@@ -79,16 +79,13 @@ class Load:
         self, positions: Sequence[float], rows: Sequence[float], parts: int
     ) -> tuple[list[float], list[float], list[float]]:
         """Seconds of steps, and those of the draft calls and verifications of a part of each."""
-        costs, running, lanes = self.costs.drafters[self.drafter], self.num_running, self.num_lanes
-        table = costs.calls.curve.up_to(round(max(positions) / lanes / parts))
-        more = costs.calls.request_seconds * max(self.num_drafting / lanes / parts - 1, 0)
-        share = 1 / lanes / parts
-        drafting = [table[round(share * one)] + more for one in positions]
-        verification, exposed = self.costs.verification, costs.exposed_share
-        table = verification.curve.up_to(round((running + max(rows)) / parts))
-        more = verification.request_seconds * max(running / parts - 1, 0)
-        verifying = [table[round((running + one) / parts)] + more for one in rows]
-        overhead = costs.overhead_seconds
+        costs, running, share = self.costs.drafters[self.drafter], self.num_running, 1 / parts
+        each = share / self.num_lanes
+        drafting = [costs.calls.seconds(each * one, each * self.num_drafting) for one in positions]
+        verifying = [
+            self.costs.verify_seconds(share * (running + one), share * running) for one in rows
+        ]
+        exposed, overhead = costs.exposed_share, costs.overhead_seconds
         joint = [
             exposed * draft + verify + overhead
             for draft, verify in zip(drafting, verifying, strict=True)

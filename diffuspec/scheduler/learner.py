@@ -11,8 +11,6 @@ from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DraftCall, VerifyCall
 from diffuspec.telemetry.busy_time import BusyTime
 
-NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
-
 
 class Learner:
     """Learns from calls that have ended: what they cost, and what drafts gain."""
@@ -25,7 +23,6 @@ class Learner:
         self._ended_at = 0.0  # of the latest verification, by time.monotonic()
         self._reading: dict[str, float] = {}  # seconds since then
         self._busy_at_end: dict[str, float] = {}  # of the drafters, in total, at that time
-        self._num_plain = 0  # latest steps in a row without drafts
         self._draft_call: DraftCall | None = None  # the latest that requests waited for
 
     def busy_seconds(self, now: float) -> dict[str, float]:
@@ -62,24 +59,17 @@ class Learner:
 
     def on_verdicts(self, call: VerifyCall, verdicts: Sequence[Verdict]) -> None:
         """Learn from a verification, before its verdicts are committed."""
-        seconds = call.ended_at - call.started_at
         busy = self.busy_seconds(call.ended_at)
-        beside = {
-            name: one - call.draft_busy_seconds[name]
-            for name, one in busy.items()
-            if one > call.draft_busy_seconds[name]
-        }
         num_rows, num_read = _rows_of(call, verdicts)
+        beside = _growth(busy, call.draft_busy_seconds)
+        seconds = call.ended_at - call.started_at
         self._costs.observe_verification(num_rows, len(call.requests), seconds, beside)
         begun = min([one.step.started_at for one in call.requests])
-        since = max(self._ended_at, begun)
-        drafting = {
-            name: one - self._busy_at_end.get(name, 0.0)
-            for name, one in busy.items()
-            if one > self._busy_at_end.get(name, 0.0)
-        }
+        seconds = call.ended_at - max(self._ended_at, begun)
+        drafting = _growth(busy, self._busy_at_end)
         self._ended_at, self._busy_at_end = call.ended_at, busy
-        self._account(call, verdicts, call.ended_at - since, drafting, num_read)
+        if call.num_running:
+            self._account(call, verdicts, seconds, drafting, num_read)
 
     def _account(
         self,
@@ -90,46 +80,39 @@ class Learner:
         num_read: int,
     ) -> None:
         """Compare what all requests have committed with plain decoding, and measure the latter."""
-        number, costs = call.num_running, self._costs
-        if not number:
-            return
-        plain = costs.plain_seconds(number)
+        number, costs, rows = call.num_running, self._costs, call.num_rows
         accepted: dict[str, float] = {}
         expected: dict[str, float] = {}
         nodes: dict[str, int] = {}
         for request, verdict in zip(call.requests, verdicts, strict=True):
             if num_nodes := request.step.draft.tree.num_nodes:
-                name = request.drafter
+                name, right = request.drafter, verdict.num_accepted_tokens
                 nodes[name] = nodes.get(name, 0) + num_nodes
-                right = verdict.num_accepted_tokens
                 accepted[name] = accepted.get(name, 0.0) + right
                 expected[name] = expected.get(name, 0.0) + (request.step.num_expected or right)
-        if not nodes and not drafting:
-            is_whole = call.num_decoding == number == len(call.requests)
-            self._num_plain = self._num_plain + 1 if is_whole else 0
-            is_measured = self._num_plain >= NUM_PLAIN
-            if is_measured:
-                costs.observe_plain(number, seconds, call.ended_at - call.started_at)
-            interval = Interval(number, seconds, plain, plain)
-            self._baseline.observe_plain(interval, is_measured=is_measured)
-            return
-        self._num_plain = 0
-        reading, self._reading = self._reading, {}
-        base = plain
-        if num_read:
-            base += costs.verify_seconds(number + num_read, len(call.requests))
-            base -= costs.verify_seconds(number, number)
-        rows = call.num_rows
         spent = {
             name: drafting.get(name, 0.0)
             + costs.verify_seconds(rows, number)
             - costs.verify_seconds(max(rows - nodes.get(name, 0), 1), number)
             for name in {*drafting, *nodes}
         }
-        missing = max(number - call.num_decoding, 0)
-        self._baseline.observe(
-            Interval(number, seconds, plain, base, spent, accepted, expected, missing, reading)
-        )
+        plain = base = costs.plain_seconds(number)
+        if spent and num_read:
+            base += costs.verify_seconds(number + num_read, len(call.requests))
+            base -= costs.verify_seconds(number, number)
+        interval = Interval(number, seconds, plain, base, spent, accepted, expected)
+        interval.num_missing = max(number - call.num_decoding, 0)
+        interval.is_whole = call.num_decoding == number == len(call.requests)
+        if spent:
+            interval.reading, self._reading = self._reading, {}
+        if self._baseline.observe(interval):
+            costs.observe_plain(number, seconds, call.ended_at - call.started_at)
+
+
+def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much each total has grown, of those that have."""
+    grown = {name: total - before.get(name, 0.0) for name, total in totals.items()}
+    return {name: one for name, one in grown.items() if one > 0}
 
 
 def _rows_of(call: VerifyCall, verdicts: Sequence[Verdict]) -> tuple[int, int]:

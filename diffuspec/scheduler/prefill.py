@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from diffuspec.core.errors import VerifierError
 from diffuspec.core.types import TokenLogprobs, Verdict, VerifyRequest
@@ -95,7 +95,7 @@ class Prefill:
 def choose_prompts(
     sizes: Sequence[int],
     waited: Sequence[float],
-    seconds: Sequence[float],
+    seconds: Callable[[float], float],
     price: float,
 ) -> list[int]:
     """Return the places of the prompts to read in the next verification, shorter ones first.
@@ -104,13 +104,13 @@ def choose_prompts(
     than it takes to read it. Given are their tokens, the seconds that each has waited, the seconds
     of a verification by the tokens in it, and the price of a second's delay of one first token.
     """
-    due = {place for place, size in enumerate(sizes) if waited[place] > seconds[size] > 0}
+    due = {place for place, size in enumerate(sizes) if waited[place] > seconds(size) > 0}
     order = sorted(range(len(sizes)), key=lambda place: (place not in due, sizes[place]))
     number, read, rest = len(order), 0, sum(sizes)
     costs: list[float] = []
     for count, place in enumerate(order, start=1):
         read, rest = read + sizes[place], rest - sizes[place]
-        first, then = seconds[read], seconds[rest] if rest else 0.0
+        first, then = seconds(read), seconds(rest) if rest else 0.0
         delay = count * first + (number - count) * (first + then)
         costs.append(first + then + price * delay)
     return order[: max(costs.index(min(costs)) + 1, len(due))]

@@ -162,7 +162,7 @@ def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
         return list(prompts)
     sizes = [min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts]
     waited = [s.now - one.step.started_at for one in prompts]
-    seconds = s.costs.verification.curve.up_to(sum(sizes))
+    seconds = s.costs.verification.curve.at
     return [prompts[place] for place in choose_prompts(sizes, waited, seconds, s.first_token_price)]
 
 

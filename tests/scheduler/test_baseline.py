@@ -31,8 +31,8 @@ class Run:
         self.measure_plain()
 
     def measure_plain(self) -> None:
-        interval = Interval(self.num_running, PLAIN, PLAIN, PLAIN)
-        self.baseline.observe_plain(interval, is_measured=True)
+        for _ in range(3):
+            self.baseline.observe(Interval(self.num_running, PLAIN, PLAIN, PLAIN))
 
     def go(self, num_steps: int, speed: float) -> None:
         """Decode. With drafts, three tokens a step come at `speed` times plain decoding's speed."""
@@ -43,8 +43,7 @@ class Run:
             if is_drafted:
                 self.draft(2.0 * self.num_running, seconds)
             else:
-                interval = Interval(self.num_running, PLAIN, PLAIN, PLAIN)
-                self.baseline.observe_plain(interval, is_measured=False)
+                self.baseline.observe(Interval(self.num_running, PLAIN, PLAIN, PLAIN))
 
     def draft(self, num_accepted: float, seconds: float, num_missing: int = 0) -> None:
         """Verify drafts, as many tokens of which are accepted as were expected."""
@@ -159,7 +158,7 @@ def test_bad_luck_stops_no_drafts_that_pay_and_wrong_expectations_do():
 def credit_after(intervals: Sequence[Interval]) -> Baseline:
     baseline = Baseline([NAME])
     for interval in intervals:
-        baseline.observe_plain(interval, is_measured=True)
+        baseline.observe(interval)
     return baseline
 
 
@@ -178,9 +177,9 @@ def test_a_trial_that_costs_more_than_is_ever_saved_up_is_paid_off_afterwards():
     baseline.take_trial(NAME, 2, 50.0)
     for _ in range(1450):  # 18 steps, in all, are owed
         assert not baseline.allows_trial(NAME, 2, 0.0)
-        baseline.observe_plain(plain, is_measured=True)
+        baseline.observe(plain)
     for _ in range(200):
-        baseline.observe_plain(plain, is_measured=True)
+        baseline.observe(plain)
     assert baseline.allows_trial(NAME, 2, 0.0)
 
 

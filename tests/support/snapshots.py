@@ -64,8 +64,8 @@ def measured_baseline(costs: CostModel) -> Baseline:
     baseline = Baseline([UNNAMED])
     for number in _LOADS:
         seconds = costs.plain_seconds(number)
-        interval = Interval(number, seconds, seconds, seconds)
-        baseline.observe_plain(interval, is_measured=True)
+        for _ in range(3):
+            baseline.observe(Interval(number, seconds, seconds, seconds))
     return baseline
 
 
@@ -78,8 +78,7 @@ def stop_drafts(baseline: Baseline, drafter: str, num_running: int) -> None:
 def save_up_for_trials(baseline: Baseline, num_running: int) -> None:
     """Decode plainly until the time for a trial of the unnamed drafter has been saved up."""
     for _ in range(400):
-        interval = Interval(num_running, 1.0, 1.0, 1.0)
-        baseline.observe_plain(interval, is_measured=True)
+        baseline.observe(Interval(num_running, 1.0, 1.0, 1.0))
 
 
 # ---- requests
