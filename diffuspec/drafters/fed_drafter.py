@@ -11,7 +11,7 @@ from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import PathScorer, TargetInfo
 from diffuspec.core.types import Draft, DraftRequest, Lattice, StatesWanted
 from diffuspec.drafters.head_drafter import FeatureLattices
-from diffuspec.models.draft_rows import check_draft_request
+from diffuspec.models.draft_requests import check_draft_request
 from diffuspec.models.heads.features import FeatureStore
 from diffuspec.models.hidden_states import states_of
 from diffuspec.models.worker import Worker

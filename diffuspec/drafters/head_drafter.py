@@ -12,7 +12,7 @@ from diffuspec.core.errors import DrafterError
 from diffuspec.core.interfaces import LAST_LAYER, ObservableVerifier, Observation
 from diffuspec.core.types import EMPTY_DRAFT, Draft, DraftRequest, Lattice
 from diffuspec.drafters.kind import Target
-from diffuspec.models.draft_rows import check_draft_request
+from diffuspec.models.draft_requests import check_draft_request
 from diffuspec.models.heads.features import Features, FeatureStore
 from diffuspec.models.heads.target_layers import TargetLayers, target_layers
 from diffuspec.models.worker import Worker

@@ -9,7 +9,7 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.drafters.tree_builder import TreeBuilder
 from diffuspec.drafters.tree_template import TemplateNode
-from diffuspec.models.draft_rows import draft_rounds
+from diffuspec.models.draft_requests import draft_rounds
 from diffuspec.models.heads.features import Features
 from diffuspec.models.heads.nodes import DraftNode, LevelHead
 

@@ -25,7 +25,7 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import check_draft_request, draft_rounds
+from diffuspec.models.draft_requests import check_draft_request, draft_rounds
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.runner import ModelRunner

@@ -18,13 +18,8 @@ from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.types import DraftRequest, Lattice, TokenIds, num_shared_tokens
 from diffuspec.models.attention.segment import Segment
-from diffuspec.models.draft_rows import (
-    check_draft_request,
-    feed,
-    is_noiseless,
-    lay_out,
-    with_noise,
-)
+from diffuspec.models.draft_requests import check_draft_request, is_noiseless, with_noise
+from diffuspec.models.draft_rows import feed, lay_out
 from diffuspec.models.loading.checkpoint import inspect_checkpoint
 from diffuspec.models.loading.families import DiffusionSettings, find_warnings
 from diffuspec.models.loading.load import load_model

@@ -10,18 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from diffuspec.algorithm.sampling import perturb_logits
-from diffuspec.algorithm.shaping import History
-from diffuspec.core.errors import InvalidRequestError
-from diffuspec.core.types import DraftRequest, TokenIds
+from diffuspec.core.types import TokenIds
 from diffuspec.models.aligned_rows import lay_out_chain, lay_out_drafts
 from diffuspec.models.attention.segment import Segment, Visible
 from diffuspec.models.loading.families import DiffusionAttention, DiffusionSettings
 from diffuspec.models.runner import ModelRunner
-from diffuspec.text.tokenizer import unknown_token_id
 
 
 def lay_out(
@@ -162,48 +157,3 @@ def _make_causal(visible: NDArray[np.bool_], first: int, last: int, end: int) ->
     """Hide the columns after each row from it, for rows first to last, up to column `end`."""
     for row in range(first, last):
         visible[row, row + 1 : end] = False
-
-
-def check_draft_request(request: DraftRequest, num_ids: int) -> None:
-    """Check what every model that drafts needs; token ids must be below num_ids.
-
-    Raises InvalidRequestError.
-    """
-    if len(request.prefix) == 0:
-        raise InvalidRequestError(f"request {request.request_id} has an empty prefix")
-    if (wrong := unknown_token_id(request.prefix, num_ids)) is not None:
-        raise InvalidRequestError(f"token ids must be below {num_ids}, got {wrong}")
-    if request.sampling.lacks_seed:
-        raise InvalidRequestError("seed must be given to sample, got None")
-
-
-def draft_rounds(requests: Sequence[DraftRequest], max_ids: int) -> Iterator[list[int]]:
-    """Yield the places of requests to draft for together: different ids, at most max_ids."""
-    left = list(range(len(requests)))
-    while left:
-        chosen: dict[str, int] = {}
-        for place in left:
-            if len(chosen) < max_ids:
-                chosen.setdefault(requests[place].request_id, place)
-        yield list(chosen.values())
-        left = [place for place in left if place not in chosen.values()]
-
-
-def is_noiseless(request: DraftRequest) -> bool:
-    """Whether the request takes the target's likeliest tokens, by its logits as they are."""
-    return request.sampling.is_greedy and not request.sampling.shapes_logits
-
-
-def with_noise(
-    logits: torch.Tensor, request: DraftRequest, eos_token_ids: Sequence[int]
-) -> torch.Tensor:
-    """Shape a block's logits [k, V] and add the target's own sampling noise.
-
-    Their likeliest tokens are then guesses of the tokens that the target draws, not of its mode.
-    """
-    if is_noiseless(request):
-        return logits
-    sampling, prefix = request.sampling, request.prefix
-    positions = range(len(prefix), len(prefix) + len(logits))
-    history = History(prefix, request.num_prompt_tokens, [()] * len(logits))
-    return perturb_logits(logits, sampling, positions, history, eos_token_ids)

@@ -17,7 +17,7 @@ from diffuspec.algorithm.lattice import Pruning
 from diffuspec.core.errors import ModelLoadError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftRequest, Lattice
-from diffuspec.models.draft_rows import with_noise
+from diffuspec.models.draft_requests import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.dflash_rows import DFlashLattices
 from diffuspec.models.heads.features import Features
