@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from diffuspec.algorithm.lattice import Pruning, build_lattices
 from diffuspec.core.interfaces import TargetInfo
@@ -21,12 +20,12 @@ from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment, Visible
-from diffuspec.models.draft_rows import with_noise
+from diffuspec.models.draft_requests import with_noise
 from diffuspec.models.heads.dflash import DFlashModel
 from diffuspec.models.heads.features import Features
+from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.target_layers import TargetLayers, by_padded_rows
 from diffuspec.models.rows.largest import most_probable
-from diffuspec.models.runner import padded_size
 
 MAX_CONTEXT_ROWS = 2048  # of hidden states that are read at a time
 
@@ -80,24 +79,16 @@ class _Block:
         return min(self.request.num_draft_tokens, len(self.token_ids) - self.num_given)
 
 
-class DFlashLattices:
+class DFlashLattices(HeadRunner):
     """Makes lattices of known hidden states; a StateReader finds these."""
 
     def __init__(
         self, model: DFlashModel, layers: TargetLayers, target: TargetInfo, pruning: Pruning
     ) -> None:
         self._model = model
-        self._layers = layers
-        self._target = target
         self._pruning = pruning
         self._block_size = model.settings.block_size
-        self._cache = KVCache(
-            model.cache_shape,
-            target.max_sequences,
-            target.max_model_len + self._block_size,
-            layers.dtype,
-            layers.device,
-        )
+        super().__init__(layers, target, model.cache_shape, target.max_sequences, self._block_size)
 
     @torch.inference_mode()
     def lattices(
@@ -169,7 +160,7 @@ class DFlashLattices:
         )
         padding = self._padding(len(states))
         made = self._model.context(
-            functional.pad(states.to(self._layers.device, self._layers.dtype), (0, 0, 0, padding)),
+            self._padded_states(states, padding),
             self._padded(positions, padding),
         )
         first = 0
@@ -215,13 +206,6 @@ class DFlashLattices:
         if model.settings.mask_token_id < num_ids:
             logits[:, model.settings.mask_token_id] = -torch.inf
         return logits
-
-    def _padding(self, num_rows: int) -> int:
-        return padded_size(num_rows) - num_rows if self._layers.device.type == "cpu" else 0
-
-    def _padded(self, values: TokenIds, padding: int) -> torch.Tensor:
-        padded = np.pad(values.astype(np.int64), (0, padding))
-        return torch.from_numpy(padded).to(self._layers.device)
 
 
 class _BlockAttention:

@@ -12,19 +12,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import DraftRequest, TokenIds
-from diffuspec.models.attention.cache import KVCache
 from diffuspec.models.attention.packed import PackedBatch
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.heads.candidates import Candidates, Place, likeliest_after
 from diffuspec.models.heads.eagle import EagleHead
 from diffuspec.models.heads.features import Features
+from diffuspec.models.heads.head_runner import HeadRunner
 from diffuspec.models.heads.nodes import DraftNode, Level
 from diffuspec.models.heads.target_layers import TargetLayers
-from diffuspec.models.runner import padded_size
 
 MAX_TREE_ROWS = 64  # nodes of a draft that something is drafted below
 MAX_PREFILL_ROWS = 512  # of one request in one forward
@@ -55,18 +53,15 @@ class _Rows:
     states: list[torch.Tensor] = field(default_factory=list)  # [rows of the segment, H] each
 
 
-class EagleDraftModel:
+class EagleDraftModel(HeadRunner):
     """A LevelHead: an EAGLE head beside its target."""
 
     def __init__(
         self, head: EagleHead, layers: TargetLayers, target: TargetInfo, max_requests: int
     ) -> None:
+        super().__init__(layers, target, head.cache_shape, max_requests, MAX_TREE_ROWS)
         self._head = head
-        self._layers = layers
-        self._target = target
         self._sessions: dict[str, _Session] = {}
-        num_rows = target.max_model_len + MAX_TREE_ROWS
-        self._cache = KVCache(head.cache_shape, max_requests, num_rows, layers.dtype, layers.device)
 
     @property
     def max_requests(self) -> int:
@@ -135,21 +130,17 @@ class EagleDraftModel:
 
     def _run(self, rows: _Rows) -> torch.Tensor:
         num_rows = sum(segment.num_rows for segment in rows.segments)
-        padding = padded_size(num_rows) - num_rows if self._layers.device.type == "cpu" else 0
+        padding = self._padding(num_rows)
         token_ids = np.concatenate([segment.token_ids for segment in rows.segments])
         positions = np.concatenate([segment.positions for segment in rows.segments])
         packed = PackedBatch(rows.segments, self._cache, num_padding=padding)
         outputs: torch.Tensor = self._head(
             self._layers.embed(self._padded(token_ids, padding)),
-            functional.pad(torch.cat(rows.states), (0, 0, 0, padding)),
+            self._padded_states(torch.cat(rows.states), padding),
             self._padded(positions, padding),
             packed,
         )
         return outputs[:num_rows]
-
-    def _padded(self, values: TokenIds, padding: int) -> torch.Tensor:
-        padded = np.pad(values.astype(np.int64), (0, padding))
-        return torch.from_numpy(padded).to(self._layers.device)
 
 
 def _segment(session: _Session, nodes: Sequence[DraftNode]) -> Segment:

@@ -1,0 +1,45 @@
+"""What runs a draft head beside its target: the target's layers, and a cache of the head's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.types import TokenIds
+from diffuspec.models.attention.cache import CacheShape, KVCache
+from diffuspec.models.heads.target_layers import TargetLayers
+from diffuspec.models.runner import padded_size
+
+
+class HeadRunner:
+    """The base of runners of heads. On a CPU, forwards have few numbers of rows: see `padding`."""
+
+    def __init__(
+        self,
+        layers: TargetLayers,
+        target: TargetInfo,
+        shape: CacheShape,
+        num_slots: int,
+        num_scratch_rows: int,
+    ) -> None:
+        """Scratch rows of a slot stand behind a whole sequence, for tokens that are drafted."""
+        self._layers = layers
+        self._target = target
+        num_rows = target.max_model_len + num_scratch_rows
+        self._cache = KVCache(shape, num_slots, num_rows, layers.dtype, layers.device)
+
+    def _padding(self, num_rows: int) -> int:
+        """Return the number of rows to add to a forward, as `ModelRunner` does."""
+        return padded_size(num_rows) - num_rows if self._layers.device.type == "cpu" else 0
+
+    def _padded(self, values: TokenIds, padding: int) -> torch.Tensor:
+        """Return token ids or positions on the head's device, with zeros for the padding."""
+        padded = np.pad(values.astype(np.int64), (0, padding))
+        return torch.from_numpy(padded).to(self._layers.device)
+
+    def _padded_states(self, states: torch.Tensor, padding: int) -> torch.Tensor:
+        """Return hidden states, [T, H], in the head's type on its device, with zeros as well."""
+        states = states.to(self._layers.device, self._layers.dtype)
+        return functional.pad(states, (0, 0, 0, padding))
