@@ -21,6 +21,7 @@ from diffuspec.core.errors import ModelLoadError
 from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.exactness import has_independent_rows
+from diffuspec.models.loading.activation import use_row_layers
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
@@ -28,7 +29,7 @@ from diffuspec.models.loading.fast_layers import multiplies_any_number, use_fast
 from diffuspec.models.loading.gguf_model import read_gguf_model
 from diffuspec.models.loading.quantized_directory import read_quantized_model
 from diffuspec.models.loading.rope import check_rope, check_rope_types
-from diffuspec.models.loading.row_layers import use_rotary_tables, use_row_layers
+from diffuspec.models.loading.rotary import use_rotary_tables
 from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_local_layers
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over

@@ -1,0 +1,57 @@
+"""Rotary positions by a table, so that a row's angles do not depend on the rows beside it.
+
+Elementwise kernels take the last elements of a thread's share in another way than the others, and
+functions such as cos then differ in the last bit.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_MIN_POSITIONS = 128  # loading tries some beyond a small model's
+
+
+class RotaryTable(nn.Module):
+    """The cosines and sines of rotary positions, computed once for all positions below a limit.
+
+    Some families choose them by the largest position: no sequence has more than `max_len`.
+    """
+
+    def __init__(
+        self, rotary: nn.Module, max_len: int, num_positions: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        device = rotary.get_buffer("inv_freq").device
+        like = torch.zeros(1, dtype=dtype, device=device)
+        positions = torch.arange(max(num_positions, _MIN_POSITIONS), device=device)[None]
+        parts = [rotary(like, part) for part in torch.split(positions, max_len, dim=1)]
+        angles = [torch.cat(part) for part in parts]  # of some positions, [2, positions, dim]
+        self._angles = torch.cat(angles, dim=1)
+
+    def forward(self, _: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = self._angles.index_select(1, position_ids.flatten())
+        cos, sin = angles.view(2, *position_ids.shape, -1)
+        return cos, sin
+
+
+@torch.inference_mode()
+def use_rotary_tables(model: nn.Module, max_len: int, num_positions: int) -> None:
+    """Replace rotary embeddings in place, which are computed at every forward otherwise.
+
+    Sequences have up to max_len tokens. Rows that are not kept have positions up to num_positions.
+    """
+    dtype = next(model.parameters()).dtype
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if _is_rotary(child):
+                setattr(parent, name, RotaryTable(child, max_len, num_positions, dtype))
+
+
+def _is_rotary(module: Any) -> bool:
+    if not hasattr(module, "inv_freq"):
+        return False
+    return list(inspect.signature(module.forward).parameters) == ["x", "position_ids"]
