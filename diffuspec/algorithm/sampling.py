@@ -10,6 +10,7 @@ same noise to its own logits guesses the drawn token and not the likeliest one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -21,6 +22,9 @@ from diffuspec.algorithm.draft_tree import depths
 from diffuspec.algorithm.shaping import History, shape
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import DraftTree, TokenIds, TokenLogprobs, VerifyRequest
+
+_MAX_NOISE = 1 << 24  # values that are computed at a time, in several tensors of 64-bit integers
+_NOTHING_BEFORE = History(np.empty(0, np.int32), 0, ())
 
 
 def is_plain_argmax(requests: Sequence[VerifyRequest]) -> bool:
@@ -60,16 +64,60 @@ def target_tokens(
     """
     if is_plain_argmax(requests):
         return _argmax(logits)
-    chosen, start = [], 0
-    for request, mask in zip(requests, masks, strict=True):
-        rows = logits[start : start + 1 + request.tree.num_nodes]
-        start += len(rows)
-        num_tokens = len(request.prefix)
-        positions = [num_tokens, *(num_tokens + depth for depth in depths(request.tree))]
+    chosen = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    nodes = [_nodes(request) for request in requests]
+    first = [0, *itertools.accumulate(map(len, nodes))]
+    for members in _sampled_alike(requests):
+        if len(members) > 1:
+            positions = [position for one in members for position in nodes[one]]
+            rows = [row for one in members for row in range(first[one], first[one + 1])]
+            seeds = [requests[one].sampling.seed or 0 for one in members for _ in nodes[one]]
+            params = requests[members[0]].sampling
+            _choose_alike(logits, rows, params, seeds, positions, chosen)
+            continue
+        [one] = members
+        request = requests[one]
+        own = slice(first[one], first[one + 1])
         paths = _paths(request.tree) if request.sampling.shapes_logits else ()
-        history = History(request.prefix, request.num_prompt_tokens, paths, mask)
-        chosen.append(choose_tokens(rows, request.sampling, positions, history, eos_token_ids))
-    return torch.cat(chosen)
+        history = History(request.prefix, request.num_prompt_tokens, paths, masks[one])
+        chosen[own] = choose_tokens(
+            logits[own], request.sampling, nodes[one], history, eos_token_ids
+        )
+    return chosen
+
+
+def _nodes(request: VerifyRequest) -> list[int]:
+    """Return the positions of the tokens that the root and all nodes are followed by."""
+    num_tokens = len(request.prefix)
+    return [num_tokens, *(num_tokens + depth for depth in depths(request.tree))]
+
+
+def _sampled_alike(requests: Sequence[VerifyRequest]) -> list[list[int]]:
+    """Return the places of requests, those together whose rows are shaped alike."""
+    groups: dict[object, list[int]] = {}
+    for place, request in enumerate(requests):
+        sampling = request.sampling
+        alike = sampling.temperature, sampling.min_p, sampling.top_k, sampling.top_p
+        groups.setdefault(place if sampling.shapes_logits else alike, []).append(place)
+    return list(groups.values())
+
+
+def _choose_alike(
+    logits: Tensor,
+    rows: Sequence[int],
+    params: SamplingParams,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    chosen: Tensor,
+) -> None:
+    """Write the tokens drawn at rows of several requests, as many rows at a time as fit memory."""
+    where = torch.tensor([rows, positions, seeds], dtype=torch.int64)
+    most = max(1, _MAX_NOISE // logits.shape[-1])
+    for row, position, seed in torch.split(where.to(logits.device), most, dim=1):
+        found = shape(logits[row], params, (), _NOTHING_BEFORE, ())
+        if not params.is_greedy:
+            found = found + gumbel_noise(seed, position, found.shape[-1], found.device)
+        chosen[row] = _argmax(found)
 
 
 def choose_tokens(
@@ -141,9 +189,14 @@ _MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def gumbel_noise(
-    seed: int, positions: Sequence[int] | Tensor, vocab_size: int, device: torch.device | str
+    seed: int | Tensor,
+    positions: Sequence[int] | Tensor,
+    vocab_size: int,
+    device: torch.device | str,
 ) -> Tensor:
     """Return standard Gumbel noise, [R, vocab_size] float32; row r is positions[r]'s.
+
+    The rows have one seed, or one each, [R] int64 on the device.
 
     Each value depends on seed, position and token id alone: a splitmix64 generator is started at a
     hash of seed and position, and the token id is the number of its steps. The top 32 bits of each

@@ -239,6 +239,9 @@ def test_a_batch_of_different_requests_is_its_requests_one_by_one():
         request(DraftTree((4, 6, 6), (-1, -1, 0)), presence_penalty=2.0),
         request(chain([5]), temperature=1.0, seed=0, top_p=0.5),
         request(chain([5, 2]), logit_bias={3: 5}),
+        request(chain([7, 2, 2]), temperature=0.9, seed=-4),
+        request(temperature=1.0, seed=9, top_p=0.5),
+        request(chain([3])),
     ]
     logits = torch.cat([rows_of(one) for one in batch])
     alone = [target_tokens(rows_of(one), [one], EOS, [None]) for one in batch]
