@@ -31,7 +31,11 @@ def _halves(blocks: Tensor, start: int) -> Tensor:
 
 def _nibbles(numbers: Tensor) -> Tensor:
     """Return the low halves of the last dimension's bytes, and behind them the high ones."""
-    return torch.cat((numbers & 15, numbers >> 4), -1)
+    both = numbers.new_empty(*numbers.shape[:-1], 2 * numbers.shape[-1])
+    low, high = both.chunk(2, -1)
+    torch.bitwise_and(numbers, 15, out=low)
+    torch.bitwise_right_shift(numbers, 4, out=high)
+    return both
 
 
 def _rows(blocks: Tensor, *shape: int) -> Tensor:

@@ -78,9 +78,8 @@ class QuantizedMatrix:
         self._fields: list[Tensor | None] = []
         block = 0
         for one in slices:
-            packed = [None if field is None else _in_blocks(field) for field in one]
-            assert packed[0] is not None
-            packed[0] = _packed(packed[0], layout.bits)
+            fields = _words(one.numbers, layout.bits), *one[1:]
+            packed = [None if field is None else _in_blocks(field) for field in fields]
             if not self._fields:
                 self._fields = [
                     None
@@ -91,7 +90,7 @@ class QuantizedMatrix:
             for whole, field in zip(self._fields, packed, strict=True):
                 if whole is not None and field is not None:
                     whole[block : block + len(field)] = field
-            block += len(packed[0])
+            block += -(-len(one.numbers) // _BLOCK)
 
     @property
     def num_bytes(self) -> int:
@@ -189,10 +188,10 @@ def _in_blocks(field: Tensor) -> Tensor:
     return padded.view(-1, _BLOCK, field.shape[1]).transpose(1, 2)
 
 
-def _packed(numbers: Tensor, bits: int) -> Tensor:
-    """Return [blocks, inputs, 64] numbers in words of 32 bits, the first inputs lowest."""
+def _words(numbers: Tensor, bits: int) -> Tensor:
+    """Return [outputs, inputs] numbers in words of 32 bits, the first inputs lowest."""
+    numbers = numbers.contiguous()
     if bits == 4:
-        numbers = numbers[:, ::2] | numbers[:, 1::2] << 4
-    bytes_of_words = numbers.reshape(len(numbers), -1, 4, _BLOCK).transpose(2, 3).contiguous()
-    words: Tensor = bytes_of_words.view(torch.int32)[:, :, :, 0]
-    return words
+        pairs = numbers.view(torch.int16)
+        numbers = (pairs | pairs >> 4).to(torch.uint8)
+    return numbers.view(torch.int32)
