@@ -173,9 +173,11 @@ class GpuMatrix:
         scales = self._of_spans(supers, codes)
         if super_offsets is None:  # without rounding but the last, whatever type scales have
             moved = parts.float() if zeros is None else parts - zeros[:, :, None]
-            return (moved * scales).flatten(1)[:, : self.num_inputs]
-        offsets = self._of_spans(super_offsets, offset_codes)
-        return torch.addcmul(offsets, parts.float(), scales).flatten(1)[:, : self.num_inputs]
+            weights = moved * scales
+        else:
+            offsets = self._of_spans(super_offsets, offset_codes)
+            weights = torch.addcmul(offsets, parts.float(), scales)
+        return weights.flatten(1)[:, : self.num_inputs].contiguous()
 
     def _of_spans(self, supers: Tensor, codes: Tensor | None) -> Tensor:
         """Return the scales or offsets of spans, [outputs, spans, 1]."""
