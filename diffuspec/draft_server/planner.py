@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from diffuspec.draft_server.request import EngineRequest
 from diffuspec.scheduler.acceptance import PRICES, nodes_to_verify
-from diffuspec.scheduler.baseline import Baseline, Interval
+from diffuspec.scheduler.baseline import NUM_PLAIN, Baseline, Interval
 from diffuspec.scheduler.cost_model import MAX_JUMP, CostModel, DraftCosts
 from diffuspec.scheduler.draft_sizes import Load, with_trial
 
@@ -198,17 +198,14 @@ class Planner:
 
     def observe_silence(self, num_requests: int, num_steps: int, seconds: float) -> None:
         """Learn from steps without drafts, the first of them after an answer."""
-        self._num_held, self._num_plain = 0, num_steps
+        self._num_held = 0
         costs, each = self._costs, seconds / num_steps
-        is_measured = num_steps > NUM_PLAIN
-        if is_measured:
+        plain = costs.plain_seconds(num_requests) if costs.verification.curve.is_known else each
+        spent = num_steps * min(each, MAX_JUMP * plain)
+        interval = Interval(num_requests, spent, plain, plain, num_steps=num_steps)
+        if self._baseline.observe(interval):
             costs.observe_verification(num_requests, num_requests, each, {})
             costs.observe_plain(num_requests, each, each)
-        if costs.verification.curve.is_known:
-            plain = costs.plain_seconds(num_requests)
-            spent = num_steps * min(each, MAX_JUMP * plain)
-            interval = Interval(num_requests, spent, plain, plain)
-            self._baseline.observe_plain(interval, is_measured=is_measured)
 
     def observe(
         self, sent: Sent, accepted: float, verify: float, wait: float, busy_seconds: float

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 _TRIAL_SHARE = 0.012  # most of the time that trials, of drafts and of plain decoding, may cost
-_NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
-_PLAIN_EVERY = 256  # drafted steps to _NUM_PLAIN plain ones: within _TRIAL_SHARE
+NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
+_PLAIN_EVERY = 256  # drafted steps to NUM_PLAIN plain ones: within _TRIAL_SHARE
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
@@ -104,6 +104,7 @@ class Interval:
     num_missing: int = 0  # running requests that it has not verified
     reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
     is_whole: bool = True  # it has verified all running requests, and read no prompt
+    num_steps: int = 1  # that the interval sums up, if they were plain ones
 
 
 class Baseline:
@@ -166,8 +167,8 @@ class Baseline:
             self._compare(interval)
             self._save(interval, _MAX_CREDIT)
             return False
-        self._num_plain = self._num_plain + 1 if interval.is_whole else 0
-        is_measured = self._num_plain >= _NUM_PLAIN
+        self._num_plain = self._num_plain + interval.num_steps if interval.is_whole else 0
+        is_measured = self._num_plain >= NUM_PLAIN
         if is_measured:
             self._plain[bucket] = _Plain(plain.num_measured + 1)
         self._save(interval, _MAX_LATER_CREDIT)

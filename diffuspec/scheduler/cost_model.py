@@ -67,10 +67,7 @@ class CostCurve:
 
     def is_known_near(self, size: int) -> bool:
         """Whether a size between half and twice this one has been measured."""
-        for one in self._points.values():
-            if size <= 2 * one.size <= 4 * size:
-                return True
-        return False
+        return any([size <= 2 * one.size <= 4 * size for one in self._points.values()])
 
     def observe(self, size: int, seconds: float) -> None:
         """Add one measurement."""
