@@ -72,18 +72,20 @@ matrix: ## `make check` on each Python 3.11 to 3.13 that this machine has, in .v
 	    fi; \
 	done
 
-release: $(STAMP) ## Build wheel and sdist in dist/, and check both: contents, installation, version
+release: $(STAMP) ## Build wheels and sdists in dist/, and check them: contents, installation, version, types
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --outdir dist/client clients
 	$(BIN)/python .ci/check_release.py dist
 
 wheels: ## Build wheels of this machine's architecture for Python 3.11 to 3.13 in dist/, by cibuildwheel; needs Docker
 	$(TOOLS) cibuildwheel==4.3.5
 	build/tools/bin/python -m cibuildwheel --output-dir dist
 
-sdist: ## Build the sdist in dist/
+sdist: ## Build the sdist, and the client's sdist and wheel, in dist/
 	$(TOOLS) build
 	build/tools/bin/python -m build --sdist --outdir dist .
+	build/tools/bin/python -m build --outdir dist clients
 
 release-notes: ## Check TAG=v1.2.3 against pyproject.toml, and write its part of the changelog to build/notes.md
 	@mkdir -p build

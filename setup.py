@@ -1,12 +1,61 @@
-"""Compile the operations over rows on a CPU; without a C++ compiler, torch's are used instead."""
+"""What pyproject.toml cannot say: the kernels, and which files a wheel has.
 
+The operations over rows on a CPU are compiled; without a C++ compiler, torch's are used instead.
+"""
+
+from fnmatch import fnmatch
 from glob import glob
+from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 _FOLDER = "diffuspec/models/rows/native"
 
+# Of the checkout alone: how the embedded pair was made, studies, and tools that test a service.
+_LEFT_OUT = (
+    "diffuspec.bench.virtual_time*",
+    "diffuspec.bench.studies.diffusion_lms",
+    "diffuspec.bench.studies.hidden_states",
+    "diffuspec.bench.studies.own_cost",
+    "diffuspec.bench.studies.real_sizes",
+    "diffuspec.bench.studies.virtual_time",
+    "diffuspec.bench.studies.vllm",
+    "diffuspec.pairs.tiny.corpus*",
+    "diffuspec.pairs.tiny.train*",
+)
+# Packages beside the library, which `diffuspec batch` and `diffuspec ray` import from a folder of
+# its own: their names are too common for the place where all distributions are installed.
+_BESIDE = ("actors", "deploy")
+_BESIDE_LEFT_OUT = ignore_patterns(
+    *("__pycache__", "docker", "kuberay", "grafana"),
+    *("abuse.py", "bench.py", "chaos.py", "demo.py", "recoveries.py", "rested.py", "step_cost.py"),
+)
+
+
+class BuildPy(build_py):
+    """Leave out what is of the checkout alone, and add the packages beside the library."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        found = super().find_package_modules(package, package_dir)
+        return [one for one in found if not _is_left_out(f"{one[0]}.{one[1]}")]
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for name in _BESIDE:
+            target = Path(self.build_lib, "diffuspec", "_ray", name)
+            copytree(name, target, ignore=_BESIDE_LEFT_OUT, dirs_exist_ok=True)
+
+
+def _is_left_out(module: str) -> bool:
+    return any(fnmatch(module, pattern) for pattern in _LEFT_OUT)
+
+
 setup(
+    cmdclass={"build_py": BuildPy},
     ext_modules=[
         Extension(
             "diffuspec.models.rows._rows",
@@ -26,5 +75,5 @@ setup(
             extra_link_args=["-fopenmp"],
             optional=True,
         )
-    ]
+    ],
 )

@@ -1,4 +1,4 @@
-"""`python -m deploy.batch`: answer the rows of a file, by a pipeline or a running endpoint."""
+"""`diffuspec batch`: answer the rows of a file, by a pipeline or a running endpoint."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rich.console import Console
 
 from actors.settings import load_pipeline
 from deploy.batches.command import Files, Outcome, answer_file
-from deploy.batches.data.engine import LargeBatch, answer_folder
 from deploy.batches.interrupts import Interrupted
 from deploy.batches.places import API_KEY_VARIABLE, at_address, in_process, on_ray
 from deploy.batches.run import Options
 from deploy.batches.services import BatchStoppedError
 from deploy.batches.summary import summary_table
+from deploy.needs import needs_ray
 from deploy.options import Config
 from diffuspec.cli import options
 from diffuspec.cli.command import EXIT_FAILURE, Command
@@ -51,8 +51,8 @@ For inputs beyond one reader there is --engine data: --input is a JSONL or Parqu
 of them, --output a folder that all nodes see, and parts that are whole are not answered again.
 
 \b
-  python -m deploy.batch --input in.jsonl --output out.jsonl
-  python -m deploy.batch --input in.jsonl --output out.jsonl --address http://127.0.0.1:8000
+  diffuspec batch --input in.jsonl --output out.jsonl
+  diffuspec batch --input in.jsonl --output out.jsonl --address http://127.0.0.1:8000
   ray job submit --address http://127.0.0.1:8265 -- \\
     python -m deploy.batch --input /data/in.jsonl --output /data/out.jsonl
 
@@ -185,6 +185,9 @@ def run(
     if engine == "data":
         if address or limit or retry_failed:
             raise ConfigError("--engine data takes no --address, --limit or --retry-failed")
+        with needs_ray("--engine data"):
+            from deploy.batches.data.engine import LargeBatch, answer_folder
+
         large = LargeBatch(
             input, output, format or "jsonl", pipelines or 1, shard_bytes or _SHARD_BYTES
         )

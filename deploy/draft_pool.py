@@ -1,4 +1,4 @@
-"""`python -m deploy.draft_pool`: draft servers on a Ray cluster, behind one address."""
+"""`diffuspec ray draft-pool`: draft servers on a Ray cluster, behind one address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m deploy.serve`: the service on a Ray cluster of its own, on this machine.
+"""`diffuspec ray serve`: the service on a Ray cluster of its own, on this machine.
 
 For a cluster that runs already use Serve's own command: `serve deploy deploy/serve.yaml`.
 """

@@ -102,7 +102,7 @@ tenants: {chat: 4, batch: 1}
 _DRAFT_POOL = """\
 ## Pool of draft servers
 
-The file of `python -m deploy.draft_pool --config FILE.yaml`: see
+The file of `diffuspec ray draft-pool --config FILE.yaml`: see
 [the pool](deployment.md#a-pool-of-draft-servers). `server` has the keys of a draft server,
 `resources` those of [`placement.path_scorer`](#placementpath_scorer).
 

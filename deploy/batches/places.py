@@ -9,14 +9,11 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.pipeline import Pipeline
 from actors.settings import PipelineConfig
 from deploy.batches.http import HttpService
 from deploy.batches.in_process import BackendService
-from deploy.batches.pipelines import PipelineBackend
-from deploy.batches.serve_app import running_app
 from deploy.batches.services import Service
-from deploy.local_ray import ray_cluster
+from deploy.needs import needs_ray
 from diffuspec.core.errors import ConfigError
 from diffuspec.pairs.tiny import TARGET
 from diffuspec.serve.backend import Backend
@@ -42,7 +39,11 @@ def at_address(address: str, key_file: Path | None, concurrency: int, seconds: f
     Raises ConfigError for a key file that cannot be read, and for auto without an application.
     """
     key = read_api_key(key_file)
-    address = running_app() if address == _AUTO else address
+    if address == _AUTO:
+        with needs_ray("--address auto"):
+            from deploy.batches.serve_app import running_app
+
+        address = running_app()
     url = address.rstrip("/").removesuffix("/v1")
 
     def service() -> AbstractAsyncContextManager[Service]:
@@ -69,12 +70,18 @@ def in_process(config: PipelineConfig) -> Place:
 
 def on_ray(config: PipelineConfig) -> Place:
     """Return a pipeline on the cluster of RAY_ADDRESS, or on one of its own on this machine."""
+    with needs_ray("a batch without --address or --engine process"):
+        from deploy.local_ray import ray_cluster
+
     return Place(lambda: ray_cluster("", config), lambda: pipeline_service(config))
 
 
 @contextlib.asynccontextmanager
 async def pipeline_service(config: PipelineConfig) -> AsyncIterator[Service]:
     """Start a pipeline on the cluster that this process is connected to."""
+    from actors.pipeline import Pipeline
+    from deploy.batches.pipelines import PipelineBackend
+
     async with Pipeline(config) as pipeline:
         yield _service(PipelineBackend(pipeline, model_name(config)), config)
 

@@ -13,6 +13,7 @@ import typer
 from diffuspec.cli import (
     audit,
     bench,
+    cluster,
     demo,
     draft_server,
     drafter,
@@ -43,6 +44,7 @@ app.command("demo", cls=Command)(demo.run)
 app.command("bench", cls=Command, epilog=bench.EXAMPLES)(bench.run)
 app.command("audit", cls=Command, epilog=audit.EXAMPLES)(audit.run)
 app.command("load", cls=Command, epilog=load.EXAMPLES)(load.run)
+app.command("batch", cls=Server, **cluster.FORWARDED)(cluster.batch)
 app.command("env", cls=Command, epilog=env.EXAMPLES)(env.run)
 _ngram = typer.Typer(cls=Commands, no_args_is_help=True, help="N-gram models over token ids.")
 _ngram.command("build", cls=Command, epilog=ngram.EXAMPLES)(ngram.run)
@@ -57,6 +59,10 @@ _drafter = typer.Typer(
 _drafter.command("train", cls=Command, epilog=drafter.TRAIN_EXAMPLES)(drafter.train)
 _drafter.command("evaluate", cls=Command, epilog=drafter.EVALUATE_EXAMPLES)(drafter.evaluate)
 app.add_typer(_drafter, name="drafter")
+_ray = typer.Typer(cls=Commands, no_args_is_help=True, help="Services on a cluster of Ray.")
+_ray.command("serve", cls=Server, **cluster.FORWARDED)(cluster.serve)
+_ray.command("draft-pool", cls=Server, **cluster.FORWARDED)(cluster.draft_pool)
+app.add_typer(_ray, name="ray")
 _keys = typer.Typer(cls=Commands, no_args_is_help=True, help="API keys of `diffuspec serve`.")
 _keys.command("add", cls=Command, epilog=keys.EXAMPLES)(keys.add)
 app.add_typer(_keys, name="keys")

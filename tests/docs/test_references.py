@@ -21,7 +21,7 @@ SOURCES = ("actors", "clients", "deploy", "diffuspec", "docs")
 MODULE = re.compile(rf"({'|'.join(TOP_LEVEL)})(\.\w+)+")
 PATH = re.compile(r"[\w.-]+(/[\w.-]+)*(/|\.(env|md|proto|py|sh|toml|txt|yaml))|Makefile")
 CLASS = re.compile(r"([A-Z]\w*[a-z][A-Z]\w*)(\.\w+)?(\(\))?")  # of two words: one may be text
-DEPLOY = ("batch", "bench", "demo", "draft_pool", "grpc")
+DEPLOY = ("batch", "bench", "demo", "draft_pool", "grpc", "serve")
 NOT_HERE = (".venv/", "dist/", "FILE.yaml")  # made by commands, or placeholders
 
 
@@ -175,7 +175,13 @@ def entry_point(words: list[str]) -> tuple[Any, list[str]]:
     """Return the command that a command line starts and its arguments; None: not one of ours."""
     if words[0] == "diffuspec":
         from diffuspec.cli.app import app
+        from diffuspec.cli.cluster import MODULES
 
+        for name, module in MODULES.items():
+            below = name.split()
+            if words[1 : 1 + len(below)] == below:
+                found = typer.main.get_command(importlib.import_module(module).app)
+                return found, words[1 + len(below) :]
         return typer.main.get_command(app), words[1:]
     if words[:2] == ["python", "-m"] and words[2].partition(".")[0] in TOP_LEVEL:
         return typer.main.get_command(importlib.import_module(words[2]).app), words[3:]

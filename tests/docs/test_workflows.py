@@ -72,6 +72,14 @@ def release_notes() -> ModuleType:
     return module
 
 
+def test_the_changelog_has_a_part_of_the_version_to_be_released(
+    release_notes: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    release_notes.main(f"v{version}")
+    assert "### Added" in capsys.readouterr().out
+
+
 def test_the_notes_of_a_release_are_its_part_of_the_changelog(release_notes: ModuleType) -> None:
     assert release_notes.notes("1.2.0", CHANGELOG) == "- this"
     with pytest.raises(SystemExit, match=r"no part \[1.3.0\]"):

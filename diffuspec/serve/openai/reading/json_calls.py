@@ -225,8 +225,11 @@ class JsonCallReader(StateReader):
         data = _read_json(text)
         if not isinstance(data, dict) or not self._is_known(data.get("name")):
             return None
+        is_bare = self._form.may_be_bare and not self._mark
+        if is_bare and not {"arguments", "parameters"} & data.keys():
+            return None
         arguments = data.get("arguments", data.get("parameters", {}))
-        if not isinstance(arguments, str):
+        if not (isinstance(arguments, str) and isinstance(_read_json(arguments), dict)):
             arguments = json.dumps(arguments, ensure_ascii=False)
         return CallPart(data["name"], arguments)
 

@@ -1,0 +1,65 @@
+"""Commands of the packages beside the library, `deploy` and `actors`, which know Ray.
+
+A command is imported when it is called: without Ray, the others work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from typer import Context
+
+from diffuspec.core.errors import ConfigError
+
+_BESIDE = Path(__file__).parents[1] / "_ray"  # where a wheel has the packages
+
+# Options and --help are those of the command that is imported.
+FORWARDED: dict[str, Any] = {
+    "context_settings": {
+        "ignore_unknown_options": True,
+        "allow_extra_args": True,
+        "allow_interspersed_args": False,
+    },
+    "add_help_option": False,
+}
+
+
+MODULES = {
+    "batch": "deploy.batch",
+    "ray serve": "deploy.serve",
+    "ray draft-pool": "deploy.draft_pool",
+}
+
+
+def batch(context: Context) -> None:
+    """Answer every row of a file, and write the results to another."""
+    _forward("batch", context)
+
+
+def serve(context: Context) -> None:
+    """Serve OpenAI's API on a Ray cluster of its own until Ctrl-C or SIGTERM."""
+    _forward("ray serve", context)
+
+
+def draft_pool(context: Context) -> None:
+    """Serve drafts by draft servers on a Ray cluster, as many as there is work for."""
+    _forward("ray draft-pool", context)
+
+
+def _forward(name: str, context: Context) -> None:
+    """Run a command of another package. Raises ConfigError without Ray."""
+    if _BESIDE.is_dir():
+        sys.path.insert(0, str(_BESIDE))
+        inherited = os.environ.get("PYTHONPATH", "")  # by the processes of a cluster
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_BESIDE), inherited]))
+    try:
+        app = importlib.import_module(MODULES[name]).app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise ConfigError(f"diffuspec {name} needs Ray: pip install 'diffuspec[ray]'") from None
+    app(args=context.args, prog_name=context.command_path)

@@ -1,0 +1,178 @@
+"""What vLLM's own tests give its parsers to read, in our words: the same calls come of it.
+
+Where vLLM reads a whole text and a stream in two ways, ours is that of the stream; space between a
+call and content is dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from diffuspec.serve.conventions import Conventions
+from diffuspec.serve.openai.reading.pieces import calls_in
+from diffuspec.serve.openai.reading.readers import make_reader
+
+_OBJECT = {"type": "object"}
+_MAYBE = [{"type": "integer"}, {"type": "null"}]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": _OBJECT | {"properties": keys}}}
+    for name, keys in {
+        "find": {"query": {"type": "string"}, "limit": {"type": "integer"}},
+        "list_open": {},
+        "area": {"shape": {"type": "string"}, "sides": _OBJECT, "digits": {"type": "integer"}},
+        "types": {
+            "real": {"type": "number"},
+            "is_on": {"type": "boolean"},
+            "maybe": {"anyOf": _MAYBE},
+            "either": {"type": ["integer", "null"]},
+        },
+    }.items()
+]
+FIND, LIST = ("find", {"query": "owls"}), ("list_open", {})
+SAYS_FIND = '{"name": "find", "parameters": {"query": "owls"}}'
+SAYS_LIST = '{"name": "list_open", "parameters": {}}'
+DEEP = {"a": {"b": {"c": {"d": {"e": "deep"}}}}}
+BRACES = {"query": "a {b} [c]", "in": {"it": 'said "{d}"'}}
+
+
+def tags(name: str, **values: str) -> str:
+    rows = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in values.items())
+    return f"<function={name}>\n{rows}</function>"
+
+
+BOX = '{"w": 1, \n "h": 2}'
+AREA = f"<tool_call>\n{tags('area', shape='box', sides=BOX, digits='2')}\n</tool_call>"
+TYPES = tags("types", real="3.14", is_on="true", maybe="5", either="6")
+
+
+CASES: list[tuple[str, str, list[tuple[str, Any]], str | None]] = [
+    # a parser, what a model says, the calls, and the content, if there are calls
+    ("hermes", "This is no call.", [], None),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "find", "arguments": {"on": true}}',
+        [("find", {"on": True})],
+        "",
+    ),
+    ("hermes", '<tool_call>{"name": "find","arguments": {"query":"owls"}}</tool_call>', [FIND], ""),
+    (
+        "hermes",
+        '<tool_call>{"name": "find", "arguments": "{\\"query\\": \\"owls\\"}"}</tool_call>',
+        [FIND],
+        "",
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "find", "arguments": "owls"}</tool_call>',
+        [("find", "owls")],
+        "",
+    ),
+    ("llama3_json", SAYS_FIND + "; " + SAYS_LIST + " ; " + SAYS_FIND, [FIND, LIST, FIND], ""),
+    ("llama3_json", SAYS_FIND + ";\n" + SAYS_LIST, [FIND, LIST], ""),
+    ("llama3_json", SAYS_FIND + "\n" + SAYS_LIST, [FIND, LIST], ""),
+    ("llama3_json", SAYS_FIND.replace("parameters", "arguments"), [FIND], ""),
+    ("llama3_json", '{"parameters": {}}', [], None),
+    ("llama3_json", '{"name": "find"}', [], None),
+    ("llama3_json", json.dumps({"name": "find", "parameters": DEEP}), [("find", DEEP)], ""),
+    ("llama3_json", json.dumps({"name": "find", "parameters": BRACES}), [("find", BRACES)], ""),
+    ("llama3_json", SAYS_FIND + " I used {find} for this.", [FIND], "I used {find} for this."),
+    ("llama3_json", SAYS_FIND + ' It was {"query": "owls"}', [FIND], 'It was {"query": "owls"}'),
+    ("pythonic", "How can I help you today?", [], None),
+    ("pythonic", "[find(query='owls')]", [FIND], ""),
+    (
+        "pythonic",
+        "[f(a='x', b=37, c={'d': 'e', 'f': 'g'}, h=None, i=True, j=['k', 'l'], m={}, n=[])]",
+        [
+            (
+                "f",
+                {
+                    "a": "x",
+                    "b": 37,
+                    "c": {"d": "e", "f": "g"},
+                    "h": None,
+                    "i": True,
+                    "j": ["k", "l"],
+                    "m": {},
+                    "n": [],
+                },
+            )
+        ],
+        "",
+    ),
+    (
+        "pythonic",
+        r"""[f(a='Martha\'s', b='\"cool\"')]""",
+        [("f", {"a": "Martha's", "b": '"cool"'})],
+        "",
+    ),
+    ("pythonic", "[find(query='owls'), list_open(), f(a=[])]", [FIND, LIST, ("f", {"a": []})], ""),
+    ("pythonic", "[f(a='x 'y' 'z), g(b='p 'q' 'r)]", [], None),
+    ("mistral", "This is a test", [], None),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"arguments":{"name": "Ann"}, "name": "age"}]',
+        [("age", {"name": "Ann"})],
+        "",
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS][{"name": "add", "arguments":{"a": 3.5, "b": 4}}]',
+        [("add", {"a": 3.5, "b": 4})],
+        "",
+    ),
+    (
+        "mistral",
+        'Hello[TOOL_CALLS] [{"name": "add", "arguments":{"a": 1}}]',
+        [("add", {"a": 1})],
+        "Hello",
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "add", "arguments":{}}]\nand more',
+        [("add", {})],
+        "and more",
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS]add{"a": 3.5}[TOOL_CALLS]times{"a": 3}',
+        [("add", {"a": 3.5}), ("times", {"a": 3})],
+        "",
+    ),
+    ("mistral", "[TOOL_CALLS] not JSON at all", [], None),
+    ("qwen3_coder", "This is a test", [], None),
+    (
+        "qwen3_coder",
+        f"Sure!<tool_call>\n{tags('find', query='owls')}\n</tool_call>",
+        [FIND],
+        "Sure!",
+    ),
+    ("qwen3_coder", tags("find", query="owls"), [FIND], ""),
+    (
+        "qwen3_coder",
+        AREA,
+        [("area", {"shape": "box", "sides": {"w": 1, "h": 2}, "digits": 2})],
+        "",
+    ),
+    (
+        "qwen3_coder",
+        TYPES,
+        [("types", {"real": 3.14, "is_on": True, "maybe": 5, "either": 6})],
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize("size", [1, 5, 10_000])
+@pytest.mark.parametrize(("parser", "text", "calls", "content"), CASES)
+def test_calls_are_those_of_vllm(parser, text, calls, content, size):
+    reader = make_reader(Conventions(parser, "none"), TOOLS, "over")
+    pieces = [p for at in range(0, len(text), size) for p in reader.read(text[at : at + size])]
+    pieces += reader.finish()
+    found = [(call.name, json.loads(call.arguments)) for call in calls_in(pieces)]
+    assert found == calls
+    assert "".join(p for p in pieces if isinstance(p, str)) == (
+        text if content is None else content
+    )
