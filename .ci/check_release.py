@@ -77,7 +77,7 @@ def main() -> None:
     print(f"{wheel} and {sdist} are complete, and the wheel works")
 
 
-def output(*command: str | Path, **options: str | dict[str, str]) -> str:
+def output(*command: str | Path, **options: str | Path | dict[str, str]) -> str:
     ran = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload]
     return str(ran.stdout).strip()
 

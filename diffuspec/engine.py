@@ -203,6 +203,10 @@ class Engine(EngineBase):
                 is_last = output.finish_reason is not None
                 yield replace(output, seed=sampling.seed) if is_last else output
 
+    def prepare_forms(self) -> None:
+        """Read the tokenizer as grammars need it, which holds up the whole process for seconds."""
+        grammars_of(self.config.target.path, self.info).prepare()
+
     async def start(self) -> None:
         """Start the coordinator and measure what calls cost, before the first request does.
 

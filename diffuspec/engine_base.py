@@ -85,6 +85,9 @@ class EngineBase(ABC):
         """
 
     @abstractmethod
+    def prepare_forms(self) -> None:  # noqa: B027
+        """Read what structured outputs need, before a request has to wait for it."""
+
     def close(self) -> None:
         """Free what the engine holds. Requests still running are cancelled."""
 

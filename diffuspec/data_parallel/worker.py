@@ -194,6 +194,7 @@ class Worker:
         os.sched_setaffinity(0, own_processors(load.index, load.num_processes, processors))
         try:
             self._engine = await asyncio.to_thread(load_engine, load)
+            await asyncio.to_thread(self._engine.prepare_forms)
             await self._engine.start()
         except Exception as error:  # the other side waits for a reply
             self._reports.reply(0, error=step_error(error))

@@ -150,6 +150,7 @@ async def serve_engine(
     with otel.exporting("diffuspec") as spans:
         async with engine:
             engine.spans = spans
+            await asyncio.to_thread(engine.prepare_forms)
             backend = EngineBackend(engine, name, settings)
             logger.info("%s: %s", name, backend.model.conventions)
             app = create_app(backend, settings, spans=spans)

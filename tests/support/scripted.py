@@ -46,10 +46,13 @@ class ScriptedVerifier(FakeVerifier):
 
 
 def scripted_engine(
-    path: Path, tokenizer: Any, eos_token_ids: tuple[int, ...]
+    path: Path,
+    tokenizer: Any,
+    eos_token_ids: tuple[int, ...],
+    kind: type[ScriptedVerifier] = ScriptedVerifier,
 ) -> tuple[ScriptedVerifier, Engine]:
     """Return a scripted target and an engine over it, whose drafter knows the script."""
-    verifier = ScriptedVerifier(tokenizer, eos_token_ids)
+    verifier = kind(tokenizer, eos_token_ids)
     sections = {"target": {"path": path}, "coordinator": {"profile_seconds": 0}}
     drafter = FakeDrafter(oracle_of(verifier), always_right)
     return verifier, Engine(parse_config(sections), verifier, drafter, tokenizer)

@@ -7,7 +7,7 @@ call and content is dropped.
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -31,7 +31,9 @@ TOOLS: list[dict[str, Any]] = [
         },
     }.items()
 ]
-FIND, LIST = ("find", {"query": "owls"}), ("list_open", {})
+Said: TypeAlias = tuple[str, Any]
+FIND: Said = ("find", {"query": "owls"})
+LIST: Said = ("list_open", {})
 SAYS_FIND = '{"name": "find", "parameters": {"query": "owls"}}'
 SAYS_LIST = '{"name": "list_open", "parameters": {}}'
 DEEP = {"a": {"b": {"c": {"d": {"e": "deep"}}}}}
@@ -48,7 +50,7 @@ AREA = f"<tool_call>\n{tags('area', shape='box', sides=BOX, digits='2')}\n</tool
 TYPES = tags("types", real="3.14", is_on="true", maybe="5", either="6")
 
 
-CASES: list[tuple[str, str, list[tuple[str, Any]], str | None]] = [
+CASES: list[tuple[str, str, list[Said], str | None]] = [
     # a parser, what a model says, the calls, and the content, if there are calls
     ("hermes", "This is no call.", [], None),
     (

@@ -1,0 +1,49 @@
+"""Commands on Ray: their options are their own, and without Ray the extra is named."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import error_line
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have imports of Ray fail, and import again what has imported it."""
+    for name in [*sys.modules]:
+        if name.split(".")[0] in ("actors", "deploy", "ray"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+
+@pytest.mark.parametrize("command", ["ray serve", "ray draft-pool"])
+def test_commands_on_ray_name_the_extra_that_they_need(
+    diffuspec: Run, no_ray: None, command: str
+) -> None:
+    result = diffuspec(*command.split())
+    assert result.exit_code == 2
+    assert f"diffuspec {command} needs Ray: pip install 'diffuspec[ray]'" in error_line(result)
+
+
+@pytest.mark.parametrize("more", ["", "--address auto", "--engine data"])
+def test_a_batch_needs_ray_only_where_it_runs_on_it(
+    diffuspec: Run, no_ray: None, tmp_path: Path, more: str
+) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Once"}\n')
+    files = ("--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl")
+    result = diffuspec("batch", *files, *more.split())
+    assert result.exit_code == 2 and "pip install 'diffuspec[ray]'" in error_line(result)
+    refused = diffuspec("batch", *files, "--address", "http://127.0.0.1:1", "--patience", "0")
+    assert "pip install" not in refused.stderr and refused.exit_code in (1, 2)
+
+
+def test_options_are_those_of_the_command_itself(diffuspec: Run) -> None:
+    assert "--retry-failed" in diffuspec("batch", "--help").stdout
+    assert "--port must be" in error_line(diffuspec("ray", "serve", "--port", "0"))
