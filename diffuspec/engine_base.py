@@ -84,10 +84,11 @@ class EngineBase(ABC):
         The engine can be used again afterwards.
         """
 
-    @abstractmethod
-    def prepare_forms(self) -> None:  # noqa: B027
+    def prepare_forms(self) -> None:
         """Read what structured outputs need, before a request has to wait for it."""
+        return  # engines in processes of their own do so there
 
+    @abstractmethod
     def close(self) -> None:
         """Free what the engine holds. Requests still running are cancelled."""
 

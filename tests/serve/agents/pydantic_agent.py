@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterable
 
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -24,9 +25,14 @@ async def main(url: str, model: str) -> None:
         return "22 degrees"
 
     whole = await agent.run("Weather in Ulm?")
-    async with agent.run_stream("Weather in Ulm?") as result:
-        streamed = await result.get_output()
-    print(json.dumps({"cities": cities, "texts": [whole.output, streamed]}))
+    streamed = await agent.run("Weather in Ulm?", event_stream_handler=read)
+    print(json.dumps({"cities": cities, "texts": [whole.output, streamed.output]}))
+
+
+async def read(context: object, events: AsyncIterable[object]) -> None:
+    """Read a stream to its end: with a reader, answers are streamed."""
+    async for _ in events:
+        pass
 
 
 asyncio.run(main(*sys.argv[1:]))
