@@ -16,15 +16,12 @@ _FOLDER = "diffuspec/models/rows/native"
 # Of the checkout alone: how the embedded pair was made, studies, and tools that test a service.
 _LEFT_OUT = (
     "diffuspec.bench.virtual_time*",
-    "diffuspec.bench.studies.diffusion_lms",
-    "diffuspec.bench.studies.hidden_states",
-    "diffuspec.bench.studies.own_cost",
-    "diffuspec.bench.studies.real_sizes",
-    "diffuspec.bench.studies.virtual_time",
-    "diffuspec.bench.studies.vllm",
+    "diffuspec.bench.studies.*",
     "diffuspec.pairs.tiny.corpus*",
     "diffuspec.pairs.tiny.train*",
 )
+# Studies that are options of `diffuspec bench`.
+_STUDIES = ("__init__", "ablations", "load", "overlap", "pre_drafts", "sweeps")
 # Packages beside the library, which `diffuspec batch` and `diffuspec ray` import from a folder of
 # its own: their names are too common for the place where all distributions are installed.
 _BESIDE = ("actors", "deploy")
@@ -51,6 +48,9 @@ class BuildPy(build_py):
 
 
 def _is_left_out(module: str) -> bool:
+    package, _, name = module.rpartition(".")
+    if package == "diffuspec.bench.studies" and name in _STUDIES:
+        return False
     return any(fnmatch(module, pattern) for pattern in _LEFT_OUT)
 
 
