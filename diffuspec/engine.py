@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 from prometheus_client import generate_latest
 
+from diffuspec.beside_loop import call_beside
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import ConfigError
 from diffuspec.core.interfaces import (
@@ -33,7 +34,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import NO_TOKENS, RequestOutput, TokenIds
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
-from diffuspec.engine_base import EngineBase
+from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
 from diffuspec.scheduler.coordinator import Coordinator
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.telemetry.trace import Tracer
@@ -118,15 +119,16 @@ class Engine(EngineBase):
 
         A part that fails to close does not keep the others open; its error is raised at the end.
         """
+        self._is_closed = True
         runner, self._runner = self._runner, None
         with contextlib.ExitStack() as stack:
             stack.callback(self._grammar_queue.close)
             for part in reversed(self._closing):
                 stack.callback(part.close)
             if runner is not None:
-                stack.callback(runner.close)
+                stack.callback(call_beside, runner.close)
                 if self._coordinator is not None and self._loop is runner.get_loop():
-                    runner.run(self._coordinator.__aexit__(None, None, None))
+                    call_beside(runner.run, self._coordinator.__aexit__(None, None, None))
 
     async def stop(self, drain_seconds: float = 0.0) -> None:
         """Refuse new requests, wait up to `drain_seconds` for the others, end the coordinator."""
@@ -223,7 +225,7 @@ class Engine(EngineBase):
         loop = asyncio.get_running_loop()
         if self._coordinator is None or self._loop is not loop:
             if self._loop is not None and not self._loop.is_closed() and self._loop.is_running():
-                raise RuntimeError("this engine is in use in another event loop")
+                raise RuntimeError(ANOTHER_LOOP)
             coordinator = Coordinator(
                 self.verifier,
                 self._drafters,

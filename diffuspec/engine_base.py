@@ -7,11 +7,12 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
+from diffuspec.beside_loop import is_in_loop, run_beside
 from diffuspec.completion import Completion
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import InvalidRequestError
@@ -19,12 +20,16 @@ from diffuspec.core.interfaces import ServiceStatus, TargetInfo
 from diffuspec.core.params import MAX_CHOICES, SamplingParams, SpeculationParams
 from diffuspec.core.types import NO_TOKENS, Prompt, RequestOutput, TokenIds
 from diffuspec.telemetry.metrics import Metrics
-from diffuspec.text.prompt import as_token_ids, encode_prompt, is_list_of_prompts
+from diffuspec.text.prompt import as_token_ids, encode_prompt, list_of_prompts
 
 if TYPE_CHECKING:
     from diffuspec.telemetry.request_spans import RequestSpans
 
 _GREEDY = SamplingParams()
+ANOTHER_LOOP = (
+    "this engine is in use in another event loop: there `await engine.complete(prompt)`, not "
+    "`engine.generate`"
+)
 
 T = TypeVar("T")
 
@@ -39,6 +44,7 @@ class EngineBase(ABC):
         self.default_speculation = config.speculation
         self.spans: RequestSpans | None = None  # records OpenTelemetry's, if set
         self._runner: asyncio.Runner | None = None  # of generate
+        self._is_closed = False
         self._turns = threading.Lock()  # one call of generate at a time
 
     @property
@@ -113,22 +119,23 @@ class EngineBase(ABC):
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: Iterable[Prompt],
         sampling: SamplingParams = _GREEDY,
         speculation: SpeculationParams | None = None,
         n: int = 1,
     ) -> list[Completion]:
-        """Answer all prompts, decoding them together. Not to be called from a coroutine.
+        """Answer all prompts, decoding them together.
 
         Each prompt gets n answers, which follow each other in the list; their seeds are those of
         `SamplingParams.choice`. Calls from several threads take turns; use `stream` for requests
-        that come and go.
+        that come and go. Where an event loop runs, as in a notebook, the call holds it up:
+        `complete` and `stream` do not.
         """
+        self._check_is_open()
         if not 1 <= n <= MAX_CHOICES:
             raise InvalidRequestError(f"n must be from 1 to {MAX_CHOICES}, got {n}")
-        if not is_list_of_prompts(prompts):
-            raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
-        return self._run(self._complete_all(prompts, sampling, speculation, n))
+        listed = list_of_prompts(prompts)
+        return self._run(self._complete_all(listed, sampling, speculation, n))
 
     async def complete(
         self,
@@ -138,6 +145,7 @@ class EngineBase(ABC):
         request_id: str | None = None,
     ) -> Completion:
         """Answer one prompt."""
+        self._check_is_open()
         token_ids = self.encode(prompt)
         stream = self._stream(token_ids, sampling, speculation, request_id, NO_TOKENS)
         return Completion.of([output async for output in stream], len(token_ids))
@@ -151,6 +159,7 @@ class EngineBase(ABC):
         committed_token_ids: Sequence[int] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Yield one output per step, after `committed_token_ids`; see `Frontend.stream`."""
+        self._check_is_open()
         committed = as_token_ids(committed_token_ids)
         if len(committed) and sampling.lacks_seed:
             raise InvalidRequestError("seed must be given to resume a sampled answer")
@@ -166,12 +175,16 @@ class EngineBase(ABC):
         """
         return encode_prompt(prompt, self.tokenizer, self.info.max_model_len)
 
+    def _check_is_open(self) -> None:
+        if self._is_closed:
+            raise RuntimeError("this engine is closed: open another one")
+
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the event loop of `generate`."""
         with self._turns:
             if self._runner is None:
                 self._runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-            return self._runner.run(work)
+            return run_beside(self._runner, work) if is_in_loop() else self._runner.run(work)
 
     async def _complete_all(
         self,

@@ -181,6 +181,28 @@ async def test_two_loops_at_a_time_are_refused(engine):
         await asyncio.to_thread(asyncio.run, engine.complete(PROMPT, SHORT))
 
 
+async def test_prompts_are_answered_where_a_loop_runs_as_in_a_notebook(target_path):
+    with make_engine(target_path("qwen2")) as engine:
+        answers = [engine.generate([PROMPT], SHORT) for _ in range(2)]
+        with pytest.raises(InvalidRequestError, match="empty"):
+            engine.generate([""], SHORT)
+        answers.append([await engine.complete(PROMPT, SHORT)])
+        assert len({answer.token_ids for [answer] in answers}) == 1
+        with pytest.raises(RuntimeError, match=r"await engine\.complete"):
+            engine.generate([PROMPT], SHORT)  # the loop that runs is the engine's now
+
+
+async def test_a_closed_engine_says_so(target_path):
+    engine = make_engine(target_path("qwen2"))
+    engine.close()
+    with pytest.raises(RuntimeError, match="this engine is closed"):
+        engine.generate([PROMPT], SHORT)
+    with pytest.raises(RuntimeError, match="this engine is closed"):
+        await engine.complete(PROMPT, SHORT)
+    with pytest.raises(RuntimeError, match="this engine is closed"):
+        await anext(engine.stream(PROMPT, SHORT))
+
+
 async def test_an_engine_may_be_closed_inside_a_coroutine(target_path):
     with make_engine(target_path("qwen2")) as engine:
         assert len((await engine.complete(PROMPT, SHORT)).token_ids) == 12

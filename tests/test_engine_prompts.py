@@ -16,7 +16,7 @@ from diffuspec.core.errors import (
 from diffuspec.engine import Engine
 from diffuspec.pairs import parse_config
 from tests.support.checkpoints import MAX_POSITIONS
-from tests.support.engines import MESSAGES, SHORT, ids, make_engine
+from tests.support.engines import MESSAGES, PROMPT, SHORT, ids, make_engine
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,29 @@ def test_a_prompt_of_another_form_is_refused(engine, prompt, message):
         engine.generate([prompt], SHORT)
 
 
-@pytest.mark.parametrize("prompts", ["Hello", [1, 2], [{"role": "user", "content": "Hello"}]])
+@pytest.mark.parametrize(
+    "prompts",
+    ["Hello", b"a", [1, 2], np.array([1, 2]), {"role": "user"}, [{"role": "user", "content": "a"}]],
+)
 def test_a_single_prompt_is_not_taken_for_several(engine, prompts):
     with pytest.raises(InvalidRequestError, match=r"put a single one in \[ \]"):
         engine.generate(prompts, SHORT)
+
+
+def test_prompts_may_come_from_a_generator(engine):
+    prompts = [PROMPT, "Once upon"]
+    answers = [engine.generate(some, SHORT) for some in (prompts, (one for one in prompts))]
+    assert [one.token_ids for one in answers[0]] == [one.token_ids for one in answers[1]]
+    assert len(answers[1]) == 2
+
+
+async def test_what_yields_no_prompts_is_refused(engine):
+    async def later():
+        yield PROMPT
+
+    for prompts in (later(), None, 5):
+        with pytest.raises(InvalidRequestError, match=r"^prompts must be a list"):
+            engine.generate(prompts, SHORT)
 
 
 def test_a_text_begins_with_bos_where_the_tokenizer_adds_one(engine):

@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from diffuspec.beside_loop import call_beside
 from diffuspec.core.config import EngineConfig
 from diffuspec.core.errors import (
     DiffuspecError,
@@ -30,7 +31,7 @@ from diffuspec.core.types import RequestOutput, TokenIds
 from diffuspec.data_parallel.connection import EngineConnection
 from diffuspec.data_parallel.member import EngineMember
 from diffuspec.data_parallel.routing import EngineRouter
-from diffuspec.engine_base import EngineBase
+from diffuspec.engine_base import ANOTHER_LOOP, EngineBase
 from diffuspec.resumption import ResumedAnswer
 from diffuspec.rpc.messages.answers import generate_request
 from diffuspec.rpc.messages.status import TransportError
@@ -171,13 +172,14 @@ class DataParallelEngine(EngineBase):
             await asyncio.to_thread(self.close)
 
     def close(self) -> None:
+        self._is_closed = True
         runner, self._runner = self._runner, None
         with contextlib.ExitStack() as stack:
             for member in self._members.values():
                 stack.callback(member.close)
             if runner is not None:
-                stack.callback(runner.close)
-                runner.run(self._disconnect())
+                stack.callback(call_beside, runner.close)
+                call_beside(runner.run, self._disconnect())
 
     async def _disconnect(self) -> None:
         """Close the connections, which ends the processes."""
@@ -189,6 +191,8 @@ class DataParallelEngine(EngineBase):
         if self._opening is None:
             outside = contextvars.Context()  # of any request
             self._opening = asyncio.create_task(self._open(), context=outside)
+        elif self._opening.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError(ANOTHER_LOOP)
         await asyncio.shield(self._opening)
 
     async def _open(self) -> None:

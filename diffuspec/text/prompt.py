@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,11 +78,17 @@ def encode_prompt(
     return _tokenize(text, tokenizer, adds_special)
 
 
-def is_list_of_prompts(prompts: Sequence[Prompt]) -> bool:
-    """Whether `prompts` is a list of prompts, not one prompt: a text, messages or token ids."""
-    return not isinstance(prompts, str) and not any(
-        isinstance(prompt, Mapping | int) for prompt in prompts
-    )
+def list_of_prompts(prompts: Iterable[Prompt]) -> list[Prompt]:
+    """Return prompts as a list. Raises InvalidRequestError for one prompt, and for other things."""
+    is_one = isinstance(prompts, str | bytes | Mapping)
+    if not is_one and not isinstance(prompts, Iterable):
+        raise InvalidRequestError(
+            f"prompts must be a list of prompts, or yield them, got {type(prompts).__name__}"
+        )
+    listed = [] if is_one else [*prompts]
+    if is_one or any(isinstance(one, Mapping | int | np.integer) for one in listed):
+        raise InvalidRequestError("prompts must be a list of prompts: put a single one in [ ]")
+    return listed
 
 
 def _render(messages: Sequence[Mapping[str, Any]], tokenizer: Any, chat: ChatOptions) -> str:
