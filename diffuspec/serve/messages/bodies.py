@@ -82,6 +82,9 @@ class CountBody(BaseModel):
     mcp_servers: NoContainer = None
     inference_geo: Ignored = None
     speed: Ignored = None
+    diagnostics: Ignored = None
+    user_profile_id: Ignored = None
+    workspace_id: Ignored = None
 
 
 class MessagesBody(CountBody):

@@ -64,7 +64,7 @@ def extended_schema(kind: type[BaseModel]) -> dict[str, Any]:
     """Return the schema of another API's body, with those keys of a chat that it has, too."""
     chat, schema = body_schema(ChatBody)["properties"], _inlined(kind.model_json_schema())
     extensions = {name: one for name, one in chat.items() if name in EXTENSIONS}
-    return _closed(schema, {**extensions, **schema["properties"], **_LABELS})
+    return _closed(schema, {**extensions, **_LABELS, **schema["properties"]})
 
 
 def _closed(schema: Mapping[str, Any], properties: Mapping[str, Any]) -> dict[str, Any]:

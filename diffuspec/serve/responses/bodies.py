@@ -90,6 +90,8 @@ class ReasoningOptions(Part):
     summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Ignored: the reasoning itself is in the answer."
     )
+    context: Literal["auto"] | None = Field(None, description="The chat template's affair.")
+    mode: Literal["standard"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = Field(
         None, description="Ignored, as `summary`."
     )
@@ -99,6 +101,7 @@ class ResponseStreamOptions(Part):
     include_obfuscation: bool = Field(False, description="Ignored.")
 
 
+Ignored: TypeAlias = Annotated[Any, Field(description="Ignored.")]
 _NOTHING_STORED = "this service stores no answers"
 _FALSE = WithJsonSchema({"const": False, "description": f"No other: {_NOTHING_STORED}."})
 _NULL = WithJsonSchema({"type": "null"})
@@ -148,6 +151,8 @@ class ResponsesBody(BaseModel):
     metadata: Annotated[dict[str, _Label], Field(max_length=MAX_LABELS)] | None = Field(
         None, description="Comes back with the answer."
     )
+    image: Ignored = None
+    prompt_cache_options: Ignored = None
     store: NotStored = None
     previous_response_id: Stateless = None
     conversation: Stateless = None
