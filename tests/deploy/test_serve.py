@@ -8,10 +8,12 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
+import anthropic
 import openai
 import psutil
 import pytest
 import pytest_asyncio
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from ray.cluster_utils import Cluster
 
@@ -148,6 +150,23 @@ async def test_answers_are_those_of_the_library_with_and_without_a_stream(client
     whole: Any = await client.chat.completions.create(model="tiny", messages=MESSAGES, **LONG)
     streamed = await read(*await begun(client, MESSAGES))
     assert whole.choices[0].message.content == streamed == expected(MESSAGES)
+
+
+async def test_the_other_apis_give_the_same_answer(app, client, expected):
+    sampling = {"temperature": 1.0, "seed": 1694, "ignore_eos": True}
+    answer = await client.responses.create(
+        model="tiny", input=MESSAGES, max_output_tokens=160, extra_body=sampling
+    )
+    assert answer.output_text == expected(MESSAGES)
+    async with (
+        AsyncAnthropic(base_url=app.url, api_key="none", max_retries=0) as other,
+        other.messages.stream(
+            model="tiny", messages=MESSAGES, max_tokens=160, extra_body=sampling
+        ) as stream,
+    ):
+        assert await stream.get_final_text() == expected(MESSAGES)
+        with pytest.raises(anthropic.NotFoundError):
+            await other.messages.count_tokens(model="another", messages=MESSAGES)
 
 
 async def test_a_request_names_its_drafter(client, expected):
