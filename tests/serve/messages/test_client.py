@@ -122,8 +122,9 @@ def test_why_an_answer_ended_is_told(scripted: ScriptedService, client: Anthropi
     assert (cut.stop_reason, cut.usage.output_tokens) == ("max_tokens", 5)
     stopped = client.messages.create(**HOW, stop_sequences=[", of", "x"])
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", ", of")
-    scripted.say("x" * 5000)
-    full = client.messages.create(**HOW | {"max_tokens": 5000})  # the context has 4096
+    scripted.say("x" * 500)
+    long: Any = [{"role": "user", "content": "x" * 3900}]  # of 4096 tokens
+    full = client.messages.create(**HOW | {"messages": long})
     assert full.stop_reason == "model_context_window_exceeded"
     scripted.say(SAID)
     broken = client.messages.create(**HOW | {"max_tokens": 115}, tools=[WEATHER])
