@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ from diffuspec.serve.http.completions import Completions
 from diffuspec.serve.http.edge import Edge, HeadAsGet
 from diffuspec.serve.http.keys import Keys
 from diffuspec.serve.http.load import Load
+from diffuspec.serve.http.objects import Health, Readiness, ServerLoad, Version
 from diffuspec.serve.http.observer import HttpSeries, Observer
 from diffuspec.serve.http.paths import PlainPaths, plain_path
 from diffuspec.serve.http.playground import add_playground
@@ -37,13 +39,9 @@ from diffuspec.serve.messages.objects import TokenCount
 from diffuspec.serve.openai.errors import HttpError, no_such_model
 from diffuspec.serve.openai.objects import (
     DetokenizedText,
-    Health,
     Model,
     ModelList,
-    Readiness,
-    ServerLoad,
     TokenizedPrompt,
-    Version,
 )
 from diffuspec.serve.openai.schema import extended_schema
 from diffuspec.serve.openai.tokenization import (
@@ -141,6 +139,9 @@ def _add_models(add: Add, backend: Backend) -> None:
         return {
             "id": model.name,
             "object": "model",
+            "type": "model",
+            "display_name": model.name,
+            "created_at": datetime.fromtimestamp(model.created, UTC).isoformat(),
             "created": model.created,
             "owned_by": "diffuspec",
             "max_model_len": model.max_model_len,
@@ -148,7 +149,14 @@ def _add_models(add: Add, backend: Backend) -> None:
 
     async def models() -> JSONResponse:
         """List the served model."""
-        listed: ModelList = {"object": "list", "data": [describe()]}
+        one = describe()
+        listed: ModelList = {
+            "object": "list",
+            "data": [one],
+            "has_more": False,
+            "first_id": one["id"],
+            "last_id": one["id"],
+        }
         return JSONResponse(listed)
 
     async def model(request: Request) -> JSONResponse:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from fastapi import FastAPI
 
+from diffuspec.serve.http import objects as service_objects
 from diffuspec.serve.messages import objects as message_objects
 from diffuspec.serve.openai import objects
 from diffuspec.serve.openai.schema import object_schemas, reference
@@ -26,12 +27,12 @@ _OBJECTS: tuple[Any, ...] = (
     objects.CompletionChunk,
     objects.DetokenizedText,
     objects.Error,
-    objects.Health,
+    service_objects.Health,
     objects.ModelList,
-    objects.Readiness,
-    objects.ServerLoad,
+    service_objects.Readiness,
+    service_objects.ServerLoad,
     objects.TokenizedPrompt,
-    objects.Version,
+    service_objects.Version,
     message_objects.AnthropicError,
     message_objects.AnthropicMessage,
     message_objects.TokenCount,

@@ -248,8 +248,13 @@ class CompletionChunk(TypedDict):
 
 
 class Model(TypedDict):
+    """A model as clients of OpenAI's API and of Anthropic's read it."""
+
     id: str
     object: Literal["model"]
+    type: Literal["model"]
+    display_name: str
+    created_at: Annotated[str, Field(description="The same time as `created`, by ISO 8601.")]
     created: int
     owned_by: Literal["diffuspec"]
     max_model_len: Annotated[int, Field(description="Tokens of prompt and answer together.")]
@@ -257,6 +262,9 @@ class Model(TypedDict):
 
 class ModelList(TypedDict):
     object: Literal["list"]
+    has_more: Literal[False]
+    first_id: str
+    last_id: str
     data: list[Model]
 
 
@@ -269,24 +277,3 @@ class TokenizedPrompt(TypedDict):
 
 class DetokenizedText(TypedDict):
     prompt: str
-
-
-class Version(TypedDict):
-    version: str
-
-
-class Health(TypedDict):
-    status: Literal["ok"]
-
-
-class ServerLoad(TypedDict):
-    server_load: Annotated[int, Field(description="Requests in progress.")]
-
-
-class Readiness(TypedDict):
-    status: Annotated[
-        Literal["ready", "degraded"], Field(description="degraded: slower, with the same answers.")
-    ]
-    running: int
-    waiting: int
-    healthy_roles: int

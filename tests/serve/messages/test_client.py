@@ -206,6 +206,12 @@ def test_what_is_wrong_is_refused_by_its_name(client: Anthropic, body: Any, name
     assert named in (caught.value.api_message or "")
 
 
+def test_the_model_is_listed(client: Anthropic):
+    [model] = client.models.list()
+    assert (model.id, model.type, model.display_name) == (MODEL, "model", MODEL)
+    assert client.models.retrieve(MODEL).created_at == model.created_at is not None
+
+
 def test_errors_have_the_shape_and_the_statuses_of_anthropic(client: Anthropic):
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(**HOW | {"model": "another"})
