@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from diffuspec.serve.responses.items import InputItem, messages_of
 
 USER = {"role": "user", "content": "Hm?"}
-THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": []}
+THOUGHT: dict[str, Any] = {"type": "reasoning", "id": "rs_1", "summary": []}
 THOUGHT |= {"content": [{"type": "reasoning_text", "text": "So."}]}
 SUMMED = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "So."}]}
 SAID = {
