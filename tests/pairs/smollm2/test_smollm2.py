@@ -44,6 +44,7 @@ def test_the_shipped_drafter_searches_with_its_ngram_model_where_its_embeddings_
     assert isinstance(config.drafter, DiffuSpecConfig) and config.drafter.path == DRAFTER
     assert (config.search.ngram, config.search.retrieval) == (NGRAM, True)
     assert config.drafter.dtype == config.target.dtype
+    assert config.speculation.drafter_weight == 0.7
     assert read_num_ngrams(NGRAM)[0] > 30_000
     assert inspect_checkpoint(DRAFTER).diffusion.attention == "block_causal"
 
