@@ -63,18 +63,6 @@ def test_every_path_exists(path: Path):
             assert is_there or ("/" not in span and span in file_names()), span
 
 
-def test_the_architecture_lists_every_folder():
-    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
-    [tree] = re.findall(r"^## Folders\n+```\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    listed = {line.split()[0] for line in tree.splitlines()}
-    for folder in [*ROOT.iterdir(), *(ROOT / "diffuspec").iterdir()]:
-        is_ours = folder.is_dir() and any(folder.rglob("*.py")) and folder.name[0] not in "._"
-        if is_ours and folder.name not in ("runs", "build", "dist"):
-            assert f"{folder.name}/" in listed, folder
-    for name in listed:
-        assert name.removesuffix("/") in {*file_names(), *TOP_LEVEL}, name
-
-
 @cache
 def file_names() -> set[str]:
     return {path.name for folder in TOP_LEVEL for path in (ROOT / folder).rglob("*")}
