@@ -11,6 +11,9 @@ import torch
 
 from diffuspec.core.devices import CPU_LEVELS, wanted_cpu_level
 from diffuspec.core.errors import ConfigError
+from diffuspec.models.attention.cache import CacheShape, KVCache
+from diffuspec.models.attention.rows import RowsPart
+from diffuspec.models.attention.scoring import Scoring
 from diffuspec.models.attention.segment import Segment
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.rows import levels
@@ -33,7 +36,7 @@ def own_level_afterwards() -> Iterator[None]:
     levels.use_level(level)
 
 
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 20])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6, 7, 20, 300])
 @pytest.mark.parametrize("rounds", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_products_of_all_levels_have_the_same_bits(dtype, rounds, num_rows):
@@ -45,6 +48,28 @@ def test_products_of_all_levels_have_the_same_bits(dtype, rounds, num_rows):
     for level in HERE:
         levels.use_level(level)
         outputs.append(product(inputs))
+    assert all(torch.equal(one, outputs[0]) for one in outputs)
+
+
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("num_heads", [1, 3, 4])
+def test_attention_of_all_levels_has_the_same_bits_for_whole_prompts_and_row_by_row(
+    num_heads, window
+):
+    size, dim = 150, 48
+    generator = torch.Generator().manual_seed(0)
+    new = [torch.randn(n, size, dim, generator=generator) for n in (num_heads, 1, 1)]
+    outputs = []
+    for level, step in [(level, step) for level in HERE for step in (size, 7, 1)]:
+        levels.use_level(level)
+        cache = KVCache(CacheShape(1, 1, dim), 1, size, turns_keys=True)
+        parts = []
+        for first in range(0, size, step):
+            places = np.arange(first, min(first + step, size))
+            part = RowsPart(Segment(0, first, places, places, "causal", ()), cache)
+            rows = (one[:, first : first + step] for one in new)
+            parts.append(part.attend(0, *rows, Scoring(0.3, window=window)))
+        outputs.append(torch.cat(parts))
     assert all(torch.equal(one, outputs[0]) for one in outputs)
 
 

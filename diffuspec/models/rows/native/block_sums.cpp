@@ -28,7 +28,7 @@ INLINE Vector where_seen(Vector numbers, const int32_t* first, const int32_t* la
   return read<Vector>(&bits);
 }
 
-// Scales a query's scores, and writes its highest one so far; -infinity for columns that it does not see.
+// Scales a query's scores, -infinity for columns that it does not see, and keeps its highest so far.
 template <class Registers>
 INLINE void find_highest(BlockSums& sums, int query, int num_scores, float scaling, float* scores) {
   using Vector = typename VectorOf<Registers::kNumbers>::Floats;

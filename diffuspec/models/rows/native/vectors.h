@@ -69,7 +69,7 @@ INLINE Vector smaller(Vector one, Vector other) {
   return one < other ? one : other;
 }
 
-// Joins kLanes numbers, which `parts` holds one after another: neighbours at a distance of 8, 4, 2 and 1.
+// Joins kLanes numbers, which `parts` holds one after another: those at a distance of 8, 4, 2 and 1.
 template <class Vector, int kParts, class Join>
 INLINE float join(Vector (&parts)[kParts], Join pair) {
   constexpr int kCount = sizeof(Vector) / sizeof(float);
@@ -88,12 +88,16 @@ INLINE float join(Vector (&parts)[kParts], Join pair) {
 
 template <class Vector, int kParts>
 INLINE float sum_of(Vector (&parts)[kParts]) {
-  return join(parts, [](Vector one, Vector other) __attribute__((always_inline)) { return one + other; });
+  const auto add = [](Vector one, Vector other)
+      __attribute__((always_inline)) { return one + other; };
+  return join(parts, add);
 }
 
 template <class Vector, int kParts>
 INLINE float largest_of(Vector (&parts)[kParts]) {
-  return join(parts, [](Vector one, Vector other) __attribute__((always_inline)) { return larger(one, other); });
+  const auto choose = [](Vector one, Vector other)
+      __attribute__((always_inline)) { return larger(one, other); };
+  return join(parts, choose);
 }
 
 // `exponential` of what is not above 88.
