@@ -1,4 +1,4 @@
-"""The vocabulary of diffuspec, as frozen values.
+"""The vocabulary of diffuspec, as values that nothing changes.
 
 target, p        the autoregressive model whose output is reproduced exactly
 drafter, q       what proposes tokens: a diffusion language model, or another method
@@ -16,7 +16,8 @@ draft length     num_draft_tokens, the paper's k
 acceptance length   committed tokens per step, the target's own token included (Spec-Bench's MAT);
                  num_accepted_tokens leaves that token out
 
-These values cross the borders between the roles; none of them knows torch, Ray or gRPC.
+These values cross the borders between the roles; none of them knows torch, Ray or gRPC. Those that
+every step makes are not frozen: to make a frozen one takes ten times as long.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def joined_states(parts: Sequence[StateRows]) -> StateRows | None:
     return StateRows(parts[0].first, dims, b"".join(one.data for one in parts))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class DraftRequest:
     """One prefix to draft for: committed, or a hypothetical continuation of one (pre-draft).
 
@@ -183,7 +184,7 @@ class Draft:
 EMPTY_DRAFT = Draft(EMPTY_TREE, (), 0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class VerifyRequest:
     """One request's draft tree, to be verified below its prefix.
 
@@ -249,7 +250,7 @@ class Verdict:
 HELD = Verdict((0,), (), is_held=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepStats:
     """The cost and the yield of one step. All statistics and metrics are computed from these."""
 
@@ -280,7 +281,7 @@ class VerifiedDraft:
     accepted_nodes: tuple[int, ...]  # node indices, root to leaf
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestOutput:
     """The tokens and the text that one step added to an answer.
 

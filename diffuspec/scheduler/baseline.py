@@ -123,9 +123,10 @@ class Baseline:
 
     def _account(self, drafter: str, num_running: int) -> _Account:
         key = drafter, _bucket(num_running)
-        if key not in self._accounts:
-            self._accounts[key] = _Account(num_running**-0.5)
-        return self._accounts[key]
+        found = self._accounts.get(key)
+        if found is None:
+            found = self._accounts[key] = _Account(num_running**-0.5)
+        return found
 
     def allows(self, drafter: str, num_running: int) -> bool:
         """Whether requests may draft, as far as plain decoding is not faster."""

@@ -125,6 +125,11 @@ class CallCosts:
         """Expected seconds of a call of `size` rows or positions for `num_requests` requests."""
         return self.curve.at(size) + self.request_seconds * max(num_requests - 1, 0)
 
+    def seconds_of(self, sizes: Iterable[float], num_requests: float) -> list[float]:
+        """Expected seconds of calls of several sizes."""
+        at, more = self.curve.at, self.request_seconds * max(num_requests - 1, 0)
+        return [at(size) + more for size in sizes]
+
     def observe(self, size: int, num_requests: int, seconds: float) -> None:
         """Learn from a call. The request term explains what the curve, if known there, does not."""
         others = num_requests - 1

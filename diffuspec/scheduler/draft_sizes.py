@@ -40,7 +40,7 @@ class Lengths(NamedTuple, Generic[R]):
     in_halves: bool = False  # of which one drafts while the other is verified
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Load:
     """The batch that the drafts of one drafter are part of."""
 
@@ -81,10 +81,10 @@ class Load:
         """Seconds of steps, and those of the draft calls and verifications of a part of each."""
         costs, running, share = self.costs.drafters[self.drafter], self.num_running, 1 / parts
         each = share / self.num_lanes
-        drafting = [costs.calls.seconds(each * one, each * self.num_drafting) for one in positions]
-        verifying = [
-            self.costs.verify_seconds(share * (running + one), share * running) for one in rows
-        ]
+        sizes = [each * one for one in positions]
+        drafting = costs.calls.seconds_of(sizes, each * self.num_drafting)
+        sizes = [share * (running + one) for one in rows]
+        verifying = self.costs.verification.seconds_of(sizes, share * running)
         exposed, overhead = costs.exposed_share, costs.overhead_seconds
         joint = [
             exposed * draft + verify + overhead
@@ -95,9 +95,8 @@ class Load:
     def rates(self, seconds: Sequence[float], tokens: Sequence[float]) -> list[float]:
         """Tokens per second of steps, by their seconds and tokens; reading prompts is included."""
         reading = self.reading_seconds
-        return [
-            number / (one + number * reading) for number, one in zip(tokens, seconds, strict=True)
-        ]
+        pairs = zip(tokens, seconds, strict=True)
+        return [number / (one + number * reading) for number, one in pairs]
 
     def rate_of(self, lengths: dict[Request, int]) -> float:
         """Tokens per second if all drafts are like these; at least those of plain decoding."""
@@ -199,7 +198,6 @@ class Drafts:
     """The calls that idle drafters could make now for open requests."""
 
     calls: list[DraftCall] = field(default_factory=list)
-    requests: set[Request] = field(default_factory=set)  # in the calls
     batch: Batch = field(default_factory=Batch)  # of these, once they are drafted
     seconds: float = 0.0  # of the longest call
     rate: float = 0.0  # tokens per second of the best way to go on

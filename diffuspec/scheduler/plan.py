@@ -94,7 +94,7 @@ class Batch(NamedTuple):
     positions: float = 0.0  # drafted for them
 
     def plus(self, *others: Batch) -> Batch:
-        return Batch(*[sum(values) for values in zip(self, *others, strict=True)])
+        return Batch(*map(sum, zip(self, *others, strict=True)))
 
 
 def batch_of(s: Snapshot, requests: Iterable[Request]) -> Batch:

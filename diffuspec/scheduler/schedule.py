@@ -97,20 +97,22 @@ def _drafts(s: Snapshot, groups: _Groups) -> Drafts:
     for name, requests in by_drafter.items():
         load = load_of(s, name, requests)
         lengths, rate = sized(s, requests, load, drafts.trials)
-        steps = sum([drafts.trials.get(one, 0.0) for one in requests])
-        drafts.prepaid += rate * steps * s.costs.plain_seconds(load.num_running)
+        if steps := sum([drafts.trials.get(one, 0.0) for one in requests if drafts.trials]):
+            drafts.prepaid += rate * steps * s.costs.plain_seconds(load.num_running)
         rates.append(rate)
+        begun: dict[Request, int] = {}
         for request in requests:
             lane = s.home(request)
             if request not in lengths or lane is None:
                 groups.plain.append(request)
             elif lane.is_idle:
                 groups.open.append(request)
-                drafts.requests.add(request)
+                begun[request] = lengths[request]
             else:
                 is_free = request.policy.num_draft_tokens is None
                 (groups.plain if is_free else groups.bound).append(request)
-        add_calls(s, drafts, {one: lengths[one] for one in requests if one in drafts.requests})
+        if begun:
+            add_calls(s, drafts, begun)
     if rates:
         drafts.rate = max(rates)
     return drafts
