@@ -20,7 +20,8 @@ from diffuspec.core.interfaces import Drafter, RoleStatus, TargetInfo
 from diffuspec.drafters import LocalDrafter, Target, load_drafter
 from diffuspec.rpc.client.roles import RemoteDrafter
 from diffuspec.rpc.security import Security
-from diffuspec.scheduler.drafters import UNNAMED, DrafterPool
+from diffuspec.scheduler.calls import UNNAMED
+from diffuspec.scheduler.drafters import DrafterPool
 
 HEALTH_SECONDS = 1.0  # for a role to answer a health check
 

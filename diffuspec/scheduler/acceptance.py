@@ -23,12 +23,12 @@ _LENGTHS = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64, 96, 128)
 # at which drafts are as long as they may be.
 PRICES = (0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.015, 0.0)
 _FIRST = 0.95  # weight of a request's first draft: it tells more of it than those of all others
-_SMOOTHING = 0.4  # weight of a draft in its request's averages: stretches of text last a few steps
-_RELAXATION = 0.15  # towards a request's own long averages, for a step without a draft
-_USUAL_SMOOTHING = 0.1  # weight of a draft in these
-_SHARED_SMOOTHING = 0.04  # in those of all requests: answers have about a dozen steps
-_PRIOR_DRAFTS = 4  # as which the prior counts
-_MAX_SHARED_DRAFTS = 12  # of one request, so that long answers do not rule the shared averages
+_SMOOTHING = 0.4  # weight of a draft in its request's averages: easy stretches last a few steps
+_RELAXATION = 0.15  # weight of a request's own long averages in a step without a draft
+_USUAL_SMOOTHING = 0.1  # weight of a draft in its request's long averages
+_SHARED_SMOOTHING = 0.04  # its weight in those of all requests: answers have about a dozen steps
+_PRIOR_DRAFTS = 4  # number of drafts as which the prior counts
+_MAX_SHARED_DRAFTS = 12  # drafts of one request that count: long answers do not rule the averages
 
 
 class SharedExpectation:
@@ -41,7 +41,7 @@ class SharedExpectation:
         # correct it, while drafts that are never made correct nothing.
         self.tokens = [sum(0.85**depth for depth in range(1, k + 1)) for k in self.lengths]
         self.rows = _Rows()
-        self.num_drafts = 0  # that were verified
+        self.num_drafts = 0  # drafts verified
         self._num_learnt = 0
 
     def observe(self, tokens: Sequence[float]) -> None:
@@ -67,8 +67,8 @@ class Offers(NamedTuple):
     """Draft lengths that are worth the prices of a position, the highest price first."""
 
     lengths: list[int]
-    tokens: list[float]  # of each that are expected to be accepted, in the part that is verified
-    rows: list[float]  # nodes of each that are verified
+    tokens: list[float]  # tokens of each to be accepted, in the part that is verified
+    rows: list[float]  # nodes verified of each
 
 
 class Expectation:
@@ -79,10 +79,10 @@ class Expectation:
         self._acceptance = AcceptanceModel(shared.acceptance)
         self.lengths = shared.lengths
         self.tokens = shared.tokens  # accepted tokens of a draft of each length, lately
-        self._usual = shared.tokens  # the same over a long time
+        self._usual = shared.tokens  # accepted tokens over a long time
         self.rows = replace(shared.rows)
         self.steps_without_draft = 0
-        self._kept_share = 1.0  # of a draft's expected tokens, in the nodes verified
+        self._kept_share = 1.0  # share of a draft's expected tokens that the nodes verified have
         self._offers: Offers | None = None  # a cache, emptied by whatever changes them
         self._num_drafts = 0
 
@@ -138,9 +138,9 @@ class Expectation:
         return self.rows.nodes / self.rows.tokens
 
     @property
-    def is_untried(self) -> bool:
-        """Whether no draft of this request has been verified yet."""
-        return not self._num_drafts
+    def need_of_trial(self) -> tuple[bool, int]:
+        """Whether no draft of this request has been verified yet, and for how long it had none."""
+        return not self._num_drafts, self.steps_without_draft
 
     @property
     def is_prior(self) -> bool:
@@ -199,7 +199,7 @@ def best_num_nodes(reach: Sequence[float], seconds: Sequence[float], rate: float
     with n nodes.
     """
     gains = accumulate(reach, initial=0.0)
-    scores = [gain - rate * one for gain, one in zip(gains, seconds, strict=True)]
+    scores = [gain - rate * one for gain, one in zip(gains, seconds, strict=False)]
     return scores.index(max(scores))
 
 

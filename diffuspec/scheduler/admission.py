@@ -1,4 +1,4 @@
-"""Admission: which requests run, which wait for a slot, and which are refused."""
+"""Admission: with what requests begin, which run, which wait for a slot, and which are refused."""
 
 from __future__ import annotations
 
@@ -6,12 +6,82 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 
+from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import OverloadedError, ShuttingDownError
+from diffuspec.core.interfaces import TargetInfo
+from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParams
+from diffuspec.core.types import NO_TOKENS, TokenIds
+from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
+from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.scheduler.policies import DrafterChoice, DrafterRates, make_policy
 from diffuspec.scheduler.request import Request
 from diffuspec.telemetry.busy_time import BusyTime
 from diffuspec.telemetry.metrics import Metrics
+from diffuspec.text.detokenizer import Detokenizer
+
+
+class Beginnings:
+    """Gives requests what they begin with: a policy, and what earlier ones have told of drafts."""
+
+    def __init__(
+        self,
+        target: TargetInfo,
+        pool: DrafterPool | None,
+        config: CoordinatorConfig,
+        draft_length: DraftLengthConfig,
+    ) -> None:
+        """Without a pool, all requests go without drafts."""
+        self._target = target
+        self._drafters = () if pool is None else pool.names
+        self._config = config
+        self._draft_length = draft_length
+        self._numbers = count(1)
+        self._rates = DrafterRates(self._drafters)
+        self._shared: dict[tuple[str, bool], SharedExpectation] = {}  # keys: drafter, is_greedy
+
+    def make(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling: SamplingParams,
+        speculation: SpeculationParams,
+        drafter: str,
+        *,
+        detokenizer: Detokenizer | None = None,
+        client_request_id: str | None = None,
+        committed_token_ids: TokenIds = NO_TOKENS,
+    ) -> Request:
+        """Return a new request that uses a drafter of this name; see Request."""
+        if not self._config.overlap:
+            speculation = replace(speculation, num_outcomes=0)
+        if not self._drafters:
+            speculation = replace(speculation, policy="off")
+
+        def expect(name: str) -> Expectation:
+            key = name, sampling.is_greedy
+            if key not in self._shared:
+                self._shared[key] = SharedExpectation(self._draft_length.max_draft_tokens)
+            return Expectation(self._shared[key])
+
+        is_auto = drafter == AUTO_DRAFTER
+        request = Request(
+            f"{client_request_id or 'request'}-{next(self._numbers)}",
+            prompt_token_ids,
+            sampling,
+            speculation,
+            self._target.eos_token_ids,
+            policy=make_policy(speculation, self._draft_length),
+            expect=expect,
+            detokenizer=detokenizer,
+            client_request_id=client_request_id,
+            committed_token_ids=committed_token_ids,
+            drafter=self._drafters[0] if is_auto else drafter,
+        )
+        if is_auto and speculation.policy != "off":
+            request.choice = DrafterChoice(self._rates)
+        return request
 
 
 class Admission:
@@ -20,7 +90,7 @@ class Admission:
     def __init__(self, max_running: int, max_waiting: int, metrics: Metrics) -> None:
         self.max_running = max_running
         self.max_waiting = max_waiting
-        self.active = BusyTime()  # while a request runs
+        self.active = BusyTime()  # time with a request running
         self._metrics = metrics
         self._waiting: deque[Request] = deque()
         self._running: dict[Request, None] = {}  # an ordered set

@@ -5,22 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import itertools
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import replace
 
 from diffuspec.algorithm.validation import check_request
 from diffuspec.core.config import CoordinatorConfig, DraftLengthConfig
 from diffuspec.core.errors import DiffuspecError, RequestCancelledError, VerifierError
 from diffuspec.core.interfaces import Drafter, RequestStatus, Verifier
-from diffuspec.core.params import AUTO_DRAFTER, SamplingParams, SpeculationParams
+from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.releases import Releases
 from diffuspec.core.types import NO_TOKENS, FinishReason, RequestOutput, TokenIds, Verdict
-from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
-from diffuspec.scheduler.admission import Admission
-from diffuspec.scheduler.drafters import DrafterPool, VerifyCall
+from diffuspec.scheduler.admission import Admission, Beginnings
+from diffuspec.scheduler.calls import VerifyCall
+from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.loop import Loop
 from diffuspec.scheduler.observe import (
     bind_gauges,
@@ -29,7 +27,6 @@ from diffuspec.scheduler.observe import (
     step_stats,
     trace_step,
 )
-from diffuspec.scheduler.policies import DrafterChoice, DrafterRates, make_policy
 from diffuspec.scheduler.profile import Profile
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
@@ -39,8 +36,8 @@ from diffuspec.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-MAX_UNREAD_OUTPUTS = 64  # of one request; its next step then waits for its reader
-_GRACE_SECONDS = 1.0  # for workers to release requests at shutdown
+MAX_UNREAD_OUTPUTS = 64  # A request with so many waits for its reader.
+_GRACE_SECONDS = 1.0  # time for workers to release requests at shutdown
 
 
 class Coordinator:
@@ -63,31 +60,17 @@ class Coordinator:
         self._verifier = verifier
         self._info = verifier.info
         self._config = config
-        self._draft_length = draft_length
         self._tracer = tracer
-        self._has_drafters = drafter is not None
-        self.pool = DrafterPool() if drafter is None else DrafterPool.of(drafter)
+        pool = None if drafter is None else DrafterPool.of(drafter)
+        self.pool = pool or DrafterPool()
+        self._beginnings = Beginnings(self._info, pool, config, draft_length)
         self.admission = Admission(self._info.max_sequences, config.max_waiting, self.metrics)
         self.releases = Releases(verifier, self.pool)
         self.loop = Loop(verifier, self.pool, config, self._finish_step, tracer)
-        self._held: set[Request] = set()  # their next step waits for their reader
-        self._numbers = itertools.count(1)
-        self._rates = DrafterRates(self.pool.names)
-        self._shared: dict[tuple[str, bool], SharedExpectation] = {}  # by drafter, and if greedy
+        self._held: set[Request] = set()  # requests whose next step waits for their reader
         self._task: asyncio.Task[None] | None = None
-        self._bind_gauges()
-
-    def _bind_gauges(self) -> None:
-        admission, pool, metrics = self.admission, self.pool, self.metrics
         busy = {"verifier": self.loop.verifications.busy, "drafter": self.loop.drafting.busy}
-        bind_gauges(metrics, self._info, lambda: admission.running, admission.active, busy)
-        metrics.waiting.read = lambda: admission.num_waiting
-        metrics.max_waiting.read = lambda: admission.max_waiting
-        if self._has_drafters:
-            metrics.drafters.read = lambda: pool.num_available
-            metrics.all_drafters.read = lambda: pool.num_expected
-            for name in pool.names:
-                metrics.auto_steps.at(name)
+        bind_gauges(self.metrics, self._info, self.admission, pool, busy)
 
     # ---- the beginning of a request
 
@@ -115,14 +98,14 @@ class Coordinator:
             check_request(prompt_token_ids, sampling, speculation, self._info, committed_token_ids)
             drafter = self.pool.choose(speculation.drafter)
             self.admission.check_load(is_resumed=len(committed_token_ids) > 0)
-            request = self._make(
+            request = self._beginnings.make(
                 prompt_token_ids,
                 sampling,
                 speculation,
-                detokenizer,
-                request_id,
-                committed_token_ids,
                 drafter,
+                detokenizer=detokenizer,
+                client_request_id=request_id,
+                committed_token_ids=committed_token_ids,
             )
         except DiffuspecError as error:
             self.metrics.observe_refusal(error)
@@ -142,45 +125,6 @@ class Coordinator:
         finally:
             self._abort(request)
 
-    def _make(
-        self,
-        prompt: TokenIds,
-        sampling: SamplingParams,
-        speculation: SpeculationParams,
-        detokenizer: Detokenizer | None,
-        client_request_id: str | None,
-        committed: TokenIds,
-        drafter: str,
-    ) -> Request:
-        if not self._config.overlap:
-            speculation = replace(speculation, num_outcomes=0)
-        if not self._has_drafters:
-            speculation = replace(speculation, policy="off")
-
-        def expect(name: str) -> Expectation:
-            key = name, sampling.is_greedy
-            if key not in self._shared:
-                self._shared[key] = SharedExpectation(self._draft_length.max_draft_tokens)
-            return Expectation(self._shared[key])
-
-        is_auto = drafter == AUTO_DRAFTER
-        request = Request(
-            f"{client_request_id or 'request'}-{next(self._numbers)}",
-            prompt,
-            sampling,
-            speculation,
-            self._info.eos_token_ids,
-            policy=make_policy(speculation, self._draft_length),
-            expect=expect,
-            detokenizer=detokenizer,
-            client_request_id=client_request_id,
-            committed_token_ids=committed,
-            drafter=self.pool.names[0] if is_auto else drafter,
-        )
-        if is_auto and speculation.policy != "off":
-            request.choice = DrafterChoice(self._rates)
-        return request
-
     def _on_read(self, request: Request) -> None:
         """Go on with a request that waits for its reader, once half of its outputs are read."""
         if not request.is_finished and request.outputs.num_unread <= MAX_UNREAD_OUTPUTS // 2:
@@ -198,7 +142,7 @@ class Coordinator:
                 self.loop.begin_step(request)
             except Exception as error:
                 self._abort(request, error)
-        self.loop.events.put(_nothing)
+        self.loop.events.put(lambda: None)  # The loop looks at the state anew.
 
     def requests(self) -> tuple[RequestStatus, ...]:
         """Return the state of every request that has not ended: the waiting ones first."""
@@ -221,7 +165,7 @@ class Coordinator:
             elif request.outputs.num_unread < MAX_UNREAD_OUTPUTS:
                 self.loop.begin_step(request)
             else:
-                request.enter("waiting", "its reader")
+                request.progress.enter("waiting", "its reader")
                 self._held.add(request)
         except Exception as error:
             self._abort(request, error)
@@ -354,7 +298,3 @@ class Coordinator:
                     self._abort(request, error)
                 elif not request.is_in_verifier:
                     self._free(request)
-
-
-def _nothing() -> None:
-    """The event of a request that has come or gone: the loop looks at the state anew."""

@@ -17,12 +17,12 @@ _BUCKET_STARTS = (
     *(2**power + 1 for power in range(9, 21)),
 )
 _SMOOTHING = 0.1  # weight of a new measurement: the mean of about the last twenty
-MAX_JUMP = 3.0  # clips outliers to 3x the mean: another process may have had the processor
+MAX_JUMP = 3.0  # times the mean, which outliers count as: another process had the processor
 # Of the term for each further request of a batch: where it is so high that all calls are of single
 # requests, it halves in 350 of them, and batches are tried again.
 _KEPT_BY_SINGLE_CALLS = 0.998
 _LEAST_ROWS = 64
-_MIN_SECONDS = 1e-9  # of any call: callers divide by costs
+_MIN_SECONDS = 1e-9  # No call takes less: callers divide by costs.
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class CostCurve:
     """
 
     def __init__(self) -> None:
-        self._points: dict[int, _Point] = {}  # by bucket, ascending
+        self._points: dict[int, _Point] = {}  # keys: buckets, ascending
         self._starts: list[float] = []  # sizes from which each line counts
         self._lines: list[tuple[float, float]] = []  # seconds at size 0, and for each more
 
@@ -149,10 +149,10 @@ class DraftCosts:
     """What the drafts of one drafter cost."""
 
     def __init__(self, interference: float) -> None:
-        self.calls = CallCosts()  # by drafted positions
-        self.reading = CostCurve()  # seconds that a call takes longer, by prompt tokens it reads
-        self.overhead_seconds = 0.0  # of a step, neither drafting nor verification
-        self.exposed_share = 1.0  # of a draft call, for which its requests wait
+        self.calls = CallCosts()  # size: drafted positions
+        self.reading = CostCurve()  # seconds added to a call; size: prompt tokens it reads
+        self.overhead_seconds = 0.0  # part of a step that is neither drafting nor verification
+        self.exposed_share = 1.0  # share of a draft call for which its requests wait
         self.interference = interference  # see CostModel
 
     @property
@@ -203,8 +203,8 @@ class CostModel:
 
     def __init__(self, drafters: Iterable[str], interference: float) -> None:
         """`interference` is assumed until it is measured."""
-        self.verification = CallCosts()  # by rows: tokens to read, roots and nodes
-        self.plain = CostCurve()  # seconds from verdict to verdict without drafts, by requests
+        self.verification = CallCosts()  # size: rows, which are tokens to read, roots and nodes
+        self.plain = CostCurve()  # verdict to verdict without drafts; size: requests
         self.plain_overhead_seconds = 0.0
         self.drafters = {name: DraftCosts(interference) for name in drafters}
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from diffuspec.scheduler.acceptance import Expectation, Offers
 from diffuspec.scheduler.baseline import Baseline
+from diffuspec.scheduler.calls import DraftCall, Lane
 from diffuspec.scheduler.cost_model import CostModel, together
-from diffuspec.scheduler.drafters import DraftCall, Lane
-from diffuspec.scheduler.plan import Batch, Snapshot
+from diffuspec.scheduler.plan import Batch, Drafts, Snapshot
 from diffuspec.scheduler.request import Request
 
-_TRIAL_TOKENS = 8  # of a trial: the first tokens of a draft tell most about it, and cost least
+_TRIAL_TOKENS = 8  # length of a trial: the first tokens of a draft tell most, and cost least
 
 
 class Drafted(Protocol):
@@ -35,9 +35,9 @@ R = TypeVar("R", bound=Drafted)
 class Lengths(NamedTuple, Generic[R]):
     """How long the next drafts of some requests are, and what they give."""
 
-    by_request: dict[R, int]  # those left out do not draft
+    by_request: dict[R, int]  # Requests left out do not draft.
     rate: float  # tokens per second if all go on like this; at least that of plain decoding
-    in_halves: bool = False  # of which one drafts while the other is verified
+    in_halves: bool = False  # One half drafts while the other is verified.
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ class Load:
     costs: CostModel
     drafter: str
     num_running: int  # requests that decode
-    num_drafting: int  # those that use this drafter
-    num_lanes: int  # drafters that share them
-    reading_seconds: float = 0.0  # of prompts, for each token that their requests may commit
+    num_drafting: int  # requests that use this drafter
+    num_lanes: int  # drafters of this name
+    reading_seconds: float = 0.0  # reading of prompts, for each token to be committed
     may_split: bool = True  # whether one half may draft while the other is verified
 
     @property
@@ -193,18 +193,6 @@ def trial_length(request: Drafted) -> int:
 # ---- the calls
 
 
-@dataclass(slots=True)
-class Drafts:
-    """The calls that idle drafters could make now for open requests."""
-
-    calls: list[DraftCall] = field(default_factory=list)
-    batch: Batch = field(default_factory=Batch)  # of these, once they are drafted
-    seconds: float = 0.0  # of the longest call
-    rate: float = 0.0  # tokens per second of the best way to go on
-    trials: dict[Request, float] = field(default_factory=dict)  # cost in plain steps
-    prepaid: float = 0.0  # tokens that the time of these trials is worth: it has been saved up
-
-
 def load_of(s: Snapshot, name: str, requests: Sequence[Request]) -> Load:
     lanes = [one for one in s.lanes if one.chosen_by == name and one.is_available]
     running = max(s.num_running, len(requests))
@@ -261,17 +249,12 @@ def with_trial(
     found = dict([*found.items()][:most])
     idle = [one for one in requests if one not in found]
     if idle:
-        request = max(idle, key=_need_of_trial)
+        request = max(idle, key=lambda one: one.expectation.need_of_trial)
         length = trial_length(request)
         steps = load.trial_steps(length, num_unread(request))
         if baseline.allows_trial(name, running, steps):
             trials[request], found[request] = steps, length
     return found, rate
-
-
-def _need_of_trial(request: Drafted) -> tuple[bool, int]:
-    expectation = request.expectation
-    return expectation.is_untried, expectation.steps_without_draft
 
 
 def add_calls(s: Snapshot, drafts: Drafts, lengths: dict[Request, int]) -> None:

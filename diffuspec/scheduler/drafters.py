@@ -8,138 +8,14 @@ succeeds, it drafts again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from diffuspec.core.backoff import Breaker
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.interfaces import Drafter
 from diffuspec.core.params import AUTO_DRAFTER
-from diffuspec.core.types import Draft, DraftRequest, VerifyRequest
+from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane
 from diffuspec.scheduler.cost_model import CostModel, together
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.step import PreDraft, PreDrafts
-
-UNNAMED = ""  # the name that chooses a coordinator's drafters if they were given none
-_PAUSES = 0.5, 30.0  # seconds from failures of a drafter to its next trial, first and last
-
-
-class PreDraftJob(NamedTuple):
-    """A pre-draft that a drafter is asked for."""
-
-    request: Request
-    pre_drafts: PreDrafts  # of the verification that it is made for
-    pre_draft: PreDraft
-
-    def arrive(self, draft: Draft) -> bool:
-        """Keep the pre-draft; return whether its request waits for it."""
-        return self.pre_drafts.arrive(self.pre_draft, draft)
-
-    def lose(self) -> bool:
-        """Give the pre-draft up; return whether its request waits for it."""
-        return self.pre_drafts.lose(self.pre_draft)
-
-
-@dataclass(slots=True, eq=False)
-class VerifyCall:
-    """One call of the verifier."""
-
-    requests: Sequence[Request]
-    asked: Sequence[VerifyRequest]
-    num_rows: int  # fed to the target: tokens to read, and nodes
-    num_decoding: int  # requests of which nothing but a draft is verified
-    num_running: int  # requests that decoded when it began
-    started_at: float = 0.0  # points in time are time.monotonic()
-    ends_at: float = 0.0  # as expected
-    ended_at: float = 0.0
-    draft_busy_seconds: dict[str, float] = field(default_factory=dict)  # in total, when it began
-
-
-@dataclass(slots=True, eq=False)
-class DraftCall:
-    """One call of a drafter: drafts that requests wait for, then pre-drafts; or a trial."""
-
-    lane: Lane
-    lengths: dict[Request, int]  # of the drafts, by request
-    awaited: dict[Request, int] = field(default_factory=dict)  # lengths that a step waits for
-    jobs: Sequence[PreDraftJob] = ()
-    trial: Request | None = None  # a copy of its draft request tells whether the drafter is well
-    started_at: float = 0.0
-    ends_at: float = 0.0  # as expected; points in time are time.monotonic()
-    ended_at: float = 0.0
-    late_at: float = 0.0  # its deadline
-    num_unread: int = 0  # prompt tokens that the drafter reads for it
-    verify_busy_seconds: float = 0.0  # of the verifier, in total, when it began
-    wanted_by: set[Request] = field(default_factory=set)  # a call that no request wants ends
-    task: asyncio.Task[list[Draft] | Exception] | None = None
-    is_ended: bool = False  # by the loop: it is late, or no request wants it any more
-
-    @property
-    def num_positions(self) -> int:
-        """Masked positions that the drafter computes."""
-        ahead = sum([job.pre_draft.num_draft_tokens for job in self.jobs])
-        return sum(self.lengths.values()) + ahead
-
-    def draft_requests(self, max_state_bytes: int) -> list[DraftRequest]:
-        """Return what the drafter is asked, the pre-drafts last."""
-        if self.trial is not None:
-            return [self.trial.draft_request(max(self.trial.step.num_draft_tokens, 1))]
-        share = max_state_bytes // max(1, len(self.lengths))
-        wanted = [request.draft_request(length, share) for request, length in self.lengths.items()]
-        return wanted + [job.pre_draft.request for job in self.jobs]
-
-    def seconds_left(self, now: float) -> float:
-        """Expected seconds to its end; a late call takes as long again as it is late."""
-        return abs(self.ends_at - now)
-
-    def is_overdue(self, now: float) -> bool:
-        """Whether it has taken twice as long as expected."""
-        return now - self.started_at > 2 * (self.ends_at - self.started_at)
-
-    def end(self) -> None:
-        """Cancel the call. Its end is an event all the same."""
-        self.is_ended = True
-        if self.task is not None:
-            self.task.cancel()
-
-    def drop(self, request: Request) -> None:
-        """Want it no more for a request; a call that no other request wants ends at once."""
-        self.awaited.pop(request, None)
-        self.wanted_by.discard(request)
-        if not self.wanted_by and not self.is_ended:
-            self.end()
-
-
-class Lane:
-    """One drafter of a pool: it has one call at a time, and no lane waits for another."""
-
-    def __init__(self, drafter: Drafter, name: str, chosen_by: str = UNNAMED) -> None:
-        self.chosen_by = chosen_by  # the name that its requests choose
-        self.drafter = drafter
-        self.name = name
-        self.is_gone = False
-        self.breaker = Breaker(*_PAUSES)
-        self.pre_draft_breaker = Breaker(*_PAUSES)  # large batches may fail where small ones do not
-        self.call: DraftCall | None = None
-        self.homed: set[Request] = set()  # requests placed here
-        self.known: set[Request] = set()  # those whose prefix the drafter has read
-        self.held_request_ids: set[str] = set()  # requests whose prefix it may hold
-
-    @property
-    def is_available(self) -> bool:
-        """Whether requests may be placed here."""
-        return self.breaker.is_closed and not self.is_gone
-
-    @property
-    def is_idle(self) -> bool:
-        return self.call is None and not self.is_gone
-
-    @property
-    def load(self) -> tuple[int, int]:
-        """Draft tokens of the requests placed here, then requests held: least is chosen first."""
-        num_tokens = sum([max(request.last_length, 1) for request in self.homed])
-        return num_tokens, len(self.held_request_ids)
 
 
 class DrafterPool:
@@ -194,6 +70,11 @@ class DrafterPool:
         """Drafters that requests may be placed with."""
         return sum(lane.is_available for lane in self.lanes)
 
+    @property
+    def num_awaited(self) -> int:
+        """Requests whose step waits for a draft call."""
+        return sum([len(lane.call.awaited) for lane in self.lanes if lane.call is not None])
+
     def add(self, drafter: Drafter, name: str, chosen_by: str | None = None) -> None:
         """Let another drafter join. Logs and status call it `name`: "drafter", or "drafter 0".
 
@@ -233,6 +114,21 @@ class DrafterPool:
                 lane.homed.add(request)
                 lane.held_request_ids.add(request.request_id)
         return lane
+
+    def place_again(self, requests: Iterable[Request]) -> None:
+        """Place requests whose drafter has failed or left, or that have had none."""
+        for request in requests:
+            if not request.step.is_settled and self.home(request) is None:
+                self.place(request)
+
+    def trials(self, requests: Iterable[Request], now: float) -> Iterator[DraftCall]:
+        """Yield calls for copies of a request's draft, to failed drafters whose pause is over."""
+        for lane in self.lanes:
+            if lane.is_idle and lane.breaker.is_trial_due(now):
+                request = next((one for one in requests if one.room > 0), None)
+                if request is not None:
+                    lane.held_request_ids.add(request.request_id)
+                    yield DraftCall(lane, {}, trial=request, wanted_by={request})
 
     def _leave_home(self, request: Request) -> None:
         lane = self._homes.pop(request, None)

@@ -10,17 +10,16 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from diffuspec.algorithm.outcomes import outcome_of
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import DiffuspecError, DrafterError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
-from diffuspec.core.types import Draft, StateRows, Verdict
-from diffuspec.scheduler.baseline import Baseline
-from diffuspec.scheduler.cost_model import CostModel
-from diffuspec.scheduler.drafters import DraftCall, DrafterPool
-from diffuspec.scheduler.learner import Learner
+from diffuspec.core.types import Draft, Verdict
+from diffuspec.scheduler.baseline import Learner
+from diffuspec.scheduler.calls import DraftCall
+from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.plan import Plan
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import EarlyDraft
@@ -40,41 +39,30 @@ class Drafting:
         pool: DrafterPool,
         target: TargetInfo,
         config: CoordinatorConfig,
-        costs: CostModel,
-        baseline: Baseline,
         learner: Learner,
         verifications: Verifications,
         put: Callable[[Callable[[], None]], None],
         tracer: Tracer | None,
     ) -> None:
         """`put` takes events."""
-        self.busy = BusyTime()  # of all drafters; trials do not count
+        self.busy = BusyTime()  # time with a drafter at work, but for trials
         self._pool = pool
         self._target = target
         self._max_seconds = config.max_draft_seconds
-        self._costs = costs
-        self._baseline = baseline
         self._learner = learner
         self._verifications = verifications
         self._put = put
         self._tracer = tracer
-        self._state_layers: dict[str, tuple[int, ...]] = {}  # wanted by drafters, by their names
+        self._state_layers: dict[str, tuple[int, ...]] = {}  # layers whose states a drafter wants
         self._tasks: set[asyncio.Task[list[Draft] | Exception]] = set()
-        self._deadline: asyncio.TimerHandle | None = None  # one for all calls: few are late
         pool.on_change = lambda: put(self._place_again)
-
-    @property
-    def num_awaited(self) -> int:
-        """Requests whose step waits for a draft call."""
-        calls = [lane.call for lane in self._pool.lanes]
-        return sum([len(call.awaited) for call in calls if call is not None])
 
     # ---- a step begins
 
     def seek(self, request: Request) -> None:
         """Find a draft for a request's coming step: one made ahead, or a drafter to ask."""
         self._verifications.ready[request] = None
-        request.enter("drafting", "a draft")
+        request.progress.enter("drafting", "a draft")
         try:
             self._seek(request)
         except Exception:
@@ -96,7 +84,7 @@ class Drafting:
         elif lane is not None and lane.call is not None and (hit or early is not None):
             length = hit.num_draft_tokens if hit else early.length if early is not None else 0
             lane.call.awaited[request] = length
-            request.waits_for = "a draft on its way"
+            request.progress.waits_for = "a draft on its way"
             del self._verifications.ready[request]
         else:
             request.early = None
@@ -111,8 +99,7 @@ class Drafting:
             pre_drafts.ranking.observe(request.step.draft, verdict)
             pre_drafts.happened = outcome_of(verdict)
         except Exception:
-            name = request.request_id
-            logger.exception("the pre-drafts of %s are dropped", name, extra=request.about)
+            logger.exception("a pre-draft of %s is lost", request.request_id, extra=request.about)
             request.pre_drafts = None
 
     # ---- a call
@@ -122,32 +109,23 @@ class Drafting:
         for request, length in call.lengths.items():
             if request in call.awaited:
                 self._verifications.ready.pop(request, None)
-                request.waits_for = call.lane.name
+                request.progress.waits_for = call.lane.name
             else:
                 request.early = EarlyDraft(request.num_tokens, length)
             if request in plan.trials:
                 request.step.is_trial = True
                 steps = plan.trials[request]
-                self._baseline.take_trial(request.drafter, num_running, steps)
+                self._learner.baseline.take_trial(request.drafter, num_running, steps)
         for job in call.jobs:
             job.pre_drafts.send(job.pre_draft)
         call.wanted_by = {*call.lengths, *[job.request for job in call.jobs]}
-        self._start(call)
+        self.start(call)
 
-    def begin_trials(self, requests: Iterable[Request]) -> None:
-        """Give a trial, a copy of a request's draft, to failed drafters whose pause is over."""
-        now = time.monotonic()
-        for lane in self._pool.lanes:
-            if lane.is_idle and lane.breaker.is_trial_due(now):
-                request = next((one for one in requests if one.room > 0), None)
-                if request is not None:
-                    lane.held_request_ids.add(request.request_id)
-                    self._start(DraftCall(lane, {}, trial=request, wanted_by={request}))
-
-    def _start(self, call: DraftCall) -> None:
+    def start(self, call: DraftCall) -> None:
+        """Ask the drafter of a call, which may be a trial of a failed one."""
         now = time.monotonic()
         call.ends_at += now - call.started_at
-        call.started_at, call.late_at = now, now + self._max_seconds
+        call.started_at = now
         call.verify_busy_seconds = self._verifications.busy.seconds(now)
         call.lane.call = call
         if call.trial is None:
@@ -155,31 +133,24 @@ class Drafting:
             self._learner.busy[call.lane.chosen_by].begin(now)
         call.task = task = asyncio.create_task(self._answer(call))
         self._tasks.add(task)
+        call.deadline = asyncio.get_running_loop().call_later(self._max_seconds, call.end)
         task.add_done_callback(functools.partial(self._on_end, call))
-        if self._deadline is None:
-            self._end_late_calls()
 
     async def _answer(self, call: DraftCall) -> list[Draft] | Exception:
         """Return the drafts, or why there are none."""
-        lane, started = call.lane, call.started_at
-        try:
-            requests = call.draft_requests(StateRows.MAX_BYTES)
-            drafts = await lane.drafter.draft(requests)
-            if len(drafts) != len(requests):
-                raise DrafterError(f"{len(drafts)} drafts for {len(requests)} requests")
-        except Exception as error:
-            trace_failure(self._tracer, lane.name, started)
-            return error
-        finally:
-            call.ended_at = time.monotonic()
-        if call.trial is not None:
-            trace_trial(self._tracer, lane.name, started)
+        result = await call.answer()
+        if isinstance(result, Exception):
+            trace_failure(self._tracer, call.lane.name, call.started_at)
+        elif call.trial is not None:
+            trace_trial(self._tracer, call.lane.name, call.started_at)
         else:
-            trace_drafts(self._tracer, lane.name, drafts, started, len(call.jobs))
-        return drafts
+            trace_drafts(self._tracer, call.lane.name, result, call.started_at, len(call.jobs))
+        return result
 
     def _on_end(self, call: DraftCall, task: asyncio.Task[list[Draft] | Exception]) -> None:
         self._tasks.discard(task)
+        if call.deadline is not None:
+            call.deadline.cancel()
         call.ended_at = call.ended_at or time.monotonic()  # cancelled before it began
         if call.trial is None:
             self.busy.end(call.ended_at)
@@ -191,19 +162,6 @@ class Drafting:
             trace_failure(self._tracer, call.lane.name, call.started_at)
             result = DrafterError(f"no draft within {self._max_seconds} seconds")
         self._put(functools.partial(self._on_drafts, call, result))
-
-    def _end_late_calls(self) -> None:
-        """End calls past their deadline; look again when the next one would be."""
-        now = time.monotonic()
-        calls = [lane.call for lane in self._pool.lanes if lane.call is not None]
-        for call in calls:
-            if now >= call.late_at and not call.is_ended:
-                call.end()
-        left = [call.late_at - now for call in calls if not call.is_ended]
-        self._deadline = None
-        if left:
-            loop = asyncio.get_running_loop()
-            self._deadline = loop.call_later(min(left), self._end_late_calls)
 
     # ---- its end
 
@@ -219,7 +177,7 @@ class Drafting:
                 if result is not None:
                     lane.breaker.succeeded()
             elif result is None:
-                _lose(call)
+                call.lose_jobs()
             else:
                 self._take_all(call, result)
         except Exception as error:
@@ -268,8 +226,10 @@ class Drafting:
             return
         waited = request.step.drafting_seconds = now - request.step.started_at
         if request.speculation.num_outcomes != 0:
-            number = max(self.num_awaited, 1)
-            self._costs.drafters[request.drafter].observe_wait(number * length, number, waited)
+            number = max(self._pool.num_awaited, 1)
+            self._learner.costs.drafters[request.drafter].observe_wait(
+                number * length, number, waited
+            )
         self._ready(request)
 
     def _take_early(self, request: Request) -> None:
@@ -285,18 +245,18 @@ class Drafting:
             self.seek(request)
 
     def _drop_draft(self, request: Request, error: InvalidRequestError) -> None:
-        name = request.request_id
-        logger.warning("a draft for %s is dropped: %s", name, error, extra=request.about)
+        message = "a draft for %s is dropped: %s"
+        logger.warning(message, request.request_id, error, extra=request.about)
         self._skip(request, "invalid_draft")
 
     def _skip(self, request: Request, reason: str | None) -> None:
         request.early = None
-        request.skip_draft(reason)
+        request.step.skip(reason)
         self._ready(request)
 
     def _ready(self, request: Request) -> None:
         request.step.ready_at = time.monotonic()
-        request.enter("verifying", "the verifier")
+        request.progress.enter("verifying", "the verifier")
         self._verifications.ready[request] = None
 
     def _on_failure(self, call: DraftCall, error: Exception) -> None:
@@ -309,9 +269,9 @@ class Drafting:
         trace = None if isinstance(error, DiffuspecError) else error
         message = "%s failed; decoding goes on without its drafts: %s"
         logger.warning(message, lane.name, error, exc_info=trace)
-        waiting, ready = [*call.awaited], self._verifications.ready
-        queued = [one for one in lane.homed if one in ready and not one.step.is_settled]
-        _lose(call)
+        waiting, homed = [*call.awaited], lane.homed.intersection(self._verifications.ready)
+        queued = [one for one in homed if not one.step.is_settled]
+        call.lose_jobs()
         if call.jobs:
             lane.pre_draft_breaker.failed()
         if call.lengths or waiting or queued:
@@ -323,10 +283,7 @@ class Drafting:
                 self._skip(request, "drafter_error")
 
     def _place_again(self) -> None:
-        """Place ready requests whose drafter has failed or left, or that have had none."""
-        for request in self._verifications.ready:
-            if not request.step.is_settled and self._pool.home(request) is None:
-                self._pool.place(request)
+        self._pool.place_again(self._verifications.ready)
 
     # ---- the end
 
@@ -337,14 +294,7 @@ class Drafting:
 
     async def stop(self) -> None:
         """Cancel all calls. Another coordinator may use the pool afterwards."""
-        if self._deadline is not None:
-            self._deadline.cancel()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.reset()
-
-
-def _lose(call: DraftCall) -> None:
-    for job in call.jobs:
-        job.lose()

@@ -15,11 +15,10 @@ from typing import TypeAlias
 
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.interfaces import Verifier
-from diffuspec.scheduler.baseline import Baseline
+from diffuspec.scheduler.baseline import Baseline, Learner
 from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
-from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule
@@ -82,7 +81,7 @@ class Loop:
     ) -> None:
         """`finish_step` is called with each verdict, or the error that ends its request."""
         self.events = Events()
-        self.explain: Callable[[str], None] | None = None  # is given each plan, in one line
+        self.explain: Callable[[str], None] | None = None  # It is given each plan, in one line.
         interference = 0.0 if config.overlap else 1.0  # without overlap, roles share a machine
         self.costs = CostModel(pool.names, interference)
         self.baseline = Baseline(pool.names)
@@ -90,23 +89,16 @@ class Loop:
         self._config = config
         busy = {name: BusyTime() for name in pool.names}
         learner = Learner(self.costs, self.baseline, busy)
+        put = self.events.put
         self.verifications = Verifications(
-            verifier, config, self.costs, pool, learner, finish_step, self.events.put, tracer
+            verifier, config, pool, learner, finish_step, put, tracer
         )
         self.drafting = Drafting(
-            pool,
-            verifier.info,
-            config,
-            self.costs,
-            self.baseline,
-            learner,
-            self.verifications,
-            self.events.put,
-            tracer,
+            pool, verifier.info, config, learner, self.verifications, put, tracer
         )
         self._plan = Plan()
-        self._turns_left = 0  # before calls may begin
-        self._num_running = 0  # in the latest snapshot
+        self._turns_left = 0  # turns of the event loop before calls may begin
+        self._num_running = 0  # running requests of the latest snapshot
 
     async def run(self) -> None:
         """Decode, until it is cancelled."""
@@ -153,7 +145,8 @@ class Loop:
         running = self._num_running
         if plan.verify:
             self.verifications.begin(plan, running)
-            self.drafting.begin_trials(plan.verify)
+            for trial in self._pool.trials(plan.verify, time.monotonic()):
+                self.drafting.start(trial)
         for call in plan.drafts:
             self.drafting.begin(call, plan, running)
 
@@ -162,7 +155,7 @@ class Loop:
         """Requests that decode: neither held nor reading their prompts."""
         call = self.verifications.in_flight
         verifying = call.num_decoding if call is not None else 0
-        return self.verifications.num_ready + self.drafting.num_awaited + verifying
+        return self.verifications.num_ready + self._pool.num_awaited + verifying
 
     def begin_step(self, request: Request) -> None:
         """Take up a request that has been admitted, has its verdict, or whose reader caught up."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from diffuspec.algorithm.draft_tree import depth_of
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import RequestOutput, StepStats, Verdict
+from diffuspec.scheduler.admission import Admission
+from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import Step
 from diffuspec.telemetry.busy_time import BusyTime
@@ -109,20 +111,27 @@ def trace_step(
 def bind_gauges(
     metrics: Metrics,
     target: TargetInfo,
-    running: Callable[[], Sequence[Request]],
-    active: BusyTime,
+    admission: Admission,
+    pool: DrafterPool | None,
     busy: Mapping[str, BusyTime],
 ) -> None:
     """Let the series of load and time read the coordinator's state; `busy` by role."""
     num_cached_tokens = target.max_sequences * target.max_model_len
 
     def cache_usage() -> float:
-        return sum(request.num_tokens for request in running()) / num_cached_tokens
+        return sum(request.num_tokens for request in admission.running) / num_cached_tokens
 
-    metrics.running.read = lambda: len(running())
+    metrics.running.read = lambda: admission.num_running
     metrics.max_running.read = lambda: target.max_sequences
+    metrics.waiting.read = lambda: admission.num_waiting
+    metrics.max_waiting.read = lambda: admission.max_waiting
     metrics.kv_cache_usage.read = cache_usage
-    metrics.active_seconds.read = lambda: {(): active.seconds(time.monotonic())}
+    metrics.active_seconds.read = lambda: {(): admission.active.seconds(time.monotonic())}
     metrics.busy_seconds.read = lambda: {
         (role,): time_of.seconds(time.monotonic()) for role, time_of in busy.items()
     }
+    if pool is not None:
+        metrics.drafters.read = lambda: pool.num_available
+        metrics.all_drafters.read = lambda: pool.num_expected
+        for name in pool.names:
+            metrics.auto_steps.at(name)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from diffuspec.scheduler.baseline import Baseline
+from diffuspec.scheduler.calls import DraftCall, Lane, VerifyCall
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts, together
-from diffuspec.scheduler.drafters import DraftCall, Lane, VerifyCall
 from diffuspec.scheduler.request import Request
 
 
@@ -23,16 +23,16 @@ class Snapshot:
     """The state of the coordinator at one moment. `schedule` reads it and changes nothing."""
 
     now: float  # time.monotonic()
-    ready: Sequence[Request]  # running, and in no call that their step waits for
-    num_running: int  # those that decode: neither reading a prompt nor held for their reader
+    ready: Sequence[Request]  # running requests in no call that their step waits for
+    num_running: int  # requests that decode: neither reading a prompt nor held for their reader
     lanes: Sequence[Lane]
     home: Callable[[Request], Lane | None]  # the lane that drafts for a request
-    verification: VerifyCall | None  # in flight
-    isolated: Sequence[Request]  # to be verified by themselves: the verifier failed at one of more
+    verification: VerifyCall | None  # the call in flight
+    isolated: Sequence[Request]  # requests to verify alone: the verifier failed at one of them
     verifier_at: float  # when an unavailable verifier may be asked again
     costs: CostModel
     baseline: Baseline
-    prefill_chunk_tokens: int  # most of one prompt that one verification reads
+    prefill_chunk_tokens: int  # most tokens of one prompt in one verification
     first_token_price: float
     overlap: bool
     rate: float  # tokens per second that the last plan expected
@@ -43,9 +43,9 @@ class Score(NamedTuple):
     """What a candidate plan is expected to give until each request in it has had its step."""
 
     name: str
-    tokens: float  # committed, and those that drafts in hand are worth
+    tokens: float  # tokens committed, and those that drafts in hand are worth
     seconds: float
-    delay: float  # seconds until the first tokens in it, added up
+    delay: float  # sum of the seconds until its first tokens
     value: float  # tokens less the price of the seconds and of the delays
 
     def plus(self, tokens: float) -> Score:
@@ -57,12 +57,12 @@ class Score(NamedTuple):
 class Plan:
     """What to begin now, and until when to wait for the next event."""
 
-    verify: Sequence[Request] = ()  # in one call; those without a draft go without
-    num_nodes: dict[Request, int] = field(default_factory=dict)  # verified, where a draft is cut
+    verify: Sequence[Request] = ()  # requests of one call; those without a draft go without
+    num_nodes: dict[Request, int] = field(default_factory=dict)  # nodes to verify, of cut drafts
     drafts: list[DraftCall] = field(default_factory=list)
-    trials: dict[Request, float] = field(default_factory=dict)  # drafts to measure; in plain steps
-    wait_until: float = math.inf  # by time.monotonic()
-    prefill_chunk_tokens: int = 2**31 - 1  # most of one prompt that is read
+    trials: dict[Request, float] = field(default_factory=dict)  # costs of trials, in plain steps
+    wait_until: float = math.inf  # time.monotonic() of the next look
+    prefill_chunk_tokens: int = 2**31 - 1  # most tokens of one prompt that are read
     rate: float = 0.0  # tokens per second, the best that any plan is expected to give
     considered: Sequence[Score] = ()  # the candidates, the one that won first
 
@@ -89,12 +89,24 @@ class Batch(NamedTuple):
 
     num_rows: float = 0.0
     num_requests: float = 0
-    num_prompts: float = 0  # whose first token waits
-    tokens: float = 0.0  # committed, expected
-    positions: float = 0.0  # drafted for them
+    num_prompts: float = 0  # requests whose first token waits
+    tokens: float = 0.0  # tokens expected to be committed
+    positions: float = 0.0  # positions drafted for them
 
     def plus(self, *others: Batch) -> Batch:
         return Batch(*map(sum, zip(self, *others, strict=True)))
+
+
+@dataclass(slots=True)
+class Drafts:
+    """The calls that idle drafters could make now for open requests."""
+
+    calls: list[DraftCall] = field(default_factory=list)
+    batch: Batch = field(default_factory=Batch)  # requests of the calls, once they are drafted
+    seconds: float = 0.0  # time of the longest call
+    rate: float = 0.0  # tokens per second of the best way to go on
+    trials: dict[Request, float] = field(default_factory=dict)  # costs of trials, in plain steps
+    prepaid: float = 0.0  # tokens that the time of trials is worth: it was saved up
 
 
 def batch_of(s: Snapshot, requests: Iterable[Request]) -> Batch:

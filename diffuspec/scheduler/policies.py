@@ -18,7 +18,7 @@ from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, Verdict
 
 _TRIAL_SHARE = 0.02  # most of the time that trials of other drafters may lose
-_DECAY = 0.9  # of a request's rates, for each step with a drafter; 0.98 of those of all requests
+_DECAY = 0.9  # what is left of a request's rates after a step; 0.98 of those of all requests
 
 
 class Policy(Protocol):
@@ -116,7 +116,7 @@ class DrafterChoice:
         self._shared = shared
         self._own = {name: _Rate() for name in shared.names}
         self._num_steps_without = dict(shared.num_steps_without)
-        self._on_trial: str | None = None  # until a step with it was measured
+        self._on_trial: str | None = None  # drafter whose next step is measured
 
     def choose(self) -> str:
         """Return the drafter of the coming step."""

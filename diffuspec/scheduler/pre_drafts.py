@@ -1,6 +1,7 @@
-"""Pre-drafts: which outcomes of a verification to draft ahead while it runs.
+"""What idle drafters do while the target verifies: they read its prompts, or draft ahead.
 
-Those whose drafts save more time than they cost, by their probability and the drafter's costs.
+Pre-drafts are made for outcomes of the verification whose drafts save more time than they cost, by
+their probability and the drafter's costs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,73 @@ from typing import NamedTuple
 from diffuspec.algorithm.outcomes import RankedOutcome
 from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import MAX_PRE_DRAFTS
+from diffuspec.scheduler.calls import PreDraftJob
 from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.drafters import PreDraftJob
+from diffuspec.scheduler.draft_sizes import load_of, new_call, sized
+from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDraft, PreDrafts
+
+
+def add_early_drafts(s: Snapshot, plan: Plan) -> None:
+    """Have idle drafters read prompts while the target does: first drafts then come at once."""
+    call = s.verification
+    verifying = plan.verify or (call.requests if call is not None else ())
+    taken = {one.lane for one in plan.drafts}
+    for request in [one for one in verifying if _may_draft_early(s, one)]:
+        lane = s.home(request)
+        if lane is None or not lane.is_idle or lane in taken:
+            continue
+        lengths, _ = sized(s, [request], load_of(s, request.drafter, [request]), {})
+        if lengths:
+            early = new_call(s, lane, lengths)
+            early.awaited = {}
+            plan.drafts.append(early)
+            taken.add(lane)
+
+
+def _may_draft_early(s: Snapshot, request: Request) -> bool:
+    prefill = request.prefill
+    is_last_chunk = prefill.is_long and prefill.num_unread <= s.prefill_chunk_tokens
+    is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
+    return is_last_chunk and is_wanted and request.early is None and not request.is_finished
+
+
+def _may_go_without(request: Request) -> bool:
+    """Whether the scheduler decides if a request drafts, and how much of it ahead."""
+    return request.policy.num_draft_tokens is None and request.speculation.num_outcomes == "auto"
+
+
+def add_pre_drafts(s: Snapshot, plan: Plan) -> None:
+    """Have idle drafters draft for the likeliest outcomes of the verification in flight."""
+    call = s.verification
+    if call is None:
+        if plan.verify:  # first the verification, then in one call its outcomes and the drafts
+            plan.drafts, plan.trials, plan.wait_until = [], {}, s.now
+        return
+    begun = {one.lane: one for one in plan.drafts}
+    for lane in s.lanes:
+        breaker = lane.pre_draft_breaker
+        is_well = breaker.is_closed or breaker.is_trial_due(s.now)
+        if not (lane.is_idle and lane.is_available and is_well):
+            continue
+        verifying = [one for one in call.requests if s.home(one) is lane]
+        if s.baseline.wants_plain(s.num_running):
+            verifying = [one for one in verifying if not _may_go_without(one)]
+        draft = begun.get(lane)
+        costs, waiting = s.costs.drafters[lane.chosen_by], draft.lengths if draft else {}
+        left = max(call.ends_at - s.now, 0.0)
+        jobs = choose_outcomes(verifying, left, costs, waiting) if verifying else []
+        if jobs:
+            if draft is None:
+                draft = new_call(s, lane, {})
+                plan.drafts.append(draft)
+            draft.jobs = jobs
+            seconds = costs.seconds(draft.num_positions, len(draft.lengths) + len(jobs))
+            draft.ends_at = s.now + seconds
+
+
+# ---- outcomes
 
 
 class _Candidate(NamedTuple):

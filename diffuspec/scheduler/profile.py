@@ -15,20 +15,20 @@ from diffuspec.core.errors import DiffuspecError
 from diffuspec.core.interfaces import Drafter, TargetInfo, Verifier
 from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import DraftRequest, TokenIds, VerifyRequest
+from diffuspec.scheduler.calls import Lane
 from diffuspec.scheduler.cost_model import CostModel, DraftCosts
-from diffuspec.scheduler.drafters import Lane
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NUM_PROMPT_TOKENS = 32  # read once: costs are those of decoding behind a short prompt
+_NUM_PROMPT_TOKENS = 32  # short prompts: costs are those of decoding
 _MOST_REQUESTS = 4
 _SIZES = ((1, 1), (1, 2), (1, 4), (1, 8), (1, 32), (4, 1), (4, 8), (4, 32))  # requests, rows each
 _LENGTHS = ((1, 4), (1, 16), (4, 4), (4, 16), (4, 64))  # requests, draft tokens each
 _READING_SIZES = (256, 1024)  # tokens of prompts
-_REPEATS = 2  # the first may still allocate
-_RELEASE_SECONDS = 1.0  # for a role to forget the profile's requests
+_REPEATS = 2  # The first may still allocate.
+_RELEASE_SECONDS = 1.0  # time for a role to forget the profile's requests
 
 
 async def profile_drafter(

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from typing import Literal, TypeAlias
 
 import numpy as np
 
-from diffuspec.algorithm.draft_tree import cut_draft, draft_after, prune_draft
+from diffuspec.algorithm.draft_tree import cut_draft, draft_after
 from diffuspec.algorithm.drafter_weight import AdaptiveWeight
 from diffuspec.algorithm.outcomes import OutcomeRanking
 from diffuspec.algorithm.validation import check_draft
@@ -32,8 +30,7 @@ from diffuspec.core.types import (
 )
 from diffuspec.scheduler.acceptance import Expectation
 from diffuspec.scheduler.policies import DrafterChoice, FixedLength, Policy
-from diffuspec.scheduler.prefill import Prefill
-from diffuspec.scheduler.step import EarlyDraft, PreDrafts, Step
+from diffuspec.scheduler.step import EarlyDraft, PreDrafts, Prefill, Progress, Step
 from diffuspec.telemetry import context
 from diffuspec.telemetry.logs import about
 from diffuspec.telemetry.metrics import RequestTimes
@@ -42,8 +39,6 @@ from diffuspec.text.prefix import Prefix
 from diffuspec.text.prompt_scoring import PromptScoring
 
 logger = logging.getLogger(__name__)
-
-State: TypeAlias = Literal["waiting", "drafting", "verifying", "finished"]
 
 
 class Request:
@@ -70,8 +65,8 @@ class Request:
 
         Raises InvalidRequestError if the committed tokens end the request already.
         """
-        self.request_id = request_id  # unique within the coordinator
-        self.client_request_id = client_request_id  # given by the caller, perhaps not unique
+        self.request_id = request_id  # a name of its own within the coordinator
+        self.client_request_id = client_request_id  # the caller's name, which several may have
         self._traceparent = context.traceparent.get()
         self.num_prompt_tokens = len(prompt_token_ids)
         self.sampling = sampling
@@ -80,23 +75,20 @@ class Request:
         self.outputs = Outputs()
         self.slot = 0  # lowest number that no other running request had at admission
         self.is_resumed = bool(len(committed_token_ids))
-        self.state: State = "waiting"
-        self.waits_for = "a slot"
-        self._since = time.monotonic()
-        self._state_seconds: dict[str, float] = {}  # by earlier state
-        self.timeline = RequestTimes(submitted_at=self._since)
+        self.progress = Progress()
+        self.timeline = RequestTimes(submitted_at=self.progress.since)
 
         self.step = Step()
         self.num_steps = 0  # verdicts committed by this coordinator
         self.early: EarlyDraft | None = None
-        self.pre_drafts: PreDrafts | None = None  # of the latest verification
-        self.ranking: OutcomeRanking | None = None  # of its outcomes
+        self.pre_drafts: PreDrafts | None = None  # pre-drafts of the latest verification
+        self.ranking: OutcomeRanking | None = None  # ranking of outcomes
         self.drafter = drafter  # name of the drafters that may draft for it
-        self.choice: DrafterChoice | None = None  # of the drafter, step by step
+        self.choice: DrafterChoice | None = None  # choice of the drafter, step by step
         self.is_first_draft = False  # its drafter has read the prompt for the draft of this step
-        self.is_in_verifier = False  # part of a verification that has not returned
+        self.is_in_verifier = False  # A verification with it has not returned.
         self.stalled_since: float | None = None  # begin of the verifier's outage
-        self.num_outages = 0  # the verifier's, up to which `prefill` is right
+        self.num_outages = 0  # outages of the verifier that `prefill` knows of
 
         self._prefix = Prefix(
             prompt_token_ids, committed_token_ids, sampling, eos_token_ids, detokenizer
@@ -105,9 +97,9 @@ class Request:
         if sampling.prompt_logprobs is not None and not self.is_resumed:
             scoring = PromptScoring(prompt_token_ids, sampling.prompt_logprobs)
         self.prefill = Prefill(request_id, self._prefix, scoring)
-        self.feed = StateFeed()  # of hidden states, to its drafter
+        self.feed = StateFeed()  # hidden states for its drafter
         self._expect = expect
-        self._expectations: dict[str, Expectation] = {}  # by drafter
+        self._expectations: dict[str, Expectation] = {}  # keys: drafters
         self._prediction = np.array(speculation.prediction, np.int32)
         self._weight = AdaptiveWeight() if speculation.drafter_weight == "adaptive" else None
 
@@ -167,36 +159,25 @@ class Request:
     @property
     def is_finished(self) -> bool:
         """Whether it has ended: finished, failed or aborted."""
-        return self.state == "finished"
-
-    def enter(self, state: State, waits_for: str) -> None:
-        """Note what the request waits for now; it stays finished once it is."""
-        if self.state == "finished":
-            return
-        if state != self.state:
-            now = time.monotonic()
-            spent = self._state_seconds
-            spent[self.state] = spent.get(self.state, 0.0) + now - self._since
-            self.state, self._since = state, now
-        self.waits_for = waits_for
+        return self.progress.state == "finished"
 
     def status(self, now: float) -> RequestStatus:
+        progress = self.progress
         return RequestStatus(
             request_id=self.request_id,
-            state=self.state,
-            seconds_in_state=now - self._since,
-            waits_for=self.waits_for,
+            state=progress.state,
+            seconds_in_state=now - progress.since,
+            waits_for=progress.waits_for,
             num_prompt_tokens=self.num_prompt_tokens,
             num_output_tokens=self.num_output_tokens,
         )
 
     def close(self, reason: str) -> None:
         """Enter the finished state; log id, counts, reason and times, but no text."""
-        self.enter("finished", "nothing")
-        spent = ", ".join(f"{state} {s:.3f} s" for state, s in self._state_seconds.items())
+        self.progress.enter("finished", "nothing")
         sizes = self.num_prompt_tokens, self.num_output_tokens
         message = "request %s: %d prompt tokens, %d output tokens, %s (%s)"
-        logger.info(message, self.request_id, *sizes, reason, spent, extra=self.about)
+        logger.info(message, self.request_id, *sizes, reason, self.progress, extra=self.about)
 
     # ---- drafting
 
@@ -280,23 +261,11 @@ class Request:
             self.take_draft(rest, min(length, self.room), target)
         return rest.tree.num_nodes > 0
 
-    def skip_draft(self, reason: str | None) -> None:
-        """Take the coming step without a draft. `reason`: see StepStats.fallback."""
-        step = self.step
-        step.draft, step.num_draft_tokens, step.reach = EMPTY_DRAFT, 0, ()
-        step.is_settled, step.fallback = True, reason
-
     def keep_nodes(self, num_nodes: int) -> None:
         """Verify only the likeliest nodes of the draft."""
-        step, reach = self.step, self.step.reach
-        tokens = all_tokens = step.num_expected
-        if num_nodes < len(reach):
-            # Parents first: no node is likelier to be reached than its parent.
-            order = sorted(range(len(reach)), key=reach.__getitem__, reverse=True)[:num_nodes]
-            step.draft = prune_draft(step.draft, order) if order else EMPTY_DRAFT
-            tokens = sum([reach[node] for node in order])
-        self.expectation.observe_cut(num_nodes, tokens, all_tokens)
-        step.reach, step.num_expected = (), tokens
+        all_tokens = self.step.num_expected
+        self.step.cut(num_nodes)
+        self.expectation.observe_cut(num_nodes, self.step.num_expected, all_tokens)
 
     # ---- verifying
 

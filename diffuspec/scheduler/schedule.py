@@ -16,10 +16,18 @@ from dataclasses import dataclass, field
 
 from diffuspec.scheduler.acceptance import nodes_to_verify
 from diffuspec.scheduler.cost_model import DraftCosts
-from diffuspec.scheduler.draft_sizes import Drafts, add_calls, load_of, new_call, sized
-from diffuspec.scheduler.plan import Batch, Plan, Score, Scorer, Snapshot, batch_of, plain_batch
-from diffuspec.scheduler.pre_drafts import choose_outcomes
-from diffuspec.scheduler.prefill import choose_prompts
+from diffuspec.scheduler.draft_sizes import add_calls, load_of, sized
+from diffuspec.scheduler.plan import (
+    Batch,
+    Drafts,
+    Plan,
+    Score,
+    Scorer,
+    Snapshot,
+    batch_of,
+    plain_batch,
+)
+from diffuspec.scheduler.pre_drafts import add_early_drafts, add_pre_drafts
 from diffuspec.scheduler.request import Request
 
 logger = logging.getLogger(__name__)
@@ -41,11 +49,11 @@ def schedule(s: Snapshot) -> Plan:
 class _Groups:
     """The ready requests, by what they wait for."""
 
-    prompts: list[Request] = field(default_factory=list)  # much of the prefix is unread
+    prompts: list[Request] = field(default_factory=list)  # Much of their prefix is unread.
     drafted: list[Request] = field(default_factory=list)
-    plain: list[Request] = field(default_factory=list)  # no draft in this step
-    open: list[Request] = field(default_factory=list)  # may be drafted for, or go without
-    bound: list[Request] = field(default_factory=list)  # wait for their drafter: lengths are given
+    plain: list[Request] = field(default_factory=list)  # They have no draft in this step.
+    open: list[Request] = field(default_factory=list)  # They may draft, or go without.
+    bound: list[Request] = field(default_factory=list)  # They wait for their drafter.
 
 
 def _best_plan(s: Snapshot) -> Plan:
@@ -62,8 +70,8 @@ def _best_plan(s: Snapshot) -> Plan:
     plan.trials = drafts.trials if plan.drafts else {}
     _cut(s, plan)
     if s.overlap:
-        _add_early(s, plan)
-        _add_pre_drafts(s, plan)
+        add_early_drafts(s, plan)
+        add_pre_drafts(s, plan)
     if s.now < s.verifier_at:
         plan.wait_until = min(plan.wait_until, s.verifier_at)
     return plan
@@ -160,12 +168,25 @@ def _verifying_plan(s: Snapshot, groups: _Groups, drafts: Drafts) -> Plan:
 
 
 def _prompts_to_read(s: Snapshot, prompts: Sequence[Request]) -> list[Request]:
+    """Return the prompts to read in the next verification, shorter ones first.
+
+    Those that would delay the others' first tokens by more than they gain wait, but none for longer
+    than it takes to read it.
+    """
     if len(prompts) < 2:
         return list(prompts)
-    sizes = [min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts]
-    waited = [s.now - one.step.started_at for one in prompts]
     seconds = s.costs.verification.curve.at
-    return [prompts[place] for place in choose_prompts(sizes, waited, seconds, s.first_token_price)]
+    sizes = {one: min(one.prefill.num_unread, s.prefill_chunk_tokens) for one in prompts}
+    due = {one for one in prompts if s.now - one.step.started_at > seconds(sizes[one]) > 0}
+    order = sorted(prompts, key=lambda one: (one not in due, sizes[one]))
+    number, read, rest = len(order), 0, sum(sizes.values())
+    costs: list[float] = []
+    for count, one in enumerate(order, start=1):
+        read, rest = read + sizes[one], rest - sizes[one]
+        first, then = seconds(read), seconds(rest) if rest else 0.0
+        delay = count * first + (number - count) * (first + then)
+        costs.append(first + then + s.first_token_price * delay)
+    return order[: max(costs.index(min(costs)) + 1, len(due))]
 
 
 def _may_defer(s: Snapshot, groups: _Groups, drafts: Drafts, *, is_for_prompts: bool) -> bool:
@@ -263,61 +284,3 @@ def _cut(s: Snapshot, plan: Plan) -> None:
     rate = plan.rate * (1 + s.first_token_price * batch.num_prompts)
     kept = nodes_to_verify(reaches, num_others, s.costs.verification.curve, rate)
     plan.num_nodes.update(zip(cut, kept, strict=True))
-
-
-def _add_early(s: Snapshot, plan: Plan) -> None:
-    """Have idle drafters read prompts while the target does: first drafts then come at once."""
-    call = s.verification
-    verifying = plan.verify or (call.requests if call is not None else ())
-    taken = {one.lane for one in plan.drafts}
-    for request in [one for one in verifying if _may_draft_early(s, one)]:
-        lane = s.home(request)
-        if lane is None or not lane.is_idle or lane in taken:
-            continue
-        lengths, _ = sized(s, [request], load_of(s, request.drafter, [request]), {})
-        if lengths:
-            early = new_call(s, lane, lengths)
-            early.awaited = {}
-            plan.drafts.append(early)
-            taken.add(lane)
-
-
-def _may_draft_early(s: Snapshot, request: Request) -> bool:
-    prefill = request.prefill
-    is_last_chunk = prefill.is_long and prefill.num_unread <= s.prefill_chunk_tokens
-    is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
-    return is_last_chunk and is_wanted and request.early is None and not request.is_finished
-
-
-def _may_go_without(request: Request) -> bool:
-    """Whether the scheduler decides if a request drafts, and how much of it ahead."""
-    return request.policy.num_draft_tokens is None and request.speculation.num_outcomes == "auto"
-
-
-def _add_pre_drafts(s: Snapshot, plan: Plan) -> None:
-    """Have idle drafters draft for the likeliest outcomes of the verification in flight."""
-    call = s.verification
-    if call is None:
-        if plan.verify:  # first the verification, then in one call its outcomes and the drafts
-            plan.drafts, plan.trials, plan.wait_until = [], {}, s.now
-        return
-    begun = {one.lane: one for one in plan.drafts}
-    for lane in s.lanes:
-        breaker = lane.pre_draft_breaker
-        is_well = breaker.is_closed or breaker.is_trial_due(s.now)
-        if not (lane.is_idle and lane.is_available and is_well):
-            continue
-        verifying = [one for one in call.requests if s.home(one) is lane]
-        if s.baseline.wants_plain(s.num_running):
-            verifying = [one for one in verifying if not _may_go_without(one)]
-        draft = begun.get(lane)
-        costs, waiting = s.costs.drafters[lane.chosen_by], draft.lengths if draft else {}
-        left = max(call.ends_at - s.now, 0.0)
-        jobs = choose_outcomes(verifying, left, costs, waiting) if verifying else []
-        if jobs:
-            if draft is None:
-                draft = new_call(s, lane, {})
-                plan.drafts.append(draft)
-            draft.jobs = jobs
-            seconds = costs.seconds(draft.num_positions, len(draft.lengths) + len(jobs))
-            draft.ends_at = s.now + seconds

@@ -20,9 +20,9 @@ from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import Verifier
 from diffuspec.core.types import EMPTY_DRAFT, Verdict
-from diffuspec.scheduler.cost_model import CostModel
-from diffuspec.scheduler.drafters import DrafterPool, VerifyCall
-from diffuspec.scheduler.learner import Learner
+from diffuspec.scheduler.baseline import Learner
+from diffuspec.scheduler.calls import VerifyCall
+from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.plan import Plan
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDrafts
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 FinishStep: TypeAlias = Callable[[Request, Verdict | Exception, VerifyCall], None]
 
-_FIRST_PAUSE_SECONDS = 0.05  # before an unavailable verifier is asked again: a lost connection
+_FIRST_PAUSE_SECONDS = 0.05  # pause after a lost connection
 _MAX_PAUSE_SECONDS = 1.0
 
 
@@ -45,7 +45,6 @@ class Verifications:
         self,
         verifier: Verifier,
         config: CoordinatorConfig,
-        costs: CostModel,
         pool: DrafterPool,
         learner: Learner,
         finish_step: FinishStep,
@@ -60,7 +59,6 @@ class Verifications:
         self.isolated: deque[Sequence[Request]] = deque()  # the verifier failed at one of each
         self._verifier = verifier
         self._config = config
-        self._costs = costs
         self._pool = pool
         self._learner = learner
         self._finish_step = finish_step
@@ -97,8 +95,8 @@ class Verifications:
         rows = sum([1 + one.step.draft.tree.num_nodes for one in requests])
         call = VerifyCall(requests, asked, rows, len(requests) - len(prompts), num_running)
         call.started_at = now = time.monotonic()
-        seconds = self._costs.verify_seconds(rows + sum(prompts), len(requests))
-        call.ends_at = now + self._pool.slow_down(now, seconds, self._costs)
+        seconds = self._learner.costs.verify_seconds(rows + sum(prompts), len(requests))
+        call.ends_at = now + self._pool.slow_down(now, seconds, self._learner.costs)
         call.draft_busy_seconds = self._learner.busy_seconds(now)
         self.in_flight = call
         self.busy.begin(now)
@@ -129,7 +127,7 @@ class Verifications:
         if not step.is_settled and not request.prefill.is_long:
             is_wanted = request.policy.num_draft_tokens != 0 and request.room > 0
             is_missing = is_wanted and self._pool.names != () and self._pool.home(request) is None
-            request.skip_draft("drafter_unavailable" if is_missing else None)
+            request.step.skip("drafter_unavailable" if is_missing else None)
             if request.policy.num_draft_tokens is None:
                 request.expectation.observe_no_draft()
         elif request in plan.num_nodes:
@@ -138,7 +136,7 @@ class Verifications:
             self._expect_outcomes(request)
         step.ready_at = step.ready_at or time.monotonic()
         if not (request.prefill.is_long and request.prefill.num_read):
-            request.enter("verifying", "the verifier")
+            request.progress.enter("verifying", "the verifier")
         request.is_in_verifier = True
 
     def _expect_outcomes(self, request: Request) -> None:
@@ -184,10 +182,10 @@ class Verifications:
                     self._read_on(request, verdict)
 
     def _read_on(self, request: Request, verdict: Verdict) -> None:
-        request.skip_draft(None)  # the first token does not wait for a draft
+        request.step.skip(None)  # the first token does not wait for a draft
         request.step.prefill_seconds += verdict.verify_seconds
         request.step.prefill_transport_seconds += verdict.transport_seconds
-        request.waits_for = f"prefill, {request.prefill.num_unread} tokens to read"
+        request.progress.waits_for = f"prefill, {request.prefill.num_unread} tokens to read"
         self.ready[request] = None
 
     def _isolate(self, call: VerifyCall, error: Exception) -> None:
@@ -213,7 +211,7 @@ class Verifications:
             if request.is_finished or has_waited >= self._config.max_verifier_outage_seconds:
                 self._finish_step(request, error, call)
             else:
-                request.waits_for = "the verifier, which is unavailable"
+                request.progress.waits_for = "the verifier, which is unavailable"
                 self.ready[request] = None
 
     def clear(self) -> None:

@@ -191,7 +191,7 @@ def test_no_failure_changes_what_a_target_says(
     Unreliable(verifier, drafters, rate, seed)
     with (
         patch("diffuspec.scheduler.verifications._FIRST_PAUSE_SECONDS", 0.0),
-        patch("diffuspec.scheduler.drafters._PAUSES", (1e-4, 1e-3)),
+        patch("diffuspec.scheduler.calls._PAUSES", (1e-4, 1e-3)),
     ):
         answers = asyncio.run(
             answers_of(verifier, pool_of(drafters), jobs, "together", overlap=overlap)

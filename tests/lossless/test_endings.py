@@ -176,7 +176,7 @@ def test_every_request_ends_once_and_leaves_nothing_behind(
 ) -> None:
     logging.disable(logging.CRITICAL)
     try:
-        with patch("diffuspec.scheduler.drafters._PAUSES", (0.1, 1.0)):
+        with patch("diffuspec.scheduler.calls._PAUSES", (0.1, 1.0)):
             faults = Faults(rate, seed)
             run_in_virtual_time(
                 run_requests(max_sequences, num_drafters, overlap, faults, seed, is_cut)

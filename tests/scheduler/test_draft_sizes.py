@@ -10,9 +10,9 @@ import pytest
 
 from diffuspec.algorithm.outcomes import OutcomeModel, OutcomeRanking
 from diffuspec.core.params import SamplingParams, SpeculationParams
+from diffuspec.scheduler.calls import UNNAMED
 from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.draft_sizes import Load, choose_lengths, trial_length
-from diffuspec.scheduler.drafters import UNNAMED
 from diffuspec.scheduler.pre_drafts import choose_outcomes
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDrafts

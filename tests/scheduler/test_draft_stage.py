@@ -18,11 +18,11 @@ from diffuspec.core.errors import DrafterError, RequestCancelledError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
 from diffuspec.scheduler.acceptance import Expectation
+from diffuspec.scheduler.baseline import Learner
 from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.drafters import DrafterPool
-from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
-from diffuspec.scheduler.step import PreDrafts
+from diffuspec.scheduler.step import PreDrafts, Step
 from tests.support.fakes import INVALID, HangingDrafter, always_right, empty
 from tests.support.stage import (
     FOREVER,
@@ -274,7 +274,7 @@ async def test_after_a_bug_that_ends_all_requests_every_drafter_is_used_again(mo
         slow_down(drafters[1], "draft", 1.0)
         with monkeypatch.context() as patch:
             patch.setattr(Learner, "on_drafts", lambda *_: 1 / 0)
-            patch.setattr(Request, "skip_draft", lambda *_: [][0])
+            patch.setattr(Step, "skip", lambda *_: [][0])
             tasks = [stage.start([n]) for n in range(2)]
             done, _ = await asyncio.wait(tasks)
             assert all(task.exception() for task in done)

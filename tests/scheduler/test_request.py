@@ -84,11 +84,11 @@ async def test_the_seconds_of_a_state_add_up_over_its_visits(caplog):
     caplog.set_level(logging.INFO)
     request = make()
     await asyncio.sleep(1)
-    request.enter("drafting", "a draft")
+    request.progress.enter("drafting", "a draft")
     await asyncio.sleep(2)
-    request.enter("verifying", "the verifier")
+    request.progress.enter("verifying", "the verifier")
     await asyncio.sleep(4)
-    request.enter("drafting", "another draft")
+    request.progress.enter("drafting", "another draft")
     await asyncio.sleep(8)
     request.close("length")
     spent = "(waiting 1.000 s, drafting 10.000 s, verifying 4.000 s)"
@@ -97,9 +97,9 @@ async def test_the_seconds_of_a_state_add_up_over_its_visits(caplog):
 
 async def test_a_status_tells_the_state_and_for_how_long():
     request = make()
-    request.enter("drafting", "a draft")
+    request.progress.enter("drafting", "a draft")
     await asyncio.sleep(2)
-    request.enter("drafting", "drafter 1")
+    request.progress.enter("drafting", "drafter 1")
     status = request.status(time.monotonic())
     assert (status.state, status.waits_for, status.seconds_in_state) == ("drafting", "drafter 1", 2)
 
@@ -108,7 +108,7 @@ async def test_a_finished_request_stays_finished():
     request = make()
     request.close("length")
     await asyncio.sleep(1)
-    request.enter("verifying", "the verifier")
+    request.progress.enter("verifying", "the verifier")
     status = request.status(time.monotonic())
     assert (status.state, status.waits_for, status.seconds_in_state) == ("finished", "nothing", 1)
     assert request.is_finished
@@ -198,7 +198,7 @@ def test_a_wrong_draft_is_refused(draft, message):
 def test_a_step_that_skips_its_draft_says_why():
     request = make()
     request.take_draft(make_draft(chain([5, 6])), 2, TARGET)
-    request.skip_draft("drafter_error")
+    request.step.skip("drafter_error")
     assert request.verify_request(8).tree == EMPTY_TREE
     assert (request.step.num_draft_tokens, request.step.fallback) == (0, "drafter_error")
 

@@ -13,7 +13,7 @@ from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, Verdict
 from diffuspec.scheduler import schedule as schedule_module
 from diffuspec.scheduler.baseline import Baseline
-from diffuspec.scheduler.drafters import UNNAMED
+from diffuspec.scheduler.calls import UNNAMED
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule

@@ -15,8 +15,9 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 from diffuspec.core.types import Draft
 from diffuspec.scheduler.acceptance import Expectation, SharedExpectation
 from diffuspec.scheduler.baseline import Baseline, Interval
+from diffuspec.scheduler.calls import UNNAMED, DraftCall, Lane, VerifyCall
 from diffuspec.scheduler.cost_model import CostCurve, CostModel
-from diffuspec.scheduler.drafters import UNNAMED, DraftCall, DrafterPool, Lane, VerifyCall
+from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.plan import Snapshot
 from diffuspec.scheduler.policies import make_policy
 from diffuspec.scheduler.request import Request
