@@ -1,7 +1,5 @@
 """The guard: what drafts gain or lose against plain decoding, measured under the present load.
 
-The `Learner` feeds it, and the cost model, with the calls that have ended.
-
 Costs and acceptance are predictions. What they leave out (a processor that is shared, a batch that
 was split, a machine that got slower) is in the time that all requests together take for their
 tokens. So that time is compared with what plain decoding takes for as many.
@@ -9,19 +7,13 @@ tokens. So that time is compared with what plain decoding takes for as many.
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from diffuspec.core.types import Verdict
-from diffuspec.scheduler.calls import DraftCall, VerifyCall
-from diffuspec.scheduler.cost_model import CostModel
-from diffuspec.telemetry.busy_time import BusyTime
-
 _TRIAL_SHARE = 0.012  # most of the time that trials, of drafts and of plain decoding, may cost
-_NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
-_PLAIN_EVERY = 256  # drafted steps for each _NUM_PLAIN plain ones: within _TRIAL_SHARE
+NUM_PLAIN = 3  # plain steps in a row until one counts: the first find the drafter's weights cached
+_PLAIN_EVERY = 256  # drafted steps for each NUM_PLAIN plain ones: within _TRIAL_SHARE
 # Plain steps of one request that drafts may lose at first, and of gains that are kept for a run of
 # bad drafts. Of several requests they are by the square root of their number fewer, as luck is.
 _FIRST_BALANCE, _MAX_BALANCE = 12.0, 60.0
@@ -112,6 +104,7 @@ class Interval:
     num_missing: int = 0  # running requests not verified
     reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
     is_whole: bool = True  # All running requests were verified, and no prompt read.
+    num_steps: int = 1  # plain steps in a row; of several, the first is after an answer
 
 
 class Baseline:
@@ -175,8 +168,9 @@ class Baseline:
             self._compare(interval)
             self._save(interval, _MAX_CREDIT)
             return False
-        self._num_plain = self._num_plain + 1 if interval.is_whole else 0
-        is_measured = self._num_plain >= _NUM_PLAIN
+        before = self._num_plain if interval.num_steps == 1 else -1
+        self._num_plain = before + interval.num_steps if interval.is_whole else 0
+        is_measured = self._num_plain >= NUM_PLAIN
         if is_measured:
             self._plain[bucket] = _Plain(plain.num_measured + 1)
         self._save(interval, _MAX_LATER_CREDIT)
@@ -206,106 +200,3 @@ class Baseline:
                 account.add(steps)
             elif not account.is_stopped:
                 account.credit = min(account.credit + steps, most)
-
-
-class Learner:
-    """Learns from calls that have ended: what they cost, and what drafts gain."""
-
-    def __init__(self, costs: CostModel, baseline: Baseline, busy: Mapping[str, BusyTime]) -> None:
-        """`busy` runs while a drafter of that name drafts."""
-        self.costs = costs
-        self.baseline = baseline
-        self.busy = busy
-        self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
-        self._reading: dict[str, float] = {}  # seconds of prompts read since then, by drafter
-        self._busy_at_end: dict[str, float] = {}  # total busy seconds of the drafters then
-        self._draft_call: DraftCall | None = None  # the latest call that requests waited for
-
-    def busy_seconds(self, now: float) -> dict[str, float]:
-        """Total seconds with a draft call in flight, by drafter."""
-        return {name: one.seconds(now) for name, one in self.busy.items()}
-
-    def pause(self) -> None:
-        """Leave the time out that has passed since the latest verification: an outage."""
-        self._ended_at = now = time.monotonic()
-        self._busy_at_end = self.busy_seconds(now)
-
-    def before_verification(self) -> None:
-        """Learn from the time between the latest verification and one that begins now."""
-        call, now = self._draft_call, time.monotonic()
-        self._draft_call = None
-        if call is not None and call.started_at >= self._ended_at > 0:
-            idle = call.started_at - self._ended_at + now - call.ended_at
-            costs = self.costs.drafters[call.lane.chosen_by]
-            costs.observe_overhead(min(idle, call.ended_at - call.started_at))
-
-    def on_drafts(self, call: DraftCall, beside: float) -> None:
-        """Learn from a draft call that has ended, `beside` seconds of it with a verification."""
-        costs = self.costs.drafters[call.lane.chosen_by]
-        seconds = call.ended_at - call.started_at
-        seconds -= costs.lost_seconds(min(beside, seconds))
-        number = len(call.lengths) + len(call.jobs)
-        costs.observe(call.num_positions, number, call.num_unread, seconds)
-        if call.num_unread:
-            name, size = call.lane.chosen_by, (call.num_positions, number)
-            reading = costs.seconds(*size, call.num_unread) - costs.seconds(*size)
-            self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)
-        if call.awaited and not call.jobs:
-            self._draft_call = call
-
-    def on_verdicts(self, call: VerifyCall, verdicts: Sequence[Verdict]) -> None:
-        """Learn from a verification, before its verdicts are committed."""
-        busy = self.busy_seconds(call.ended_at)
-        num_rows, num_read = call.rows_fed(verdicts)
-        beside = _growth(busy, call.draft_busy_seconds)
-        seconds = call.ended_at - call.started_at
-        self.costs.observe_verification(num_rows, len(call.requests), seconds, beside)
-        begun = min([one.step.started_at for one in call.requests])
-        seconds = call.ended_at - max(self._ended_at, begun)
-        drafting = _growth(busy, self._busy_at_end)
-        self._ended_at, self._busy_at_end = call.ended_at, busy
-        if call.num_running:
-            self._account(call, verdicts, seconds, drafting, num_read)
-
-    def _account(
-        self,
-        call: VerifyCall,
-        verdicts: Sequence[Verdict],
-        seconds: float,
-        drafting: dict[str, float],
-        num_read: int,
-    ) -> None:
-        """Compare what all requests have committed with plain decoding, and measure the latter."""
-        number, costs, rows = call.num_running, self.costs, call.num_rows
-        accepted: dict[str, float] = {}
-        expected: dict[str, float] = {}
-        nodes: dict[str, int] = {}
-        for request, verdict in zip(call.requests, verdicts, strict=True):
-            if num_nodes := request.step.draft.tree.num_nodes:
-                name, right = request.drafter, verdict.num_accepted_tokens
-                nodes[name] = nodes.get(name, 0) + num_nodes
-                accepted[name] = accepted.get(name, 0.0) + right
-                expected[name] = expected.get(name, 0.0) + (request.step.num_expected or right)
-        spent = {
-            name: drafting.get(name, 0.0)
-            + costs.verify_seconds(rows, number)
-            - costs.verify_seconds(max(rows - nodes.get(name, 0), 1), number)
-            for name in {*drafting, *nodes}
-        }
-        plain = base = costs.plain_seconds(number)
-        if spent and num_read:
-            base += costs.verify_seconds(number + num_read, len(call.requests))
-            base -= costs.verify_seconds(number, number)
-        interval = Interval(number, seconds, plain, base, spent, accepted, expected)
-        interval.num_missing = max(number - call.num_decoding, 0)
-        interval.is_whole = call.num_decoding == number == len(call.requests)
-        if spent:
-            interval.reading, self._reading = self._reading, {}
-        if self.baseline.observe(interval):
-            costs.observe_plain(number, seconds, call.ended_at - call.started_at)
-
-
-def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
-    """Return by how much each total has grown, of those that have."""
-    grown = {name: total - before.get(name, 0.0) for name, total in totals.items()}
-    return {name: one for name, one in grown.items() if one > 0}

@@ -17,9 +17,9 @@ from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import DiffuspecError, DrafterError, InvalidRequestError
 from diffuspec.core.interfaces import TargetInfo
 from diffuspec.core.types import Draft, Verdict
-from diffuspec.scheduler.baseline import Learner
 from diffuspec.scheduler.calls import DraftCall
 from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import EarlyDraft

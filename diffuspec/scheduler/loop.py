@@ -15,10 +15,11 @@ from typing import TypeAlias
 
 from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.interfaces import Verifier
-from diffuspec.scheduler.baseline import Baseline, Learner
+from diffuspec.scheduler.baseline import Baseline
 from diffuspec.scheduler.cost_model import CostModel
 from diffuspec.scheduler.drafters import DrafterPool
 from diffuspec.scheduler.drafting import Drafting
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan, Snapshot
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.schedule import schedule

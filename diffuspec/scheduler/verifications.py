@@ -20,9 +20,9 @@ from diffuspec.core.config import CoordinatorConfig
 from diffuspec.core.errors import VerifierError, VerifierUnavailableError
 from diffuspec.core.interfaces import Verifier
 from diffuspec.core.types import EMPTY_DRAFT, Verdict
-from diffuspec.scheduler.baseline import Learner
 from diffuspec.scheduler.calls import VerifyCall
 from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.plan import Plan
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDrafts
@@ -167,7 +167,7 @@ class Verifications:
                 request.is_in_verifier = False
                 request.stalled_since = None
                 if verdict.is_held and not request.is_finished:
-                    request.waits_for = "the masks of its form"
+                    request.progress.waits_for = "the masks of its form"
                     self.ready[request] = None
                     continue
                 request.feed.take(verdict.states)

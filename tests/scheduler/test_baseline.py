@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import pytest
 
 from diffuspec.core.types import Verdict
-from diffuspec.scheduler.baseline import Baseline, Interval, Learner
+from diffuspec.scheduler.baseline import Baseline, Interval
 from diffuspec.scheduler.calls import UNNAMED, DraftCall, VerifyCall
 from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
 from diffuspec.telemetry.busy_time import BusyTime
 from tests.support.snapshots import NOW, cost_model, decoding, drafted, pool_of_names, reading

@@ -18,9 +18,9 @@ from diffuspec.core.errors import DrafterError, RequestCancelledError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.core.types import Draft, DraftRequest, Verdict, VerifyRequest
 from diffuspec.scheduler.acceptance import Expectation
-from diffuspec.scheduler.baseline import Learner
 from diffuspec.scheduler.cost_model import DraftCosts
 from diffuspec.scheduler.drafters import DrafterPool
+from diffuspec.scheduler.learner import Learner
 from diffuspec.scheduler.request import Request
 from diffuspec.scheduler.step import PreDrafts, Step
 from tests.support.fakes import INVALID, HangingDrafter, always_right, empty

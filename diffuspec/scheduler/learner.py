@@ -1,0 +1,115 @@
+"""The learner: what calls that have ended say of costs, and of what drafts gain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from diffuspec.core.types import Verdict
+from diffuspec.scheduler.baseline import Baseline, Interval
+from diffuspec.scheduler.calls import DraftCall, VerifyCall
+from diffuspec.scheduler.cost_model import CostModel
+from diffuspec.telemetry.busy_time import BusyTime
+
+
+class Learner:
+    """Learns from calls that have ended: what they cost, and what drafts gain."""
+
+    def __init__(self, costs: CostModel, baseline: Baseline, busy: Mapping[str, BusyTime]) -> None:
+        """`busy` runs while a drafter of that name drafts."""
+        self.costs = costs
+        self.baseline = baseline
+        self.busy = busy
+        self._ended_at = 0.0  # end of the latest verification, by time.monotonic()
+        self._reading: dict[str, float] = {}  # seconds of prompts read since then, by drafter
+        self._busy_at_end: dict[str, float] = {}  # total busy seconds of the drafters then
+        self._draft_call: DraftCall | None = None  # the latest call that requests waited for
+
+    def busy_seconds(self, now: float) -> dict[str, float]:
+        """Total seconds with a draft call in flight, by drafter."""
+        return {name: one.seconds(now) for name, one in self.busy.items()}
+
+    def pause(self) -> None:
+        """Leave the time out that has passed since the latest verification: an outage."""
+        self._ended_at = now = time.monotonic()
+        self._busy_at_end = self.busy_seconds(now)
+
+    def before_verification(self) -> None:
+        """Learn from the time between the latest verification and one that begins now."""
+        call, now = self._draft_call, time.monotonic()
+        self._draft_call = None
+        if call is not None and call.started_at >= self._ended_at > 0:
+            idle = call.started_at - self._ended_at + now - call.ended_at
+            costs = self.costs.drafters[call.lane.chosen_by]
+            costs.observe_overhead(min(idle, call.ended_at - call.started_at))
+
+    def on_drafts(self, call: DraftCall, beside: float) -> None:
+        """Learn from a draft call that has ended, `beside` seconds of it with a verification."""
+        costs = self.costs.drafters[call.lane.chosen_by]
+        seconds = call.ended_at - call.started_at
+        seconds -= costs.lost_seconds(min(beside, seconds))
+        number = len(call.lengths) + len(call.jobs)
+        costs.observe(call.num_positions, number, call.num_unread, seconds)
+        if call.num_unread:
+            name, size = call.lane.chosen_by, (call.num_positions, number)
+            reading = costs.seconds(*size, call.num_unread) - costs.seconds(*size)
+            self._reading[name] = self._reading.get(name, 0.0) + min(reading, seconds)
+        if call.awaited and not call.jobs:
+            self._draft_call = call
+
+    def on_verdicts(self, call: VerifyCall, verdicts: Sequence[Verdict]) -> None:
+        """Learn from a verification, before its verdicts are committed."""
+        busy = self.busy_seconds(call.ended_at)
+        num_rows, num_read = call.rows_fed(verdicts)
+        beside = _growth(busy, call.draft_busy_seconds)
+        seconds = call.ended_at - call.started_at
+        self.costs.observe_verification(num_rows, len(call.requests), seconds, beside)
+        begun = min([one.step.started_at for one in call.requests])
+        seconds = call.ended_at - max(self._ended_at, begun)
+        drafting = _growth(busy, self._busy_at_end)
+        self._ended_at, self._busy_at_end = call.ended_at, busy
+        if call.num_running:
+            self._account(call, verdicts, seconds, drafting, num_read)
+
+    def _account(
+        self,
+        call: VerifyCall,
+        verdicts: Sequence[Verdict],
+        seconds: float,
+        drafting: dict[str, float],
+        num_read: int,
+    ) -> None:
+        """Compare what all requests have committed with plain decoding, and measure the latter."""
+        number, costs, rows = call.num_running, self.costs, call.num_rows
+        accepted: dict[str, float] = {}
+        expected: dict[str, float] = {}
+        nodes: dict[str, int] = {}
+        for request, verdict in zip(call.requests, verdicts, strict=True):
+            if num_nodes := request.step.draft.tree.num_nodes:
+                name, right = request.drafter, verdict.num_accepted_tokens
+                nodes[name] = nodes.get(name, 0) + num_nodes
+                accepted[name] = accepted.get(name, 0.0) + right
+                expected[name] = expected.get(name, 0.0) + (request.step.num_expected or right)
+        spent = {
+            name: drafting.get(name, 0.0)
+            + costs.verify_seconds(rows, number)
+            - costs.verify_seconds(max(rows - nodes.get(name, 0), 1), number)
+            for name in {*drafting, *nodes}
+        }
+        plain = base = costs.plain_seconds(number)
+        if spent and num_read:
+            base += costs.verify_seconds(number + num_read, len(call.requests))
+            base -= costs.verify_seconds(number, number)
+        interval = Interval(number, seconds, plain, base, spent, accepted, expected)
+        interval.num_missing = max(number - call.num_decoding, 0)
+        interval.is_whole = call.num_decoding == number == len(call.requests)
+        if spent:
+            interval.reading, self._reading = self._reading, {}
+        if self.baseline.observe(interval):
+            costs.observe_plain(number, seconds, call.ended_at - call.started_at)
+
+
+def _growth(totals: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much each total has grown, of those that have."""
+    grown = {name: total - before.get(name, 0.0) for name, total in totals.items()}
+    return {name: one for name, one in grown.items() if one > 0}
