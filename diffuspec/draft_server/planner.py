@@ -200,13 +200,12 @@ class Planner:
         """Learn from steps without drafts, the first of them after an answer."""
         self._num_held = 0
         costs, each = self._costs, seconds / num_steps
-        if num_steps > NUM_PLAIN:
+        plain = costs.plain_seconds(num_requests) if costs.verification.curve.is_known else each
+        spent = num_steps * min(each, MAX_JUMP * plain)
+        interval = Interval(num_requests, spent, plain, plain, num_steps=num_steps)
+        if self._baseline.observe(interval):
             costs.observe_verification(num_requests, num_requests, each, {})
             costs.observe_plain(num_requests, each, each)
-        if costs.verification.curve.is_known:
-            plain = costs.plain_seconds(num_requests)
-            spent = num_steps * min(each, MAX_JUMP * plain)
-            self._baseline.observe(Interval(num_requests, spent, plain, plain, num_steps=num_steps))
 
     def observe(
         self, sent: Sent, accepted: float, verify: float, wait: float, busy_seconds: float

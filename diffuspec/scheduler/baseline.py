@@ -104,7 +104,7 @@ class Interval:
     num_missing: int = 0  # running requests not verified
     reading: Mapping[str, float] = field(default_factory=dict)  # seconds of prompts, by drafter
     is_whole: bool = True  # All running requests were verified, and no prompt read.
-    num_steps: int = 1  # plain steps in a row; of several, the first is after an answer
+    num_steps: int = 1  # plain steps that the interval sums up
 
 
 class Baseline:
@@ -168,8 +168,7 @@ class Baseline:
             self._compare(interval)
             self._save(interval, _MAX_CREDIT)
             return False
-        before = self._num_plain if interval.num_steps == 1 else -1
-        self._num_plain = before + interval.num_steps if interval.is_whole else 0
+        self._num_plain = self._num_plain + interval.num_steps if interval.is_whole else 0
         is_measured = self._num_plain >= NUM_PLAIN
         if is_measured:
             self._plain[bucket] = _Plain(plain.num_measured + 1)
