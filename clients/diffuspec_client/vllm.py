@@ -20,6 +20,7 @@ from diffuspec_client.client import CONNECT_SECONDS, DraftClient, Row
 from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.tracking import Tracker
+from diffuspec_client.vllm_sampling import repair_sampling
 from diffuspec_client.vocabulary import Vocabulary
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,17 @@ class Proposer:
             self._client.wait_until_connected(CONNECT_SECONDS)
 
     def load_model(self, *_: Any, **__: Any) -> None:
-        """Nothing is loaded here; vLLM calls it all the same."""
+        """See that vLLM samples as it should; there is nothing to load. Called by vLLM."""
+        try:
+            from vllm.platforms import current_platform
+            from vllm.v1.sample import rejection_sampler
+
+            if current_platform.is_cpu():
+                repair_sampling(rejection_sampler)
+        except ImportError as error:
+            logger.debug("vLLM's sampler is not looked at: %s", error)
+        except Exception:
+            self._problems.show("vLLM's sampler could not be looked at", has_trace=True)
 
     def propose(
         self,

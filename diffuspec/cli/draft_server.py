@@ -14,6 +14,7 @@ from diffuspec.cli import options
 from diffuspec.cli.drafter_section import Section, with_block_size
 from diffuspec.cli.signals import end_event
 from diffuspec.core.errors import ConfigError
+from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
 from diffuspec.pairs import PAIRS, fill_in_draft_server, find_pair
@@ -70,6 +71,16 @@ MaxRequests = Annotated[
     int | None,
     _option(_SERVICE, "Requests of all engines held at a time. Default: 32.", "N", min=1, max=1024),
 ]
+NumDraftTokens = Annotated[
+    int | None,
+    _option(
+        _SERVICE,
+        "Length of every draft, to measure with. Default: by what pays.",
+        "N",
+        min=1,
+        max=MAX_DRAFT_TOKENS,
+    ),
+]
 MetricsPort = Annotated[
     int | None,
     _option(_SERVICE, "Port for Prometheus, on loopback.", "N", min=1, max=65535),
@@ -96,6 +107,7 @@ def run(
     listen: Listen = "127.0.0.1:9500",
     max_model_len: MaxModelLen = None,
     max_requests: MaxRequests = None,
+    num_draft_tokens: NumDraftTokens = None,
     metrics_port: MetricsPort = None,
     token_file: TokenFile = None,
     tls_ca: Ca = None,
@@ -118,6 +130,7 @@ def run(
         "tokenizer": tokenizer,
         "max_model_len": max_model_len,
         "max_requests": max_requests,
+        "num_draft_tokens": num_draft_tokens,
     }
     settings = _settings(config, pair, {k: v for k, v in given.items() if v is not None})
     if explain:
@@ -202,6 +215,11 @@ def _explanation(settings: DraftServerConfig, listen: str, security: Security) -
         "vocabulary": f"{target.info.vocab_size} tokens, digest {target.vocabulary}",
         "ends answers": ", ".join(map(str, target.info.eos_token_ids)) or "nothing",
         "requests": f"{settings.max_requests} at a time, of up to {settings.max_model_len} tokens",
+        "drafts": (
+            "as long as they pay"
+            if settings.num_draft_tokens is None
+            else f"{settings.num_draft_tokens} tokens each, whether they pay or not"
+        ),
         "engines": f"{settings.max_engines} at a time",
         "tenants": ", ".join(f"{k} {v:g}" for k, v in settings.tenants.items()) or "all alike",
     }

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator
 
 from diffuspec.core.config import SearchConfig
 from diffuspec.core.drafter_config import DrafterConfig
+from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import FilePath, Section
 
 
@@ -34,6 +35,13 @@ class DraftServerConfig(Section):
         le=1024,
         description="Requests that the drafter holds at the same time, of all engines together; "
         "with more, prompts are read again. Sizes the drafter's cache.",
+    )
+    num_draft_tokens: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_DRAFT_TOKENS,
+        description="Length of every draft, made while its engine waits, for measurements and "
+        "tests alone; null: by what pays, which may be none.",
     )
     max_engines: int = Field(
         16, ge=1, le=256, description="Engines that may be connected at the same time."

@@ -72,7 +72,16 @@ class DraftService:
             raise OverloadedError(f"{limit} engines are connected, which is the limit")
         name, kind = f"engine-{next(self._numbers)}", self.config.drafter.kind
         tenant = self._tenants.find(hello.tenant)
-        session = Session(name, hello, kind, self.info, self.dispatcher, tenant, self.metrics)
+        session = Session(
+            name,
+            hello,
+            kind,
+            self.info,
+            self.dispatcher,
+            tenant,
+            self.metrics,
+            self.config.num_draft_tokens,
+        )
         self.sessions.append(session)
         self.dispatcher.customers.append(session)
         logger.info("%s is connected: %s", name, hello.engine or "an engine without a name")

@@ -13,6 +13,7 @@ from diffuspec.core.types import EMPTY_DRAFT
 from diffuspec.draft_server.answers import likeliest, outcome_message, row_message
 from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
 from diffuspec.draft_server.engine_requests import Advance, EngineRequests
+from diffuspec.draft_server.fixed_lengths import FixedLengths
 from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest, Made
@@ -59,8 +60,9 @@ class Session:
         dispatcher: Dispatcher,
         tenant: Tenant,
         metrics: DraftMetrics,
+        num_draft_tokens: int | None = None,
     ) -> None:
-        """`name` is unique among sessions."""
+        """`name` is unique among sessions. num_draft_tokens: see DraftServerConfig."""
         self.name = name
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
         self.stats = SessionStats(metrics)
@@ -69,7 +71,12 @@ class Session:
         self._dispatcher = dispatcher
         self._tenant = tenant
         self._takes_trees = hello.form == DRAFT_FORM_TREE
-        self.planner = Planner(drafter, dispatcher.costs)
+        costs = dispatcher.costs
+        self.planner = (
+            Planner(drafter, costs)
+            if num_draft_tokens is None
+            else FixedLengths(drafter, costs, num_draft_tokens)
+        )
         self.requests = EngineRequests(name, hello, info, dispatcher.forget)
         self._sent: Sent | None = None
         self._sent_at = 0.0

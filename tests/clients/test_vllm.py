@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from diffuspec.bench.studies.vllm import PYTHON, draft_server, vllm
 from diffuspec.pairs.smollm2 import TARGET as SMOLLM2
 from diffuspec.pairs.tiny import TARGET
 from diffuspec_client.vllm import Proposer
+from diffuspec_client.vllm_sampling import expand_batch_to_tokens, repair_sampling
+from tests.support.draft_streams import output_of
 
 NEEDS_VLLM = pytest.mark.skipif(
     not (PYTHON.exists() and (SMOLLM2 / "config.json").exists()), reason="make vllm was not run"
@@ -80,6 +83,41 @@ def test_nothing_that_vllm_hands_over_makes_it_raise(caplog: pytest.LogCaptureFi
 def test_settings_that_cannot_be_used_keep_vllm_from_starting():
     with pytest.raises(ValueError, match="unknown setting 'port'"):
         Proposer(config_of({"port": 1}))
+
+
+def test_values_of_requests_are_repeated_for_their_tokens():
+    values, ends = torch.tensor([0.5, 0.0, 0.7]), torch.tensor([2, 2, 3])
+    found = expand_batch_to_tokens(values, ends, 3, replace_from=0, replace_to=1)
+    assert found.tolist() == torch.tensor([0.5, 0.5, 0.7]).tolist()
+    kept = expand_batch_to_tokens(torch.tensor([4, 0]), torch.tensor([1, 3]), 3, 0, 1)
+    assert kept.tolist() == [4, 1, 1]
+
+
+def test_a_sampler_is_repaired_only_where_it_loses_values(caplog: pytest.LogCaptureFixture):
+    right = SimpleNamespace(expand_batch_to_tokens=expand_batch_to_tokens)
+    assert not repair_sampling(right) and not caplog.text
+    wrong = SimpleNamespace(expand_batch_to_tokens=lambda x, ends, size, **_: torch.zeros(size))
+    assert repair_sampling(wrong) and "loses the temperature" in caplog.text
+    assert wrong.expand_batch_to_tokens is expand_batch_to_tokens
+
+
+@NEEDS_VLLM
+@pytest.mark.process
+def test_vllm_s_sampler_keeps_temperatures_once_the_proposer_is_loaded():
+    code = """
+import torch
+from types import SimpleNamespace
+from vllm.platforms import current_platform
+from vllm.v1.sample import rejection_sampler
+from diffuspec_client.vllm import Proposer
+current_platform.register_triton_kernel_overrides()
+proposer = Proposer.__new__(Proposer)
+proposer.load_model()
+values = torch.tensor([0.5, 0.0, 0.7])
+print(rejection_sampler.expand_batch_to_tokens(values, torch.tensor([1, 3, 4]), 4, 0, 1).tolist())
+"""
+    expected = torch.tensor([0.5, 1.0, 1.0, 0.7]).tolist()
+    assert output_of(PYTHON, code).splitlines()[-1] == str(expected)
 
 
 @NEEDS_VLLM

@@ -133,11 +133,18 @@ def vllm(
 
 
 @contextmanager
-def draft_server(address: str, log: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the draft server of SmolLM2's pair on the last processor."""
+def draft_server(
+    address: str, log: Path, pair: str = "smollm2", num_draft_tokens: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Start the draft server of a pair on the last processor.
+
+    num_draft_tokens: length of every draft; None: by what pays.
+    """
     processor = str(max(os.sched_getaffinity(0)))
-    command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", "smollm2"]
+    command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", pair]
     command += ["--threads", "1", "--listen", address, "--max-model-len", "2048"]
+    if num_draft_tokens is not None:
+        command += ["--num-draft-tokens", str(num_draft_tokens)]
     with log.open("w") as file:
         process = subprocess.Popen(
             ["taskset", "-c", processor, *command], stdout=subprocess.PIPE, stderr=file, text=True
@@ -152,9 +159,9 @@ def draft_server(address: str, log: Path) -> Iterator[subprocess.Popen[str]]:
             process.communicate()
 
 
-def read_prompts(questions: Path, limit: int) -> list[list[int]]:
-    """Return the chats of a question file as token ids, `limit` of each family."""
-    tokenizer = load_tokenizer(smollm2.TARGET.absolute())
+def read_prompts(model: Path, questions: Path, limit: int) -> list[list[int]]:
+    """Return the chats of a question file as token ids of a model, `limit` of each family."""
+    tokenizer = load_tokenizer(model.absolute())
     prompts = []
     for question in load_questions(questions):
         chat = [{"role": "user", "content": question.turns[0]}]
@@ -218,7 +225,7 @@ def run(
 ) -> None:
     """Compare vLLM's decoding of SmolLM2 with our drafts, its own, and none."""
     names = [one for one in SPECULATIVE if one in {"plain", *systems.split(",")}]
-    prompts = read_prompts(questions, limit)
+    prompts = read_prompts(smollm2.TARGET, questions, limit)
     sizes = [int(one) for one in loads.split(",")]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
