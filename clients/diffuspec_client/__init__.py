@@ -5,6 +5,7 @@ that the engine could not take: without a server, engines decode as they do with
 """
 
 from diffuspec_client.client import Draft, DraftClient, Row
+from diffuspec_client.in_process import InProcess
 from diffuspec_client.settings import Settings
 
-__all__ = ["Draft", "DraftClient", "Row", "Settings"]
+__all__ = ["Draft", "DraftClient", "InProcess", "Row", "Settings"]

@@ -25,6 +25,7 @@ from diffuspec_client.draft_service_pb2 import (
     RowDraft,
     StepDrafts,
 )
+from diffuspec_client.in_process import InProcess, LocalConnection
 from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.silence import MAX_SILENT_STEPS, Silence
@@ -70,7 +71,7 @@ class DraftClient:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: Settings | InProcess,
         *,
         vocabulary: Vocabulary,
         max_model_len: int,
@@ -82,7 +83,8 @@ class DraftClient:
     ) -> None:
         """on_outcomes: called in another thread with drafts that the server sends unasked.
 
-        Raises OSError and ValueError for settings that cannot be used.
+        Raises OSError and ValueError for settings that cannot be used, and what a drafter in this
+        process raises when it is loaded.
         """
         self._vocabulary = vocabulary
         self._max_draft_tokens = max_draft_tokens
@@ -112,7 +114,11 @@ class DraftClient:
             wants_outcomes=on_outcomes is not None,
             max_silent_steps=0 if on_outcomes is not None else MAX_SILENT_STEPS,
         )
-        self._connection = Connection(settings, hello, vocabulary, self._take)
+        self._connection: Connection | LocalConnection
+        if isinstance(settings, InProcess):
+            self._connection = settings.connect(hello, vocabulary, self._take)
+        else:
+            self._connection = Connection(settings, hello, vocabulary, self._take)
 
     @property
     def is_connected(self) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from diffuspec_client.client import CONNECT_SECONDS, MAX_MODEL_LEN, DraftClient, Row
+from diffuspec_client.in_process import InProcess
 from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.tracking import Tracker
@@ -53,7 +55,7 @@ class RemoteDrafts(_DraftModel):
     def __init__(
         self,
         tokenizer: Path | str,
-        settings: Settings | None = None,
+        settings: Settings | InProcess | None = None,
         *,
         max_draft_tokens: int = 16,
     ) -> None:
@@ -92,3 +94,16 @@ class RemoteDrafts(_DraftModel):
         [name], ended = self._tracker.match([0], [tokens])
         row = Row(name, tokens, num_prompt_tokens=max(len(tokens) - 1, 1))
         return self._client.step([row], ended)[0].token_ids
+
+
+class LocalDrafts(RemoteDrafts):
+    """A `LlamaDraftModel` with a drafter in this process. For one `Llama`."""
+
+    def __init__(
+        self, tokenizer: Path | str, server: Mapping[str, Any], *, max_draft_tokens: int = 16
+    ) -> None:
+        """`tokenizer`: the target's tokenizer.json. `server`: the keys of a draft server's file.
+
+        Raises ImportError without the package diffuspec, and what it raises for such a file.
+        """
+        super().__init__(tokenizer, InProcess(server), max_draft_tokens=max_draft_tokens)

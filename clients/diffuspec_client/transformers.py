@@ -3,6 +3,8 @@
     drafts = RemoteDrafts(tokenizer)
     model.generate(**inputs, custom_generate=drafts)
 
+`LocalDrafts(tokenizer, {"preset": "smollm2"})` has its drafter in this process instead.
+
 The target compares each drafted token with its own choice, so that answers stay its own: equal in
 float32 when greedy, of the same distribution when sampled. What assisted decoding cannot do as
 `generate` does it, such as batches and stop strings, is decoded without drafts.
@@ -29,6 +31,7 @@ from transformers.generation.stopping_criteria import (
 )
 
 from diffuspec_client.client import CONNECT_SECONDS, MAX_MODEL_LEN, DraftClient, Row
+from diffuspec_client.in_process import InProcess
 from diffuspec_client.problems import Problems
 from diffuspec_client.settings import Settings
 from diffuspec_client.vocabulary import Vocabulary
@@ -58,7 +61,11 @@ class RemoteDrafts:
     """Decodes with the drafts of a server. Give it to `generate` as its `custom_generate`."""
 
     def __init__(
-        self, tokenizer: Any, settings: Settings | None = None, *, max_draft_tokens: int = 16
+        self,
+        tokenizer: Any,
+        settings: Settings | InProcess | None = None,
+        *,
+        max_draft_tokens: int = 16,
     ) -> None:
         """`tokenizer`: the target's. `settings`: those of the environment if none are given.
 
@@ -169,6 +176,19 @@ class RemoteDrafts:
 
     def _warn(self, reason: str) -> None:
         self._problems.show(f"decoding goes on without drafts: {reason}")
+
+
+class LocalDrafts(RemoteDrafts):
+    """Decodes with a drafter in this process."""
+
+    def __init__(
+        self, tokenizer: Any, server: Mapping[str, Any], *, max_draft_tokens: int = 16
+    ) -> None:
+        """`tokenizer`: the target's. `server`: the keys of a draft server's file.
+
+        Raises ImportError without the package diffuspec, and what it raises for such a file.
+        """
+        super().__init__(tokenizer, InProcess(server), max_draft_tokens=max_draft_tokens)
 
 
 class _Candidates(CandidateGenerator):

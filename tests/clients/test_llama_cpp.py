@@ -14,7 +14,7 @@ from diffuspec.pairs.tiny import TARGET
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec_client import Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
-from diffuspec_client.llama_cpp import RemoteDrafts, read_vocabulary
+from diffuspec_client.llama_cpp import LocalDrafts, RemoteDrafts, read_vocabulary
 from tests.clients.test_client import SECONDS, Scripted
 
 TOKENIZER = TARGET / "tokenizer.json"
@@ -84,6 +84,18 @@ def test_a_killed_server_costs_drafts_alone(served: Any):
     server.stop()
     found = [drafts(np.array(TEXT[:size], np.intc)).tolist() for size in range(10, 20)]
     assert found == [[]] * 10
+
+
+def test_a_drafter_in_this_process_drafts_for_the_present_prefix():
+    server = {"drafter": {"kind": "pld"}, "tokenizer": str(TARGET), "num_draft_tokens": 3}
+    drafts = LocalDrafts(TOKENIZER, server, max_draft_tokens=2)
+    found = [drafts(np.array(TEXT[:size], np.intc)) for size in range(20, 30)]
+    drafts.close()
+    assert {one.dtype for one in found} == {np.dtype(np.intc)}
+    drafted = [(size, one.tolist()) for size, one in enumerate(found, 20) if len(one)]
+    assert any(draft == TEXT[size : size + len(draft)] for size, draft in drafted)
+    assert all(len(draft) <= 2 for _, draft in drafted)
+    assert drafts(np.array(TEXT[:30], np.intc)).tolist() == []
 
 
 def test_the_vocabulary_is_that_of_the_tokenizer(tmp_path: Path):

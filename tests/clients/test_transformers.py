@@ -17,7 +17,7 @@ from diffuspec.bench.questions import first_per_family, load_questions
 from diffuspec.pairs.tiny import QUESTIONS, TARGET
 from diffuspec_client import Settings
 from diffuspec_client.draft_service_pb2 import RowDraft, StepDrafts
-from diffuspec_client.transformers import RemoteDrafts, missing_hooks
+from diffuspec_client.transformers import LocalDrafts, RemoteDrafts, missing_hooks
 from tests.clients.test_client import Scripted
 
 NUM_TOKENS = 48
@@ -189,6 +189,20 @@ def test_a_streamer_gets_each_token_once(
     streamer = Streamer()
     connect().generate(model, prompts[0], streamer, do_sample=False, max_new_tokens=NUM_TOKENS)
     assert (streamer.tokens, streamer.num_ends) == (answer, 1)
+
+
+def test_a_drafter_in_this_process_saves_calls_and_changes_nothing(
+    model: Any, tokenizer: Any, prompts: list[Any], calls: list[int]
+):
+    answers = [plain(model, one) for one in prompts]
+    num_plain = len(calls)
+    calls.clear()
+    server = {"preset": "tiny", "num_draft_tokens": 4, "profile_seconds": 0.2}
+    drafts = LocalDrafts(tokenizer, server)
+    assert [plain(model, one, custom_generate=drafts) for one in prompts] == answers
+    assert max(calls[1:]) > 1 and len(calls) < num_plain
+    drafts.close()
+    assert plain(model, prompts[0], custom_generate=drafts) == answers[0]
 
 
 @pytest.mark.process
