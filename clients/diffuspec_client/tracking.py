@@ -8,13 +8,14 @@ alike to a drafter, so it does not matter which of them is which.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
 
+_MAX_GROWTH = 64  # tokens in one step, up to which a request that has moved is found at once
 _MAX_ABSENT = 4  # steps after which a request that is in no row has ended
 
 
@@ -28,6 +29,11 @@ class _Tracked:
         self.tokens = tokens.copy()
         self.num_tokens = len(tokens)
         self.num_absent = 0
+
+    @property
+    def end(self) -> tuple[int, int]:
+        """The number of its tokens, and the last of them."""
+        return self.num_tokens, int(self.tokens[self.num_tokens - 1])
 
     def is_in(self, tokens: Tokens) -> bool:
         """Whether these tokens go on from the request's."""
@@ -65,17 +71,21 @@ class Tracker:
             before = self._rows.get(row)
             if before is not None and id(before) in left and before.is_in(prefix):
                 found[row] = left.pop(id(before))
-        for row, prefix in zip(rows, prefixes, strict=True):
+        moved = [(row, one) for row, one in zip(rows, prefixes, strict=True) if row not in found]
+        by_end: dict[tuple[int, int], list[_Tracked]] = {}
+        for one in left.values() if moved else ():
+            by_end.setdefault(one.end, []).append(one)
+        for row, prefix in moved:
+            near = _longest(_grown_little(prefix, by_end, left), prefix)
+            if near is not None:
+                found[row] = left.pop(id(near))
+        for row, prefix in moved:
             if row not in found:
-                longest = max(
-                    [one for one in left.values() if one.is_in(prefix)],
-                    key=lambda one: one.num_tokens,
-                    default=None,
-                )
-                if longest is None:
-                    longest = _Tracked(f"r{next(self._numbers)}", prefix)
-                left.pop(id(longest), None)
-                found[row] = longest
+                other = _longest(left.values(), prefix)
+                if other is None:
+                    other = _Tracked(f"r{next(self._numbers)}", prefix)
+                left.pop(id(other), None)
+                found[row] = other
         for row, prefix in zip(rows, prefixes, strict=True):
             found[row].grow(prefix)
             found[row].num_absent = 0
@@ -85,3 +95,20 @@ class Tracker:
         self._absent = [one for one in left.values() if one.num_absent <= _MAX_ABSENT]
         ended = [one.request_id for one in left.values() if one.num_absent > _MAX_ABSENT]
         return [found[row].request_id for row in rows], ended
+
+
+def _grown_little(
+    prefix: Tokens, by_end: Mapping[tuple[int, int], list[_Tracked]], left: Mapping[int, _Tracked]
+) -> Iterator[_Tracked]:
+    """Yield the requests that may have had few tokens less than this prefix, the longest first."""
+    size = len(prefix)
+    for num_less, token in enumerate(reversed(prefix[-_MAX_GROWTH:].tolist())):
+        for one in by_end.get((size - num_less, token), ()):
+            if id(one) in left:
+                yield one
+
+
+def _longest(requests: Iterable[_Tracked], prefix: Tokens) -> _Tracked | None:
+    """Return the longest request that goes on with this prefix."""
+    fitting = [one for one in requests if one.is_in(prefix)]
+    return max(fitting, key=lambda one: one.num_tokens, default=None)

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from diffuspec_client.tracking import Tracker
+from diffuspec_client.tracking import Tokens, Tracker, _Tracked
 
 
 def tokens(*ids: int) -> np.ndarray:
@@ -74,3 +74,25 @@ def test_what_a_name_stood_for_is_what_it_goes_on_from(seed: int):
             before = held.get(name, [])
             assert requests[one][: len(before)] == before
             held[name] = [*requests[one]]
+
+
+def test_rows_that_are_all_reordered_are_each_compared_with_few_requests(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    compared: list[int] = []
+    is_in = _Tracked.is_in
+
+    def counted(one: _Tracked, prefix: Tokens) -> bool:
+        compared.append(one.num_tokens)
+        return is_in(one, prefix)
+
+    rng = random.Random(7)
+    texts = [[1, 2, 3, *[rng.randrange(4096) for _ in range(20)]] for _ in range(256)]
+    tracker = Tracker()
+    names, _ = tracker.match([*range(256)], [tokens(*text) for text in texts])
+    monkeypatch.setattr(_Tracked, "is_in", counted)
+    order = rng.sample(range(256), 256)
+    grown = [tokens(*texts[one], 5, 6) for one in order]
+    moved, ended = tracker.match([*range(256)], grown)
+    assert moved == [names[one] for one in order] and not ended
+    assert len(compared) < 3 * 256
