@@ -13,6 +13,7 @@ from diffuspec.draft_server.service import check_kind, load_service
 from diffuspec.rpc.security import Security
 from diffuspec.rpc.server.draft_service import DraftServicer
 from diffuspec.rpc.server.server import RoleServer
+from diffuspec.telemetry import otel
 
 _SILENCE_SECONDS = 12.0  # beyond a call of the drafter, which may block the event loop
 _MAX_FAILING_SHARE = 0.5  # of the last seconds; one call that fails is not the server's end
@@ -34,9 +35,11 @@ class DraftServerActor:
         Raises ConfigError, ModelLoadError, NgramError.
         """
         check_kind(self._config)
+        otel.check()
         self._security.server_credentials(host)  # raises its errors before weights are loaded
         service, drafter = await asyncio.to_thread(load_service, self._config)
         self._resources.callback(drafter.close)
+        service.spans = self._resources.enter_context(otel.exporting_drafts())
         await self._resources.enter_async_context(service)
         server = RoleServer([DraftServicer(service)], self._security, host, port)
         await self._resources.enter_async_context(server)

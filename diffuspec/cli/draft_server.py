@@ -18,7 +18,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.core.validation import read_yaml, validate
 from diffuspec.drafters import KINDS
 from diffuspec.pairs import PAIRS, fill_in_draft_server, find_pair
-from diffuspec.telemetry import logs
+from diffuspec.telemetry import logs, otel
 
 if TYPE_CHECKING:
     from diffuspec.draft_server.config import DraftServerConfig
@@ -124,6 +124,7 @@ def run(
     host, port = parse_address(listen)
     security = security_of(token_file, tls_ca, tls_certificate, tls_key)
     security.server_credentials(host)  # refused before models are loaded
+    otel.check()
     given = {
         "drafter": _drafter(drafter, drafter_kind, drafter_block_size),
         "search": None if ngram is None else {"ngram": ngram},
@@ -241,7 +242,7 @@ async def _serve(
 
     end = end_event()
     service, drafter = load_service(settings)
-    with contextlib.closing(drafter):
+    with contextlib.closing(drafter), otel.exporting_drafts() as service.spans:
         async with service, RoleServer([DraftServicer(service)], security, host, port) as server:
             if metrics_port is not None:
                 start_http_server(metrics_port, "127.0.0.1", service.metrics.registry)

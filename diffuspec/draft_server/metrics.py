@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
 from diffuspec.telemetry.series import SeriesTable
 from diffuspec.v1.draft_service_pb2 import DraftSource
+
+if TYPE_CHECKING:
+    from diffuspec.draft_server.request import EngineRequest
+    from diffuspec.telemetry.draft_spans import EngineSpans
 
 _SOURCES = {
     number: name.removeprefix("DRAFT_SOURCE_").lower() for name, number in DraftSource.items()
@@ -51,10 +56,11 @@ class DraftMetrics:
 
 
 class SessionStats:
-    """Sums of one engine, which the server's series grow by."""
+    """Sums of one engine, which the server's series grow by; and its spans, if they are on."""
 
-    def __init__(self, metrics: DraftMetrics) -> None:
+    def __init__(self, metrics: DraftMetrics, spans: EngineSpans | None) -> None:
         self._metrics = metrics
+        self._spans = spans
         self.num_steps = 0
         self.num_silent = 0  # steps beside those, not reported
         self.num_rows = 0
@@ -66,8 +72,14 @@ class SessionStats:
         self.num_accepted += num_tokens
         self._metrics.accepted_tokens.at().value += num_tokens
 
-    def count_row(self, source: DraftSource, num_tokens: int) -> None:
+    def count_row(
+        self, request: EngineRequest, source: DraftSource, num_tokens: int, seconds: float
+    ) -> None:
+        """Count the answer to one row, `seconds` after it was asked for."""
         name = _SOURCES[source]
+        if self._spans is not None and request.request_id:
+            accepted = request.num_accepted
+            self._spans.draft(request.request_id, name, num_tokens, accepted, seconds)
         self.sources[name] += 1
         self.num_rows += 1
         self._metrics.drafts.inc(name)
@@ -76,6 +88,14 @@ class SessionStats:
     def count_silent(self, num_steps: int) -> None:
         self.num_silent += num_steps
         self._metrics.silent_steps.at().value += num_steps
+
+    def end_request(self, request: EngineRequest) -> None:
+        if self._spans is not None:
+            self._spans.end_request(request.request_id)
+
+    def end(self) -> None:
+        if self._spans is not None:
+            self._spans.end()
 
     def count_step(self, seconds: float) -> None:
         self.num_steps += 1

@@ -54,6 +54,7 @@ class EngineRequest:
         self.sent = EMPTY_DRAFT  # what the engine verifies
         self.num_expected = 0.0  # tokens of it to be accepted
         self.length = 0  # of drafts, as last decided
+        self.num_accepted = 0  # drafted tokens of it, as the engine's latest step has told
         self.is_read = False  # by the drafter: it holds the prompt
         self.is_foreign = False  # it has tokens that the drafter does not know
         self._ranking = OutcomeRanking(outcomes)
@@ -100,6 +101,7 @@ class EngineRequest:
             self._made, self.sent = [], EMPTY_DRAFT
         self._append(token_ids)
         verdict = _verdict(self.sent.tree, token_ids) if token_ids else None
+        self.num_accepted = verdict.num_accepted_tokens if verdict is not None else 0
         if verdict is not None and self._ranked is not None:
             self._ranking.observe(self.sent, verdict)
         if verdict is not None and self.sent.tree.num_nodes:

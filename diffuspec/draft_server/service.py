@@ -7,14 +7,16 @@ import contextlib
 import itertools
 import logging
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from diffuspec.core.errors import ConfigError, OverloadedError
 from diffuspec.core.interfaces import Drafter, TargetInfo
 from diffuspec.core.params import MAX_DRAFT_TOKENS
 from diffuspec.draft_server.config import DraftServerConfig
 from diffuspec.draft_server.dispatcher import Dispatcher
-from diffuspec.draft_server.metrics import DraftMetrics
+from diffuspec.draft_server.fixed_lengths import FixedLengths
+from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
+from diffuspec.draft_server.planner import Planner
 from diffuspec.draft_server.session import Session
 from diffuspec.draft_server.tenants import Tenants
 from diffuspec.draft_server.validation import PROTOCOL_VERSION, check_hello
@@ -22,6 +24,9 @@ from diffuspec.drafters import KINDS, LocalDrafter, Target, kind_of, load_drafte
 from diffuspec.text.endings import read_eos_token_ids
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_bytes, vocabulary_digest
 from diffuspec.v1.draft_service_pb2 import Hello, Welcome
+
+if TYPE_CHECKING:
+    from diffuspec.telemetry.draft_spans import DraftSpans
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +40,7 @@ class DraftService:
         self.config = config
         self.info = info
         self.metrics = DraftMetrics()
+        self.spans: DraftSpans | None = None  # where they are exported
         self.dispatcher = Dispatcher(drafter, info, config.max_draft_seconds, self.metrics)
         self._tenants = Tenants(config.tenants)
         self._tokens = vocabulary_bytes(tokenizer, info.vocab_size)
@@ -72,16 +78,13 @@ class DraftService:
             raise OverloadedError(f"{limit} engines are connected, which is the limit")
         name, kind = f"engine-{next(self._numbers)}", self.config.drafter.kind
         tenant = self._tenants.find(hello.tenant)
-        session = Session(
-            name,
-            hello,
-            kind,
-            self.info,
-            self.dispatcher,
-            tenant,
-            self.metrics,
-            self.config.num_draft_tokens,
-        )
+        length, costs = self.config.num_draft_tokens, self.dispatcher.costs
+        planner = Planner(kind, costs) if length is None else FixedLengths(kind, costs, length)
+        spans = None
+        if self.spans is not None:
+            spans = self.spans.engine(name, hello.engine, hello.tenant)
+        stats = SessionStats(self.metrics, spans)
+        session = Session(name, hello, planner, self.info, self.dispatcher, tenant, stats)
         self.sessions.append(session)
         self.dispatcher.customers.append(session)
         logger.info("%s is connected: %s", name, hello.engine or "an engine without a name")

@@ -13,8 +13,7 @@ from diffuspec.core.types import EMPTY_DRAFT
 from diffuspec.draft_server.answers import likeliest, outcome_message, row_message
 from diffuspec.draft_server.dispatcher import Ahead, Dispatcher, DraftJob
 from diffuspec.draft_server.engine_requests import Advance, EngineRequests
-from diffuspec.draft_server.fixed_lengths import FixedLengths
-from diffuspec.draft_server.metrics import DraftMetrics, SessionStats
+from diffuspec.draft_server.metrics import SessionStats
 from diffuspec.draft_server.planner import Planner, Sent
 from diffuspec.draft_server.request import EngineRequest, Made
 from diffuspec.draft_server.tenants import Tenant
@@ -55,29 +54,23 @@ class Session:
         self,
         name: str,
         hello: Hello,
-        drafter: str,
+        planner: Planner,
         info: TargetInfo,
         dispatcher: Dispatcher,
         tenant: Tenant,
-        metrics: DraftMetrics,
-        num_draft_tokens: int | None = None,
+        stats: SessionStats,
     ) -> None:
-        """`name` is unique among sessions. num_draft_tokens: see DraftServerConfig."""
+        """`name` is unique among sessions."""
         self.name = name
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
-        self.stats = SessionStats(metrics)
+        self.planner = planner
+        self.stats = stats
         self._hello = hello
         self._info = info
         self._dispatcher = dispatcher
         self._tenant = tenant
         self._takes_trees = hello.form == DRAFT_FORM_TREE
-        costs = dispatcher.costs
-        self.planner = (
-            Planner(drafter, costs)
-            if num_draft_tokens is None
-            else FixedLengths(drafter, costs, num_draft_tokens)
-        )
-        self.requests = EngineRequests(name, hello, info, dispatcher.forget)
+        self.requests = EngineRequests(name, hello, info, self._forget)
         self._sent: Sent | None = None
         self._sent_at = 0.0
         self._verifying: list[EngineRequest] = []  # those that draft
@@ -111,7 +104,7 @@ class Session:
         known = [row for number, row in enumerate(rows) if number not in found.unknown]
         reading = self.planner.reading_seconds([row.request for row in known])
         waited = await self._draft(known, received + step.deadline_seconds)
-        answer = self._answer(step, rows, waited, min(reading, waited))
+        answer = self._answer(step, rows, received, waited, min(reading, waited))
         self._sent_at = time.monotonic()
         self.stats.count_step(self._sent_at - received)
         self._dispatcher.wake()
@@ -132,6 +125,11 @@ class Session:
         """Forget all requests: the engine has gone."""
         self._verifying = []
         self.requests.end_all()
+        self.stats.end()
+
+    def _forget(self, request: EngineRequest) -> None:
+        self._dispatcher.forget(request)
+        self.stats.end_request(request)
 
     async def _draft(self, rows: Sequence[_Row], deadline: float) -> float:
         """Find a draft for each row, or have it made. Returns the seconds waited for drafts."""
@@ -199,7 +197,12 @@ class Session:
         return DraftJob(request, wanted, length, request.num_tokens, tokens, waited_until)
 
     def _answer(
-        self, step: EngineStep, rows: Sequence[_Row], waited: float, reading: float
+        self,
+        step: EngineStep,
+        rows: Sequence[_Row],
+        received: float,
+        waited: float,
+        reading: float,
     ) -> StepDrafts:
         """Cut the drafts to what is worth verifying, note them as sent, and return them."""
         drafted = [row for row in rows if row.made is not None]
@@ -218,13 +221,14 @@ class Session:
             answers[id(row)] = draft
             num_nodes += draft.tree.num_nodes
             num_expected += tokens
+        now = time.monotonic()
         for row in rows:
             draft = answers.get(id(row), EMPTY_DRAFT)
-            self.stats.count_row(row.source, draft.tree.num_nodes)
+            self.stats.count_row(row.request, row.source, draft.tree.num_nodes, now - received)
             if row.made is None:
                 row.request.expectation.observe_no_draft()
                 row.request.send(EMPTY_DRAFT, 0.0)
-        busy = self._dispatcher.busy.seconds(time.monotonic())
+        busy = self._dispatcher.busy.seconds(now)
         self._sent = Sent(len(rows), num_nodes, num_expected, waited, reading, busy)
         self._pushed.clear()
         self._step_id = step.step_id

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from diffuspec.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
 
+    from diffuspec.telemetry.draft_spans import DraftSpans
     from diffuspec.telemetry.request_spans import RequestSpans
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -47,6 +49,29 @@ def exporting(service: str) -> Iterator[RequestSpans | None]:
     They are shown under the name `service`, unless OTEL_SERVICE_NAME is set. Raises ConfigError
     when the extra `otel` is not installed.
     """
+    with _provider(service) as provider:
+        if provider is None:
+            yield None
+            return
+        from diffuspec.telemetry.request_spans import RequestSpans
+
+        yield RequestSpans(provider)
+
+
+@contextlib.contextmanager
+def exporting_drafts() -> Iterator[DraftSpans | None]:
+    """Yield the recorder of a draft server's spans, as `exporting` does that of requests."""
+    with _provider("diffuspec-draft-server") as provider:
+        if provider is None:
+            yield None
+            return
+        from diffuspec.telemetry.draft_spans import DraftSpans
+
+        yield DraftSpans(provider)
+
+
+@contextlib.contextmanager
+def _provider(service: str) -> Iterator[TracerProvider | None]:
     if not is_on(os.environ):
         yield None
         return
@@ -55,13 +80,11 @@ def exporting(service: str) -> Iterator[RequestSpans | None]:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    from diffuspec.telemetry.request_spans import RequestSpans
-
     name = os.environ.get("OTEL_SERVICE_NAME") or service
     provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     try:
-        yield RequestSpans(provider)
+        yield provider
     finally:
         provider.shutdown()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -35,11 +35,11 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 class Recorded:
     """Spans that have ended, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Callable[[TracerProvider], Any] = RequestSpans) -> None:
         self.exporter = InMemorySpanExporter()
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.spans = RequestSpans(provider)
+        self.spans = kind(provider)
 
     def named(self, name: str) -> list[ReadableSpan]:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]

@@ -104,13 +104,19 @@ class Worker:
 
 @contextmanager
 def vllm(
-    model: Path, dtype: str, max_sequences: int, system: str, server: str, log: Path
+    model: Path,
+    dtype: str,
+    max_sequences: int,
+    system: str,
+    server: str,
+    log: Path,
+    python: Path = PYTHON,
 ) -> Iterator[Worker]:
     """Start vLLM with the drafts of one system. Raises ConfigError."""
-    if not PYTHON.exists():
-        raise ConfigError(f"{PYTHON} is not there: run `make vllm` first")
+    if not python.exists():
+        raise ConfigError(f"{python} is not there: run `make vllm` first")
     processors = sorted(os.sched_getaffinity(0))
-    command = [str(PYTHON), str(WORKER), str(model), dtype, str(max_sequences)]
+    command = [str(python), str(WORKER), str(model), dtype, str(max_sequences)]
     environment = {
         **os.environ,
         "DIFFUSPEC_DRAFT_SERVER": server,

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import track
 
 from diffuspec.bench.report import print_tables
-from diffuspec.bench.studies.vllm import Worker, draft_server, read_prompts, vllm
+from diffuspec.bench.studies.vllm import PYTHON, Worker, draft_server, read_prompts, vllm
 from diffuspec.bench.text_table import TextTable
 from diffuspec.pairs import PAIRS, find_pair
 from diffuspec.text.tokenizer import load_tokenizer
@@ -185,6 +185,7 @@ def run(
     at_once: Annotated[int, typer.Option(help="Answers at a time.", min=2)] = 8,
     num_draft_tokens: Annotated[int, typer.Option(help="Length of every draft.", min=1)] = 4,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "float32",
+    python: Annotated[Path, typer.Option(help="That of vLLM's environment.")] = PYTHON,
     logs: Annotated[Path | None, typer.Option(help="Folder for logs of all processes.")] = None,
 ) -> None:
     """Compare the answers of vLLM with the drafts of a draft server with those without."""
@@ -204,7 +205,7 @@ def run(
         stack.enter_context(draft_server(address, server_log, pair, num_draft_tokens))
         for name in ("plain", "diffuspec"):
             log = written / f"{name}.log"
-            with vllm(model, dtype, at_once, name, address, log) as worker:
+            with vllm(model, dtype, at_once, name, address, log, python) as worker:
                 greedy[name] = decode(worker, prompts, max_tokens, at_once)
                 if each:
                     sampled[name] = sample(worker, texts, each, sampled_tokens, at_once)

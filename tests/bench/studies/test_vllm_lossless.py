@@ -46,7 +46,7 @@ def test_the_first_token_that_differs_is_found_at_the_end_of_an_answer_too():
 
 def test_tables_tell_other_answers_and_other_distributions():
     plain, drafted = Asked([[1, 2], [3, 4]]), Asked([[1, 2], [3, 5]], 7, 3)
-    cells = dict(greedy_table(plain, drafted, 2).cells)
+    cells = {row[0]: row[1] for row in greedy_table(plain, drafted, 2).cells}
     assert cells["other answers"] == "1" and cells["drafted tokens"] == "7"
     one = Asked([[number % 4, 1] for number in range(400)])
     other = Asked([[number % 4, number // 200] for number in range(400)])
