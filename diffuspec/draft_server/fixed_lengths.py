@@ -12,6 +12,8 @@ from diffuspec.scheduler.cost_model import DraftCosts
 class FixedLengths(Planner):
     """Has every request drafted for in each step, while the engine waits, and nothing ahead."""
 
+    is_patient = True
+
     def __init__(self, drafter: str, drafting: DraftCosts, num_draft_tokens: int) -> None:
         super().__init__(drafter, drafting)
         self._num_draft_tokens = num_draft_tokens

@@ -41,6 +41,8 @@ class Sent:
 class Planner:
     """Sizes the drafts of one engine, and learns from its steps."""
 
+    is_patient = False  # whether drafts are waited for until the deadline, however long they take
+
     def __init__(self, drafter: str, drafting: DraftCosts) -> None:
         """`drafting`: what drafts cost, learnt from the calls of all engines."""
         self._drafter = drafter

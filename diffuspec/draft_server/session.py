@@ -63,12 +63,9 @@ class Session:
         """`name` is unique among sessions."""
         self.name = name
         self.on_outcomes: Callable[[OutcomeTable], None] | None = None
-        self.planner = planner
-        self.stats = stats
-        self._hello = hello
-        self._info = info
-        self._dispatcher = dispatcher
-        self._tenant = tenant
+        self.planner, self.stats = planner, stats
+        self._hello, self._info = hello, info
+        self._dispatcher, self._tenant = dispatcher, tenant
         self._takes_trees = hello.form == DRAFT_FORM_TREE
         self.requests = EngineRequests(name, hello, info, self._forget)
         self._sent: Sent | None = None
@@ -145,10 +142,11 @@ class Session:
                     missing.append(row)
                     at_hand.append(worth)
         waited = 0.0
+        may_hang = not self.planner.is_patient and self._dispatcher.is_overdue(time.monotonic())
         if missing and not self._dispatcher.is_available:
             for row in missing:
                 row.source = DRAFT_SOURCE_FAILED
-        elif missing and self._dispatcher.is_overdue(time.monotonic()):
+        elif missing and may_hang:
             for row in missing:
                 row.source = DRAFT_SOURCE_LATE if row.made is None else row.source
         elif missing:
@@ -173,7 +171,8 @@ class Session:
             return 0.0
         started = time.monotonic()
         left = max(deadline - _ANSWER_SECONDS - started, 0.0)
-        left = min(left, self._dispatcher.patience(awaited, started))
+        if not self.planner.is_patient:
+            left = min(left, self._dispatcher.patience(awaited, started))
         await asyncio.wait([job.done for job in awaited], timeout=left)
         for row in rows:
             if row.request in lengths:

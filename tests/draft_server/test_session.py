@@ -143,12 +143,10 @@ def test_an_engine_is_asked_to_report_a_draft_that_pays():
 def test_drafts_of_a_fixed_length_are_made_whether_they_pay_or_not():
     async def work(service: DraftService, session: Session) -> FakeEngine:
         engine = FakeEngine(session, PROMPTS)
-        await engine.run(4)  # until what a draft takes is known
-        engine.answers.clear()
         await engine.run(20)
         return engine
 
-    drafter = TimedDrafter(never_right, 0.005)
+    drafter = TimedDrafter(never_right, 0.5)
     engine = run(drafter, work, {"max_silent_steps": 16}, num_draft_tokens=3)
     assert [len(row.token_ids) for one in engine.answers for row in one.rows] == [3] * 40
     assert {*sources(engine.answers)} == {DRAFT_SOURCE_FRESH}

@@ -111,6 +111,7 @@ def vllm(
     server: str,
     log: Path,
     python: Path = PYTHON,
+    deadline_seconds: float = 0.25,
 ) -> Iterator[Worker]:
     """Start vLLM with the drafts of one system. Raises ConfigError."""
     if not python.exists():
@@ -120,6 +121,7 @@ def vllm(
     environment = {
         **os.environ,
         "DIFFUSPEC_DRAFT_SERVER": server,
+        "DIFFUSPEC_DRAFT_DEADLINE_SECONDS": str(deadline_seconds),
         "VLLM_CPU_OMP_THREADS_BIND": str(processors[0]),
     }
     with log.open("w") as file:

@@ -29,6 +29,7 @@ from diffuspec.pairs import PAIRS, find_pair
 from diffuspec.text.tokenizer import load_tokenizer
 
 _LEAST_EXPECTED = 5.0  # of a category; rarer ones are counted as one
+_PATIENCE = 20.0  # seconds that a step waits for drafts: on a busy machine all are to be verified
 _TURN = 250  # sampled answers to each prompt that are asked for in one message
 _TEXTS = (  # that drafts of different worth follow
     "one two three four one two three four one two three",
@@ -205,7 +206,7 @@ def run(
         stack.enter_context(draft_server(address, server_log, pair, num_draft_tokens))
         for name in ("plain", "diffuspec"):
             log = written / f"{name}.log"
-            with vllm(model, dtype, at_once, name, address, log, python) as worker:
+            with vllm(model, dtype, at_once, name, address, log, python, _PATIENCE) as worker:
                 greedy[name] = decode(worker, prompts, max_tokens, at_once)
                 if each:
                     sampled[name] = sample(worker, texts, each, sampled_tokens, at_once)
