@@ -39,6 +39,7 @@ def server(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     def start() -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "diffuspec", "draft-server", "--pair", "tiny"]
         command += ["--threads", "1", "--listen", f"unix:{tmp_path / 'd'}"]
+        command += ["--num-draft-tokens", "4"]  # whether they pay on a busy machine or not
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         started.append(process)
         assert process.stdout is not None
