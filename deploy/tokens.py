@@ -7,6 +7,7 @@ from pathlib import Path
 
 from actors.settings import PipelineConfig
 from diffuspec.core.errors import ConfigError
+from diffuspec.rpc import security
 
 TOKEN_VARIABLE = "DIFFUSPEC_TOKEN"
 
@@ -19,13 +20,7 @@ def given_token(config: PipelineConfig, file: Path | None = None) -> str | None:
     path = file or config.rpc.token_file
     if path is None:
         return os.environ.get(TOKEN_VARIABLE) or None
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the token in {path}: {error}") from error
-    if not token:
-        raise ConfigError(f"no token: {path} is empty")
-    return token
+    return security.read_token(path)
 
 
 def read_token(config: PipelineConfig, file: Path | None = None) -> str:

@@ -159,12 +159,11 @@ def parse_address(listen: str) -> tuple[str, int]:
 def security_of(
     token_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None
 ) -> Security:
-    """Return what engines are asked for. Raises ConfigError, OSError."""
-    from diffuspec.rpc.security import Security, TlsFiles, new_token
+    """Return how engines identify themselves. Raises ConfigError."""
+    from diffuspec.rpc.security import Security, TlsFiles, new_token, read_token
 
-    is_open, token = token_file is None, new_token()
-    if token_file is not None:
-        token = token_file.read_text(encoding="utf-8").strip()
+    is_open = token_file is None
+    token = new_token() if token_file is None else read_token(token_file)
     files = (ca, certificate, key)
     if None in files and any(files):
         raise ConfigError("--tls-ca, --tls-certificate and --tls-key belong together")

@@ -85,6 +85,17 @@ class Security:
         return grpc.ssl_channel_credentials(ca, key, certificate)
 
 
+def read_token(path: Path) -> str:
+    """Return the token in a file. Raises ConfigError if it cannot be read or is empty."""
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the token in {path}: {error}") from error
+    if not token:
+        raise ConfigError(f"no token: {path} is empty")
+    return token
+
+
 def new_token() -> str:
     """Return a token for a deployment, 256 bits of randomness."""
     return secrets.token_urlsafe(32)
