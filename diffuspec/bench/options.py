@@ -22,6 +22,7 @@ from diffuspec.core.errors import ConfigError
 from diffuspec.core.params import SpeculationParams
 from diffuspec.drafters import kind_of
 from diffuspec.pairs import DEFAULT_PAIR, Pair, find_pair, parse_config
+from diffuspec.text.directory import check_given
 
 CONCURRENCIES = (1, 2, 4, 8, 16, 32)  # requests at a time in the study of load
 ROUNDS = 6  # questions to each asker in one of its turns: few are asked at once in the beginning
@@ -33,12 +34,12 @@ _STUDIES = ("ablations", "pre_drafts", "load")
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """The options of `diffuspec bench`. Raises ConfigError on construction."""
+    """The options of `diffuspec bench`. Construction raises ConfigError and ModelLoadError."""
 
     target: Path | None = None  # None: the pair's
-    drafter: Path | None = None  # for `target`; None: decode plainly
+    drafter: Path | None = None  # drafter of `target`; None: decode plainly
     ngram: Path | None = None
-    dtype: str | None = None  # of the target; None: as configured
+    dtype: str | None = None  # type of the target's weights; None: as configured
     questions: Path | None = None  # None: the pair's own
     limit: int | None = None  # questions per family; None: all
     max_tokens: int = 256
@@ -48,11 +49,11 @@ class BenchOptions:
     ablations: bool = False
     pre_drafts: bool = False
     load: bool = False
-    rounds: int = ROUNDS  # of the study of load
+    rounds: int = ROUNDS  # rounds of the study of load
     trace: Path | None = None  # a file for Perfetto; the pre-draft study traces its last system
     systems: tuple[str, ...] = ()  # empty: all; plain is always among them
     pair: str | None = None  # None: the embedded one
-    suite: str | None = None  # of SUITES: the systems of the paper's table
+    suite: str | None = None  # one of SUITES: the systems of the paper's table
     whole_drafts: bool = False  # verify all that a system drafts, not only what pays
     resume: bool = False  # go on with the answers that are in `out`
     data_parallel_size: int = 1  # processes with an engine each, under load
@@ -76,6 +77,7 @@ class BenchOptions:
         self._check_study()
         if not self.has_drafter:
             self._check_plain()
+        check_given(models=[self.target, self.drafter], ngram=self.ngram)
 
     @property
     def has_drafter(self) -> bool:

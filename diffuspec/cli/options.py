@@ -24,6 +24,7 @@ from diffuspec.core.params import (
 from diffuspec.drafters import KINDS
 from diffuspec.pairs import DEFAULT_PAIR, PAIRS, Pair, find_pair, load_config, parse_config
 from diffuspec.telemetry import logs
+from diffuspec.text.directory import check_given
 
 if TYPE_CHECKING:
     from diffuspec.engine import Engine
@@ -234,7 +235,17 @@ def engine_config(
     if "max_nodes" in speculation:
         least = speculation["max_nodes"]
         data["target"]["max_tree_nodes"] = max(data["target"]["max_tree_nodes"], least)
-    return parse_config(data)
+    config = parse_config(data)
+    _check_exist(given)
+    return config
+
+
+def _check_exist(given: EngineOptions) -> None:
+    """Check that the given files exist. Raises ModelLoadError and ConfigError."""
+    drafter, ngram = (
+        None if path in (None, _NONE) else Path(path) for path in (given.drafter, given.ngram)
+    )
+    check_given(models=[given.target, drafter], ngram=ngram)
 
 
 def _check_plain(ngram: str | None, speculation: Given) -> None:

@@ -163,6 +163,7 @@ def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
 
 def _read(config: Path | None, **given: object) -> tuple[ServeSettings, EngineConfig | None]:
     """Return the service's settings, `given` over the file's, and the engine's if it has any."""
+    from diffuspec.serve.conventions import chosen_parsers
     from diffuspec.serve.http.keys import read_keys
     from diffuspec.serve.settings import ServeFile
 
@@ -170,8 +171,9 @@ def _read(config: Path | None, **given: object) -> tuple[ServeSettings, EngineCo
     settings = validate(ServeFile, {"serve": data.pop("serve", {})}).serve
     wanted = {name: value for name, value in given.items() if value is not None}
     settings = settings.model_copy(update=wanted)
+    chosen_parsers(settings)  # wrong names and keys are refused before models are loaded
     if settings.api_keys is not None:
-        read_keys(settings.api_keys)  # wrong ones are refused before models are loaded
+        read_keys(settings.api_keys)
     return settings, parse_config(data) if data else None
 
 

@@ -69,10 +69,7 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
     """
     template = template_text(tokenizer)
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    tools = _chosen("tool_call_parser", settings.tool_call_parser, ToolParser, _OTHER_NAMES)
-    reasoning = _chosen(
-        "reasoning_parser", settings.reasoning_parser, ReasoningParser, _OTHER_REASONING
-    )
+    tools, reasoning = chosen_parsers(settings)
     sampling, max_tokens = _defaults(path, settings.generation_config)
     return Conventions(
         tools or tools_of(template),
@@ -81,6 +78,14 @@ def read_conventions(path: Path, tokenizer: Any, settings: ServeSettings) -> Con
         max_tokens,
         template,
         {token.content: token_id for token_id, token in added.items() if token.special},
+    )
+
+
+def chosen_parsers(settings: ServeSettings) -> tuple[ToolParser | None, ReasoningParser | None]:
+    """Return the parsers that the settings name, if they do. Raises ConfigError."""
+    return (
+        _chosen("tool_call_parser", settings.tool_call_parser, ToolParser, _OTHER_NAMES),
+        _chosen("reasoning_parser", settings.reasoning_parser, ReasoningParser, _OTHER_REASONING),
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diffuspec.core.errors import ModelLoadError
+from diffuspec.core.errors import ConfigError, ModelLoadError
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -26,6 +27,18 @@ def check_directory(path: Path) -> None:
             f"`hf download {path} --local-dir models/{path.name}`, and name that directory"
         )
     raise ModelLoadError(f"model directory {path} does not exist{hint}")
+
+
+def check_given(*, models: Sequence[Path | None], ngram: Path | None) -> None:
+    """Check that files exist before modules that take seconds to import. None is not checked.
+
+    models: directories, or GGUF files. Raises ModelLoadError and ConfigError.
+    """
+    for path in models:
+        if path is not None and not path.exists():
+            check_directory(path)
+    if ngram is not None and not ngram.exists():
+        raise ConfigError(f"n-gram model {ngram} does not exist")
 
 
 def check_is_no_pointer(file: Path) -> None:

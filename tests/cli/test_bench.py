@@ -36,7 +36,8 @@ def test_every_option_is_passed_on(
     diffuspec: Run, asked: list[BenchOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("q.jsonl").touch()
+    for name in ("t", "d", "n.bin", "q.jsonl"):
+        Path(name).touch()
     options = (
         "--target t --drafter d --ngram n.bin --questions q.jsonl --limit 2 --max-tokens 9"
         " --repeats 3 --threads 1 --out o --trace t.json --systems plain,paper"
