@@ -29,7 +29,7 @@ class Calibration:
         self._wider = wider
         self._seen = [0.0] * len(_CENTRES)
         self._right = [0.0] * len(_CENTRES)
-        self._priors: list[float] | None = None  # that _values were computed with; None: stale
+        self._priors: list[float] | None = None  # the priors behind _values; None: stale
         self._values: list[float] = []
 
     def probability(self, logprob: float) -> float:

@@ -17,9 +17,9 @@ from diffuspec.algorithm.repeats import MAX_MATCH, Repeat, RepeatRates, Repeats
 from diffuspec.core.params import MAX_OUTCOMES
 from diffuspec.core.types import Draft, DraftTree, TokenIds, Verdict
 
-_MIN_REACH = 0.01  # of a node whose outcomes are ranked: others are not among the likeliest
-_MIN_ENDING = 0.05  # of a node's reach: confident children may all be wrong
-_ALTERNATIVE_WEIGHT = 0.7  # of an alternative's probability, in the sum with the repeats
+_MIN_REACH = 0.01  # least reach of a node whose outcomes are ranked: others are unlikely
+_MIN_ENDING = 0.05  # least share of a node's reach: confident children may all be wrong
+_ALTERNATIVE_WEIGHT = 0.7  # share of an alternative's probability in the sum with the repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def outcome_of(verdict: Verdict) -> Outcome:
 class RankedOutcome:
     outcome: Outcome
     score: float  # orders the ranking
-    probability: float  # of outcomes with such scores, as measured
+    probability: float  # measured share of outcomes with such scores that happened
 
 
 class OutcomeModel:
@@ -64,7 +64,7 @@ class OutcomeRanking:
         self._acceptance = AcceptanceModel(shared.acceptance)
         self._scores = Calibration(shared.scores)
         self._repeats = Repeats()
-        self._repeats_at: dict[int, list[Repeat]] = {}  # by node, of the last ranking
+        self._repeats_at: dict[int, list[Repeat]] = {}  # repeats of the last ranking by node
         self._ranked: list[RankedOutcome] = []
 
     def rank(self, draft: Draft, prefix: TokenIds) -> list[RankedOutcome]:
@@ -90,7 +90,7 @@ class OutcomeRanking:
         positive = [item for item in scores.items() if item[1] > 0]
         best = sorted(positive, key=lambda item: item[1], reverse=True)[:MAX_OUTCOMES]
         chances = [self._scores.probability(math.log(score)) for _, score in best]
-        certain = max(sum(chances), 1.0)  # at most one of them happens
+        certain = max(sum(chances), 1.0)  # at most one of the outcomes happens
         self._ranked = [
             RankedOutcome(outcome, score, chance / certain)
             for (outcome, score), chance in zip(best, chances, strict=True)

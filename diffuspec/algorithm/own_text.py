@@ -11,7 +11,7 @@ import numpy as np
 from diffuspec.algorithm.suffix_automaton import Match, SuffixAutomaton
 from diffuspec.core.types import NO_TOKENS, DraftRequest, TokenIds, num_shared_tokens
 
-BOUNDARY = -1  # between texts; no token
+BOUNDARY = -1  # no token: it stands between texts
 _LEAD = 16  # last tokens of the prompt, repeated before a prediction
 _MAX_REWIND = 512  # latest tokens that can be taken back without a new automaton
 _PIECE_TOKENS = 256  # a few milliseconds

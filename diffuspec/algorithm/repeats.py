@@ -29,7 +29,7 @@ class Repeat:
 
     token_id: int
     num_matched: int  # tokens of context, 1 to MAX_MATCH
-    rank: int  # from 0, longer matches first, then later ones
+    rank: int  # counted from 0: longer matches first, then later ones
 
 
 class Repeats:
@@ -37,7 +37,7 @@ class Repeats:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._places: defaultdict[int, list[int]] = defaultdict(list)  # of each token, ascending
+        self._places: defaultdict[int, list[int]] = defaultdict(list)  # each token's, ascending
 
     def extend(self, text: TokenIds) -> None:
         """Add the new tokens of a text, which must begin with the tokens added so far."""

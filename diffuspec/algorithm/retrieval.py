@@ -62,7 +62,7 @@ class Continuations:
     def __init__(self, text: OwnText, match: Match, eos_token_ids: Collection[int]) -> None:
         self._text = text
         self._eos_token_ids = eos_token_ids
-        self._matches: dict[int, Match] = {-1: match}  # by id of the node; -1: of the prefix
+        self._matches: dict[int, Match] = {-1: match}  # matches by id of the node; -1: the prefix
 
     def after(self, node: Node | None) -> Found | None:
         """Return the token that followed the text down to a node earlier; None: none, or EOS."""

@@ -55,7 +55,7 @@ class Node:
     choice: int  # candidate of the column
     confidence: float
     reach: float  # sum of confidences from the root: ln P(node is accepted)
-    index: int = -1  # in the draft
+    index: int = -1  # place in the draft
 
     @property
     def token_id(self) -> int:

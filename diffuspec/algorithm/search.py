@@ -34,7 +34,7 @@ from diffuspec.core.interfaces import CausalProxy
 from diffuspec.core.types import Draft, DraftRequest, DraftTree, Lattice
 
 _Link: TypeAlias = (
-    "tuple[_Link | None, Scored, int]"  # of a beam: (previous link, scored column, choice)
+    "tuple[_Link | None, Scored, int]"  # a beam: (previous link, scored column, choice)
 )
 
 
@@ -114,7 +114,7 @@ def _beam_search(columns: list[Column], scorer: Scorer, width: int) -> list[_Lin
     for column in columns[:num_forced]:
         beam = (beam, Scored(column, column.weighted), 0)
     beams = [beam]
-    scores = [0.0]  # without the forced columns, which all beams share
+    scores = [0.0]  # sums without the forced columns, which all beams share
     states = []
     if num_forced < len(columns):
         states.append(scorer.begin([column.token_ids[0] for column in columns[:num_forced]]))
@@ -142,7 +142,7 @@ def _num_forced(columns: list[Column]) -> int:
 
 def _merge(beams: list[_Link | None]) -> list[Node]:
     """Return the nodes of all beams, each once, likeliest to be reached first."""
-    nodes: dict[int, Node] = {}  # by id(link): beams share the links of their common beginning
+    nodes: dict[int, Node] = {}  # nodes by id(link): beams share the links of a common beginning
     for link in beams:
         path: list[_Link] = []
         while link is not None and id(link) not in nodes:

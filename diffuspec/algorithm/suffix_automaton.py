@@ -32,7 +32,7 @@ class _Append(NamedTuple):
     created: list[int]  # states that had no transition on the token
     redirected: list[int]  # states whose transition led to `split`
     split: int  # the state that was split; _NONE: no state
-    link: int  # of the split state, before
+    link: int  # link of the split state before the split
 
 
 class SuffixAutomaton:
@@ -41,7 +41,7 @@ class SuffixAutomaton:
     def __init__(self, token_ids: Iterable[int], max_rewind: int = 0) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._links = [_NONE]
-        self._lengths = [0]  # of a state's longest substring
+        self._lengths = [0]  # length of each state's longest substring
         self._ends = [_NONE]  # index of the last token at a state's earliest place
         self._last = ROOT
         self._appends: deque[_Append] = deque(maxlen=max_rewind)

@@ -11,7 +11,7 @@ class Backoff:
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
         self._first_seconds = first_seconds
         self._max_seconds = max_seconds
-        self.num_failures = 0  # since the last success
+        self.num_failures = 0  # failures since the last success
 
     @property
     def pause_seconds(self) -> float:

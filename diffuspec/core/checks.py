@@ -13,7 +13,7 @@ from annotated_types import Len
 from diffuspec.core.errors import InvalidRequestError
 from diffuspec.core.parameter import Parameter, declared, spell
 
-_MAX_DIGITS = 10  # of a token id
+_MAX_DIGITS = 10  # most digits of a token id
 
 Check: TypeAlias = Callable[[Any], Any]  # value in, the same as one of Python's own types out
 

@@ -132,7 +132,7 @@ class CoordinatorConfig(Section):
     prefill_chunk_tokens: int = Field(
         256,
         ge=1,
-        le=2**31 - 1,  # as messages have it
+        le=2**31 - 1,  # the largest number in a message
         description="Most prompt tokens of one request that one step reads.",
     )
     max_prefill_seconds: float = Field(

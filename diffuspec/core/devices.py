@@ -20,9 +20,9 @@ CPU_LEVELS = (
     "x86-64-v3",
     "x86-64-v4",
     "amx",
-)  # with products of our own from the second on
+)  # all but the first have products of our own
 CPU_LEVEL_VARIABLE = "DIFFUSPEC_CPU_LEVEL"
-_FLAGS = {"amx_bf16", "avx512_bf16"}  # of Linux's /proc/cpuinfo
+_FLAGS = {"amx_bf16", "avx512_bf16"}  # names in Linux's /proc/cpuinfo
 
 
 def wanted_cpu_level() -> str | None:

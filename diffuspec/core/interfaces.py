@@ -27,7 +27,7 @@ from diffuspec.core.types import (
 ProxyState: TypeAlias = Any  # hashable; belongs to the proxy that made it
 HiddenRows: TypeAlias = Any  # a tensor on the target's device, [num_rows, hidden_size]
 
-LAST_LAYER = -1  # what the target's head reads: after the last layer, and after its norm
+LAST_LAYER = -1  # input of the target's head: after the last layer, and after its norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class ObservableVerifier(Verifier, Protocol):
 class HostedDrafter:
     """A drafter in the process of a verifier elsewhere, behind an address of its own."""
 
-    name: str  # that requests choose
+    name: str  # the name that requests choose
     address: str = ""
     problem: str = ""  # why it does not serve
 

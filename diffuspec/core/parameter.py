@@ -40,11 +40,11 @@ class Parameter:
     help: str
     option: str | None  # name on the command line, without dashes; None: it has no option
     words: tuple[str, ...] = ()  # taken beside numbers, or all choices of a str
-    bounds: Interval = Interval()  # of each number
-    length: Len = Len()  # of a string, or of each string or sequence in a list
-    num_items: Len | None = None  # of a list or a mapping; None: a single value
+    bounds: Interval = Interval()  # bounds of each number
+    length: Len = Len()  # length of a string, or of each string or sequence in a list
+    num_items: Len | None = None  # length of a list or a mapping; None: a single value
     is_nested: bool = False  # a list of sequences
-    is_mapping: bool = False  # by token id
+    is_mapping: bool = False  # whether keys are token ids
     is_optional: bool = False  # None is a value too
 
 

@@ -37,14 +37,14 @@ MAX_TREE_NODES = 256
 MAX_OUTCOMES = 16
 MAX_DRAFTER_NAME_CHARACTERS = 64
 MAX_PREDICTED_TOKENS = 16_384
-AUTO_DRAFTER = "auto"  # in place of a name: the coordinator chooses
+AUTO_DRAFTER = "auto"  # stands for a name: the coordinator chooses
 _MAX_BAD_TOKENS = 4 * MAX_BAD_WORD_CHARACTERS + 1  # bytes of its text and a space
 _NUM_SEEDS = 2**64
 _NUM_SEED_BITS = 53  # JavaScript reads larger integers of a JSON text inexactly
 
 Form: TypeAlias = Annotated[str, Len(1, MAX_FORM_CHARACTERS)]
 FormChoice: TypeAlias = Annotated[str, Len(1, 256)]
-TokenId: TypeAlias = Annotated[int, Interval(ge=0, le=2**32 - 1)]  # as messages have it
+TokenId: TypeAlias = Annotated[int, Interval(ge=0, le=2**32 - 1)]  # range of a number in a message
 StopString: TypeAlias = Annotated[str, Len(1, MAX_STOP_STRING_CHARACTERS)]
 BadWord: TypeAlias = Annotated[str, Len(1, MAX_BAD_WORD_CHARACTERS)]
 BadTokens: TypeAlias = Annotated[tuple[TokenId, ...], Len(1, _MAX_BAD_TOKENS)]
@@ -273,7 +273,7 @@ class SpeculationParams:
         "auto",
         "Most outcomes of a verification to draft for while it runs; 0: none; auto: as many as "
         "their cost allows.",
-        option=None,  # of use to processes on hardware of their own
+        option=None,  # no option: only processes on hardware of their own have a use for it
     )
     drafter: Annotated[str, Len(1, MAX_DRAFTER_NAME_CHARACTERS)] | None = declare(
         None,

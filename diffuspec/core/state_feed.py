@@ -18,7 +18,7 @@ class StateFeed:
     def __init__(self) -> None:
         self._layers: tuple[int, ...] = ()  # wanted; none: the drafter does not read states
         self._known = 0  # prefix tokens whose states the drafter had when it last answered
-        self._waiting: list[StateRows] = []  # of successive tokens, from `_known` on
+        self._waiting: list[StateRows] = []  # states of successive tokens, from `_known` on
         self._num_sent = 0  # items of _waiting that went with the draft request under way
 
     @property

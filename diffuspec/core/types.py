@@ -37,7 +37,7 @@ Prompt: TypeAlias = str | Sequence[Mapping[str, str]] | Sequence[int]
 PreDraftResult: TypeAlias = Literal["hit", "miss"]
 
 MAX_ALTERNATIVES = 8
-MAX_PRE_DRAFTS = 128  # in one batch, over all requests
+MAX_PRE_DRAFTS = 128  # most pre-drafts in one batch, over all requests
 NO_TOKENS: TokenIds = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
 
@@ -99,7 +99,7 @@ EMPTY_TREE = DraftTree((), ())
 class StatesWanted:
     """Hidden states that a drafter in another process lacks."""
 
-    layers: tuple[int, ...]  # of the target, counted from 0
+    layers: tuple[int, ...]  # layers of the target, counted from 0
     first: int  # index of the first prefix token that lacks them
 
 
@@ -107,7 +107,7 @@ class StatesWanted:
 class StateRows:
     """Hidden states of successive prefix tokens, as they cross the wire."""
 
-    MAX_BYTES: ClassVar[int] = 1 << 23  # in one message, of all requests
+    MAX_BYTES: ClassVar[int] = 1 << 23  # most bytes in one message, of all requests
 
     first: int  # index of the prefix token of the first row
     dims: tuple[int, int]  # rows, and columns: the layers' states side by side
@@ -153,8 +153,8 @@ class DraftRequest:
     drafter_weight: float  # lambda of Eq. 8: 1 trusts the drafter alone
     sampling: SamplingParams
     num_alternatives: int = 0  # wanted at each node, at most MAX_ALTERNATIVES
-    num_prompt_tokens: int = 0  # of the prefix; the others are the answer so far
-    states: StateRows | None = None  # that the drafter said it lacks
+    num_prompt_tokens: int = 0  # prompt tokens in the prefix; the others are the answer so far
+    states: StateRows | None = None  # the states that the drafter said it lacks
     prediction: TokenIds = field(default_factory=lambda: NO_TOKENS)
 
 
@@ -174,10 +174,10 @@ class Draft:
     num_tokens_before_eos: int
     drafter_choices: tuple[int, ...] = ()  # [length of the best path]
     proxy_choices: tuple[int, ...] = ()  # [length of the best path]
-    draft_seconds: float = 0.0  # of the whole batch that this draft comes from
+    draft_seconds: float = 0.0  # time of the whole batch that this draft comes from
     search_seconds: float = 0.0
     alternatives: tuple[tuple[tuple[int, float], ...], ...] = ()  # [1 + num_nodes] or empty
-    transport_seconds: float = 0.0  # between processes, beyond the workers' own time
+    transport_seconds: float = 0.0  # time between processes, beyond the workers' own
     states_wanted: StatesWanted | None = None  # None: the drafter does not read hidden states
 
 
@@ -197,10 +197,10 @@ class VerifyRequest:
 
     request_id: str
     prefix: TokenIds  # [num_tokens], prompt and committed tokens, at least one
-    num_prompt_tokens: int  # of the prefix, or of prefix and tree
+    num_prompt_tokens: int  # prompt tokens in the prefix, or in prefix and tree
     tree: DraftTree
     sampling: SamplingParams
-    states_wanted: StatesWanted | None = None  # those in the cache are computed again
+    states_wanted: StatesWanted | None = None  # states of cached tokens are computed again
     max_read_tokens: int | None = None  # None: no limit
 
     @property
@@ -223,21 +223,21 @@ class VerifyRequest:
 class TokenLogprobs:
     """Log-probabilities under the target's unmodified distribution, natural log."""
 
-    logprob: float  # of the committed token
+    logprob: float  # the committed token's
     top: tuple[tuple[int, float], ...]  # (token id, logprob), most probable first
-    rank: int | None = None  # of the committed token, from 1 for the likeliest; None: not known
+    rank: int | None = None  # the committed token's, 1 for the likeliest; None: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of a verification: accepted draft tokens, then one token of the target's own."""
 
-    token_ids: tuple[int, ...]  # at least one
+    token_ids: tuple[int, ...]  # one token or more
     accepted_nodes: tuple[int, ...]  # node indices of the accepted tokens, root to leaf
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token, when asked for
-    verify_seconds: float = 0.0  # of the whole batch that this verdict comes from
-    transport_seconds: float = 0.0  # between processes, beyond the worker's own time
-    states: StateRows | None = None  # of the prefix and the accepted tokens, as far as wanted
+    verify_seconds: float = 0.0  # time of the whole batch that this verdict comes from
+    transport_seconds: float = 0.0  # time between processes, beyond the worker's own
+    states: StateRows | None = None  # states of prefix and accepted tokens, as far as wanted
     num_cached_tokens: int = 0  # of the prefix, in the target's cache before the verification
     num_unread_tokens: int = 0  # of the prefix, not yet cached; if any, token_ids mean nothing
     is_held: bool = False  # nothing was verified, for the form's masks are not ready: ask again
@@ -264,12 +264,12 @@ class StepStats:
     verify_seconds: float = 0.0
     step_seconds: float = 0.0
     fallback: str | None = None  # why the step had no draft although one was due
-    transport_seconds: float = 0.0  # of drafting and verifying, beyond the workers' own time
+    transport_seconds: float = 0.0  # transport of drafts and verdicts, beyond the workers' own time
     pre_draft: PreDraftResult | None = None  # None: nothing was pre-drafted
     num_wasted_draft_tokens: int = 0  # pre-drafted for outcomes that did not happen
-    verify_idle_seconds: float = 0.0  # of the step, with no verification in flight
-    draft_idle_seconds: float = 0.0  # of the step, with no draft call in flight
-    num_cached_tokens: int = 0  # of the prompt, left in the target's cache by others; first step
+    verify_idle_seconds: float = 0.0  # part of the step with no verification in flight
+    draft_idle_seconds: float = 0.0  # part of the step with no draft call in flight
+    num_cached_tokens: int = 0  # prompt tokens that others left in the target's cache; first step
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +298,7 @@ class RequestOutput:
     finish_reason: FinishReason | None
     step: StepStats
     seed: int | None = None
-    draft: VerifiedDraft | None = None  # of the step, if it had one and report_drafts is set
+    draft: VerifiedDraft | None = None  # the step's draft, if it had one and report_drafts is set
     # In the first output of an answer, if asked for: of each prompt token after the first.
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     stop_reason: str | int | None = None  # the stop string or stop token id that ended the answer

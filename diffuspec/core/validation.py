@@ -27,7 +27,7 @@ from diffuspec.core.errors import ConfigError
 
 FilePath: TypeAlias = Annotated[Path, Field(strict=False)]  # may be given as a string
 
-_TEXTS = {  # by the type of pydantic's error
+_TEXTS = {  # messages by the type of pydantic's error
     "missing": "is missing",
     "int_type": "must be an integer",
     "int_from_float": "must be an integer",
@@ -44,7 +44,7 @@ _TEXTS = {  # by the type of pydantic's error
     "less_than_equal": "must be at most {le}",
 }
 _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument", "invalid_key")
-_SIMILAR = 0.65  # of 1; see difflib
+_SIMILAR = 0.65  # least ratio of difflib at which a name is suggested
 
 
 class Section(BaseModel):
@@ -75,7 +75,7 @@ def validate(kind: type[S], data: object) -> S:
 
 def explain(error: ValidationError, kind: type[Section]) -> str:
     """Return one line with each wrong key of a section, the right values and the value found."""
-    said: dict[str, str] = {}  # by key; a union gives one error for each of its types
+    said: dict[str, str] = {}  # messages by key; a union gives one error for each of its types
     found: dict[str, str] = {}
     for problem in error.errors(include_url=False):
         where, known = _locate(kind, problem["loc"])
