@@ -14,7 +14,7 @@ from diffuspec.core.errors import ConfigError, OverloadedError, WorkerError
 from diffuspec.core.types import Prompt
 
 _CONNECT_SECONDS = 10.0
-_SILENCE_SECONDS = 120.0  # between two parts of an answer
+_SILENCE_SECONDS = 120.0  # longest silence between two parts of an answer
 _GREEDY: Mapping[str, Any] = {"temperature": 0}
 
 
@@ -59,7 +59,7 @@ class HttpClient:
             reply.raise_for_status()
             name: str = reply.json()["data"][0]["id"]
         except (httpx2.HTTPError, ValueError, LookupError, TypeError) as error:
-            reason = str(error).partition("\n")[0]  # without a page about status codes
+            reason = str(error).partition("\n")[0]  # the rest is a page about status codes
             raise ConfigError(f"{self._url} does not answer as OpenAI's API: {reason}") from error
         return name
 

@@ -22,7 +22,7 @@ from diffuspec.core.types import Prompt
 class TimedTokens:
     """Tokens of an answer that arrived together."""
 
-    at: float  # by time.monotonic()
+    at: float  # time.monotonic() at arrival
     num_tokens: int
     text: str
 
@@ -39,9 +39,9 @@ class LoadClient(Protocol):
 class LoadAnswer:
     """One answer, and when its parts arrived."""
 
-    prompt: int  # its index among the prompts of the run
+    prompt: int  # index among the prompts of the run
     started_at: float
-    parts: tuple[TimedTokens, ...]  # those with tokens, at least one
+    parts: tuple[TimedTokens, ...]  # parts with tokens, one or more
 
     @property
     def text(self) -> str:
@@ -73,7 +73,7 @@ class LoadRun:
     started_at: float
     full_seconds: float
     answers: tuple[LoadAnswer, ...]
-    cpu_seconds: float  # of the asking process and the engine's others, to the last answer
+    cpu_seconds: float  # time of the asking process and the engine's others, to the last answer
 
     @property
     def tokens_per_second(self) -> float:
@@ -149,7 +149,7 @@ class LoadRow:
     first_token_p99: float
     per_token_p50: float  # mean time between an answer's tokens after its first part
     per_token_p99: float
-    cpu_per_token: float  # of the asking process and, in the library, all that answer
+    cpu_per_token: float  # time of the asking process and, in the library, all that answer
 
 
 def load_row(system: str, runs: Sequence[LoadRun]) -> LoadRow:

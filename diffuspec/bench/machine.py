@@ -22,7 +22,7 @@ class Machine:
 
     cpu: str
     num_threads: int
-    device: str  # of the models
+    device: str  # where the models run
     dtype: str
     platform: str
     python: str

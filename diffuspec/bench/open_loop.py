@@ -22,9 +22,9 @@ class RateRun:
     """The results of the requests that came at one rate."""
 
     rate: float  # requests a second
-    seconds: float  # from the first request to the last token
+    seconds: float  # time from the first request to the last token
     answers: tuple[LoadAnswer, ...]
-    num_refused: int  # because the service was full
+    num_refused: int  # requests refused because the service was full
 
     @property
     def tokens_per_second(self) -> float:

@@ -41,7 +41,7 @@ class Question:
 
     question_id: int
     category: str
-    turns: tuple[str, ...]  # at least one
+    turns: tuple[str, ...]  # one turn or more
     reference: tuple[tuple[str, ...], ...] = ()  # right answers per turn, or none at all
 
     @property

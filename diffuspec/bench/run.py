@@ -39,8 +39,8 @@ class Record:
     system: str
     family: str
     question_id: int
-    turn: int  # from 0
-    repeat: int  # from 0
+    turn: int  # counted from 0
+    repeat: int  # counted from 0
     answer: Answer
 
     @property
@@ -56,7 +56,7 @@ class Mismatch:
     question_id: int
     turn: int
     repeat: int
-    position: int  # of the first token that differs
+    position: int  # place of the first token that differs
 
     @property
     def is_failure(self) -> bool:

@@ -47,13 +47,13 @@ class Row:
     num_questions: int
     num_output_tokens: int
     num_steps: int
-    num_accepted_tokens: int  # without the target's own token of each step
+    num_accepted_tokens: int  # the target's own token of each step is not counted
     seconds: float
     tokens_per_second: float
     speedup: float
     spec_bench_speedup: float
     mean_acceptance_length: float
-    mean_accepted_tokens: float  # per step, the target's own token not counted
+    mean_accepted_tokens: float  # tokens a step, the target's own not counted
     intervals: Intervals
     costs: Costs | None  # None: transformers' systems
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rich import box
 from rich.table import Table
 
-_GAP = 2  # between two columns
+_GAP = 2  # spaces between two columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class PaperRow:
     """A system of the paper's table."""
 
     title: str
-    speedups: tuple[float, ...]  # by family, as SPEC_BENCH_FAMILIES
+    speedups: tuple[float, ...]  # one for each of SPEC_BENCH_FAMILIES
     acceptance_length: float
     mean_speedup: float
 

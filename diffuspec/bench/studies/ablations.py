@@ -13,7 +13,7 @@ from diffuspec.core.params import MAX_DRAFT_TOKENS, SpeculationParams
 PAPER = SpeculationParams(
     policy="paper", tree_shape="path", drafter_weight=0.5, max_nodes=MAX_DRAFT_TOKENS
 )
-FIXED_LENGTH = 20  # without ADL, where the paper gives no length
+FIXED_LENGTH = 20  # draft length without ADL, where the paper gives none
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Variant:
     """One setting of a sweep."""
 
     label: str
-    x: float | str  # on the plot's axis
+    x: float | str  # place on the plot's axis
     speculation: SpeculationParams
     change: tuple[str, str, object] | None = None  # section, key and value of the configuration
     paper: PaperFigures | None = None

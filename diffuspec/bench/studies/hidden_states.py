@@ -43,8 +43,8 @@ from diffuspec.rpc.server.server import RoleServer
 from diffuspec.rpc.server.servicers import DrafterServicer, VerifierServicer
 
 TARGETS = {"SmolLM2-135M": 576, "Qwen2.5-32B": 5120}  # columns of a hidden state
-NUM_LAYERS = 5  # that the drafter reads
-NUM_ROWS = (4, 160)  # of a step, and of a piece of a prompt
+NUM_LAYERS = 5  # layers that the drafter reads
+NUM_ROWS = (4, 160)  # rows of a step, and of a piece of a prompt
 WIRES = (25e9, 100e9)  # bits per second
 _NUM_CALLS = 200
 

@@ -40,7 +40,7 @@ _NUM_WARMING = 24  # prompts that each system is asked before the first turn
 class LoadPlan:
     """What each system is asked."""
 
-    max_tokens: int  # of an answer
+    max_tokens: int  # longest answer
     concurrencies: Sequence[int]  # requests at a time, one figure after the other
     num_repeats: int  # turns at each of them
     rounds: int = ROUNDS  # questions to each asker in a turn: long turns vary less
@@ -87,7 +87,7 @@ def study_load(
             }
             return await compare_load(clients, prompts, plan, forget, on_turn, engine.cpu_seconds)
 
-    return uvloop.run(measure())  # as engines and servers do
+    return uvloop.run(measure())  # the event loop of engines and servers
 
 
 @contextlib.asynccontextmanager

@@ -54,7 +54,7 @@ class OverlapRow:
     speedup: float  # over sequential
     ideal_tokens_per_second: float  # if only verification and the drafts after a miss took time
     verify_idle_share: float
-    num_wasted_draft_tokens: float  # per committed token
+    num_wasted_draft_tokens: float  # tokens wasted for each committed one
 
     @property
     def share_of_ideal(self) -> float:

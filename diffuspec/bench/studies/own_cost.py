@@ -30,7 +30,7 @@ from diffuspec.scheduler.coordinator import Coordinator
 
 NUM_SEQUENCES = (1, 2, 8, 64, 256)
 POLICIES: tuple[DraftLengthPolicy, ...] = ("cost_aware", "fixed")
-_NUM_STEPS = 6000  # of all sequences together, in one run
+_NUM_STEPS = 6000  # steps of all sequences together, in one run
 _NUM_RUNS = 5
 _MAX_MODEL_LEN = 1 << 20
 

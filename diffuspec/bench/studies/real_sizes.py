@@ -80,7 +80,7 @@ class Sizes:
 QWEN_32B = Sizes("Qwen2.5-32B", 152064, 5120, 27648, 64, 40, 8)
 QWEN_14B = Sizes("Qwen2.5-14B", 152064, 5120, 13824, 48, 40, 8)
 DREAM_7B = Sizes("Dream-7B", 152064, 3584, 18944, 28, 28, 4)
-SMALL = Sizes("small", 512, 64, 96, 2, 4, 2)  # for tests
+SMALL = Sizes("small", 512, 64, 96, 2, 4, 2)  # a size for tests
 PAIRS = {"32b": (QWEN_32B, DREAM_7B), "14b": (QWEN_14B, DREAM_7B), "small": (SMALL, SMALL)}
 
 

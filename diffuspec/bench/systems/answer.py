@@ -17,7 +17,7 @@ class Answer:
     seconds: float  # wall clock of the whole call, prefill included
     num_steps: int  # forwards of the target that gave tokens
     steps: tuple[StepStats, ...] = ()  # empty for transformers' systems
-    forward_seconds: float | None = None  # in the forwards of both models; None: unknown
+    forward_seconds: float | None = None  # time in the forwards of both models; None: unknown
 
 
 class System(Protocol):

@@ -27,7 +27,7 @@ TREE_SHAPES: tuple[TreeShape, ...] = ("path", "beams", "best_first")
 
 ENGINE_SYSTEMS = (BASELINE, "paper", *(f"cost_aware_{shape}" for shape in TREE_SHAPES))
 TRANSFORMERS_SYSTEMS = (TRANSFORMERS_GREEDY, TRANSFORMERS_PROMPT_LOOKUP)
-DEFAULT_SYSTEM = "cost_aware_best_first"  # how a request is drafted by default
+DEFAULT_SYSTEM = "cost_aware_best_first"  # the default way to draft
 ALL_SYSTEMS = (*ENGINE_SYSTEMS, *TRANSFORMERS_SYSTEMS)
 
 # Systems that change a kind of drafter: by settings of the search, or by what is drafted.
@@ -37,7 +37,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "dflash_block": ("dflash", {}),  # the likeliest token of each position, as its authors draft
 }
 DRAFTER_SYSTEMS = (*KINDS, *VARIANTS)
-_CHOSEN_AMONG = ("pld", "samd", "token_recycling")  # by auto, besides the configured ones
+_CHOSEN_AMONG = ("pld", "samd", "token_recycling")  # drafters that auto adds to the configured ones
 
 # Depth and number of nodes of a draft that is verified whole, at most.
 WHOLE_DRAFT_NODES = 80

@@ -92,7 +92,7 @@ def load_transformers_model(path: Path, device: torch.device, dtype: torch.dtype
 
 
 def _generation_config(**fields: Any) -> GenerationConfig:
-    make: Any = GenerationConfig  # which has no types
+    make: Any = GenerationConfig  # a class without types
     config: GenerationConfig = make(**fields)
     return config
 

@@ -11,9 +11,9 @@ class Machine(ABC):
 
     name: ClassVar[str]
     interference: ClassVar[float] = 0.0  # seconds added to a call per second of one beside it
-    network_seconds: ClassVar[float] = 0.0  # to a drafter, and the same back
+    network_seconds: ClassVar[float] = 0.0  # time to a drafter, and the same back
     num_drafters: ClassVar[int] = 1
-    overlap: ClassVar[bool] = False  # of CoordinatorConfig
+    overlap: ClassVar[bool] = False  # the key of CoordinatorConfig
 
     @abstractmethod
     def verify_seconds(self, num_requests: int, num_rows: int) -> float:
@@ -48,7 +48,7 @@ class SlowCpu(Machine):
     interference = 1.0
 
     _ONE_ROW = 0.086
-    _IN_ROWS = (0.0, 1.0, 1.25, 1.825, 2.4)  # of 0 to 4 rows, in the time of one
+    _IN_ROWS = (0.0, 1.0, 1.25, 1.825, 2.4)  # time of 0 to 4 rows, in units of a single row's
     _FURTHER_ROW = 0.6
 
     def verify_seconds(self, num_requests: int, num_rows: int) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-_DONE_SECONDS = 1e-9  # of work left, by rounding, in jobs that end together
+_DONE_SECONDS = 1e-9  # work that rounding leaves in jobs that end together
 
 
 @dataclass(slots=True, eq=False)

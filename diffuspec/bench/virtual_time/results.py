@@ -16,8 +16,8 @@ from diffuspec.bench.virtual_time.traffic import REGIMES
 from diffuspec.core.errors import ConfigError
 
 _Place: TypeAlias = tuple[str, str, int]  # machine, regime, load
-_RATIOS = {"new/ old": 0.97, "new/ off": 0.97, "new/ oracle": 0.9}  # below: marked
-_FIRST_TOKENS = "first token"  # that of `new`, over that of `off`
+_RATIOS = {"new/ old": 0.97, "new/ off": 0.97, "new/ oracle": 0.9}  # ratios below these are marked
+_FIRST_TOKENS = "first token"  # time of `new` over that of `off`
 
 
 class ResultsFile:

@@ -22,7 +22,7 @@ ANSWER_TOKENS = 40, 130
 
 _BEYOND = MAX_DRAFT_TOKENS + 2  # positions after the last token that a draft may still reach
 _GOLDEN = (math.sqrt(5) - 1) / 2  # multiples of it, mod 1, cover a range evenly
-_NOISE = 0.1  # of a confidence, as a share of it
+_NOISE = 0.1  # noise of a confidence, as a share of it
 _LISTED = (0.3, 0.18, 0.12)  # chance that the target's token is this alternative, if not drafted
 _LEAST_SHARE = 0.01
 
@@ -95,7 +95,7 @@ class Answer:
     prompt: tuple[int, ...]
     num_tokens: int
     is_sampled: bool
-    share: float  # of drafted tokens that are right
+    share: float  # share of drafted tokens that are right
     own: tuple[int, ...]  # the target's tokens, [num_tokens + _BEYOND], as in the other tables
     drafted: tuple[int, ...]
     confidences: tuple[float, ...]
