@@ -21,14 +21,14 @@ class DraftLoad:
 
     num_engines: int  # connected now
     num_queued: float  # drafts that engines waited for, not begun yet: the mean
-    drafting_share: float  # of the time, 0 to 1, in which its drafter was at work
-    failing_share: float  # of the time, 0 to 1, in which drafts were not to be had
+    drafting_share: float  # share of the time, 0 to 1, in which its drafter was at work
+    failing_share: float  # share of the time, 0 to 1, in which no drafts could be made
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
     at: float
-    busy_seconds: float  # since the server started
+    busy_seconds: float  # time at work since the server started
     num_queued: float
     is_failing: bool
 

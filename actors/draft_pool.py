@@ -27,7 +27,7 @@ from diffuspec.rpc.security import Security
 
 logger = logging.getLogger(__name__)
 
-_ROUND_SECONDS = 1.0  # between looks at the loads
+_ROUND_SECONDS = 1.0  # pause between looks at the loads
 
 
 class DraftPoolConfig(Section):

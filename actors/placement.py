@@ -36,14 +36,14 @@ from diffuspec.telemetry.trace import numbered
 
 logger = logging.getLogger(__name__)
 
-Handle: TypeAlias = Any  # of a Ray actor: its methods have .remote()
+Handle: TypeAlias = Any  # a Ray actor: its methods have .remote()
 
 LOOPBACK = "127.0.0.1"
 CONTROL = "control"  # concurrency group of health checks, which must not queue behind work
 
 _COORDINATOR_BUNDLE = 0
 _NUM_CONTROL_CALLS = 4
-_PATIENCE_SECONDS = 3  # between log messages on missing resources; Ray waits whole seconds
+_PATIENCE_SECONDS = 3  # pause between log messages on missing resources; Ray waits whole seconds
 _RELEASE_SECONDS, _POLL_SECONDS = 10.0, 0.05
 
 
@@ -68,7 +68,7 @@ class Placement:
     config: PipelineConfig
     token: str = field(repr=False)
     group: PlacementGroup
-    name: str = ""  # of the pipeline
+    name: str = ""  # the pipeline's name
 
     @classmethod
     async def reserve(cls, config: PipelineConfig, token: str, name: str = "") -> Placement:
@@ -154,7 +154,7 @@ def _remote_role(
     kind: type[Any], role: RoleSettings, variables: dict[str, str], **options: object
 ) -> Callable[..., Handle]:
     """Return a function that creates an actor of a plain class, which Ray does not restart."""
-    make_actor_class: Any = ray.remote  # whose types lack concurrency groups
+    make_actor_class: Any = ray.remote  # its types lack concurrency groups
     actor_class = make_actor_class(
         num_cpus=role.num_cpus,
         num_gpus=role.num_gpus,

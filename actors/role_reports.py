@@ -19,7 +19,7 @@ from actors.supervision.verifier_group import SupervisedVerifier
 
 logger = logging.getLogger(__name__)
 
-_NAMING_SECONDS = 10.0  # for the coordinator to name the verifier's ranks
+_NAMING_SECONDS = 10.0  # time for the coordinator to name the verifier's ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from diffuspec.rpc.security import Security, TlsFiles
 
 MAX_MISSES = 3  # checks in a row without an answer before a role is taken for dead
 
-_MAX_OTHER_CALLS = 32  # to the coordinator: status, health, cancel
+_MAX_OTHER_CALLS = 32  # other calls to the coordinator: status, health, cancel
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 
@@ -115,7 +115,7 @@ class DrafterProcess:
     With several drafters their names tell processes apart, otherwise their numbers do.
     """
 
-    index: int  # of its bundle among those of drafters
+    index: int  # index of its bundle among those of drafters
     drafter: str  # the name that requests choose
     number: str  # "0", or "sps 0" with several drafters
     settings: DrafterSettings

@@ -27,7 +27,7 @@ from deploy.processes import service_processes
 TEXT = "/v1/completions"
 _GRAMMAR = "start: T0\n" + "\n".join(f"T{n}: T{n + 1} T{n + 1}" for n in range(60)) + '\nT60: "a"'
 _LONG = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "temperature": 1, "seed": 1}
-_TIMES = 20  # that a client leaves in each phase
+_TIMES = 20  # times that a client leaves in each phase
 _MAX_WAIT_SECONDS = 120.0
 _MIB = 2**20
 _CLOSED = "connection closed"
@@ -254,7 +254,7 @@ def memory(port: int) -> float:
 def main(url: Annotated[str, typer.Argument(help="Of the service.")]) -> None:
     """Send a service what it must refuse, and print a table of what it answers."""
     port = Target(url).port
-    asyncio.run(Target(url).post(TEXT, b'{"prompt": "a"}'))  # what the first request allocates
+    asyncio.run(Target(url).post(TEXT, b'{"prompt": "a"}'))  # the first request allocates memory
     before = memory(port)
     findings = asyncio.run(abuse(url))
     table = Table("sent", "came back")

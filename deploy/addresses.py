@@ -42,10 +42,10 @@ class Addresses:
     verifier: str = ""
     path_scorer: str = ""
     drafters: tuple[str, ...] = ()  # each with "NAME=" before it if several have processes
-    name: str = ""  # of a drafter
-    rank: int = 0  # of a verifier
-    meeting_point: str = ""  # of a verifier's ranks
-    metrics_port: int | None = None  # of a coordinator, on loopback
+    name: str = ""  # the drafter's name
+    rank: int = 0  # the verifier's rank
+    meeting_point: str = ""  # the meeting point of a verifier's ranks
+    metrics_port: int | None = None  # the coordinator's port, on loopback
 
     def check(self, role: Role, config: PipelineConfig) -> None:
         """Raise ConfigError for missing, malformed and unused addresses, and for ports in use."""

@@ -24,7 +24,7 @@ from diffuspec.core.errors import ConfigError
 ROOT = Path(__file__).parents[1]
 _HEALTH: dict[str, Any] = {"health_check_period_s": 2, "health_check_timeout_s": 10}
 _UNBOUNDED = 100_000  # calls at once: the pipelines' own queues are bounded, and answer 429
-_SLACK_SECONDS = 20.0  # for a pipeline to end when its requests have
+_SLACK_SECONDS = 20.0  # time for a pipeline to end when its requests have
 
 
 def build(args: dict[str, Any]) -> Application:

@@ -26,7 +26,7 @@ from diffuspec.core.params import SamplingParams, SpeculationParams
 
 _PIPELINE = Path(__file__).parent / "pipeline.yaml"
 _MAX_CONCURRENCY = 4096
-_ROWS_AT_AN_ADDRESS = 16  # in flight
+_ROWS_AT_AN_ADDRESS = 16  # rows in flight
 _TIMEOUT_SECONDS = 600.0
 _SHARD_BYTES = 4 * 2**20
 

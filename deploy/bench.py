@@ -60,7 +60,7 @@ class Row:
     tokens_per_second: float
     speedup: float  # over the sequential pipeline
     mean_acceptance_length: float
-    median_ms: dict[str, float]  # by stage, over steps without prefill
+    median_ms: dict[str, float]  # median by stage, over steps without prefill
     hit_rate: float | None
     verify_idle_share: float
     is_same: bool  # token for token as plain decoding
@@ -84,7 +84,7 @@ def run(
     pipeline = one_at_a_time(load_pipeline(config or _PIPELINE))
     asked = [q for q in first_per_family(load_questions(QUESTIONS), limit) if q.family != "code"]
     modes = _modes(pipeline, draft_length)
-    torch.set_num_threads(pipeline.placement.verifier.num_threads)  # as the roles' processes
+    torch.set_num_threads(pipeline.placement.verifier.num_threads)  # the roles' own setting
     with ray_cluster(address, pipeline):
         measured = asyncio.run(_measure(pipeline, asked * repeats, modes, max_tokens))
     rows = [_row(name, measured.runs) for name in measured.runs if name != _RESTED]

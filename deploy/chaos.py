@@ -49,7 +49,7 @@ class Kind(StrEnum):
     CONTROLLER = "controller"
 
 
-PROCESSES = {  # how their titles begin; HAProxy's own have none
+PROCESSES = {  # beginnings of their titles; HAProxy's own have none
     Kind.VERIFIER: "ray::VerifierRank",
     Kind.DRAFTER: "ray::DrafterActor",
     Kind.PATH_SCORER: "ray::PathScorerActor",
@@ -64,7 +64,7 @@ PROCESSES = {  # how their titles begin; HAProxy's own have none
 SAMPLING: Mapping[str, Any] = {"temperature": 0.8, "top_p": 0.95, "seed": 1694, "ignore_eos": True}
 
 _NUM_PROMPTS = 12
-_MAX_SECONDS = 300.0  # for all roles to serve again
+_MAX_SECONDS = 300.0  # time for all roles to serve again
 _POLL_SECONDS = 0.1
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -83,7 +83,7 @@ class Answers:
 
     num_whole: int = 0
     wrong: list[str] = field(default_factory=list)
-    broken: Counter[str] = field(default_factory=Counter)  # by what was killed last
+    broken: Counter[str] = field(default_factory=Counter)  # broken streams by what was killed last
 
 
 class Load:
@@ -214,7 +214,7 @@ async def kill_all(
                 await asyncio.sleep(_POLL_SECONDS)
         recoveries.append(Recovery(kind, began, time.monotonic()))
         typer.echo(f"{kind}: whole after {recoveries[-1].ended - began:.1f} s", err=True)
-    await load.tokens.more(200)  # so that the waits for the last recovery have an end
+    await load.tokens.more(200)  # gives the waits for the last recovery an end
     return recoveries
 
 

@@ -21,7 +21,7 @@ from deploy.deadline import end, report
 from deploy.guardian import VARIABLE, Marked
 
 _POLL_SECONDS = 0.2
-_GRACE_SECONDS = 15.0  # for answers under way, which need neither part
+_GRACE_SECONDS = 15.0  # time for answers under way, which need neither part
 _VITAL = {"raylet": "raylet", "gcs_server": "GCS"}  # Ray's names of processes, and everybody's
 
 

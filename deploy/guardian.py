@@ -21,10 +21,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-VARIABLE = "DIFFUSPEC_OWNER"  # of an environment: the mark
+VARIABLE = "DIFFUSPEC_OWNER"  # the variable of an environment that holds the mark
 
-_POLL_SECONDS = 1.0  # between two looks at all processes
-_KILL_SECONDS = 10.0  # until processes that were killed have ended
+_POLL_SECONDS = 1.0  # pause between two looks at all processes
+_KILL_SECONDS = 10.0  # time until processes that were killed have ended
 _PAUSE_SECONDS = 0.05
 
 

@@ -23,8 +23,8 @@ VARIABLE = "RAY_SERVE_ENABLE_HA_PROXY"
 SCRIPT = Path(__file__).with_name("cluster") / "haproxy.sh"
 
 _PORTS = range(20_000, 30_000)
-_DRAIN_SECONDS = 1  # until HAProxy has heard that an ingress ends; by default 30
-_CHECK_SECONDS = 2  # between two checks of HAProxy, of which three must fail; by default 10
+_DRAIN_SECONDS = 1  # time until HAProxy has heard that an ingress ends; its default is 30
+_CHECK_SECONDS = 2  # pause between two checks, of which three must fail; by default 10
 
 
 @contextlib.contextmanager

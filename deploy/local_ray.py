@@ -24,7 +24,7 @@ from diffuspec.core.errors import ConfigError
 
 _OWN = "local"  # Ray's word for it
 _OBJECT_STORE_BYTES = 100 * 2**20
-_STOP_SECONDS = 60.0  # for all processes of a cluster to end
+_STOP_SECONDS = 60.0  # time for all processes of a cluster to end
 
 
 @contextlib.contextmanager

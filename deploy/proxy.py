@@ -25,7 +25,7 @@ Header: TypeAlias = tuple[bytes, bytes]
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 CALLBACK = "deploy.proxy:middlewares"
-MAX_BODY_BYTES = 16 * 1024 * 1024  # in a proxy; the application's own limit is lower
+MAX_BODY_BYTES = 16 * 1024 * 1024  # bytes in a proxy; the application's own limit is lower
 MAX_HEADER_BYTES = 64 * 1024
 
 _TOO_LONG = HttpError(
@@ -34,7 +34,7 @@ _TOO_LONG = HttpError(
     "headers_too_large",
     headers={"connection": "close"},
 )
-_OWN_PATHS = "/-/"  # of Serve's proxies: health and routes
+_OWN_PATHS = "/-/"  # paths of Serve's proxies: health and routes
 _ROUTES = "/-/routes"
 _RETRY = {"retry-after": "1"}
 _CANNOT_ANSWER = "the service cannot answer now; try again later"

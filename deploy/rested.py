@@ -34,7 +34,7 @@ class RestedDrafter:
     verifier: RestedVerifier
 
     def __init__(self, drafter: Drafter) -> None:
-        self.seconds = 0.0  # of the last draft
+        self.seconds = 0.0  # time of the last draft
         self._drafter = drafter
 
     async def draft(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -53,7 +53,7 @@ class RestedVerifier:
     """A `Verifier` that first sleeps as long as the drafter's last call took."""
 
     def __init__(self, verifier: Verifier, drafter: RestedDrafter) -> None:
-        self.seconds = 0.0  # of the last verification
+        self.seconds = 0.0  # time of the last verification
         self._verifier = verifier
         self._drafter = drafter
 

@@ -41,7 +41,7 @@ Announce: TypeAlias = Callable[[str], None]
 Remote = TypeVar("Remote", RemoteVerifier, RemotePathScorer)
 
 _CHECK_SECONDS = 5.0
-_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # between attempts to reach another role
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 5.0  # pauses between attempts to connect
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ _MAX_QUEUED = 16  # answers that wait for their audit
 class Divergence:
     """The first token of an answer that differs from plain decoding."""
 
-    position: int  # in the answer, from 0
-    token_id: int | None  # of the answer; None: it ended there
-    plain_token_id: int | None  # without drafts; None: plain decoding ended there
-    gap: float | None  # between the log-probabilities of the two likeliest tokens there
+    position: int  # place in the answer, from 0
+    token_id: int | None  # the answer's token; None: it ended there
+    plain_token_id: int | None  # the token without drafts; None: plain decoding ended there
+    gap: float | None  # difference of the log-probabilities of the two likeliest tokens there
 
 
 async def audit(

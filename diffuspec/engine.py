@@ -239,7 +239,7 @@ class Engine(EngineBase):
             if seconds := self.config.coordinator.profile_seconds:
                 self._profile = loop.create_task(coordinator.profile(seconds))
         if self._profile is not None and not self._profile.done():
-            await asyncio.shield(self._profile)  # its calls take slots of the verifier's
+            await asyncio.shield(self._profile)  # a profile's calls take slots of the verifier's
         return self._coordinator
 
 

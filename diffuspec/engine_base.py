@@ -43,7 +43,7 @@ class EngineBase(ABC):
         self.metrics = Metrics()
         self.default_speculation = config.speculation
         self.spans: RequestSpans | None = None  # records OpenTelemetry's, if set
-        self._runner: asyncio.Runner | None = None  # of generate
+        self._runner: asyncio.Runner | None = None  # the event loop of generate
         self._is_closed = False
         self._turns = threading.Lock()  # one call of generate at a time
 
@@ -115,7 +115,7 @@ class EngineBase(ABC):
         try:
             await self.stop()
         finally:
-            await asyncio.to_thread(self.close)  # it waits for what the workers are doing
+            await asyncio.to_thread(self.close)  # closing waits for the workers' current calls
 
     def generate(
         self,

@@ -21,7 +21,7 @@ Wait: TypeAlias = Callable[[TransportError], Awaitable[None]]
 Result = TypeVar("Result")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 2.0  # after a refusal by a full queue
-_TURN_SECONDS = 0.5  # in which answers that have begun are asked for again, before the others
+_TURN_SECONDS = 0.5  # time in which answers that have begun are asked for again, before the others
 
 
 class ResumedAnswer:
@@ -39,7 +39,7 @@ class ResumedAnswer:
         self._token_ids: list[int] = []  # yielded so far
         self._is_over = False  # there is nothing left to cancel
         self._is_cancelled = False
-        self._waiting: asyncio.Task[object] | None = None  # for the next output, or to ask again
+        self._waiting: asyncio.Task[object] | None = None  # the wait for an output, or for a turn
 
     def cancel(self) -> bool:
         """End the answer with RequestCancelledError; return whether it had not ended before."""
@@ -100,7 +100,7 @@ class ResumedAnswer:
         try:
             if not self._is_cancelled:
                 return await wait()
-        except asyncio.CancelledError:  # by cancel(), unless the task itself is cancelled
+        except asyncio.CancelledError:  # raised by cancel(), unless the task itself is cancelled
             if not self._is_cancelled or task.uncancel() > num_cancelling:
                 raise
         finally:

@@ -15,8 +15,8 @@ from diffuspec.rpc.server.draft_service import DraftServicer
 from diffuspec.rpc.server.server import RoleServer
 from diffuspec.telemetry import otel
 
-_SILENCE_SECONDS = 12.0  # beyond a call of the drafter, which may block the event loop
-_MAX_FAILING_SHARE = 0.5  # of the last seconds; one call that fails is not the server's end
+_SILENCE_SECONDS = 12.0  # time beyond a call of the drafter, which may block the event loop
+_MAX_FAILING_SHARE = 0.5  # share of the last seconds; one call that fails is not the server's end
 
 
 class DraftServerActor:

@@ -23,7 +23,7 @@ from diffuspec.rpc.security import Security
 from diffuspec.scheduler.calls import UNNAMED
 from diffuspec.scheduler.drafters import DrafterPool
 
-HEALTH_SECONDS = 1.0  # for a role to answer a health check
+HEALTH_SECONDS = 1.0  # time for a role to answer a health check
 
 
 class Checked(Protocol):
@@ -54,7 +54,7 @@ class DrafterRoster:
         self.remotes: dict[str, RemoteDrafter] = {}
         self._local: dict[str, LocalDrafter] = {}
         self._beside: dict[str, DrafterBesideVerifier] = {}
-        self._reasons = dict.fromkeys(roles, "it has not connected yet")  # of those not here
+        self._reasons = dict.fromkeys(roles, "it has not connected yet")  # why each is not here
         self._info: TargetInfo | None = None
 
     async def load(self, info: TargetInfo, vocabulary: str, host: DrafterHost) -> None:

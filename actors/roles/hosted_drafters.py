@@ -21,7 +21,7 @@ from diffuspec.core.types import Draft, DraftRequest
 from diffuspec.rpc.client.roles import RemoteDrafter
 from diffuspec.text.tokenizer import load_tokenizer, vocabulary_digest
 
-Connect: TypeAlias = Callable[[str], Awaitable[RemoteDrafter]]  # to an address
+Connect: TypeAlias = Callable[[str], Awaitable[RemoteDrafter]]  # connects to an address
 
 
 @contextlib.asynccontextmanager

@@ -35,7 +35,7 @@ LOOPBACK = "127.0.0.1"
 
 _MIN_WORD_SECONDS = 60.0  # a rank without messages ends after this, if no supervisor ends it first
 _IDLE_SHARE = 0.25  # pause between rank 0's messages, as a share of that time
-_FOLLOW_SECONDS = 2.0  # for the last message of rank 0 to arrive
+_FOLLOW_SECONDS = 2.0  # time for the last message of rank 0 to arrive
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from diffuspec.telemetry.merged_series import merge_series
 from diffuspec.text.prompt_memory import prompt_blocks
 
 _CHECK_SECONDS = 1.0
-_MAX_MOVES = 16  # of one request from a pipeline to another
+_MAX_MOVES = 16  # moves of one request from a pipeline to another
 _NO_PIPELINE = "no pipeline can answer now; try again later"
 
 
@@ -229,7 +229,7 @@ def _missing_role(links: Sequence[Link], found: Sequence[ServiceStatus]) -> str:
         return "a pipeline that accepts requests"
     if not links:
         return "pipeline"
-    has_coordinator = any(status.roles for status in found)  # it tells of its roles
+    has_coordinator = any(status.roles for status in found)  # a coordinator tells of its roles
     return "verifier" if has_coordinator else "coordinator"
 
 

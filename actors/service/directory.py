@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from diffuspec.core.interfaces import TargetInfo
 
-ANNOUNCE_SECONDS = 0.5  # between two announcements of a pipeline
+ANNOUNCE_SECONDS = 0.5  # pause between two announcements of a pipeline
 EXPIRY_SECONDS = 5.0  # after the last announcement
 
 
@@ -21,9 +21,9 @@ class Member:
     """A pipeline, as its replica announces it."""
 
     name: str  # the replica's, never used again
-    address: str  # of the coordinator; "" while there is none
+    address: str  # the coordinator's; "" while there is none
     token: str = field(repr=False)
-    node_id: str  # of the coordinator
+    node_id: str  # the coordinator's node
     info: TargetInfo | None  # None while there is no coordinator
     accepts_requests: bool = True  # False: it finishes the requests that it has
     num_requests: int = 0  # running and waiting
@@ -35,7 +35,7 @@ class Directory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._members: dict[str, tuple[Member, float]] = {}  # with the time of the announcement
+        self._members: dict[str, tuple[Member, float]] = {}  # and the time of its announcement
         self._metrics: dict[str, str] = {}
 
     async def announce(self, member: Member) -> None:

@@ -28,7 +28,7 @@ from diffuspec.text.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-_CALL_SECONDS = 5.0  # for the directory to answer
+_CALL_SECONDS = 5.0  # time for the directory to answer
 
 
 class Ingress:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 ListPipelines: TypeAlias = Callable[[], Awaitable[Sequence[Member]]]
 
 POLL_SECONDS = 0.5
-_CHECK_SECONDS = 1.0  # for a coordinator to answer a health check
+_CHECK_SECONDS = 1.0  # time for a coordinator to answer a health check
 
 
 class Link:
@@ -30,7 +30,7 @@ class Link:
     def __init__(self, member: Member) -> None:
         self.member = member
         self.client: RemoteCoordinator | None = None
-        self.is_listed = True  # in the directory
+        self.is_listed = True  # whether the directory lists it
         self.is_healthy = False  # the last check succeeded, and no connection was lost since
         self.is_lost = False  # a connection was lost, and no check has succeeded since
         self.problem = "not connected yet"  # "" if healthy
@@ -76,7 +76,7 @@ class PipelinePool:
     def __init__(self, config: PipelineConfig, list_pipelines: ListPipelines, node_id: str) -> None:
         self._config = config
         self._list_pipelines = list_pipelines
-        self._node_id = node_id  # of this process
+        self._node_id = node_id  # the node of this process
         self._links: dict[str, Link] = {}
         self._changed = asyncio.Event()
         self._following: asyncio.Task[None] | None = None

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 NUM_REQUESTS = "num_requests"  # the metric that pipelines are scaled by
 
-_METRICS_SECONDS = 5.0  # between two reports of Prometheus series
-_CALL_SECONDS = 5.0  # for the directory to answer
+_METRICS_SECONDS = 5.0  # pause between two reports of Prometheus series
+_CALL_SECONDS = 5.0  # time for the directory to answer
 
 
 class PipelineOptions(Section):

@@ -15,7 +15,7 @@ from actors.settings import MAX_MISSES, DeadlineSettings
 from actors.supervision.role_actor import explain, kill
 from diffuspec.core.errors import DiffuspecError, VerifierUnavailableError
 
-_STOP_SECONDS = 10.0  # for ranks to finish their steps and end by themselves
+_STOP_SECONDS = 10.0  # time for ranks to finish their steps and end by themselves
 _ECHO_SECONDS = 0.1  # after the first rank's loss, for the reasons of the others
 
 
@@ -23,8 +23,8 @@ _ECHO_SECONDS = 0.1  # after the first rank's loss, for the reasons of the other
 class RankSet:
     """Running rank actors. When one is lost, all have to be replaced."""
 
-    handles: Sequence[Handle]  # by rank
-    address: str  # of rank 0's service
+    handles: Sequence[Handle]  # actors by rank
+    address: str  # address of rank 0's service
     deadlines: DeadlineSettings
 
     @classmethod

@@ -19,8 +19,8 @@ Ready = TypeVar("Ready")
 
 FAILING = "its steps fail or hang"
 
-_MAX_CHARACTERS = 500  # of a reason
-_STOP_SECONDS = 5.0  # beyond the drain time
+_MAX_CHARACTERS = 500  # longest reason
+_STOP_SECONDS = 5.0  # time beyond the drain time
 
 
 class ActorLostError(WorkerError):

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 Thing = TypeVar("Thing")
 
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
-_STABLE_SECONDS = 5.0  # in service; a thing lost after that is replaced without a pause
+_STABLE_SECONDS = 5.0  # time in service; a thing lost after that is replaced without a pause
 _MAX_RECOVERIES = 100  # remembered
 
 
@@ -28,7 +28,7 @@ class Recovery:
     """One loss and its repair."""
 
     reason: str
-    seconds: float  # from the loss until the next one served
+    seconds: float  # time from the loss until the next one served
     num_attempts: int
 
 
@@ -127,7 +127,7 @@ class Supervisor(ABC, Generic[Thing]):
             try:
                 thing = await self.start()
                 break
-            except Exception as error:  # of Ray too
+            except Exception as error:  # Ray's errors are no family of their own
                 log_problem(f"{self.name} does not start", error)
                 await self._drop(None, str(error))
                 self._has_tried.set()

@@ -22,7 +22,7 @@ from diffuspec.rpc.client.roles import RemoteVerifier
 from diffuspec.rpc.limits import DEFAULT_LIMITS, RpcLimits
 from diffuspec.rpc.security import Security
 
-_MAX_LOST_STEPS = 2  # in a row, while the ranks say that they are well
+_MAX_LOST_STEPS = 2  # lost steps in a row, while the ranks say that they are well
 
 
 class VerifierGroup(Supervisor[RankSet]):
@@ -125,10 +125,10 @@ class SupervisedVerifier:
         self._deadline_seconds = deadline_seconds
         self._limits = limits
         self._info: TargetInfo | None = None
-        self._ranks: RankSet | None = None  # that the client is connected to
+        self._ranks: RankSet | None = None  # the ranks that the client is connected to
         self._client: RemoteVerifier | None = None
         self._connecting = asyncio.Lock()
-        self._num_lost_steps = 0  # in a row
+        self._num_lost_steps = 0  # lost steps in a row
 
     async def __aenter__(self) -> Self:
         await self.group.start()

@@ -32,11 +32,11 @@ _OTHER_BOMS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 class Line:
     """A line that is not blank."""
 
-    number: int  # from 1
-    content: bytes  # without its end; of a line that is too long, its beginning
-    digest: int  # of the whole line and of the options that shape its answer: 64 bits, not 0
+    number: int  # counted from 1
+    content: bytes  # the line without its end; the beginning of a line that is too long
+    digest: int  # 64 bits, not 0, of the line and of the options that shape its answer
     is_too_long: bool = False
-    part: str = ""  # of the input, where that has several
+    part: str = ""  # a part of the input, where that has several
 
     @property
     def custom_id(self) -> str:
@@ -57,7 +57,7 @@ class Source:
 class Index:
     """What is kept of a source, to know its lines again."""
 
-    digests: Sequence[int]  # by line number; 0 for a blank line and for number 0
+    digests: Sequence[int]  # digests by line number; 0 for a blank line and for number 0
     num_rows: int
 
     def has(self, number: int, digest: int) -> bool:

@@ -17,7 +17,7 @@ class Interrupted(BaseException):  # like KeyboardInterrupt, no Exception
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
-        self.exit_code = 128 + number  # as shells have it
+        self.exit_code = 128 + number  # the convention of shells
 
 
 @contextlib.contextmanager

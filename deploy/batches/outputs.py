@@ -28,7 +28,7 @@ class Output:
     """An output file that is open and locked; see `open_output`. Belongs to one event loop."""
 
     def __init__(self, file: BinaryIO, done: bytearray) -> None:
-        self.done = done  # by line number of the input, 1 where the file has the result
+        self.done = done  # 1 where the file has the result, by line number of the input
         self._file = file
         self._waiting: list[tuple[bytes, asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None

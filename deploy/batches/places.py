@@ -22,7 +22,7 @@ from diffuspec.serve.local import EngineBackend
 API_KEY_VARIABLE = "DIFFUSPEC_API_KEY"
 
 _AUTO = "auto"
-_ROWS_PER_SEQUENCE = 2  # so that the next one is there when one ends
+_ROWS_PER_SEQUENCE = 2  # two, so that the next row is there when one ends
 
 
 @dataclass(frozen=True, slots=True)

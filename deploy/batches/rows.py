@@ -20,7 +20,7 @@ CHAT, COMPLETIONS = URLS = ("/v1/chat/completions", "/v1/completions")
 MAX_CUSTOM_ID_CHARACTERS = 512
 MAX_TURNS = 16
 
-_OWN_KEYS = ("custom_id", "method", "url")  # of a plain row; all others are its body
+_OWN_KEYS = ("custom_id", "method", "url")  # keys of a plain row; all others are its body
 
 
 class BadRowError(ValueError):
@@ -37,7 +37,7 @@ class Row:
     """What a row asks for."""
 
     url: str
-    body: Mapping[str, Any]  # of the first request
+    body: Mapping[str, Any]  # body of the first request
     later_turns: tuple[str, ...] = ()  # the user's next messages
     question: Mapping[str, Any] | None = None  # Spec-Bench's question_id and category
 
@@ -112,7 +112,7 @@ def _plain(data: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row:
         _refuse("url", f"url must be {url} in a row with these keys", got=data["url"])
     given = {key: value for key, value in data.items() if key not in _OWN_KEYS}
     spelled = _for_url(defaults, url)
-    if "max_completion_tokens" in given:  # which is another name of it
+    if "max_completion_tokens" in given:  # another name of max_tokens
         spelled.pop("max_tokens", None)
     return Row(url, _body({**spelled, **given}))
 

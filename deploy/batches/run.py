@@ -27,7 +27,7 @@ from diffuspec.core.backoff import Backoff
 
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
-_MAX_LOSSES = 5  # of a row, each time by a service that is there again before the row is
+_MAX_LOSSES = 5  # losses of a row, each by a service that is there again before the row is
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Options:
     """How rows are asked."""
 
     concurrency: int | None  # rows in flight; None: what keeps the service busy
-    patience_seconds: float  # without any answer, until the run stops
+    patience_seconds: float  # time without any answer until the run stops
     defaults: Mapping[str, Any]  # parameters of plain rows and questions
-    speculation: Mapping[str, Any]  # of rows that say nothing of it
+    speculation: Mapping[str, Any]  # defaults of rows that do not set it
 
 
 class Results(Protocol):
@@ -67,7 +67,7 @@ class Run:
         self._output = output
         self._options = options
         self._on_result = on_result
-        self._answered_at = 0.0  # when the service last replied; monotonic
+        self._answered_at = 0.0  # monotonic time of the service's last reply
 
     async def finish(self, lines: Iterator[Line]) -> None:
         """Answer all lines. When cancelled, results that are complete are written first.

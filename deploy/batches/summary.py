@@ -18,7 +18,7 @@ from deploy.batches.results import is_failure, usages
 
 Refresh: TypeAlias = Callable[[], None]
 
-_LINE_SECONDS = 30.0  # between two lines where no bar can be drawn
+_LINE_SECONDS = 30.0  # pause between two lines where no bar can be drawn
 
 
 @dataclass(slots=True)
@@ -30,7 +30,7 @@ class Tally:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_steps: int = 0
-    num_stepped_tokens: int = 0  # of answers that tell their steps
+    num_stepped_tokens: int = 0  # tokens of answers that tell their steps
 
     def add(self, result: Result) -> None:
         self.num_rows += 1
@@ -57,7 +57,7 @@ class Tally:
 class Counts:
     """The results that were there when a run began, and those of the run."""
 
-    num_rows: int  # to be done at the end
+    num_rows: int  # rows to be done at the end
     before: Tally = field(default_factory=Tally)
     now: Tally = field(default_factory=Tally)
 

@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 _SCRIPT = Path(__file__).with_name("certificates.sh")
 _PORT = 6378  # Ray's is 6379
 _MAC_HEADER = "X-Hmac-Sha256"
-_REQUEST, _ANSWER = b"request\0", b"answer\0"  # so that one cannot be taken for the other
+_REQUEST, _ANSWER = b"request\0", b"answer\0"  # apart, so that neither is taken for the other
 _MAX_REQUEST_BYTES = 65_536
 _IO_SECONDS = 10.0
-_WAIT_SECONDS = 120.0  # for the head to serve
+_WAIT_SECONDS = 120.0  # time for the head to serve
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 5.0
 
 app = typer.Typer(

@@ -7,7 +7,7 @@ import sys
 
 __all__ = ["EXIT_INTERRUPTED", "main", "report_interrupt"]
 
-EXIT_INTERRUPTED = 128 + signal.SIGINT  # as shells have it
+EXIT_INTERRUPTED = 128 + signal.SIGINT  # the convention of shells
 
 
 def main() -> None:

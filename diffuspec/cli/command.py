@@ -96,7 +96,7 @@ def _run(run: Callable[..., Any], *args: Any, **options: Any) -> NoReturn:
         where = "" if error.filename is None else f"{error.filename}: "
         _print_error(where + (error.strerror or str(error)))
         code = EXIT_FAILURE
-    if code == EXIT_INTERRUPTED:  # what typer makes of KeyboardInterrupt
+    if code == EXIT_INTERRUPTED:  # typer turns KeyboardInterrupt into this code
         report_interrupt()
     sys.exit(code)
 

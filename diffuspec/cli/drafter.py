@@ -39,7 +39,7 @@ TRAIN_EXAMPLES = """[bold]Examples[/bold]
     "answers.jsonl holds the answers. A command that was interrupted goes on where it stopped when"
     " it is given again. A line of --prompts has messages, turns or prompt."
 )
-SEQUENCES_AT_A_TIME, MAX_CONTEXT = 32, 2048  # where the target writes answers
+SEQUENCES_AT_A_TIME, MAX_CONTEXT = 32, 2048  # limits of the target that writes answers
 EVALUATE_EXAMPLES = """[bold]Examples[/bold]
 
   diffuspec drafter evaluate runs/drafter --answers runs/drafter/training/answers.jsonl

@@ -17,7 +17,7 @@ Given: TypeAlias = Mapping[str, Any]  # parameters that were set on the command 
 
 NOTHING_GIVEN: Given = MappingProxyType({})
 
-_PLACES = {int: "N", float: "X", str: "TEXT"}  # where a value goes, in the help
+_PLACES = {int: "N", float: "X", str: "TEXT"}  # the value's place in the help
 _MAX_SHOWN = 2**31  # a longer range says no more than the type
 
 

@@ -17,7 +17,7 @@ from diffuspec.rpc.messages.status import TransportError, from_step_error
 from diffuspec.telemetry import context as telemetry
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
-MAX_UNREAD_OUTPUTS = 64  # of one answer, on their way or not taken yet
+MAX_UNREAD_OUTPUTS = 64  # outputs of one answer, on their way or not taken yet
 _ALLOWED_AT_ONCE = MAX_UNREAD_OUTPUTS // 2
 
 

@@ -41,9 +41,9 @@ from diffuspec.text.prompt_memory import prompt_blocks
 from diffuspec.text.tokenizer import load_tokenizer
 from diffuspec.v1 import coordinator_pb2, engine_process_pb2 as messages
 
-_MAX_LOSSES = 3  # of processes under one request, which may be why they end
+_MAX_LOSSES = 3  # processes that one request may lose: it may be why they end
 _NO_ENGINE = "no engine can answer now; try again later"
-_OWN_LABEL = "all"  # of what is counted here, in place of an engine's name
+_OWN_LABEL = "all"  # takes the place of an engine's name for what is counted here
 
 
 class DataParallelEngine(EngineBase):
@@ -189,7 +189,7 @@ class DataParallelEngine(EngineBase):
     async def _opened(self) -> None:
         """Connect to the engines at first use."""
         if self._opening is None:
-            outside = contextvars.Context()  # of any request
+            outside = contextvars.Context()  # a context outside any request
             self._opening = asyncio.create_task(self._open(), context=outside)
         elif self._opening.get_loop() is not asyncio.get_running_loop():
             raise RuntimeError(ANOTHER_LOOP)

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.25, 30.0  # before a process is started again
 _WELL_SECONDS = 60.0  # after which an end is not counted together with those before
 _STATUS_SECONDS = 2.0
-_CHECK_SECONDS = 2.0  # between questions whether the process is still there
+_CHECK_SECONDS = 2.0  # pause between questions whether the process is still there
 _SILENT_SECONDS = 30.0  # after which a process that says nothing is ended
 
 
@@ -32,7 +32,7 @@ class EngineMember:
     def __init__(self, name: str, load: messages.LoadEngine) -> None:
         self.name = name
         self.process = EngineProcess.start(load)
-        self.connection: EngineConnection | None = None  # to an engine that answers
+        self.connection: EngineConnection | None = None  # connected to an engine that answers
         self.problem = ""  # why there is none
         self._load = load
         self._supervising: asyncio.Task[None] | None = None
@@ -114,7 +114,7 @@ class EngineMember:
             on_change()
 
     async def _end_if_silent(self, connection: EngineConnection) -> None:
-        with contextlib.suppress(WorkerError):  # it has ended
+        with contextlib.suppress(WorkerError):  # the process may have ended
             while True:
                 await asyncio.sleep(_CHECK_SECONDS)
                 try:

@@ -17,7 +17,7 @@ from diffuspec.v1 import engine_process_pb2 as messages
 
 PYTHON: tuple[str, ...] = (sys.executable,)
 _WORKER = "diffuspec.data_parallel.worker"
-_GRACE_SECONDS = 10.0  # to end by itself
+_GRACE_SECONDS = 10.0  # time for the process to end by itself
 
 
 class EngineProcess:
@@ -38,7 +38,7 @@ class EngineProcess:
             process = subprocess.Popen(
                 [*PYTHON, "-m", _WORKER], stdin=theirs.fileno(), stdout=2, env=environment
             )
-        with contextlib.suppress(OSError):  # it has ended: `wait_until_loaded` tells
+        with contextlib.suppress(OSError):  # the process may have ended: `wait_until_loaded` tells
             ours.sendall(frame(messages.EngineCommand(load=load).SerializeToString()))
         return cls(process, ours)
 
@@ -71,7 +71,7 @@ class EngineProcess:
 
     def close(self) -> None:
         """End the process by the end of its connection, and wait for it."""
-        with contextlib.suppress(OSError):  # it has been closed
+        with contextlib.suppress(OSError):  # the connection may be closed
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
         self.wait()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from diffuspec.text.prompt_memory import BLOCK_TOKENS, MAX_BLOCKS, PromptMemory
 
-TOKENS_PER_REQUEST = 256  # of a prompt: to read them counts as much as another request
+TOKENS_PER_REQUEST = 256  # prompt tokens that take as long to read as another request takes
 
 
 class EngineRouter:

@@ -66,7 +66,7 @@ class Reports:
             self._sending = asyncio.get_running_loop().call_soon(self._send)
 
     def _send(self) -> None:
-        if not self._frames.is_writable:  # what comes up until then goes along
+        if not self._frames.is_writable:  # later outputs go along
             self._sending = asyncio.create_task(self._send_when_writable())
             return
         self._sending = None
@@ -257,7 +257,7 @@ def main() -> None:
 
     async def serve() -> None:
         await Worker().serve(socket.socket(fileno=0))
-        os._exit(0)  # without waiting for models that are being loaded, nor for torch
+        os._exit(0)  # exits without waiting for models that are being loaded, or for torch
 
     uvloop.run(serve())
 

@@ -15,20 +15,20 @@ class RpcLimits:
 
     max_message_bytes: int = 16 * 1024 * 1024
     max_calls_per_method: int = 256  # open on one server, streams too; health checks beside them
-    max_calls_in_flight: int = 16  # on one stream
+    max_calls_in_flight: int = 16  # calls on one stream
     max_prefixes: int = 1024  # held by one stream, and released by one message
-    max_id_length: int = 1024  # of a request
-    max_prefix_tokens: int = 4 * 1024 * 1024  # of those prefixes together
-    max_prompt_tokens: int = 1024 * 1024  # of a request, and of what is committed of its answer
-    max_chat_messages: int = 4096  # of a request
-    max_unread_outputs: int = 64  # of a request, beyond what the network holds
+    max_id_length: int = 1024  # length of a request's id
+    max_prefix_tokens: int = 4 * 1024 * 1024  # tokens of the prefixes that one stream holds
+    max_prompt_tokens: int = 1024 * 1024  # tokens of a request, with its answer so far
+    max_chat_messages: int = 4096  # messages of a request
+    max_unread_outputs: int = 64  # outputs of a request, beyond what the network holds
     max_step_seconds: float = 60.0  # a role that works on one step for longer is not healthy
-    max_stall_seconds: float = 30.0  # for a client to send its request, or to take a message
-    max_idle_seconds: float = 300.0  # of a stream without a message and without a step under way
+    max_stall_seconds: float = 30.0  # time for a client to send its request, or to take a message
+    max_idle_seconds: float = 300.0  # time of a stream without a message or a step under way
     keepalive_seconds: float = 30.0
     keepalive_timeout_seconds: float = 10.0
-    max_reconnect_seconds: float = 1.0  # between attempts to reach a server that is gone
-    grace_seconds: float = 2.0  # for steps under way when a server stops
+    max_reconnect_seconds: float = 1.0  # pause between attempts to reach a server that is gone
+    grace_seconds: float = 2.0  # time for steps under way when a server stops
 
     def channel_options(self) -> Options:
         return [

@@ -45,7 +45,7 @@ class RequestStats:
     draft_seconds: float
     search_seconds: float
     verify_seconds: float
-    total_seconds: float  # from admission to the last token
+    total_seconds: float  # time from admission to the last token
     num_fallbacks: int
     num_pre_draft_hits: int = 0
     num_pre_draft_misses: int = 0
@@ -53,7 +53,7 @@ class RequestStats:
     transport_seconds: float = 0.0
     verify_idle_seconds: float = 0.0
     draft_idle_seconds: float = 0.0
-    num_cached_tokens: int = 0  # of the prompt
+    num_cached_tokens: int = 0  # cached tokens of the prompt
 
     @property
     def pre_draft_hit_rate(self) -> float:

@@ -24,7 +24,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from diffuspec.core.types import RequestOutput, StepStats
 from diffuspec.telemetry import context
 
-MAX_STEP_SPANS = 512  # of one request; later steps are only counted
+MAX_STEP_SPANS = 512  # most steps of one request; later ones are only counted
 
 _W3C = TraceContextTextMapPropagator()
 

@@ -15,14 +15,14 @@ from deploy.batches.inputs import Line, Source, digest_of, lines_between
 from diffuspec.core.errors import ConfigError, MissingDependencyError
 
 _JSONL, _PARQUET = SUFFIXES = (".jsonl", ".parquet")
-_ENDS_BYTES = 65_536  # of each file's beginning and end, which tell it from another
+_ENDS_BYTES = 65_536  # bytes of each file's beginning and end, which tell it from another
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A part of one file."""
 
-    name: str  # of its results, without a suffix
+    name: str  # name of its results, without a suffix
     path: str
     start: int  # JSONL: first byte; Parquet: the row group
     end: int  # JSONL: the byte after the last; Parquet: not used

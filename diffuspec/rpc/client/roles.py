@@ -47,11 +47,11 @@ class _RemoteRole:
 
     method: ClassVar[Method[Any, Any]]
     failure: ClassVar[type[WorkerError]]  # the role says that it failed
-    unavailable: ClassVar[type[WorkerError]]  # it could not be asked
+    unavailable: ClassVar[type[WorkerError]]  # raised if the role cannot be reached
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         self.address = connection.address
-        self.transport_seconds = 0.0  # of the last call: its time less the worker's
+        self.transport_seconds = 0.0  # time of the last call less the worker's
         self._connection = connection
         self._deadline_seconds = deadline_seconds
         self._greeting_seconds = min(deadline_seconds, _MAX_GREETING_SECONDS)
@@ -186,7 +186,7 @@ class RemoteVerifier(_RemoteRole):
 
     def __init__(self, connection: Connection, deadline_seconds: float) -> None:
         super().__init__(connection, deadline_seconds)
-        self.drafters: tuple[HostedDrafter, ...] = ()  # in its process, when last connected
+        self.drafters: tuple[HostedDrafter, ...] = ()  # the verifier's, when last connected
         self._info: TargetInfo | None = None
 
     @property

@@ -23,7 +23,7 @@ from diffuspec.core.types import MAX_ALTERNATIVES, MAX_PRE_DRAFTS, Lattice
 from diffuspec.v1.types_pb2 import DraftRow, PrefixDelta
 from diffuspec.v1.verifier_pb2 import VerifyRow
 
-_ROUNDING = 1e-3  # of a float32 log-probability that should be 0
+_ROUNDING = 1e-3  # error of a float32 log-probability that should be 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,11 @@ M = TypeVar("M", bound=Message)
 class _Slot:
     """How a message holds a parameter."""
 
-    name: str  # of the parameter
-    field: str  # of its value
+    name: str  # the parameter's
+    field: str  # the field of its value
     flags: Mapping[str, str]  # the bool field of each word that may stand in place of a number
     numbers: Mapping[str, int]  # the enum's number of each word of a choice
-    is_nested: bool = False  # in messages of token ids
+    is_nested: bool = False  # whether values are messages of token ids
     section: type | None = None  # the class of a parameter that is a message itself
 
 

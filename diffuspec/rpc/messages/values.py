@@ -34,12 +34,12 @@ from diffuspec.rpc.messages.parameters import (
 )
 from diffuspec.v1 import types_pb2, verifier_pb2
 
-TREE_SHAPES: dict[Any, Any] = enum_numbers(types_pb2.TreeShape.DESCRIPTOR)  # by TreeShape
+TREE_SHAPES: dict[Any, Any] = enum_numbers(types_pb2.TreeShape.DESCRIPTOR)  # numbers by TreeShape
 TREE_SHAPE_NAMES: dict[int, TreeShape] = {number: name for name, number in TREE_SHAPES.items()}
 
 _DEFAULT_SAMPLING = SamplingParams()
 _MAX_CANDIDATES = 256
-_STATE_BYTES = 2  # of one number of a hidden state
+_STATE_BYTES = 2  # size of one number of a hidden state
 _MAX_STATE_BYTES = 2 * StateRows.MAX_BYTES
 
 _Alternatives: TypeAlias = tuple[tuple[tuple[int, float], ...], ...]

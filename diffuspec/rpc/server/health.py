@@ -27,7 +27,7 @@ from diffuspec.core.errors import (
 logger = logging.getLogger(__name__)
 
 _RECENT_SECONDS = 10.0
-_CHECK_SECONDS = 1.0  # between checks whether an idle role has to take a step
+_CHECK_SECONDS = 1.0  # pause between checks whether an idle role has to take a step
 _CALLERS_FAULT = (InvalidRequestError, OverloadedError, RequestCancelledError, StalePrefixError)
 _WATCH_SECONDS = 0.5
 

@@ -13,7 +13,7 @@ from diffuspec.rpc.limits import RpcLimits
 from diffuspec.rpc.messages.answers import request_output_to_proto
 from diffuspec.rpc.messages.status import is_task_cancelled
 
-_FULL_SECONDS = 1.0  # for the client to take one of the most outputs that may be unread
+_FULL_SECONDS = 1.0  # time for the client to take an output when the most are unread
 
 _Queue: TypeAlias = "asyncio.Queue[RequestOutput | BaseException | None]"  # None: the end
 

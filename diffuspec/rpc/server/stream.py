@@ -98,7 +98,7 @@ class _Stream:
         self._releases: set[asyncio.Task[None]] = set()
         self._write_lock = asyncio.Lock()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._active_at = time.monotonic()  # when a message came or a step ended, at last
+        self._active_at = time.monotonic()  # time of the last message or end of a step
 
     async def run(self) -> None:
         """Read until the client is done or the server drains, then let running steps finish."""
