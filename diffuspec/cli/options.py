@@ -243,7 +243,7 @@ def engine_config(
 def _check_exist(given: EngineOptions) -> None:
     """Check that the given files exist. Raises ModelLoadError and ConfigError."""
     drafter, ngram = (
-        None if path in (None, _NONE) else Path(path) for path in (given.drafter, given.ngram)
+        None if path in (None, NONE) else Path(path) for path in (given.drafter, given.ngram)
     )
     check_given(models=[given.target, drafter], ngram=ngram)
 
