@@ -43,7 +43,7 @@ from diffuspec.core.config import EngineConfig
 from diffuspec.core.drafter_config import DiffuSpecConfig
 from diffuspec.engine import Engine
 from diffuspec.models.diffusion import DiffusionDrafter
-from diffuspec.models.loading.load import resolve_device, resolve_dtype
+from diffuspec.models.loading.backend import resolve_device, resolve_dtype
 from diffuspec.pairs import DEFAULT_PAIR
 from diffuspec.telemetry.trace import tracing
 

@@ -115,11 +115,20 @@ def _weights(directory: Directory) -> Rows:
     if path.is_dir() and not any(path.glob("*.safetensors")):
         return {}
     from diffuspec.core.errors import ModelLoadError
+    from diffuspec.models.loading.backend import choose_backend
     from diffuspec.models.loading.checkpoint import inspect_checkpoint
+    from diffuspec.models.loading.load import cache_bytes_per_token
     from diffuspec.models.loading.storage import describe_weights
 
     try:
-        return describe_weights(inspect_checkpoint(path))
+        checkpoint = inspect_checkpoint(path)
+        backend = choose_backend(path, "auto", "auto")
+        num_bytes = cache_bytes_per_token(checkpoint, backend.dtype)
+        return {
+            **describe_weights(checkpoint),
+            "cache": f"{num_bytes / 1024:.1f} KiB a token",
+            "here": str(backend),
+        }
     except ModelLoadError as error:
         return {"refused": str(error)}
 

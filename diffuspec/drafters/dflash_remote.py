@@ -24,7 +24,7 @@ def _load(config: DFlashRemoteConfig, target: Target, path_scorer: PathScorer | 
     from diffuspec.models.heads.dflash import DFlashModel
     from diffuspec.models.heads.dflash_rows import DFlashLattices
     from diffuspec.models.heads.target_layers import layers_at
-    from diffuspec.models.loading.load import resolve_device, resolve_dtype
+    from diffuspec.models.loading.backend import resolve_device, resolve_dtype
 
     assert path_scorer is not None, "the registry says that it is needed"
     if target.path is None:

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.cli.conftest import error_line
 from tests.support.chat_models import QWEN, chat_tokenizer
 from tests.support.diffusion_families import save_family
@@ -94,6 +96,8 @@ def test_explain_tells_how_weights_are_stored_and_multiplied(
     assert "in memory         0.8 MiB, quantised\n" in result.stdout
     assert "on this CPU       diffuspec's products for " in result.stdout
     assert "on a GPU          diffuspec's products in Triton" in result.stdout
+    assert "cache             " in result.stdout and " KiB a token\n" in result.stdout
+    assert "here              float32 on cpu" in result.stdout or torch.cuda.is_available()
     save_quantized(tmp_path / "model", W8A8)
     result = diffuspec("model", "explain", tmp_path / "model")
     assert "stored            compressed-tensors, W8A8 by output\n" in result.stdout

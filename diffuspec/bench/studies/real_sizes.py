@@ -34,8 +34,9 @@ from diffuspec.core.types import StepStats
 from diffuspec.drafters.diffuspec import DiffuSpecDrafter
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.diffusion import NUM_SCRATCH_ROWS, DiffusionDrafter
+from diffuspec.models.loading.backend import resolve_device, resolve_dtype
 from diffuspec.models.loading.families import DiffusionSettings
-from diffuspec.models.loading.load import make_runner, resolve_device, resolve_dtype
+from diffuspec.models.loading.load import make_runner
 from diffuspec.models.runner import ModelRunner
 from diffuspec.models.target import CausalTarget
 from diffuspec.scheduler.coordinator import Coordinator

@@ -6,7 +6,6 @@ that names the directory and says what is supported.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from diffuspec.models.attention.cache import CacheShape
 from diffuspec.models.attention.interface import ATTENTION_NAME
 from diffuspec.models.exactness import has_independent_rows
 from diffuspec.models.loading.activation import use_row_layers
+from diffuspec.models.loading.backend import Backend, choose_backend
 from diffuspec.models.loading.checkpoint import Checkpoint, check_fits, inspect_checkpoint
 from diffuspec.models.loading.decoder_layers import use_decoder_layers, use_rows_forward
 from diffuspec.models.loading.draft_head import HEAD_TOKEN_IDS, DraftHead, use_draft_head
@@ -34,8 +34,6 @@ from diffuspec.models.loading.sharded_layers import has_only_plain_tensors, use_
 from diffuspec.models.loading.shared import read_with_shared
 from diffuspec.models.loading.tensor_parallel import sharding_options, spreading_over
 from diffuspec.models.rows import huge_pages, operations
-from diffuspec.models.rows.levels import use_wanted_level
-from diffuspec.models.rows.products import can_multiply
 from diffuspec.models.runner import ModelRunner
 from diffuspec.text.tokenizer import quiet
 
@@ -65,6 +63,7 @@ class LoadedModel:
 
     runner: ModelRunner
     max_positions: int  # tokens of the longest sequence it was trained for
+    backend: Backend
 
 
 def load_model(
@@ -99,11 +98,8 @@ def load_model(
     if is_target:
         check_rope(path, config, max_len)
     num_rows = max_len + num_scratch_rows
-    where = resolve_device(path, device)
-    use_wanted_level()
-    if where.type == "cpu" and not operations.is_available:
-        _warn_of_missing_kernels()
-    precision = resolve_dtype(dtype, where)
+    backend = choose_backend(path, device, dtype, is_exact, num_ranks)
+    where, precision = backend.device, backend.dtype
     cache_bytes = cache_shape(path, config).num_bytes(num_slots, num_rows, precision)
     sharding = sharding_options(path, config, num_ranks)
     _check_fits(checkpoint, precision, cache_bytes, where, num_ranks)
@@ -115,19 +111,25 @@ def load_model(
         model = _read_weights(checkpoint, config, precision, where, sharding).to(where)
     if num_ranks > 1:
         use_local_layers(model)
-    is_cheap = precision != torch.float32 or (where.type == "cpu" and can_multiply(precision))
-    may_be_exact = (is_cheap if is_exact is None else is_exact) and num_ranks == 1
     fixed_rows = 1 + num_scratch_rows if is_exact else None
     try:
         runner = make_runner(
-            model, num_slots, max_len, num_rows, may_be_exact, fixed_rows, may_round
+            model, num_slots, max_len, num_rows, backend.is_exact, fixed_rows, may_round
         )
     except Exception as error:  # models that cannot use our attention raise anything
         what = error if isinstance(error, _UNSUPPORTED) else repr(error)
         name = type(model).__name__
         raise ModelLoadError(f"{path}: {name} is not supported: {what}") from error
     huge_pages.release_freed()
-    return LoadedModel(runner, checkpoint.max_positions)
+    backend = backend.of(runner)
+    logger.info("%s: %s", path, backend)
+    return LoadedModel(runner, checkpoint.max_positions, backend)
+
+
+def cache_bytes_per_token(checkpoint: Checkpoint, dtype: torch.dtype) -> int:
+    """Return the memory that a token's keys and values take. Raises ModelLoadError."""
+    config = _transformers_config(checkpoint)
+    return cache_shape(checkpoint.path, config).num_bytes(1, 1, dtype)
 
 
 def _checked_length(checkpoint: Checkpoint, max_len: int | None) -> int:
@@ -154,14 +156,6 @@ def _check_fits(
     cpu = torch.device("cpu")
     check_fits(checkpoint.path, weight_bytes, 0, cpu)  # weights pass through its memory
     check_fits(checkpoint.path, weight_bytes // num_memories, cache_bytes // num_memories, device)
-
-
-@functools.cache
-def _warn_of_missing_kernels() -> None:
-    logger.warning(
-        "models on a CPU are computed by torch, which is slower, because diffuspec's kernels were "
-        "not compiled: reinstall it where there is a C++ compiler"
-    )
 
 
 def make_runner(
@@ -289,20 +283,3 @@ def cache_shape(path: Path, config: Any) -> CacheShape:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     num_kv_heads = getattr(config, "num_key_value_heads", None) or heads
     return CacheShape(config.num_hidden_layers, num_kv_heads, head_dim)
-
-
-def resolve_device(path: Path, device: Device) -> torch.device:
-    """Return where a model is to be loaded. Raises ModelLoadError."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ModelLoadError(f"{path} cannot be loaded on cuda: no CUDA device is available")
-    return torch.device(device)
-
-
-def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
-    """Return the type of weights on a device."""
-    if dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    resolved: torch.dtype = getattr(torch, dtype)
-    return resolved

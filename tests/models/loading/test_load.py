@@ -23,7 +23,7 @@ from diffuspec.core.config import TargetConfig
 from diffuspec.core.errors import ModelLoadError, OutOfMemoryError, VocabularyError
 from diffuspec.core.params import SamplingParams
 from diffuspec.core.types import EMPTY_TREE, VerifyRequest
-from diffuspec.models.loading import checkpoint, load as loading
+from diffuspec.models.loading import backend, checkpoint, load as loading
 from diffuspec.models.loading.load import load_model
 from diffuspec.models.rows import operations
 from diffuspec.models.target import CausalTarget
@@ -73,10 +73,32 @@ def test_missing_kernels_are_reported_once(
     save_target: SaveTarget, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(operations, "is_available", False)
-    loading._warn_of_missing_kernels.cache_clear()
+    backend._warn_of_missing_kernels.cache_clear()
     for _ in range(2):
         load_model(save_target("qwen2"), device="cpu", num_slots=1)
     assert caplog.text.count("there is a C++ compiler") == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_exact", "message"),
+    [
+        ("float32", True, "float32 on cpu, kernels: {kernels}; exact: "),
+        ("float32", False, "float32 on cpu, kernels: {kernels}; not exact: it was not asked for"),
+    ],
+)
+def test_what_computes_a_model_is_logged_once(
+    save_target: SaveTarget,
+    caplog: pytest.LogCaptureFixture,
+    dtype: Literal["float32"],
+    is_exact: bool,
+    message: str,
+) -> None:
+    path = save_target("qwen2")
+    with caplog.at_level("INFO", logger="diffuspec.models.loading"):
+        loaded = load_model(path, device="cpu", dtype=dtype, num_slots=1, is_exact=is_exact)
+    assert loaded.backend.is_exact == loaded.runner.is_exact == is_exact
+    [line] = [one.getMessage() for one in caplog.records if one.name.endswith("loading.load")]
+    assert line.startswith(f"{path}: {message.format(kernels=loaded.backend.kernels)}")
 
 
 def test_sharded_weights_load(save_target: SaveTarget) -> None:

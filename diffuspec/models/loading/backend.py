@@ -1,0 +1,104 @@
+"""What computes a model on this machine, and whether to the same bits in every batch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from diffuspec.core.devices import Device, DType
+from diffuspec.core.errors import ModelLoadError
+from diffuspec.models.rows import operations
+from diffuspec.models.rows.levels import level, use_wanted_level
+from diffuspec.models.rows.products import can_multiply
+from diffuspec.models.runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The device, the type and the kernels of a model."""
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels: str
+    is_exact: bool  # before loading: whether layers are to be tried for it
+    reason: str  # why it is exact or not
+
+    def __str__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        exactness = "exact" if self.is_exact else "not exact"
+        return f"{dtype} on {self.device}, kernels: {self.kernels}; {exactness}: {self.reason}"
+
+    def of(self, runner: ModelRunner) -> Backend:
+        """Return the backend of a runner, which tried whether it is exact."""
+        if runner.is_exact:
+            by_shape = "every step has one shape"
+            reason = "no row depends on the others" if runner.takes_trees else by_shape
+            return replace(self, is_exact=True, reason=reason)
+        if self.is_exact:
+            return replace(self, is_exact=False, reason="a row depends on the others of its batch")
+        return self
+
+
+def choose_backend(
+    path: Path, device: Device, dtype: DType, is_exact: bool | None = None, num_ranks: int = 1
+) -> Backend:
+    """Return what is to compute a model. Raises ModelLoadError, ConfigError.
+
+    is_exact None: where that costs little, in 16 bits, and in float32 where the processor has
+    products of our own.
+    """
+    where = resolve_device(path, device)
+    use_wanted_level()
+    if where.type == "cpu" and not operations.is_available:
+        _warn_of_missing_kernels()
+    precision = resolve_dtype(dtype, where)
+    is_cheap = precision != torch.float32 or (where.type == "cpu" and can_multiply(precision))
+    wants = is_cheap if is_exact is None else is_exact
+    if num_ranks > 1:
+        reason = "the sums of several ranks are added"
+    elif not wants:
+        reason = "it was not asked for" if is_exact is False else "it would be slow in float32"
+    else:
+        reason = "no row depends on the others, unless a trial at loading tells otherwise"
+    kernels = _kernels(where, precision)
+    return Backend(where, precision, kernels, wants and num_ranks == 1, reason)
+
+
+def _kernels(device: torch.device, dtype: torch.dtype) -> str:
+    if not operations.can_run_on(device):
+        return "torch's"
+    if device.type == "cuda":
+        return "diffuspec's in Triton, cuBLAS"
+    own = f"diffuspec's for {level()}"
+    return own if can_multiply(dtype) else f"{own}, oneDNN"
+
+
+@functools.cache
+def _warn_of_missing_kernels() -> None:
+    logger.warning(
+        "models on a CPU are computed by torch, which is slower, because diffuspec's kernels were "
+        "not compiled: reinstall it where there is a C++ compiler"
+    )
+
+
+def resolve_device(path: Path, device: Device) -> torch.device:
+    """Return where a model is to be loaded. Raises ModelLoadError."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError(f"{path} cannot be loaded on cuda: no CUDA device is available")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: DType, device: torch.device) -> torch.dtype:
+    """Return the type of weights on a device."""
+    if dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    resolved: torch.dtype = getattr(torch, dtype)
+    return resolved
