@@ -21,7 +21,7 @@ class Target:
 
     info: TargetInfo
     vocabulary: str | None  # see vocabulary_digest; None: token ids are not compared
-    path: Path | None = None  # its directory, with its tokenizer; None: not known here
+    path: Path | None = None  # the target's directory, with its tokenizer; None: not known here
     verifier: ObservableVerifier | None = None  # None: it runs in another process
 
 
@@ -47,10 +47,10 @@ class DrafterKind(Generic[C]):
 
     config: type[C]
     load: Callable[[C, Target, PathScorer | None], LocalDrafter]
-    needs_path_scorer: bool  # it makes lattices, to be searched here or in a process beside it
+    needs_path_scorer: bool  # whether it makes lattices, to be searched here or in another process
     has_model: bool  # a model that may run on a GPU; its configuration has a key `device`
-    observes: bool = False  # it observes verifications, so it runs in the verifier's process
-    takes_states: bool = False  # it drafts from hidden states of the target, which are sent to it
+    observes: bool = False  # whether it observes verifications: it runs in the verifier's process
+    takes_states: bool = False  # whether the target's hidden states are sent to it
     import_ahead: Callable[[], None] = _nothing  # imports the modules of `load` ahead of it
 
     @property

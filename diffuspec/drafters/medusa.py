@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from diffuspec.models.heads.medusa import MedusaDraftModel
     from diffuspec.models.heads.target_layers import TargetLayers
 
-NUM_CANDIDATES = 10  # of each head
+NUM_CANDIDATES = 10  # candidates of each head
 
 # The static tree; its depths have 10, 28, 23 and 2 nodes.
 TEMPLATE = make_template(

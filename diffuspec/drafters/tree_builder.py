@@ -35,7 +35,7 @@ def draft_each(
 
 class _Candidate(NamedTuple, Generic[S]):
     cost: float  # -ln P(reached)
-    order: int  # of discovery, for ties
+    order: int  # order of discovery, for ties
     parent: int
     depth: int
     token_id: int
@@ -49,7 +49,7 @@ class TreeBuilder:
     def __init__(self, request: DraftRequest, eos_token_ids: Collection[int]) -> None:
         self._max_nodes = request.max_nodes
         self._ends = () if request.sampling.ignore_eos else eos_token_ids
-        self._nodes: dict[tuple[int, int], int] = {}  # by parent and token id
+        self._nodes: dict[tuple[int, int], int] = {}  # nodes by parent and token id
         self._confidences: list[float] = []
 
     @property

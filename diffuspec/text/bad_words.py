@@ -27,7 +27,7 @@ def encode_bad_words(sampling: SamplingParams, tokenizer: Any) -> SamplingParams
             except TypeError as error:  # lone surrogates
                 raise InvalidRequestError(f"bad_words must be valid Unicode: {error}") from error
             sequences[tuple(encoding.ids)] = None
-    sequences.pop((), None)  # of a word that is spaces only, and of what a tokenizer drops
+    sequences.pop((), None)  # a word of spaces only, or one that a tokenizer drops
     if len(sequences) > 2 * MAX_BAD_WORDS:
         raise InvalidRequestError(
             f"bad_words and bad_words_token_ids must have at most {2 * MAX_BAD_WORDS} token "

@@ -48,7 +48,7 @@ class Detokenizer:
         added = tokenizer.get_added_tokens_decoder().items()
         special_ids = (token_id for token_id, token in added if token.special)
         self._skipped_ids = frozenset(special_ids if skips_special else ())
-        self.stop_string: str | None = None  # that ended the text
+        self.stop_string: str | None = None  # the stop string that ended the text
 
     @property
     def is_stopped(self) -> bool:
@@ -109,7 +109,7 @@ class Detokenizer:
         text, num_old = self._end + piece, len(self._end)
         found = [
             (at + len(stop), at, stop)
-            for stop in self._stop  # those that the piece completes
+            for stop in self._stop  # stop strings that the piece completes
             if (at := text.find(stop, max(num_old + 1 - len(stop), 0))) >= 0
         ]
         num_released = num_old if self._includes_stop else 0

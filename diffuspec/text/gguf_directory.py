@@ -18,7 +18,7 @@ from diffuspec.core.errors import ModelLoadError
 WEIGHTS = "weights.gguf"
 
 _SUFFIX = ".gguf"
-_FORM = 2  # of what is written: a directory of another form is not used
+_FORM = 2  # form of what is written: a directory of another form is not used
 
 
 def model_directory(path: Path) -> Path:

@@ -36,7 +36,7 @@ class GgufFile:
     path: Path
     architecture: str
     num_weights: int
-    metadata: dict[str, Any]  # without long lists
+    metadata: dict[str, Any]  # all but long lists
     has_head: bool  # else the embeddings are also the head
 
     @property
@@ -68,7 +68,7 @@ class GgufFile:
     def model_config(self) -> dict[str, Any]:
         """Return what a config.json would say. Raises ModelLoadError."""
         found: dict[str, Any] = self.transformers_config().to_dict()
-        for name in ("quantization_config", "_name_or_path"):  # of the file, not of the model
+        for name in ("quantization_config", "_name_or_path"):  # keys about the file, not the model
             found.pop(name, None)
         return found | {"tie_word_embeddings": not self.has_head}
 

@@ -22,7 +22,7 @@ _SPECIAL = b"\xff"  # no text has this byte
 _LARK = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|(?://|#)[^\n]*|<([^\s<>\[\]][^\s<>]*)>'
 )
-_STRIPS = ("lstrip", "rstrip", "normalized", "single_word")  # so that a text keeps its spaces
+_STRIPS = ("lstrip", "rstrip", "normalized", "single_word")  # off, so that a text keeps its spaces
 
 
 class GrammarTokens:

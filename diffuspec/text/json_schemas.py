@@ -27,7 +27,7 @@ _APPLICATORS: Final = ("allOf", "anyOf", "oneOf", "$ref", "not", "if")
 _MANY: Final = 2**31
 _MAX_UNIQUE: Final = 6  # constants: they have 64 subsets
 _MAX_PLACE: Final = 200  # characters
-_MAX_REFERENCES: Final = 8  # from one to the next
+_MAX_REFERENCES: Final = 8  # length of a chain of references
 
 
 def usable_schema(schema: Any, name: str = "json_schema") -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from diffuspec.core.types import TokenIds
 
 BLOCK_TOKENS = 32
-MAX_BLOCKS = 64  # of a prompt that are told apart
+MAX_BLOCKS = 64  # blocks of a prompt that are told apart
 
 V = TypeVar("V")
 

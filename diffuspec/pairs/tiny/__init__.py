@@ -32,7 +32,7 @@ TARGET = WEIGHTS / "target"
 DRAFTER = WEIGHTS / "drafter"
 NGRAM = WEIGHTS / "ngram.bin"
 QUESTIONS = WEIGHTS / "questions.jsonl"
-HEADS = {  # by the kind of drafter
+HEADS = {  # heads by the kind of drafter
     "medusa": WEIGHTS / "medusa",
     "hydra": WEIGHTS / "hydra",
     "eagle": WEIGHTS / "eagle",

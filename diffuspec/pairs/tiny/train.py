@@ -83,7 +83,7 @@ Start = Annotated[
 ]
 RUN = Path("runs/tiny")
 TOKENS_PER_BATCH = 2048
-GUIDED_SHARE = 0.25  # of the target's batches
+GUIDED_SHARE = 0.25  # share of the target's batches
 ATTENTION = "eager"  # returns attention weights; here it also trains twice as fast as SDPA
 
 

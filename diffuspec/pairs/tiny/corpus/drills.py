@@ -16,7 +16,7 @@ MAX_RUNS = 5
 NUM_SUMS = 12
 MAX_SUM, MAX_OPERAND = 40, 9
 EARLY_SHARE, LATE_SHARE = 0.28, 0.08
-SUMS_SHARE = 0.6  # of the drills
+SUMS_SHARE = 0.6  # share of the drills
 
 
 def drill_share(progress: float) -> float:

@@ -24,7 +24,7 @@ TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 SPECIAL_TOKENS = [END_OF_TEXT, TURN_START, TURN_END]
 
-_NUM_CONVERSATIONS = 40_000  # that it is trained on
+_NUM_CONVERSATIONS = 40_000  # conversations that it is trained on
 
 # A contraction; a word with at most one leading space or sign; one digit; signs; line ends; spaces.
 PIECES = (
