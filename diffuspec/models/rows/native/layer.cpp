@@ -1,5 +1,6 @@
 #include "layer.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "attention.h"
@@ -135,10 +136,30 @@ class Decoding {
                    rows.num_threads);
   }
 
+  // Pieces write all their rows before any of them reads, unless they write the same ones.
   void attend(int first_piece, int end_piece) {
-    calls_.clear();
-    for (int i = first_piece; i < end_piece; ++i) calls_.push_back(call_of(batch_.pieces[i]));
+    for (int i = first_piece; i < end_piece; ++i) {
+      if (i == first_piece || writes_rows_of(first_piece, i)) {
+        flush();
+        first_piece = i;
+      }
+      calls_.push_back(call_of(batch_.pieces[i]));
+    }
+    flush();
+  }
+
+  void flush() {
     rows::attend(type_, calls_.data(), static_cast<int>(calls_.size()), batch_.num_threads);
+    calls_.clear();
+  }
+
+  // Whether a piece writes rows of the cache that one from `first` on writes, too.
+  bool writes_rows_of(int first, int piece) const {
+    const Piece& own = batch_.pieces[piece];
+    return std::any_of(batch_.pieces + first, batch_.pieces + piece, [&](const Piece& other) {
+      return other.keys == own.keys && other.start < own.start + own.num_rows &&
+             own.start < other.start + other.num_rows;
+    });
   }
 
   // This layer's part of a piece's keys or values.
