@@ -161,8 +161,8 @@ def measure(
         workers = {}
         for name in names:
             command = [*COMMANDS[name](bits), str(num_threads), clock]
-            worker = started(name, command, num_threads, logs / f"{name}.log")
-            workers[name] = stack.enter_context(worker)
+            engine = started(name, command, num_threads, logs / f"{name}.log")
+            workers[name] = stack.enter_context(engine)
         asked = {name: (worker, False) for name, worker in workers.items()}
         asked["diffuspec, drafted"] = workers["diffuspec"], True
         sums = {name: Sums() for name in asked}
@@ -209,7 +209,7 @@ def run(
 ) -> None:
     """Compare decoding of SmolLM2 with that of other engines for CPUs."""
     console = Console(stderr=True)
-    names, prompts = systems_here(console), read_prompts(questions, limit)
+    names, prompts = systems_here(console), read_prompts(smollm2.TARGET, questions, limit)
     wanted = [int(one) for one in bits.split(",")]
     if unknown := set(wanted) - set(BITS):
         raise ConfigError(f"bits must be among 16, 8 and 4, got {sorted(unknown)}")

@@ -67,8 +67,8 @@ def test_attention_of_all_levels_has_the_same_bits_for_whole_prompts_and_row_by_
         for first in range(0, size, step):
             places = np.arange(first, min(first + step, size))
             part = RowsPart(Segment(0, first, places, places, "causal", ()), cache)
-            rows = (one[:, first : first + step] for one in new)
-            parts.append(part.attend(0, *rows, Scoring(0.3, window=window)))
+            query, key, value = (one[:, first : first + step] for one in new)
+            parts.append(part.attend(0, query, key, value, Scoring(0.3, window=window)))
         outputs.append(torch.cat(parts))
     assert all(torch.equal(one, outputs[0]) for one in outputs)
 
